@@ -31,11 +31,11 @@ def start(arm: str, target: str, device: str, file: str) -> None:
     import torch
 
     import torchwise
-    from torchwise import artefact
+    from torchwise import artifact
     from torchwise.workload import target as targets
 
     clock.append(time.perf_counter())
-    decision = artefact.load(file, trust=True) if arm == "with" else artefact.info(file).decision
+    decision = artifact.load(file, trust=True) if arm == "with" else artifact.info(file).decision
     clock.append(time.perf_counter())
     workload = targets.load(target, device=device)
     if device == "cuda":
@@ -76,7 +76,7 @@ def main() -> None:
         start(options.start, options.target, options.device, options.file)
         return
     import torchwise
-    from torchwise import artefact
+    from torchwise import artifact
 
     plan = torchwise.Plan(**json.loads(options.plan))
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ def main() -> None:
             options.target, device=options.device, plans=[plan], effort="quick", store=f"{folder}/s.db", progress=False
         )
         file = f"{folder}/model.tw"
-        made = artefact.save(file, options.target, replace(tuned.decision, plan=plan))  # even if eager would win
+        made = artifact.save(file, options.target, replace(tuned.decision, plan=plan))  # even if eager would win
         arms: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
         for _ in range(options.starts):
             for arm in ARMS:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from torchwise.compile import compile_plan
 from torchwise.plan import Plan
-from torchwise.realize import realize
 from torchwise.records.statistics import ratio_interval
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.workload import Example
@@ -51,7 +51,7 @@ def main() -> None:
 
 def contenders(call: Callable[..., Any], example: Example, device: str) -> dict[str, Callable[[], Any]]:
     def ours(plan: Plan) -> Callable[[], Any]:
-        realized = realize(call, plan, example, device=device, mode="inference")
+        realized = compile_plan(call, plan, example, device=device, mode="inference")
         return lambda: realized.call(*example.args)
 
     return {

@@ -23,8 +23,8 @@ import torch
 
 import torchwise
 from torchwise import environment
+from torchwise.compile import compile_plan, signature_of
 from torchwise.plan import Plan
-from torchwise.realize import realize, signature_of
 from torchwise.workload import Example, WorkloadSpec
 from torchwise.workload.identity import describe_example, structure
 
@@ -79,7 +79,7 @@ def contenders(layers: int, device: str, example: Example) -> dict[str, Callable
         plans |= {"capture": Plan(capture="call")}
         racers["torch.compile reduce-overhead"] = torch.compile(model(), mode="reduce-overhead")
     for name, plan in plans.items():
-        realized = realize(model(), plan, example, device=device, mode="inference")
+        realized = compile_plan(model(), plan, example, device=device, mode="inference")
         realized.call(*example.args, **example.kwargs)
         racers[f"realized: {name}"] = realized.lean(example.args, example.kwargs)
         racers[f"applied: {name}"] = applied(model(), plan, example, device)

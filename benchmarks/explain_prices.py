@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchwise.compile import compile_plan
 from torchwise.diagnose.explain import explain
-from torchwise.diagnose.saving import BLOCK_S, share_saved
-from torchwise.diagnose.twin import twin
+from torchwise.diagnose.fresh_code_copy import twin
+from torchwise.diagnose.relative_saving import BLOCK_S, share_saved
 from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
-from torchwise.realize import realize
 from torchwise.records import Interval
 from torchwise.records.answer import Answer
 from torchwise.records.explanation import Price
@@ -147,7 +147,7 @@ def _like(kind: type[nn.Module]) -> Callable[[Call, tuple[torch.Tensor, ...]], C
 
 def _planned(plan: Plan, call: Call, args: tuple[torch.Tensor, ...]) -> Call:
     """Return the result of `torchwise.apply` for the plan that a finding names."""
-    made = realize(twin(call), plan, Example(args), device="cpu", mode="inference")
+    made = compile_plan(twin(call), plan, Example(args), device="cpu", mode="inference")
     with torch.no_grad():
         for _ in range(4):
             made.call(*args)

@@ -16,10 +16,10 @@ from bytecodes import count_bytecodes
 from dispatch import applied, decided
 
 import torchwise
-from torchwise.parts import CompileConfig, CompileManager
+from torchwise.bucketing import Padding, apply_buckets, prove
+from torchwise.components import CompileConfig, CompileManager
 from torchwise.plan import Plan
 from torchwise.records import Interval
-from torchwise.shapes import Padding, apply_buckets, prove
 from torchwise.workload import Example
 
 Paths = dict[str, Callable[[], object]]

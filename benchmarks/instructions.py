@@ -39,8 +39,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from torchwise.realize.transforms.complex_to_real import ComplexToReal, private
-from torchwise.workload import target, trees
+from torchwise.compile.transforms.complex_to_real import ComplexToReal, private
+from torchwise.workload import pytree, target
 
 H200 = SimpleNamespace(
     name="NVIDIA H200",
@@ -119,15 +119,15 @@ def on_a_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
     workload = target.load(name, device="cpu", seed=0)
     example = workload.examples[0]
     held = dict(workload.call.state_dict(keep_vars=True)) if isinstance(workload.call, torch.nn.Module) else {}
-    given = trees.tensors((example.args, example.kwargs))
+    given = pytree.tensors((example.args, example.kwargs))
 
     def call(*tensors: torch.Tensor) -> Any:
         rest = iter(tensors[len(held) :])
-        args, kwargs = trees.map_tensors(lambda _: next(rest), (example.args, dict(example.kwargs)))
+        args, kwargs = pytree.map_tensors(lambda _: next(rest), (example.args, dict(example.kwargs)))
         if not held:
-            return trees.tensors(workload.call(*args, **kwargs))
+            return pytree.tensors(workload.call(*args, **kwargs))
         state = dict(zip(held, tensors[: len(held)], strict=True))
-        return trees.tensors(torch.func.functional_call(workload.call, state, args, kwargs))
+        return pytree.tensors(torch.func.functional_call(workload.call, state, args, kwargs))
 
     with fake_tensor.FakeTensorMode(), torch.no_grad():
         here, there = (

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from torchwise import environment
+from torchwise.compile import compile_plan
 from torchwise.diagnose.kernels import profile
 from torchwise.diagnose.work import KnownWork
 from torchwise.measure import Clock
 from torchwise.plan import Plan
-from torchwise.realize import realize
 from torchwise.workload import target
 
 BLOCKS, CALLS, SETTLING = 7, 20, 5
@@ -47,7 +47,7 @@ def show(options: argparse.Namespace, plan: Plan) -> None:
     """Print the times of one plan."""
     workload = target.load(options.target, device=options.device, seed=0)
     example = workload.examples[0]
-    made = realize(workload.call, plan, example, device=options.device, mode=options.mode)
+    made = compile_plan(workload.call, plan, example, device=options.device, mode=options.mode)
 
     def call() -> Any:
         return made.call(*example.args, **example.kwargs)

@@ -5,11 +5,11 @@ continues where this one ended. Rows from different machines or software are nev
 refuses.
 
 With --beside 3, three targets run on each GPU. One compiles while another measures, and the measuring one is alone on
-the device (`torchwise.measure.turns`). If there are two CPU cores for each running target, each has its own cores, as
-TORCHWISE_OWN_CORES=1 tells it. A measuring one then waits for no other's compiler. The number of cores is part of a
-row's environment. So results that began with all cores of a GPU continue with all cores. There, and with fewer cores or
-no GPU, the targets of a GPU share its cores. A measuring one then waits until the others have compiled, and cold first
-calls share the cores.
+the device (`torchwise.measure.device_lock`). If there are two CPU cores for each running target, each has its own
+cores, as TORCHWISE_OWN_CORES=1 tells it. A measuring one then waits for no other's compiler. The number of cores is
+part of a row's environment. So results that began with all cores of a GPU continue with all cores. There, and with
+fewer cores or no GPU, the targets of a GPU share its cores. A measuring one then waits until the others have compiled,
+and cold first calls share the cores.
 
 Any free lane takes the next target. The rows are kept beside the results meanwhile (results.part-0.json), so a killed
 run loses only the running contenders. Other options are passed to `torchwise bench`.
@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchwise.bench import read_suite, resolve_targets
-from torchwise.measure.turns import OWN_CORES
+from torchwise.measure.device_lock import OWN_CORES
 from torchwise.records.benchmark import Benchmark
 
 POLLED_S = 0.2

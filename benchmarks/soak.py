@@ -29,7 +29,7 @@ import psutil
 import torch
 
 import torchwise
-from torchwise import environment, shapes
+from torchwise import bucketing, environment
 from torchwise.plan import Plan
 from torchwise.workload import Example, WorkloadSpec
 from torchwise.workload.identity import describe_example, structure
@@ -141,7 +141,7 @@ def soak(options: argparse.Namespace) -> Soak:
     drawn = np.random.default_rng(0)
     model = Block().to(options.device).eval()
     fast = served(model, options.device, drawn)
-    shapes.warm_up(fast, print)
+    bucketing.warm_up(fast, print)
     here, plan = environment.detect(options.device), fast.decision.plan
     machine = f"{here.gpu or here.cpu}, {here.cpus} CPUs, torch {here.torch}, {plan}"
     found = before(options, machine)
@@ -197,7 +197,7 @@ def one_round(
 def counted(fast: Any, found: Soak, earlier: tuple[Counter[str], int, int, int, int]) -> None:
     """Add the counts of this run to those of earlier ones."""
     original, compiles, captures, first_calls, beyond = earlier
-    sized, counts = shapes.counts_of(fast), fast.statistics
+    sized, counts = bucketing.counts_of(fast), fast.statistics
     found.original = dict(original + counts.original)
     found.compiles, found.captures = compiles + counts.compiles, captures + counts.captures
     found.first_calls, found.beyond = first_calls + (sized.first_calls or 0), beyond + sized.beyond
@@ -214,8 +214,8 @@ def served(model: torch.nn.Module, device: str, drawn: np.random.Generator) -> t
     """Serve a plan that compiles, without a search, which is not the subject here."""
     seen = [size for size in sizes(drawn, 100_000) if size <= LARGEST]
     example = torch.randn(LARGEST, WIDTH, device=device)
-    buckets = shapes.buckets_for(seen)
-    proof = shapes.prove(model, (example,), padding=shapes.Padding({"x": 0}), buckets=buckets)
+    buckets = bucketing.buckets_for(seen)
+    proof = bucketing.prove(model, (example,), padding=bucketing.Padding({"x": 0}), buckets=buckets)
     capture = "call" if device == "cuda" else "none"
     decision = torchwise.Decision(
         plan=Plan(backend="inductor", capture=capture),
@@ -233,7 +233,7 @@ def served(model: torch.nn.Module, device: str, drawn: np.random.Generator) -> t
         environment=environment.detect(device),
     )
     print(f"buckets {buckets}")
-    return shapes.apply_buckets(model, decision, proof)
+    return bucketing.apply_buckets(model, decision, proof)
 
 
 def written(found: Soak, options: argparse.Namespace) -> str:

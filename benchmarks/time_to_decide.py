@@ -40,8 +40,8 @@ from torchwise.plan import EAGER, Legality, Plan, PlanSpace
 from torchwise.plan.space import choices_of
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
-from torchwise.trial.arena import Arena
 from torchwise.trial.candidate import calls_of
+from torchwise.trial.harness import Arena
 from torchwise.trial.job import EFFORTS, Job
 
 CALLS = 10**12

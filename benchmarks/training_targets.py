@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from torchwise.foreign import load_hf, load_timm
-from torchwise.workload import Example, Workload, trees
-from torchwise.workload.step import TrainStep
+from torchwise.model_libraries import load_hf, load_timm
+from torchwise.workload import Example, Workload, pytree
+from torchwise.workload.train_step import TrainStep
 
 CLASSES = 1000
 
@@ -41,7 +41,7 @@ def bert_base(device: str = "cpu", seed: int = 0) -> Workload:
 
 def distance(outputs: Any, target: torch.Tensor) -> torch.Tensor:
     """Return the mean squared distance of the hidden states, which come first, from the target."""
-    return functional.mse_loss(trees.tensors(outputs)[0].float(), target)
+    return functional.mse_loss(pytree.tensors(outputs)[0].float(), target)
 
 
 def module_of(workload: Workload) -> torch.nn.Module:

@@ -99,10 +99,10 @@ class StandingClock:
 @pytest.fixture
 def spent_clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
     """Have trials and searches count the seconds of a clock that stands."""
-    from torchwise.trial import spent
+    from torchwise.trial import stopwatch
 
     clock = StandingClock()
-    monkeypatch.setattr(spent, "time", clock)
+    monkeypatch.setattr(stopwatch, "time", clock)
     return clock
 
 
@@ -111,7 +111,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Register a backend "counting" that compiles nothing, and lists the operators of each graph it is given."""
     import torch
 
-    from torchwise.realize.backends import BACKENDS
+    from torchwise.compile.backends import BACKENDS
 
     torch.compiler.reset()
     found: list[list[str]] = []
@@ -141,7 +141,7 @@ def only_traced(monkeypatch: pytest.MonkeyPatch) -> None:
 def _compile_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from torchwise.realize.backends import inductor
+    from torchwise.compile.backends import inductor
 
     real, plain = inductor.compile_with, torch._dynamo.lookup_backend(name)
     ours: dict[int, Any] = {}

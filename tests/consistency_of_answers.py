@@ -7,7 +7,7 @@ import re
 from html import unescape
 
 from consistency import Figures, agree, check_cold, read_ratio, read_seconds, read_size
-from torchwise.lock.checked import Check, State
+from torchwise.lock.check_results import Check, State
 from torchwise.records.analysis import Analysis
 from torchwise.records.answer import Answer, all_of, exceeds
 from torchwise.records.benchmark import Benchmark, Row
@@ -15,7 +15,7 @@ from torchwise.records.scale import scale_of, trust_of
 from torchwise.report import format as show
 from torchwise.report.analysis.phases import phases
 from torchwise.report.comparison import Comparison
-from torchwise.report.judged import Change
+from torchwise.report.regression import Change
 
 Cells = dict[str, str]
 BENCH = ("contender", "per call", "speed-up", "cold", "warm", "peak memory", "roofline", "precision", "answers")

@@ -9,10 +9,11 @@ from typing import Any
 from torchwise import environment
 from torchwise.diagnose.findings.evidence import Evidence, Fix
 from torchwise.diagnose.kernels import Profiled
-from torchwise.diagnose.observed import Observed
+from torchwise.diagnose.op_trace import Observed
 from torchwise.diagnose.stages import Code
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
+from torchwise.records.compile_events import Break, Compilation, Watched
 from torchwise.records.explanation import (
     Basis,
     Capturable,
@@ -26,7 +27,6 @@ from torchwise.records.explanation import (
     Stage,
     Tried,
 )
-from torchwise.records.watched import Break, Compilation, Watched
 from torchwise.workload import WorkloadSpec
 
 CALL_S = 100e-6

@@ -40,8 +40,8 @@ from torchwise.records import (
     TrialState,
     Verdict,
 )
+from torchwise.records.compile_events import Watched
 from torchwise.records.explanation import Capturable, Execution, Explanation, Finding, Kernel, Stage
-from torchwise.records.watched import Watched
 from torchwise.store import Owner, Storage, StudyKey, open_storage
 from torchwise.store.location import locate
 from torchwise.workload import WorkloadSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torchwise.verify.reference import widened
-from torchwise.workload import Workload, trees
+from torchwise.workload import Workload, pytree
 from torchwise.zoo import Entry
 
 
@@ -13,7 +13,7 @@ def run(workload: Workload, seed: int = 0) -> list[torch.Tensor]:
     """Call it on a copy of each example. `seed` is for the noise that a stochastic workload adds by itself."""
     torch.manual_seed(seed)
     with torch.no_grad():
-        return [t for e in workload.examples for t in trees.tensors(workload.call(*e.clone().args, **e.kwargs))]
+        return [t for e in workload.examples for t in pytree.tensors(workload.call(*e.clone().args, **e.kwargs))]
 
 
 def losses(workload: Workload, steps: int) -> list[float]:
@@ -28,7 +28,7 @@ def least_agreement(entry: Entry, workload: Workload) -> float:
 
 
 def inputs(workload: Workload) -> list[torch.Tensor]:
-    return trees.tensors([(example.args, dict(example.kwargs)) for example in workload.examples])
+    return pytree.tensors([(example.args, dict(example.kwargs)) for example in workload.examples])
 
 
 def continuous(found: list[torch.Tensor]) -> list[torch.Tensor]:

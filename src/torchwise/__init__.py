@@ -13,19 +13,19 @@ from torchwise.lazy import attributes
 if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert
     from torchwise.api import Study, apply, optimize, tune
+    from torchwise.components import CompileConfig, CompileManager, compiled, default_manager
     from torchwise.diagnose.analyze import Analysis, analyze
+    from torchwise.diagnose.batch_fit import fit_batch
     from torchwise.diagnose.bisect import bisect
     from torchwise.diagnose.explain import explain
-    from torchwise.diagnose.fit import fit_batch
     from torchwise.diagnose.watch import watch
     from torchwise.errors import TorchwiseError
-    from torchwise.parts import CompileConfig, CompileManager, compiled, default_manager
     from torchwise.plan import EAGER, Legality, Plan
     from torchwise.records import Decision
     from torchwise.serving import export_metrics, freeze, unfreeze, unwrap
     from torchwise.steps import captured_loop, captured_step, rollout
     from torchwise.workload import Example, Workload
-    from torchwise.workload.step import TrainStep
+    from torchwise.workload.train_step import TrainStep
 
 __version__ = "0.1.0"
 
@@ -33,25 +33,25 @@ _HOMES = {
     "EAGER": "plan",
     "Alert": "alerts",
     "Analysis": "diagnose.analyze",
-    "CompileConfig": "parts",
-    "CompileManager": "parts",
+    "CompileConfig": "components",
+    "CompileManager": "components",
     "Decision": "records",
     "Example": "workload",
     "Legality": "plan",
     "Plan": "plan",
     "Study": "api",
     "TorchwiseError": "errors",
-    "TrainStep": "workload.step",
+    "TrainStep": "workload.train_step",
     "Workload": "workload",
     "analyze": "diagnose.analyze",
     "apply": "api",
     "bisect": "diagnose.bisect",
     "captured_loop": "steps",
     "captured_step": "steps",
-    "compiled": "parts",
-    "default_manager": "parts",
+    "compiled": "components",
+    "default_manager": "components",
     "explain": "diagnose.explain",
-    "fit_batch": "diagnose.fit",
+    "fit_batch": "diagnose.batch_fit",
     "export_metrics": "serving",
     "freeze": "serving",
     "on_alert": "alerts",

@@ -18,12 +18,12 @@ from torchwise.random_state import kept_random
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
 from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
-from torchwise.workload.given import device_of, given, name_of
+from torchwise.workload.user_inputs import device_of, given, name_of
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
     from torchwise.study import Request
-    from torchwise.workload.step import TrainStep
+    from torchwise.workload.train_step import TrainStep
 
 logger = logging.getLogger("torchwise")
 
@@ -284,7 +284,7 @@ def apply(
         StorageError: with `strict`, the store cannot be read.
     """
     from torchwise.runtime import stale_because, unwrap
-    from torchwise.study.ruled import Ruled, in_force
+    from torchwise.study.apply_approvals import Ruled, in_force
 
     decision = decision.decision if isinstance(decision, Study) else decision
     if not isinstance(decision, Decision):
@@ -311,7 +311,7 @@ def wrapped(
     import torch
 
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
-    from torchwise.workload.step import TrainStep
+    from torchwise.workload.train_step import TrainStep
 
     if isinstance(model, TrainStep):
         return OptimizedStep(model, decision, refusal, **options)

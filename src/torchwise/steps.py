@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     import torch
 
-    from torchwise.realize.capture.step import CapturedStep
+    from torchwise.compile.cuda_graphs.step_graph import CapturedStep
     from torchwise.runtime.rollout import Rollout
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def captured_step(
     Raises:
         UnsupportedError: on a call, if the step cannot be captured. The message says why, where, and the way out.
     """
-    from torchwise.realize.capture.step import CapturedStep
+    from torchwise.compile.cuda_graphs.step_graph import CapturedStep
 
     return CapturedStep(step, _several(modules), _several(optimizers), _several(scalers))
 

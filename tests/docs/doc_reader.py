@@ -16,7 +16,7 @@ from doc_pages import ROOT
 from torch import nn
 
 import torchwise
-from torchwise import shapes
+from torchwise import bucketing
 from torchwise.plan import Plan
 from torchwise.trial.job import EFFORTS
 
@@ -30,7 +30,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         (torchwise, "optimize", {"plans": [ONE_THREAD], "effort": "quick"}),
         (torchwise, "analyze", {"plan": "eager", "effort": "quick"}),
         (torchwise, "explain", {"budget": 0.0}),
-        (shapes, "fit", {"plans": [ONE_THREAD], "effort": "quick"}),
+        (bucketing, "fit", {"plans": [ONE_THREAD], "effort": "quick"}),
     ):
         monkeypatch.setattr(module, name, changed(getattr(module, name), changes))
 

@@ -28,7 +28,12 @@ ONLY_READ = {
 
 SNIPPETS = [(page, line, source) for page in PAGES for line, source in blocks(page, "python")]
 WITH_PYTHON = tuple(dict.fromkeys(page for page, _line, _source in SNIPPETS))
-MODULES = {"torchwise": "torchwise", "tw": "torchwise", "artefact": "torchwise.artefact", "shapes": "torchwise.shapes"}
+MODULES = {
+    "torchwise": "torchwise",
+    "tw": "torchwise",
+    "artefact": "torchwise.artifact",
+    "shapes": "torchwise.bucketing",
+}
 
 
 class Runner:

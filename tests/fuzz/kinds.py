@@ -19,16 +19,16 @@ from analysis_samples import an_analysis
 from bench_samples import a_benchmark, some_rows
 from explain_samples import COMPILATION, finding, price
 from torchwise import environment
-from torchwise.artefact import package
-from torchwise.artefact.manifest import Manifest
+from torchwise.artifact import package
+from torchwise.artifact.manifest import Manifest
 from torchwise.bench.suite import read_suite
 from torchwise.cluster.manifest import read_manifest
+from torchwise.components.config import CompileConfig
 from torchwise.dynamo.options import Options
 from torchwise.lock import file as lock_file
-from torchwise.lock import section, toml
-from torchwise.lock.checked import Check, Checked, State
+from torchwise.lock import schema, toml
+from torchwise.lock.check_results import Check, Checked, State
 from torchwise.parsing import parse_json
-from torchwise.parts.config import CompileConfig
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Duel, Interval, Ruling, Study, Trial, codec
 from torchwise.records.analysis import Analysis
@@ -36,8 +36,8 @@ from torchwise.records.batchfit import BatchFit, SizeTried
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.bisection import Bisection, Culprit, Operation, Repro, Sighting, Step, Subgraph, Symptom
 from torchwise.records.codec import Document
+from torchwise.records.compile_events import Break, Fallback, FallbackKind, Frame, Mend, Recompile, Watched
 from torchwise.records.explanation import Explanation, Limits, Place
-from torchwise.records.watched import Break, Fallback, FallbackKind, Frame, Mend, Recompile, Watched
 from torchwise.report.bench import read_benchmark
 from torchwise.report.comparison import Comparison, compare
 from torchwise.store.rows import dump, load
@@ -200,7 +200,7 @@ def _lock(folder: Path) -> Kind:
                 for machine, found in machines.items():
                     key, plain = (target, mode, machine), {n: v for n, v in found.items() if n != "digest"}
                     lines += [toml.header(key), *(toml.pair(name, value) for name, value in plain.items())]
-                    lines += [toml.pair("digest", section._digest(key, tomllib.loads("\n".join(lines[-len(plain) :]))))]
+                    lines += [toml.pair("digest", schema._digest(key, tomllib.loads("\n".join(lines[-len(plain) :]))))]
         return "\n".join(lines).encode(errors="surrogatepass")
 
     return Kind("lock", (lock_file.Lock().with_entries(entries).to_toml().encode(),), read, told, _toml, written)

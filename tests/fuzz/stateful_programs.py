@@ -35,13 +35,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torchwise as tw
 from live_decisions import decided
-from torchwise.realize import realize
+from torchwise.compile import compile_plan
 from torchwise.records import Outcome, Verdict
 from torchwise.trial.plain_call import run_plainly
 from torchwise.verify import Subject, is_stochastic, verify
 from torchwise.workload import Example, Workload
 from torchwise.workload.identity import describe_example
-from torchwise.workload.state import State, from_one_state
+from torchwise.workload.module_state import State, from_one_state
 
 PLANS = {
     "inductor": tw.Plan(backend="inductor"),
@@ -255,7 +255,7 @@ def _check_that_it_is_not_random(workload: Workload) -> None:
 def _verdict(workload: Workload, plan: tw.Plan, *, stateful: bool) -> Verdict | None:
     """Judge a plan. Return None if it raises, as a plan does that cannot be compiled."""
     try:
-        realized = realize(workload.call, plan, workload.examples[0], device="cpu", mode="inference")
+        realized = compile_plan(workload.call, plan, workload.examples[0], device="cpu", mode="inference")
         return verify(Subject(workload, realized.call, workload.call, stateful=stateful), extra_draws=1)
     except Exception:  # a compiler may raise anything, and that is the candidate's end and nothing else
         return None

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.realize import realize
-from torchwise.realize.ahead import Code, Loader
+from torchwise.compile import compile_plan
+from torchwise.compile.aot import Code, Loader
 
 pytestmark = pytest.mark.gpu
 
@@ -43,7 +43,7 @@ def test_it_answers_as_the_original_without_compiling(
 
     call, inputs = ahead_models.build(name, "cuda")
     plan = replace(ahead_models.CASES[name], capture=capture)
-    realized = realize(call, plan, inputs[0], device="cuda", mode="inference", backend=Loader(made[name]))
+    realized = compile_plan(call, plan, inputs[0], device="cuda", mode="inference", backend=Loader(made[name]))
     before = counters["stats"]["unique_graphs"]
     tolerance = 3e-2 if name == "reduced" else 1e-3
     with torch.no_grad():

@@ -12,10 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torchwise.compile import compile_plan  # noqa: E402
+from torchwise.compile.cuda_graphs import segmented as captured  # noqa: E402
 from torchwise.errors import UnsupportedError  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.realize import realize  # noqa: E402
-from torchwise.realize.capture import branches as captured  # noqa: E402
 from torchwise.workload import Example  # noqa: E402
 from torchwise.zoo import load  # noqa: E402
 
@@ -30,7 +30,7 @@ def _without_gradients() -> Iterator[None]:
 
 def captured_by(call: Callable[..., Any], *args: torch.Tensor, capture: str = "branches", **fields: Any) -> Any:
     plan = Plan(capture=capture, **fields)
-    return realize(call, plan, Example(args), device="cuda", mode="inference").call
+    return compile_plan(call, plan, Example(args), device="cuda", mode="inference").call
 
 
 class Asks(torch.nn.Module):

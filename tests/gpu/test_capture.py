@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torchwise.compile import compile_plan  # noqa: E402
+from torchwise.compile.cuda_graphs import capture_stream  # noqa: E402
 from torchwise.errors import UnsupportedError  # noqa: E402
 from torchwise.measure import held_memory  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.realize import realize  # noqa: E402
-from torchwise.realize.capture import recording  # noqa: E402
-from torchwise.trial.arena import held_beside_inputs, held_since  # noqa: E402
+from torchwise.trial.harness import held_beside_inputs, held_since  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +25,7 @@ CAPTURE = Plan(capture="call")
 
 
 def captured(call: object, *args: torch.Tensor) -> object:
-    return realize(call, CAPTURE, Example(args), device="cuda", mode="inference").call  # type: ignore[arg-type]
+    return compile_plan(call, CAPTURE, Example(args), device="cuda", mode="inference").call  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -266,7 +266,9 @@ def test_a_thread_that_never_multiplied_matrices_records() -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_plan_that_dies_leaves_its_workspace_to_the_next(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "_free", recording.defaultdict(list))  # those of other threads lack some workspaces
+    monkeypatch.setattr(
+        capture_stream, "_free", capture_stream.defaultdict(list)
+    )  # those of other threads lack some workspaces
     torch.manual_seed(0)
     model, given = split_along_the_inner_dimension(bias)
     expected = captured(model, given)(given)  # type: ignore[operator]
@@ -570,7 +572,7 @@ def test_memory_of_replaced_weights_is_not_read_by_others_meanwhile(net: torch.n
 
 
 def test_the_lean_way_answers_alike_and_follows_changes(changing: Net) -> None:
-    realized = realize(changing, CAPTURE, Example((x(),)), device="cuda", mode="inference")
+    realized = compile_plan(changing, CAPTURE, Example((x(),)), device="cuda", mode="inference")
     given = x()
     realized.call(given)
     lean = realized.lean((given,), {})
@@ -709,7 +711,7 @@ def test_inputs_in_dataclasses_are_captured_by_shape_and_value() -> None:
 
 def test_derived_weights_are_refreshed_under_capture(net: torch.nn.Module) -> None:
     plan = Plan(precision="bf16", capture="call")
-    call = realize(net, plan, Example((x(),)), device="cuda", mode="inference").call
+    call = compile_plan(net, plan, Example((x(),)), device="cuda", mode="inference").call
     given = x()
     call(given)
     net[0].weight.mul_(2.0)
@@ -729,5 +731,5 @@ def test_weights_that_are_frozen_anew_are_what_answers(net: torch.nn.Module, cap
         with torch.no_grad():
             for weight in net.parameters():
                 weight.normal_(std=0.2)
-        answer = realize(net, plan, Example((given,)), device="cuda", mode="inference").call(given)
+        answer = compile_plan(net, plan, Example((given,)), device="cuda", mode="inference").call(given)
         torch.testing.assert_close(answer, net(given), rtol=1e-4, atol=1e-5)

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torchwise.compile import compile_plan  # noqa: E402
+from torchwise.compile.cuda_graphs.in_place_replay import MOST_GRAPHS, SETTLING_CALLS  # noqa: E402
 from torchwise.measure import held_memory  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.realize import realize  # noqa: E402
-from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS  # noqa: E402
-from torchwise.workload import Example, trees  # noqa: E402
+from torchwise.workload import Example, pytree  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +28,7 @@ def _without_gradients() -> object:
 
 def captured(call: Any, *args: torch.Tensor, backend: str = "eager", borrow: bool = False) -> Any:
     plan = Plan(capture="call", backend=backend)
-    return realize(call, plan, Example(args), device="cuda", mode="inference", borrow=borrow).call
+    return compile_plan(call, plan, Example(args), device="cuda", mode="inference", borrow=borrow).call
 
 
 def settled(call: Any, *args: torch.Tensor) -> Any:
@@ -185,7 +185,7 @@ def test_borrowed_outputs_are_right_until_the_next_call() -> None:
     for number in range(SETTLING_CALLS + 4):
         given.fill_(number)
         answers = borrowed(given)
-        assert all(torch.equal(*both) for both in zip(trees.tensors(answers), call(given), strict=True))
+        assert all(torch.equal(*both) for both in zip(pytree.tensors(answers), call(given), strict=True))
         places.add(answers[0].data_ptr())
     assert len(places) == 2, "the memory of the graph that copies, and of that in place"
 

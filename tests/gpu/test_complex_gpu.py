@@ -8,14 +8,14 @@ torch = pytest.importorskip("torch")
 
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
+from torchwise.compile import compile_plan  # noqa: E402
+from torchwise.compile.transforms.complex_to_real import half_angle  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.realize import realize  # noqa: E402
-from torchwise.realize.transforms.complex_to_real import half_angle  # noqa: E402
 from torchwise.verify.reference import as_reference, float64_of, widen  # noqa: E402
-from torchwise.workload import Workload, trees  # noqa: E402
+from torchwise.workload import Workload, pytree  # noqa: E402
 from torchwise.zoo import load  # noqa: E402
-from torchwise.zoo.draws import Request  # noqa: E402
 from torchwise.zoo.ivhl import build_field_superposition  # noqa: E402
+from torchwise.zoo.random_inputs import Request  # noqa: E402
 from zoo_checks import run, worst_error  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -32,9 +32,9 @@ def test_a_rewritten_program_answers_as_in_complex128(name: str, capture: str) -
     example = workload.examples[0]
     plan = Plan(capture=capture, **COMPLEX)
     with torch.no_grad():
-        realized = realize(workload.call, plan, example, device="cuda", mode="inference")
+        realized = compile_plan(workload.call, plan, example, device="cuda", mode="inference")
         for _ in range(3):
-            answers = trees.tensors(realized.call(*example.args, **example.kwargs))
+            answers = pytree.tensors(realized.call(*example.args, **example.kwargs))
             assert worst_error(answers, reference) < 1e-4
         first = [answer.clone() for answer in answers]
         realized.lean(example.args, example.kwargs)(*example.args, **example.kwargs)
@@ -50,7 +50,7 @@ def test_the_sum_of_a_large_field_is_interleaved_apart_and_right() -> None:
     with as_reference():
         reference = run(wide)
     with torch.no_grad():
-        realized = realize(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
+        realized = compile_plan(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
         answer, [code] = run_and_get_code(realized.call, *example.args)
     assert worst_error([answer], reference) < 1e-4
     assert code.count(".run(") == 2, "the sum, and what interleaves its parts"
@@ -66,7 +66,7 @@ def test_half_the_angles_of_a_field_leave_its_error_as_it_is(monkeypatch: pytest
 
         def error_and_code() -> tuple[float, str]:
             torch._dynamo.reset()
-            realized = realize(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
+            realized = compile_plan(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
             answer, [code] = run_and_get_code(realized.call, *example.args)
             return float((answer - right).abs().square().mean().sqrt()), code
 
@@ -83,6 +83,6 @@ def test_a_step_with_stencils_on_complex_numbers_is_one_kernel() -> None:
     workload = load("ivhl.gross_pitaevskii_step@medium", device="cuda")
     example = workload.examples[0]
     with torch.no_grad():
-        realized = realize(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
+        realized = compile_plan(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
         _, [code] = run_and_get_code(realized.call, *example.args)
     assert code.count(".run(") == 1

@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
 
+from torchwise.compile import compile_plan  # noqa: E402
+from torchwise.compile.cuda_graphs import segmented as captured  # noqa: E402
 from torchwise.errors import UnsupportedError  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.realize import realize  # noqa: E402
-from torchwise.realize.capture import branches as captured  # noqa: E402
 from torchwise.records import Outcome  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
 from torchwise.study import Request, Silent, run_study  # noqa: E402
@@ -35,7 +35,7 @@ def _without_gradients() -> Iterator[None]:
 
 def captured_by(call: Callable[..., Any], *args: Any, capture: str = "call", **fields: Any) -> Any:
     plan = Plan(capture=capture, **fields)
-    return realize(call, plan, Example(args), device="cuda", mode="inference").call
+    return compile_plan(call, plan, Example(args), device="cuda", mode="inference").call
 
 
 def draw(*shape: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import torchwise  # noqa: E402
 from torchwise.errors import UnsupportedError  # noqa: E402
-from torchwise.workload import trees  # noqa: E402
+from torchwise.workload import pytree  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -24,12 +24,12 @@ def plain(step: Callable[[Any], Any], state: Any, steps: int, every: int) -> tup
     for done in range(1, steps + 1):
         state = step(state)
         if done % every == 0:
-            kept.append(trees.map_tensors(torch.Tensor.clone, state))
+            kept.append(pytree.map_tensors(torch.Tensor.clone, state))
     return state, kept
 
 
 def same(a: Any, b: Any) -> bool:
-    pairs = zip(trees.tensors(a), trees.tensors(b), strict=True)
+    pairs = zip(pytree.tensors(a), pytree.tensors(b), strict=True)
     return all(torch.equal(x, y) for x, y in pairs)
 
 

@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import torchwise  # noqa: E402
+from torchwise.compile import compile_plan  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.realize import realize  # noqa: E402
 from torchwise.records import Outcome  # noqa: E402
 from torchwise.verify import StepSubject, Subject, verify, verify_step  # noqa: E402
-from torchwise.verify.trainee import Trainee  # noqa: E402
+from torchwise.verify.step_runner import Trainee  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 from torchwise.zoo import load  # noqa: E402
 
@@ -29,7 +29,7 @@ def test_the_vision_model_passes_with_patches_as_products(capture: str) -> None:
     workload = load("arr_coc.model@small", device="cuda")
     plan = Plan(backend="inductor", transforms=("patch_matmul",), capture=capture)
     with torch.no_grad():
-        realized = realize(workload.call, plan, workload.examples[0], device="cuda", mode="inference")
+        realized = compile_plan(workload.call, plan, workload.examples[0], device="cuda", mode="inference")
         _, [code] = run_and_get_code(realized.call, *workload.examples[0].args)
         verdict = verify(Subject(workload, realized.call, workload.call))
         realized.close()
@@ -60,7 +60,7 @@ def test_a_step_that_trains_patches_as_products_passes() -> None:
     plan = Plan(backend="inductor", transforms=("patch_matmul",), capture="step", optimizer="fused", options=EARLY)
 
     def make(copy: Any) -> Any:
-        return realize(copy, plan, examples[0], device="cuda", mode="training").call
+        return compile_plan(copy, plan, examples[0], device="cuda", mode="training").call
 
     verdict = verify_step(StepSubject(Workload(step, examples), Trainee(step, make), make), noise_budget_s=2.0)
     assert verdict.outcome is Outcome.PASS, verdict.reason
@@ -71,7 +71,7 @@ def test_kernels_that_start_early_answer_the_same(operation: str) -> None:
     workload = load(f"ivhl.{operation}@medium", device="cuda")
     plan = Plan(backend="inductor", transforms=("complex_to_real",), capture="call", options=EARLY)
     with torch.no_grad():
-        realized = realize(workload.call, plan, workload.examples[0], device="cuda", mode="inference")
+        realized = compile_plan(workload.call, plan, workload.examples[0], device="cuda", mode="inference")
         _, [code, *_] = run_and_get_code(realized.call, *workload.examples[0].args)
         verdict = verify(Subject(workload, realized.call, workload.call))
         realized.close()
@@ -98,7 +98,9 @@ def test_a_kernel_that_loads_nothing_waits_as_the_others_do() -> None:
     draws = torch.Generator("cuda").manual_seed(0)
     examples = [Example((torch.rand(3000, 3000, device="cuda", generator=draws), index)) for _ in range(2)]
     with torch.no_grad():
-        made = realize(between, Plan(backend="inductor", options=EARLY), examples[0], device="cuda", mode="inference")
+        made = compile_plan(
+            between, Plan(backend="inductor", options=EARLY), examples[0], device="cuda", mode="inference"
+        )
         _, [code] = run_and_get_code(made.call, *examples[0].args)
         right = [between(example.args[0].double(), index) for example in examples]
         for number in range(200):

@@ -21,7 +21,7 @@ from torchwise.environment import detect  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.workload import Example, WorkloadSpec  # noqa: E402
 from torchwise.workload.identity import describe_example  # noqa: E402
-from torchwise.workload.state import State  # noqa: E402
+from torchwise.workload.module_state import State  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

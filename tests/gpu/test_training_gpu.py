@@ -11,13 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torchwise  # noqa: E402
+from torchwise.compile import Realized, compile_plan  # noqa: E402
+from torchwise.compile.optimizer import TunedOptimizer  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.realize import Realized, realize  # noqa: E402
-from torchwise.realize.optimizer import TunedOptimizer  # noqa: E402
 from torchwise.records import Outcome, Verdict  # noqa: E402
 from torchwise.verify import StepSubject, verify_step  # noqa: E402
-from torchwise.verify.trainee import Maker, Trainee  # noqa: E402
-from torchwise.workload import Example, Workload, trees  # noqa: E402
+from torchwise.verify.step_runner import Maker, Trainee  # noqa: E402
+from torchwise.workload import Example, Workload, pytree  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -75,16 +75,16 @@ def a_step(
 
 
 def realized(step: torchwise.TrainStep, plan: Plan) -> Realized:
-    return realize(step, plan, Example(batch(0)), device="cuda", mode="training")
+    return compile_plan(step, plan, Example(batch(0)), device="cuda", mode="training")
 
 
 def everything(step: Any) -> list[Any]:
-    return [leaf for _, leaf in trees.named_leaves(step.state_dict())]
+    return [leaf for _, leaf in pytree.named_leaves(step.state_dict())]
 
 
 def same(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(
-        trees.equal(x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else x == y
+        pytree.equal(x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else x == y
         for x, y in zip(a, b, strict=True)
     )
 
@@ -219,7 +219,7 @@ def judged(step: torchwise.TrainStep, plan: Plan, spoil: Callable[[Any], None] =
     workload = Workload(step, examples)
 
     def maker(plan: Plan) -> Maker:
-        return lambda copied: realize(copied, plan, examples[0], device="cuda", mode="training").call
+        return lambda copied: compile_plan(copied, plan, examples[0], device="cuda", mode="training").call
 
     def make(copied: Any) -> Any:
         spoil(copied)

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from torchwise.records import Outcome  # noqa: E402
 from torchwise.verify import Subject, verify  # noqa: E402
-from torchwise.verify.elsewhere import on_cpu  # noqa: E402
-from torchwise.verify.trainee import ReferenceTrainee, Trainee  # noqa: E402
+from torchwise.verify.cpu_reference import on_cpu  # noqa: E402
+from torchwise.verify.step_runner import ReferenceTrainee, Trainee  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 from torchwise.zoo import Entry, list_workloads, load  # noqa: E402
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import torch
 
+from torchwise.compile import compile_plan
+from torchwise.compile.aot import Code, Maker
 from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.ahead import Code, Maker
 from torchwise.workload import Example
 
 SHIFT = 0.25
@@ -88,7 +88,7 @@ def main(folder: str, device: str) -> None:
     for name, plan in CASES.items():
         call, inputs = build(name, device)
         maker = Maker()
-        realized = realize(call, plan, inputs[0], device=device, mode="inference", backend=maker)
+        realized = compile_plan(call, plan, inputs[0], device=device, mode="inference", backend=maker)
         with torch.no_grad():
             for example in inputs:
                 realized.call(*example.args)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torchwise.realize.backends.callback import compile_with
-from torchwise.realize.lean import Straight
+from torchwise.compile.backends.compile_callback import compile_with
+from torchwise.compile.guards.guard_bypass import Straight
 
 
 def settings() -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from live_decisions import decided
-from torchwise.parts import CompileConfig
+from torchwise.components import CompileConfig
 from torchwise.plan import Plan
 from torchwise.records import Decision, Interval
 from torchwise.workload import Example, WorkloadSpec

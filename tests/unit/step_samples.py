@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import torchwise
-from torchwise.workload import Example, Workload, trees
+from torchwise.workload import Example, Workload, pytree
 
 
 class Net(torch.nn.Module):
@@ -92,12 +92,12 @@ def everything(step: Any) -> list[Any]:
     """Return all that a step changes, as leaves."""
     kept = step.state_dict()
     rates = [{k: v for k, v in group.items() if k != "params"} for group in step.optimizer.param_groups]
-    return [leaf for _, leaf in trees.named_leaves((kept, rates))]
+    return [leaf for _, leaf in pytree.named_leaves((kept, rates))]
 
 
 def same(a: list[Any], b: list[Any]) -> bool:
     """Whether all leaves are equal, bit by bit."""
     return len(a) == len(b) and all(
-        (trees.equal(x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else x == y)
+        (pytree.equal(x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else x == y)
         for x, y in zip(a, b, strict=True)
     )

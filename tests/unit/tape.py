@@ -15,10 +15,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchwise.realize.capture import loop, obstacle, situation, step
-from torchwise.realize.capture.graph import Graph
-from torchwise.runtime import changes
-from torchwise.workload import trees
+from torchwise.compile.cuda_graphs import capture_errors, graph_key, loop_graph, step_graph
+from torchwise.compile.cuda_graphs.recorded_graph import Graph
+from torchwise.runtime import call_guard
+from torchwise.workload import pytree
 
 
 class Stream:
@@ -69,11 +69,11 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.recorded, self.replayed, self.mode, self.capturing = 0, 0, 0, False
         self.pools: list[int] = []
-        monkeypatch.setattr(situation, "DEVICE", "cpu")
+        monkeypatch.setattr(graph_key, "DEVICE", "cpu")
         monkeypatch.setattr(
-            changes, "_len_torch_dispatch_stack", lambda: 0
+            call_guard, "_len_torch_dispatch_stack", lambda: 0
         )  # no real recording is a mode, as the tape is
-        monkeypatch.setattr(obstacle, "_MACHINERY", (*obstacle._MACHINERY, __file__))
+        monkeypatch.setattr(capture_errors, "_MACHINERY", (*capture_errors._MACHINERY, __file__))
         fakes = {
             "graph_pool_handle": itertools.count().__next__,
             "Stream": Stream,
@@ -84,7 +84,7 @@ class Machine:
         }
         for name, value in fakes.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        for module in (loop, step):
+        for module in (loop_graph, step_graph):
             monkeypatch.setattr(module, "record", self.record)
 
     def _set_mode(self, mode: Any) -> None:
@@ -93,8 +93,8 @@ class Machine:
     def record(self, call: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Graph:
         self.recorded += 1
         self.pools.append(options["pool"])
-        args, kwargs = trees.map_tensors(lambda t: t.detach().clone(), (args, dict(kwargs)))
-        inputs = trees.tensors((args, kwargs))
+        args, kwargs = pytree.map_tensors(lambda t: t.detach().clone(), (args, dict(kwargs)))
+        inputs = pytree.tensors((args, kwargs))
         saved, numbers = [t.clone() for t in inputs], torch.get_rng_state()
         for _ in range(3):
             call(*args, **kwargs)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from torchwise.compile import compile_plan
+from torchwise.compile.aot import Code, Constant, Loader, Maker, check_possible
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.ahead import Code, Constant, Loader, Maker, check_possible
 from torchwise.workload import Example
 
 HERE = Path(__file__).parents[1] / "targets"
@@ -42,7 +42,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Any:
 def loaded(models: Any, made: dict[str, list[Code]], name: str) -> tuple[Any, Any, list[Example]]:
     call, inputs = models.build(name)
     plan = models.CASES[name]
-    realized = realize(call, plan, inputs[0], device="cpu", mode="inference", backend=Loader(made[name]))
+    realized = compile_plan(call, plan, inputs[0], device="cpu", mode="inference", backend=Loader(made[name]))
     return call, realized, inputs
 
 
@@ -148,7 +148,7 @@ def test_a_model_that_depends_on_what_is_not_noticed_is_refused(models: Any) -> 
     """A list in a global variable is guarded by Dynamo in place, and cannot be written down."""
     maker = Maker()
     given = Example((torch.randn(4),), {})
-    realized = realize(models.reads_a_list, INDUCTOR, given, device="cpu", mode="inference", backend=maker)
+    realized = compile_plan(models.reads_a_list, INDUCTOR, given, device="cpu", mode="inference", backend=maker)
     with torch.no_grad(), pytest.raises(UnsupportedError, match=r"depends on .*FACTORS"):
         realized.call(*given.args)
     assert not maker.made

@@ -98,12 +98,12 @@ def test_copied_weights_of_inference_mode_are_never_stale(plan: Plan) -> None:
 
 
 def test_weights_written_while_they_are_copied_are_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchwise.realize import weights
+    from torchwise.compile import shared_copies
 
     fast = served(model := Model().eval(), Plan(precision="bf16"))
-    real, written = weights.DerivedWeights._list_buffers, list[bool]()
+    real, written = shared_copies.DerivedWeights._list_buffers, list[bool]()
 
-    def meanwhile(derived: weights.DerivedWeights) -> None:  # as another thread that loads a checkpoint
+    def meanwhile(derived: shared_copies.DerivedWeights) -> None:  # as another thread that loads a checkpoint
         if not written:
             written.append(True)
             model.inner.weight.mul_(5)
@@ -111,7 +111,7 @@ def test_weights_written_while_they_are_copied_are_copied_again(monkeypatch: pyt
 
     with torch.no_grad():
         model.inner.bias.mul_(3)
-        monkeypatch.setattr(weights.DerivedWeights, "_list_buffers", meanwhile)
+        monkeypatch.setattr(shared_copies.DerivedWeights, "_list_buffers", meanwhile)
         fast(X)
     assert written
     assert agree(fast, model)

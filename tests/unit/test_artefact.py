@@ -19,18 +19,18 @@ import torch
 
 import torchwise
 from live_decisions import decided
-from torchwise import artefact, environment
-from torchwise.artefact import build, caches, package
-from torchwise.artefact.build import Build, Built
-from torchwise.artefact.manifest import SCHEMA, Manifest
+from torchwise import artifact, environment
+from torchwise.artifact import build, caches, package
+from torchwise.artifact.build import Build, Built
+from torchwise.artifact.manifest import SCHEMA, Manifest
+from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
-from torchwise.realize import isa
 from torchwise.records import Decision, Failure, FailureKind, codec
 from torchwise.trial import Job, Limits
 from torchwise.workload import WorkloadSpec
 
-LOADING = sys.modules["torchwise.artefact.load"]  # the package's own name `load` is the function
+LOADING = sys.modules["torchwise.artifact.load"]  # the package's own name `load` is the function
 X = torch.randn(3, 4)
 NET = torch.nn.Linear(4, 4).eval()
 INDUCTOR = Plan(backend="inductor")
@@ -61,7 +61,7 @@ def decision() -> Decision:
 
 @pytest.fixture
 def file(tmp_path: Path, decision: Decision) -> Path:
-    artefact.save(tmp_path / "model.tw", NET, decision, X, launcher=Recorded())
+    artifact.save(tmp_path / "model.tw", NET, decision, X, launcher=Recorded())
     return tmp_path / "model.tw"
 
 
@@ -70,7 +70,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "caches"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    monkeypatch.setattr(isa, "replay", lambda known: None)
+    monkeypatch.setattr(cpu_isa_cache, "replay", lambda known: None)
     return folder
 
 
@@ -109,7 +109,7 @@ def named(name: str, data: bytes = b"code") -> Callable[[Path], Path]:
 
 
 def test_what_is_saved_is_what_is_loaded(file: Path, place: Path, decision: Decision) -> None:
-    assert artefact.load(file, trust=True) == decision
+    assert artifact.load(file, trust=True) == decision
     assert unpacked(place) == {"ab/cabc.so": b"code", "triton/0/key/kernel.cubin": b"more code"}
 
 
@@ -121,7 +121,7 @@ def test_it_is_readable_by_whomever_the_umask_lets(file: Path, tmp_path: Path) -
 
 def test_the_compiler_is_imported_by_loading_and_not_by_the_first_call(file: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from torchwise import artefact; from torchwise.realize import isa; isa.replay = lambda known: 0\n"
+        "import sys; from torchwise import artefact; from torchwise.compile import isa; isa.replay = lambda known: 0\n"
         f"artefact.load({str(file)!r}, trust=True); before = set(sys.modules); import torch; "
         "torch.compile(lambda x: x.unsqueeze(0))(torch.ones(3)); new = set(sys.modules) - before; "
         "print(len([name for name in new if name.startswith('torch')]))"
@@ -150,7 +150,7 @@ def test_a_compiler_that_cannot_be_set_up_is_left_to_the_first_call(
 
     monkeypatch.setattr(torch, "compile", refuses)
     LOADING._set_up_compiler.cache_clear()
-    assert artefact.load(file, trust=True)
+    assert artifact.load(file, trust=True)
     LOADING._set_up_compiler.cache_clear()
 
 
@@ -158,25 +158,25 @@ def test_triton_has_its_folder_where_its_variable_says(
     file: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
-    artefact.load(file, trust=True)
+    artifact.load(file, trust=True)
     assert unpacked(tmp_path / "own") == {"key/kernel.cubin": b"more code"}
 
 
 def test_what_lies_in_the_cache_already_stays(file: Path, place: Path) -> None:
     (place / "ab").mkdir(parents=True)
     (place / "ab/cabc.so").write_bytes(b"mine")
-    artefact.load(file, trust=True)
+    artifact.load(file, trust=True)
     assert (place / "ab/cabc.so").read_bytes() == b"mine"
 
 
 def test_code_is_not_loaded_unless_it_is_trusted(file: Path, place: Path) -> None:
     with pytest.raises(InputError, match="trust is False: give trust=True"):
-        artefact.load(file)
+        artifact.load(file)
     assert unpacked(place) == {}
 
 
 def test_info_reads_everything_and_runs_nothing(file: Path, place: Path, decision: Decision) -> None:
-    found = artefact.info(file)
+    found = artifact.info(file)
     assert found.decision == decision
     assert (found.manifest.cold_s, found.manifest.warm_s, found.manifest.checks) == (20.0, 1.0, {"avx2": True})
     assert found.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
@@ -185,13 +185,13 @@ def test_info_reads_everything_and_runs_nothing(file: Path, place: Path, decisio
 
 
 def test_a_file_that_hashes_to_what_is_known_is_loaded(file: Path, place: Path) -> None:
-    artefact.load(file, trust=True, sha256=artefact.info(file).sha256.upper())
+    artifact.load(file, trust=True, sha256=artifact.info(file).sha256.upper())
     assert unpacked(place)
 
 
 def test_a_file_that_hashes_to_something_else_is_refused(file: Path, place: Path) -> None:
     with pytest.raises(InputError, match="but must be " + "0" * 64):
-        artefact.load(file, trust=True, sha256="0" * 64)
+        artifact.load(file, trust=True, sha256="0" * 64)
     assert unpacked(place) == {}
 
 
@@ -258,8 +258,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link": (lambda f: rewritten(f, attributes=LINK), "is a link or a device"),
     "a pipe": (lambda f: rewritten(f, attributes=PIPE), "is a link or a device"),
     "another schema": (
-        lambda f: rewritten(f, manifest=lambda m: m.update(schema="torchwise.artefact/9")),
-        f"schema is 'torchwise.artefact/9', but this version reads '{SCHEMA}'",
+        lambda f: rewritten(f, manifest=lambda m: m.update(schema="torchwise.artifact/9")),
+        f"schema is 'torchwise.artifact/9', but this version reads '{SCHEMA}'",
     ),
     "a manifest of a list": (listed, "manifest.json: this is no Manifest: it is .*, but must be an object; make"),
     "a missing field": (lambda f: rewritten(f, manifest=lambda m: m.pop("environment")), "this is no Manifest"),
@@ -275,23 +275,23 @@ def test_a_bad_file_is_refused_before_anything_is_written(file: Path, place: Pat
     break_it, message = BAD[fault]
     break_it(file)
     with pytest.raises(InputError, match=message) as raised:
-        artefact.load(file, trust=True)
+        artifact.load(file, trust=True)
     assert str(file) in str(raised.value)
     assert unpacked(place) == {}
     with pytest.raises(InputError, match=message):
-        artefact.info(file)
+        artifact.info(file)
 
 
 def test_a_name_that_is_in_it_twice_is_refused(file: Path) -> None:
     with zipfile.ZipFile(file, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("inductor/ab/cabc.so", b"evil")
     with pytest.raises(InputError, match="a name is in it twice"):
-        artefact.info(file)
+        artifact.info(file)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.tw cannot be read: No such file"):
-        artefact.load(tmp_path / "none.tw", trust=True)
+        artifact.load(tmp_path / "none.tw", trust=True)
 
 
 @pytest.mark.parametrize(
@@ -308,22 +308,22 @@ def test_code_for_elsewhere_is_refused_with_the_factor(
 ) -> None:
     rewritten(file, manifest=change)
     with pytest.raises(StalePlanError, match=factor):
-        artefact.load(file, trust=True)
+        artifact.load(file, trust=True)
     assert unpacked(place) == {}
-    assert artefact.info(file).decision.plan == INDUCTOR
+    assert artifact.info(file).decision.plan == INDUCTOR
 
 
 def test_a_plan_that_compiles_nothing_needs_neither_worker_nor_trust(tmp_path: Path) -> None:
     decision, launcher = decided(NET, EAGER, X), Recorded()
-    made = artefact.save(tmp_path / "eager.tw", NET, decision, X, launcher=launcher)
+    made = artifact.save(tmp_path / "eager.tw", NET, decision, X, launcher=launcher)
     assert launcher.builds == []
     assert made.manifest.warm_s is None
-    assert artefact.load(tmp_path / "eager.tw") == decision
+    assert artifact.load(tmp_path / "eager.tw") == decision
 
 
 def test_it_is_compiled_once_and_started_once_more_from_what_that_left(tmp_path: Path, decision: Decision) -> None:
     launcher = Recorded()
-    artefact.save(tmp_path / "model.tw", NET, decision, X, launcher=launcher)
+    artifact.save(tmp_path / "model.tw", NET, decision, X, launcher=launcher)
     cold, warm = launcher.builds
     assert (cold.step, warm.step) == ("compile", "start")
     assert cold.job.cache_dir == warm.job.cache_dir
@@ -337,7 +337,7 @@ def test_it_is_compiled_under_the_variables_of_this_process(
     """The server of the workers may have started before the variables were set."""
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
     launcher = Recorded()
-    artefact.save(tmp_path / "model.tw", NET, decision, X, launcher=launcher)
+    artifact.save(tmp_path / "model.tw", NET, decision, X, launcher=launcher)
     assert {build.variables()["TORCHINDUCTOR_MAX_AUTOTUNE"] for build in launcher.builds} == {"1"}
 
 
@@ -345,16 +345,16 @@ def test_what_fails_in_the_worker_is_said_and_the_old_file_stays(file: Path, dec
     before = file.read_bytes()
     failure = Failure(FailureKind.RAISED, "compile", "RuntimeError: no such kernel")
     with pytest.raises(UnsupportedError, match="no such kernel"):
-        artefact.save(file, NET, decision, X, launcher=Recorded(failure))
+        artifact.save(file, NET, decision, X, launcher=Recorded(failure))
     assert file.read_bytes() == before
 
 
 def test_a_decision_for_another_model_or_machine_is_not_saved(tmp_path: Path, decision: Decision) -> None:
     with pytest.raises(StalePlanError, match="structure of weights is another"):
-        artefact.save(tmp_path / "x.tw", torch.nn.Linear(4, 5).eval(), decision, X, launcher=Recorded())
+        artifact.save(tmp_path / "x.tw", torch.nn.Linear(4, 5).eval(), decision, X, launcher=Recorded())
     elsewhere = replace(decision, environment=replace(environment.detect("cpu"), python="2.7"))
     with pytest.raises(StalePlanError, match=r"python: 2\.7 there"):
-        artefact.save(tmp_path / "x.tw", "zoo:tutorial.fusion_demo", elsewhere, launcher=Recorded())
+        artifact.save(tmp_path / "x.tw", "zoo:tutorial.fusion_demo", elsewhere, launcher=Recorded())
 
 
 @pytest.mark.parametrize(
@@ -370,13 +370,13 @@ def test_bad_arguments_are_refused(
     tmp_path: Path, decision: Decision, model: Any, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        artefact.save(tmp_path / "x.tw", model, decision, launcher=Recorded(), **given)
+        artifact.save(tmp_path / "x.tw", model, decision, launcher=Recorded(), **given)
 
 
 def test_a_folder_that_is_not_there_is_named_before_anything_is_compiled(tmp_path: Path, decision: Decision) -> None:
     launcher = Recorded()
     with pytest.raises(InputError, match="there is no folder"):
-        artefact.save(tmp_path / "none" / "x.tw", NET, decision, X, launcher=launcher)
+        artifact.save(tmp_path / "none" / "x.tw", NET, decision, X, launcher=launcher)
     assert launcher.builds == []
 
 
@@ -397,7 +397,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_of_its_own(file: Path, tmp_p
     place.mkdir()
     (place / "ab").write_bytes(b"a file in the folder's place")
     with pytest.raises(InputError, match=r"ab cannot be made: File exists"):
-        artefact.load(file, trust=True)
+        artifact.load(file, trust=True)
 
 
 def test_the_same_input_makes_the_same_bytes(decision: Decision) -> None:
@@ -431,14 +431,14 @@ def test_instruction_sets_are_checked_once_and_then_known(monkeypatch: pytest.Mo
     asked: list[str] = []
     monkeypatch.setattr(cpu_vec_isa, "VecISA", Set)
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", lambda: [Set().check_build("one")])
-    with isa.recording() as known:
+    with cpu_isa_cache.recording() as known:
         assert cpu_vec_isa.valid_vec_isa_list() == [True]
     assert list(known.values()) == [True]
-    isa.replay(known)
+    cpu_isa_cache.replay(known)
     assert asked == ["one"]
-    isa.replay({"another": True})
+    cpu_isa_cache.replay({"another": True})
     assert asked == ["one", "one"]
-    isa.replay({})
+    cpu_isa_cache.replay({})
     assert asked == ["one", "one"]
     assert Set.check_build.__qualname__.endswith("Set.check_build")
 
@@ -458,7 +458,7 @@ def test_a_torch_without_the_check_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.delattr(cpu_vec_isa, "VecISA")
     with pytest.raises(UnsupportedError, match=r"torch\._inductor\.cpu_vec_isa\.VecISA, which torch"):
-        isa.replay({"avx2": True})
+        cpu_isa_cache.replay({"avx2": True})
 
 
 MODEL = """
@@ -493,7 +493,7 @@ def test_another_process_finds_everything_compiled(tmp_path: Path, live: bool) -
     name = f"{tmp_path / 'model.py'}:make"
     workload = target.load(name)
     decision = decided(workload.call, INDUCTOR, *workload.examples[0].args)
-    made = artefact.save(tmp_path / "model.tw", workload if live else name, decision)
+    made = artifact.save(tmp_path / "model.tw", workload if live else name, decision)
     assert made.manifest.compiled_anew == 0
     variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches")}
     command = [sys.executable, "-c", START, str(tmp_path / "model.tw"), name]

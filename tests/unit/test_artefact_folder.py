@@ -21,14 +21,14 @@ from test_artefact import CODE, INDUCTOR, NET, Recorded, X, unpacked
 from typer.testing import CliRunner
 
 from live_decisions import decided
-from torchwise import __version__, artefact, environment
-from torchwise.artefact import package
-from torchwise.artefact.folder import USED, Folder, name_of
-from torchwise.artefact.manifest import Manifest
-from torchwise.artefact.place import Place, shown
+from torchwise import __version__, artifact, environment
+from torchwise.artifact import package
+from torchwise.artifact.folder import USED, Folder, name_of
+from torchwise.artifact.manifest import Manifest
+from torchwise.artifact.remote_files import Place, shown
 from torchwise.cli.cache import cache, size_of
+from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
-from torchwise.realize import isa
 from torchwise.records import Decision
 from torchwise.workload import Workload
 
@@ -57,7 +57,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the code, on a machine without a GPU."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    monkeypatch.setattr(isa, "replay", lambda known: None)
+    monkeypatch.setattr(cpu_isa_cache, "replay", lambda known: None)
     monkeypatch.setattr(environment, "default_device", lambda: "cpu")
     return tmp_path / "caches"
 
@@ -78,8 +78,8 @@ def put(url: str, decision: Decision, code: bytes = b"code") -> str:
 
 @pytest.mark.parametrize("model", [NET, Workload.of((NET, (X,)))], ids=["module", "workload"])
 def test_what_is_saved_is_found_by_the_model(url: str, place: Path, model: Any) -> None:
-    made = artefact.save(url, NET, a_decision(), X, launcher=Recorded())
-    assert artefact.load(url, model, trust=True, sha256=made.sha256) == made.decision
+    made = artifact.save(url, NET, a_decision(), X, launcher=Recorded())
+    assert artifact.load(url, model, trust=True, sha256=made.sha256) == made.decision
     assert sorted(unpacked(place).values()) == sorted(CODE.values())
 
 
@@ -87,7 +87,7 @@ def test_another_model_finds_nothing(url: str, place: Path) -> None:
     put(url, a_decision())
     for other in (torch.nn.Linear(4, 5).eval(), torch.nn.Linear(4, 4).train(), torch.sin):
         with pytest.raises(InputError, match="has no artefact for this model on this machine"):
-            artefact.load(url, other, trust=True)
+            artifact.load(url, other, trust=True)
     assert unpacked(place) == {}
 
 
@@ -95,7 +95,7 @@ def test_a_model_whose_weights_lie_nowhere_yet_finds_its_own(url: str) -> None:
     put(url, a_decision())
     with torch.device("meta"):
         empty = torch.nn.Linear(4, 4).eval()
-    assert artefact.load(url, empty, trust=True) == a_decision()
+    assert artifact.load(url, empty, trust=True) == a_decision()
 
 
 def test_a_machine_never_finds_what_is_for_another(url: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,25 +105,25 @@ def test_a_machine_never_finds_what_is_for_another(url: str, place: Path, monkey
         put(url, replace(a_decision(), environment=other))
     monkeypatch.setattr(environment, "detect", lambda device: here)
     with pytest.raises(InputError, match=r"(models|fleet) has no artefact for this model on this machine"):
-        artefact.load(url, NET, trust=True)
+        artifact.load(url, NET, trust=True)
     with pytest.raises(InputError, match="no artefact for this machine"):
-        artefact.load_all(url, trust=True)
+        artifact.load_all(url, trust=True)
     put(url, a_decision(), b"mine")
-    artefact.load(url, NET, trust=True)
+    artifact.load(url, NET, trust=True)
     assert list(unpacked(place).values()) == [b"mine"]
 
 
 def test_what_was_put_where_another_machine_looks_is_refused_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = packed(a_decision())
-    monkeypatch.setattr("torchwise.artefact.manifest.__version__", "9.9")
+    monkeypatch.setattr("torchwise.artifact.manifest.__version__", "9.9")
     Folder(url).save(a_decision(), data)
     with pytest.raises(StalePlanError, match=r"9\.9 here"):
-        artefact.load(url, NET, trust=True)
+        artifact.load(url, NET, trust=True)
 
 
 def test_no_code_is_taken_out_without_trust(url: str, place: Path) -> None:
     name = put(url, a_decision())
-    for load in (lambda: artefact.load(url, NET), lambda: artefact.load_all(url)):
+    for load in (lambda: artifact.load(url, NET), lambda: artifact.load_all(url)):
         with pytest.raises(InputError, match=rf"{name} holds compiled code.*give trust=True"):
             load()
     assert unpacked(place) == {}
@@ -135,7 +135,7 @@ def test_a_damaged_one_is_refused_by_its_url(url: str, place: Path, damage: Any)
     folder = Folder(url).place
     folder.write(name, damage(folder.read(name)))
     with pytest.raises(InputError, match=r"is no artefact, or is damaged .*make it anew") as raised:
-        artefact.load(url, NET, trust=True)
+        artifact.load(url, NET, trust=True)
     assert f"{url.rstrip('/')}/{name}" in str(raised.value)
     assert unpacked(place) == {}
 
@@ -143,7 +143,7 @@ def test_a_damaged_one_is_refused_by_its_url(url: str, place: Path, damage: Any)
 def test_another_hash_than_is_known_is_refused(url: str, place: Path) -> None:
     put(url, a_decision())
     with pytest.raises(InputError, match="but must be " + "0" * 64):
-        artefact.load(url, NET, trust=True, sha256="0" * 64)
+        artifact.load(url, NET, trust=True, sha256="0" * 64)
     assert unpacked(place) == {}
 
 
@@ -156,16 +156,16 @@ def test_of_several_inputs_the_newest_that_was_proven_on_these_is_taken(on_disk:
     ]
     for age, name in zip((300, 100, 200), names, strict=True):
         os.utime(tmp_path / "fleet" / name, (1e9 - age, 1e9 - age))
-    assert artefact.load(on_disk, NET, trust=True).identity == "wide"
+    assert artifact.load(on_disk, NET, trust=True).identity == "wide"
     for name in names:
         (tmp_path / "fleet" / (name + USED)).unlink()
-    assert artefact.load(on_disk, NET, (X,), trust=True).identity == "new"
+    assert artifact.load(on_disk, NET, (X,), trust=True).identity == "new"
     assert [name for name in Place(on_disk).sizes() if name.endswith(USED)] == [names[2] + USED], (
         "used is what is taken"
     )
-    assert artefact.load(on_disk, NET, wide, trust=True).identity == "wide"
+    assert artifact.load(on_disk, NET, wide, trust=True).identity == "wide"
     with pytest.raises(InputError, match="no artefact for this model and these inputs"):
-        artefact.load(on_disk, NET, torch.ones(5, 4), trust=True)
+        artifact.load(on_disk, NET, torch.ones(5, 4), trust=True)
 
 
 def test_a_damaged_one_is_passed_over_for_an_older_whole_one(
@@ -177,12 +177,12 @@ def test_a_damaged_one_is_passed_over_for_an_older_whole_one(
     damaged = tmp_path / "fleet" / names[1]
     damaged.write_bytes(damaged.read_bytes()[:-40])
     os.utime(damaged, (1e9, 1e9))
-    assert artefact.load(on_disk, NET, trust=True).identity == "old"
+    assert artifact.load(on_disk, NET, trust=True).identity == "old"
     assert names[1] in caplog.text
     assert f"{names[0]} is loaded instead" in caplog.text
     (tmp_path / "fleet" / names[0]).unlink()
     with pytest.raises(InputError, match="damaged"):
-        artefact.load(on_disk, NET, trust=True)
+        artifact.load(on_disk, NET, trust=True)
 
 
 def test_readers_beside_two_writers_see_one_or_the_other_and_whole(url: str) -> None:
@@ -277,14 +277,14 @@ def test_what_others_save_meanwhile_is_seen(slow: str, tmp_path: Path) -> None:
 def test_who_may_only_read_still_loads(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(slow, a_decision())
     monkeypatch.setattr(Slow, "refuses", True)
-    assert artefact.load(slow, NET, trust=True) == a_decision()
+    assert artifact.load(slow, NET, trust=True) == a_decision()
 
 
 def test_a_place_that_cannot_be_written_is_found_before_anything_is_compiled(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     launcher = Recorded()
     with pytest.raises(InputError, match=r"taken/.* cannot be written"):
-        artefact.save(f"file://{tmp_path}/taken/models", NET, a_decision(), X, launcher=launcher)
+        artifact.save(f"file://{tmp_path}/taken/models", NET, a_decision(), X, launcher=launcher)
     assert launcher.builds == []
 
 
@@ -299,7 +299,7 @@ def test_what_was_not_used_for_longest_goes_first(on_disk: str, tmp_path: Path) 
         aged(tmp_path / "fleet", name, 1000 * age)
     Folder(on_disk).mark(oldest)  # which makes it the last used, though the first written
     size = len(packed(a_decision("new")))
-    artefact.save(on_disk, NET, a_decision("new"), X, launcher=Recorded(), limit_bytes=4 * size)
+    artifact.save(on_disk, NET, a_decision("new"), X, launcher=Recorded(), limit_bytes=4 * size)
     assert {n for n in Place(on_disk).sizes() if n.endswith(".tw")} == {name_of(a_decision("new")), old, oldest}
     assert not (tmp_path / "fleet" / (older + USED)).exists()
 
@@ -321,15 +321,15 @@ def test_the_one_just_saved_stays_and_so_does_what_is_not_ours(url: str) -> None
     others = {"readme.txt", "model.tw", f"{home}/notes.txt", f"elsewhere/{first.partition('/')[2]}"}
     for name in others:
         Place(url).write(name, b"mine")
-    artefact.save(url, NET, a_decision("second"), X, launcher=Recorded(), limit_bytes=1)
+    artifact.save(url, NET, a_decision("second"), X, launcher=Recorded(), limit_bytes=1)
     second = name_of(a_decision("second"))
     assert set(Place(url).sizes()) == {*others, second, second + USED}
 
 
 def test_nothing_is_removed_within_the_limit_or_without_one(url: str) -> None:
     names = {put(url, a_decision(name)) for name in ("a", "b")}
-    artefact.save(url, NET, a_decision("c"), X, launcher=Recorded())
-    artefact.save(url, NET, a_decision("c"), X, launcher=Recorded(), limit_bytes=2**20)
+    artifact.save(url, NET, a_decision("c"), X, launcher=Recorded())
+    artifact.save(url, NET, a_decision("c"), X, launcher=Recorded(), limit_bytes=2**20)
     assert names < set(Place(url).sizes())
 
 
@@ -351,7 +351,7 @@ def test_all_that_is_for_this_machine_is_loaded_but_what_is_damaged(
     bad = put(url, a_decision("bad"))
     Place(url).write(bad, b"bad")
     with caplog.at_level(logging.WARNING, "torchwise"):
-        loaded = artefact.load_all(url, trust=True)
+        loaded = artifact.load_all(url, trust=True)
     assert [decision.identity for decision in loaded.values()] == ["good"]
     assert list(unpacked(place).values()) == [b"good"]
     assert f"{bad} is no artefact, or is damaged" in caplog.text
@@ -360,32 +360,32 @@ def test_all_that_is_for_this_machine_is_loaded_but_what_is_damaged(
 def test_where_all_is_damaged_that_is_said_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
     Place(url).write(put(url, a_decision()), b"bad")
     with pytest.raises(InputError, match="is no artefact, or is damaged"):
-        artefact.load_all(url, trust=True)
+        artifact.load_all(url, trust=True)
     assert "damaged" not in caplog.text
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "no model": (lambda: artefact.load("memory://x"), "is a folder, so the model must be given"),
-    "a target": (lambda: artefact.load("memory://x", "zoo:a.b"), "model is 'zoo:a.b', but must be the module"),
-    "a model for a file": (lambda: artefact.load("x.tw", NET), "x.tw is one artefact, but a model is given"),
-    "info of a folder": (lambda: artefact.info("memory://x"), "is a folder, but must be an artefact in it"),
-    "all of a file": (lambda: artefact.load_all("memory://x.tw"), "is no URL of a folder"),
+    "no model": (lambda: artifact.load("memory://x"), "is a folder, so the model must be given"),
+    "a target": (lambda: artifact.load("memory://x", "zoo:a.b"), "model is 'zoo:a.b', but must be the module"),
+    "a model for a file": (lambda: artifact.load("x.tw", NET), "x.tw is one artefact, but a model is given"),
+    "info of a folder": (lambda: artifact.info("memory://x"), "is a folder, but must be an artefact in it"),
+    "all of a file": (lambda: artifact.load_all("memory://x.tw"), "is no URL of a folder"),
     "saving to the URL of a file": (
-        lambda: artefact.save("memory://x.tw", NET, a_decision(), X),
+        lambda: artifact.save("memory://x.tw", NET, a_decision(), X),
         "names a file, but must name a folder",
     ),
     "a limit of nothing": (
-        lambda: artefact.save("memory://x", NET, a_decision(), X, limit_bytes=0),
+        lambda: artifact.save("memory://x", NET, a_decision(), X, limit_bytes=0),
         "limit_bytes is 0, but must be at least 1",
     ),
     "a limit of a file": (
-        lambda: artefact.save("x.tw", NET, a_decision(), X, limit_bytes=9),
+        lambda: artifact.save("x.tw", NET, a_decision(), X, limit_bytes=9),
         "limit_bytes is 9, but x.tw is one file",
     ),
     "no digest": (lambda: name_of(a_decision("../../etc")), "but must be digests"),
     "a scheme that nobody knows": (lambda: Place("nosuch://x"), "nosuch://x cannot be used: Protocol not known"),
     "no URL": (lambda: Place("models"), "url is 'models', but must be a URL"),
-    "a file that is not there": (lambda: artefact.info("memory://x/y.tw"), "x/y.tw cannot be read: it, or what"),
+    "a file that is not there": (lambda: artifact.info("memory://x/y.tw"), "x/y.tw cannot be read: it, or what"),
 }
 
 
@@ -426,9 +426,9 @@ def test_the_command_saves_into_a_folder_with_a_limit(url: str, monkeypatch: pyt
 
     def save(path: str, target: str, decision: Decision, **options: Any) -> Any:
         given.update(options, path=path)
-        return artefact.info(f"{url.rstrip('/')}/{put(url, decision)}")
+        return artifact.info(f"{url.rstrip('/')}/{put(url, decision)}")
 
-    monkeypatch.setattr(artefact, "save", save)
+    monkeypatch.setattr(artifact, "save", save)
     assert f"Wrote {url} for m:f: plan" in ran("save", "latest", url, "--limit", "2GiB")
     assert given == {"path": url, "limit_bytes": 2**31}
 
@@ -465,7 +465,7 @@ def test_a_mistyped_folder_is_not_taken_for_an_empty_one(url: str, tmp_path: Pat
             with pytest.raises(InputError, match=f"{name} cannot be listed: {why}"):
                 ran(command, f"file://{tmp_path}/{name}")
         with pytest.raises(InputError, match=why):
-            artefact.load(f"file://{tmp_path}/{name}", NET, trust=True)
+            artifact.load(f"file://{tmp_path}/{name}", NET, trust=True)
     with pytest.raises(InputError, match=f"such as s3://bucket/models or {(tmp_path / 'fleet').as_uri()}"):
         ran("list", str(tmp_path / "fleet"))
 

@@ -14,11 +14,11 @@ from test_artefact import INDUCTOR, NET, Recorded, X
 
 from live_decisions import decided
 from local_server import serving
-from torchwise import artefact, environment
-from torchwise.artefact.folder import Folder, name_of
-from torchwise.artefact.place import Place
+from torchwise import artifact, environment
+from torchwise.artifact.folder import Folder, name_of
+from torchwise.artifact.remote_files import Place
+from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError
-from torchwise.realize import isa
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def client(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(isa, "replay", lambda known: None)
+    monkeypatch.setattr(cpu_isa_cache, "replay", lambda known: None)
     monkeypatch.setattr(environment, "default_device", lambda: "cpu")
     fsspec.filesystem("s3").clear_instance_cache()
     own = boto3.client("s3")
@@ -58,15 +58,15 @@ def test_what_one_machine_saves_in_s3_its_like_load(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     decision = decided(NET, INDUCTOR, X)
-    made = artefact.save("s3://fleet/models/", NET, decision, X, launcher=Recorded())
+    made = artifact.save("s3://fleet/models/", NET, decision, X, launcher=Recorded())
     key = f"models/{name_of(decision)}"
     assert client.get_object(Bucket="fleet", Key=key)["ContentLength"] == made.size  # type: ignore[attr-defined]
-    assert artefact.load("s3://fleet/models", NET, X, trust=True) == decision
+    assert artifact.load("s3://fleet/models", NET, X, trust=True) == decision
     assert os.listdir(str(tmp_path))
-    assert artefact.info(f"s3://fleet/{key}").sha256 == made.sha256
+    assert artifact.info(f"s3://fleet/{key}").sha256 == made.sha256
     client.put_object(Bucket="fleet", Key=key, Body=b"damaged")  # type: ignore[attr-defined]
     with pytest.raises(InputError, match=f"s3://fleet/{key} is no artefact, or is damaged"):
-        artefact.load("s3://fleet/models", NET, trust=True)
+        artifact.load("s3://fleet/models", NET, trust=True)
 
 
 def test_a_limit_holds_in_s3_and_what_others_put_there_is_seen(client: object) -> None:
@@ -78,7 +78,7 @@ def test_a_limit_holds_in_s3_and_what_others_put_there_is_seen(client: object) -
     assert [entry.size for entry in folder.entries()] == [4]
     client.put_object(Bucket="fleet", Key=f"models/{home}/c-d.tw", Body=b"12")  # type: ignore[attr-defined]
     assert sorted(entry.size for entry in folder.entries()) == [2, 4]
-    artefact.save("s3://fleet/models", NET, decision, X, launcher=Recorded(), limit_bytes=1)
+    artifact.save("s3://fleet/models", NET, decision, X, launcher=Recorded(), limit_bytes=1)
     name = name_of(decision)
     assert set(folder.place.sizes()) == {"readme.txt", name, f"{name}.used"}
 
@@ -86,10 +86,10 @@ def test_a_limit_holds_in_s3_and_what_others_put_there_is_seen(client: object) -
 def test_a_bucket_that_is_not_there_is_named_before_anything_is_compiled(client: object) -> None:
     launcher = Recorded()
     with pytest.raises(InputError, match=r"s3://none/models/.* cannot be written"):
-        artefact.save("s3://none/models", NET, decided(NET, INDUCTOR, X), X, launcher=launcher)
+        artifact.save("s3://none/models", NET, decided(NET, INDUCTOR, X), X, launcher=launcher)
     assert launcher.builds == []
     with pytest.raises(InputError, match="s3://none/models has no artefact"):
-        artefact.load("s3://none/models", torch.nn.Linear(4, 4), trust=True)
+        artifact.load("s3://none/models", torch.nn.Linear(4, 4), trust=True)
 
 
 def test_a_server_that_is_down_is_an_error_with_its_cause(client: object, monkeypatch: pytest.MonkeyPatch) -> None:

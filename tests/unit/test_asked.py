@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.realize.asked import METHODS, answering
+from torchwise.compile.tensor_reads import METHODS, answering
 
 YES = torch.ones(())
 

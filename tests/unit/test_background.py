@@ -20,17 +20,17 @@ import torchwise
 from builders import PASSED, a_measurement, a_study, a_trial
 from live_decisions import decided
 from torchwise import Alert
-from torchwise.background import messages, search, tuning
-from torchwise.background.messages import News, Order
-from torchwise.background.prepare import Checked, Made, Preparation, _keeps_no_state
+from torchwise.background import protocol, search, tuning
+from torchwise.background.aot_worker import Checked, Made, Preparation, _keeps_no_state
+from torchwise.background.protocol import News, Order
+from torchwise.compile.aot import Code
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.realize.ahead import Code
 from torchwise.records import Costs, Failure, FailureKind, Interval, Study, codec
 from torchwise.runtime import Dispatcher
-from torchwise.runtime.swap import answers_alike, swap
+from torchwise.runtime.hot_swap import answers_alike, swap
 from torchwise.study import Request
-from torchwise.study.rules import Rules
+from torchwise.study.approval_policy import Rules
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload, WorkloadSpec
 
@@ -219,8 +219,8 @@ def test_a_model_that_changed_meanwhile_keeps_its_own_answers(child: Callable[..
 def test_code_that_is_not_what_was_written_is_not_loaded(child: Callable[..., None], tmp_path: Path) -> None:
     model = Model().eval()
     file = tmp_path / "0.code"
-    sha256 = messages.write_code(file, [Code(b"code", True)])
-    assert messages.read_code(file, sha256) == [Code(b"code", True)]
+    sha256 = protocol.write_code(file, [Code(b"code", True)])
+    assert protocol.read_code(file, sha256) == [Code(b"code", True)]
     file.write_bytes(b"other")
     child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256), DONE)
     with torch.no_grad():
@@ -252,7 +252,7 @@ def test_code_is_loaded_before_the_swap_also_for_a_model_that_may_not_be_called(
     """The program's first call must not wait for seconds."""
     model = Model().eval()
     file = tmp_path / "0.code"
-    sha256 = messages.write_code(file, [])
+    sha256 = protocol.write_code(file, [])
     monkeypatch.setattr(tuning, "Loader", Wrong)
     before = Wrong.loaded
     child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls="none"), DONE)
@@ -288,7 +288,7 @@ def test_a_plan_that_draws_random_numbers_is_called_once_without_drawing_any(
     """A request need not wait for its kernels to be loaded, and a seed still gives the numbers that it gave."""
     model = Noisy().eval()
     file = tmp_path / "0.code"
-    sha256 = messages.write_code(file, [])
+    sha256 = protocol.write_code(file, [])
     monkeypatch.setattr(tuning, "Loader", Counting)
     monkeypatch.setattr(Counting, "called", 0)
     child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls=extra_calls), DONE)
@@ -310,7 +310,7 @@ def test_a_plan_that_draws_in_an_unknown_way_is_swapped_in_without_a_call(
     model, file = Noisy().eval(), tmp_path / "0.code"
     monkeypatch.setattr(tuning, "Loader", Counting)
     monkeypatch.setattr(tuning, "call_undrawn", refuses)
-    sha256 = messages.write_code(file, [])
+    sha256 = protocol.write_code(file, [])
     child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls="undrawn"), DONE)
     fast = optimized(model)
     assert fast.background.wait(30)
@@ -322,7 +322,7 @@ def test_a_plan_that_answers_otherwise_here_is_not_swapped_in(
 ) -> None:
     model = Model().eval()
     file = tmp_path / "0.code"
-    sha256 = messages.write_code(file, [])
+    sha256 = protocol.write_code(file, [])
     monkeypatch.setattr(tuning, "Loader", Wrong)
     child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256), DONE)
     with torch.no_grad():

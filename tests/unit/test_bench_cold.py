@@ -16,7 +16,7 @@ from bench_samples import Workers, a_benchmark, a_row, a_spec, ours
 from builders import samples
 from consistency_of_answers import check_benchmark
 from torchwise.bench import BenchRequest
-from torchwise.bench.contest import contend, warm
+from torchwise.bench.contender_worker import contend, warm
 from torchwise.bench.job import Contest
 from torchwise.bench.run import run_benchmark
 from torchwise.cli import app
@@ -95,7 +95,7 @@ def test_a_contest_times_cold_caches_where_that_is_asked(
     step: Any, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evicted: list[int] = []
-    monkeypatch.setattr("torchwise.trial.arena.make_eviction", lambda device: lambda: evicted.append(1))
+    monkeypatch.setattr("torchwise.trial.harness.make_eviction", lambda device: lambda: evicted.append(1))
     effort = replace(EFFORTS["quick"], measure_s=0.01)
     contest = Contest(step.__name__, Job("try", WorkloadSpec(TARGET), effort=effort, cold=asks), "eager")
     found = step(contest, lambda stage: None).measurement

@@ -20,8 +20,8 @@ from torchwise.records import Measurement
 from torchwise.records.answer import Answer
 from torchwise.records.benchmark import Benchmark, Row, RowState
 from torchwise.report import compare, export, render_comparison
-from torchwise.report.bench.compared import sentence
-from torchwise.report.judged import Change
+from torchwise.report.bench.comparison import sentence
+from torchwise.report.regression import Change
 
 
 def changes(a: tuple[Row, ...], b: tuple[Row, ...], threshold: float = 0.05) -> dict[str, Change]:

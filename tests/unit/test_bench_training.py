@@ -7,10 +7,10 @@ import torch
 from step_samples import Net, a_step, batch
 
 from live_decisions import decided
+from torchwise.bench.contender_worker import _fitting, _Ring
 from torchwise.bench.contenders import Setting, known
 from torchwise.bench.contenders.contender import with_model
 from torchwise.bench.contenders.torchwise import Torchwise, check_served
-from torchwise.bench.contest import _fitting, _Ring
 from torchwise.bench.job import Contest
 from torchwise.errors import StalePlanError
 from torchwise.plan import Plan
@@ -18,7 +18,7 @@ from torchwise.records import Outcome, codec
 from torchwise.records.benchmark import Performance
 from torchwise.trial import Job, Limits, ProcessLauncher
 from torchwise.trial.job import EFFORTS
-from torchwise.verify.trainee import quiet
+from torchwise.verify.step_runner import quiet
 from torchwise.workload import Example, Workload, WorkloadSpec
 from torchwise.zoo import load
 

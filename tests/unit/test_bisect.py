@@ -10,9 +10,9 @@ import pytest
 
 from torchwise.cli.bisect import exit_code
 from torchwise.diagnose.bisect import BisectRequest, run_bisection
+from torchwise.diagnose.bisect.candidates import OPTIONS, is_plain, plan_of
+from torchwise.diagnose.bisect.ddmin import first, minimal
 from torchwise.diagnose.bisect.job import Graphs, Look, Seen, Written
-from torchwise.diagnose.bisect.reduce import first, minimal
-from torchwise.diagnose.bisect.suspects import OPTIONS, is_plain, plan_of
 from torchwise.errors import BaselineError, InputError, PlanError
 from torchwise.plan import Plan
 from torchwise.plan.space import parts_of
@@ -234,7 +234,7 @@ def test_a_spent_budget_ends_the_search_and_keeps_what_is_known(monkeypatch: pyt
         now[0] += 1.0
         return WRONG if order.stage == "inductor" else RIGHT
 
-    monkeypatch.setattr("torchwise.diagnose.bisect.looking.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("torchwise.diagnose.bisect.probe_runner.time.monotonic", lambda: now[0])
     found, _ = bisected(rule, budget_s=5.0)
     assert found.stage == "inductor"
     assert found.sighting == WRONG

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchwise.bucketing import padding_check
+from torchwise.bucketing.padding import Padding
 from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.records import Failure, FailureKind, Inspection
-from torchwise.shapes import proof
-from torchwise.shapes.padding import Padding
-from torchwise.trial import Limits, blame, candidate, inspect_workload, inspection, training
+from torchwise.trial import Limits, candidate, error_origin, inspect_workload, inspection, training
 from torchwise.trial.inspection import inspect
 from torchwise.trial.job import Effort, Job
 from torchwise.trial.plain_call import run_plainly
 from torchwise.trial.training import flops_of
-from torchwise.verify import held
+from torchwise.verify import retained_outputs
 from torchwise.workload import Workload, WorkloadSpec, target
 
 TARGETS = Path(__file__).parent.parent / "targets" / "valid_programs.py"
@@ -125,11 +125,11 @@ def test_so_is_what_it_raises_where_an_instrument_looks() -> None:
 
     def fails_later() -> None:
         if next(calls):
-            raise blame.raised_by_model(ValueError("no more"), loaded("forces").examples[0])
+            raise error_origin.raised_by_model(ValueError("no more"), loaded("forces").examples[0])
         raise KeyError("x")
 
     with pytest.raises(BaselineError, match="no more"):
-        blame.Instruments(fails_later).use("anything", fails_later, None)
+        error_origin.Instruments(fails_later).use("anything", fails_later, None)
 
 
 def test_a_copy_that_fails_where_the_step_does_not_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +205,10 @@ def test_a_worker_that_ends_is_put_down_to_whom_it_is_due(
 
 def test_a_plain_run_in_a_worker_is_nothing_else() -> None:
     heard: list[str] = []
-    assert blame.check(job("forces"), heard.append)
+    assert error_origin.check(job("forces"), heard.append)
     assert heard == ["run eager"]
     with pytest.raises(BaselineError, match="inplace"):
-        blame.check(job("broken_backward"), heard.append)
+        error_origin.check(job("broken_backward"), heard.append)
 
 
 @pytest.mark.parametrize("factory", ["forces", "keyless"])
@@ -226,17 +226,17 @@ def test_checks_that_fail_for_eager_too_are_not_the_candidates_fault(
 def test_what_a_candidate_alone_raises_is_its_own() -> None:
     judge: Callable[[], Any] = raises
     with pytest.raises(RuntimeError, match="the instrument broke"):
-        blame.judged(judge, lambda: None)
+        error_origin.judged(judge, lambda: None)
 
 
 def test_a_proof_of_padding_says_whose_error_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "observe", raises)
+    monkeypatch.setattr(padding_check, "observe", raises)
     with pytest.raises(InternalError, match="and not the model, on inputs of size"):
-        proof.prove(lambda x: x + 1, (torch.randn(8, 2),), buckets=(4, 8), padding=Padding({"x": 0}))
+        padding_check.prove(lambda x: x + 1, (torch.randn(8, 2),), buckets=(4, 8), padding=Padding({"x": 0}))
 
 
 def test_outputs_that_eager_cannot_hold_either_are_not_the_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     example = loaded("forces").examples[0]
-    monkeypatch.setattr(held.trees, "equal", raises)
+    monkeypatch.setattr(retained_outputs.trees, "equal", raises)
     with pytest.raises(RuntimeError, match="the instrument broke"):
-        held.check_held(torch.sin, torch.sin, *(replace(example, args=example.args[:1]) for _ in range(2)))
+        retained_outputs.check_held(torch.sin, torch.sin, *(replace(example, args=example.args[:1]) for _ in range(2)))

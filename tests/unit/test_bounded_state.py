@@ -13,7 +13,7 @@ from torch import nn
 from torchwise.records import Outcome
 from torchwise.verify import Subject, verify
 from torchwise.workload import Example, Workload
-from torchwise.workload.state import State
+from torchwise.workload.module_state import State
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
 

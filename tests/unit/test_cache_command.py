@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import torchwise
 from builders import a_study
 from store_samples import a_decision as stored_decision
-from torchwise import artefact, environment
-from torchwise.artefact import package
-from torchwise.artefact.manifest import Info, Manifest
+from torchwise import artifact, environment
+from torchwise.artifact import package
+from torchwise.artifact.manifest import Info, Manifest
 from torchwise.cli.cache import cache
 from torchwise.errors import InputError
 from torchwise.records import Decision, Interval
@@ -49,7 +49,7 @@ def test_info_says_what_is_in_it_and_whether_it_is_for_here(file: Path) -> None:
     assert "1 files of compiled code" in said
     assert "cost 1.25 s with it, and 20.00 s without" in said
     assert "For this machine and software: no, torchwise: 0.0.1 there" in said
-    assert artefact.info(file).sha256 in said
+    assert artifact.info(file).sha256 in said
 
 
 def test_info_as_json_holds_manifest_and_decision(file: Path) -> None:
@@ -68,9 +68,9 @@ def test_load_hands_on_trust_and_hash(file: Path, monkeypatch: pytest.MonkeyPatc
 
     def load(path: Path, **options: Any) -> Any:
         given.update(options)
-        return artefact.info(path).decision
+        return artifact.info(path).decision
 
-    monkeypatch.setattr(artefact, "load", load)
+    monkeypatch.setattr(artifact, "load", load)
     code = textwrap.dedent(ran("load", file, "--trust", "--sha256", "ab").partition("In the program:\n")[2])
     assert given == {"trust": True, "sha256": "ab"}
     monkeypatch.setattr(torchwise, "apply", lambda model, decision: (model, decision))
@@ -97,13 +97,13 @@ def found(monkeypatch: pytest.MonkeyPatch, target: str, decision: Any) -> None:
 def test_save_compiles_what_the_study_decided_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(path: Path, target: str, decision: Any) -> Info:
         assert (target, decision) == ("zoo:a.b", a_decision())
-        return artefact.info(file)
+        return artifact.info(file)
 
     found(monkeypatch, "zoo:a.b", a_decision())
-    monkeypatch.setattr(artefact, "save", save)
+    monkeypatch.setattr(artifact, "save", save)
     said = ran("save", "latest", file)
     assert f"Wrote {file} for zoo:a.b: plan {a_decision().plan}, " in said
-    assert f"SHA-256 {artefact.info(file).sha256}" in said
+    assert f"SHA-256 {artifact.info(file).sha256}" in said
 
 
 def test_save_refuses_a_live_model_and_an_open_study(
@@ -129,4 +129,4 @@ def test_what_the_study_says_is_refused_without_loading_torch(tmp_path: Path) ->
     )
     words = [sys.executable, "-c", code, str(tmp_path / "study.json"), str(tmp_path / "x.tw")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.returncode, "save it there, by torchwise.artefact.save" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "save it there, by torchwise.artifact.save" in done.stderr) == (2, True), done.stderr

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from torchwise.compile import cache_key
+from torchwise.compile.backends import inductor
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import cache_key
-from torchwise.realize.backends import inductor
 
 PLAN = Plan(backend="inductor")
 

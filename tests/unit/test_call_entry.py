@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from live_decisions import decided
+from torchwise.bucketing.padding import Padding, carriers_of
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.module import DIRECT, OptimizedFunction, OptimizedModule
 from torchwise.runtime.step import OptimizedStep
-from torchwise.shapes.padding import Padding, carriers_of
 from torchwise.training.forward import PlannedForward, _scene
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
-from torchwise.workload.step import TrainStep
+from torchwise.workload.train_step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
 

@@ -13,11 +13,11 @@ import torch
 import torchwise
 from live_decisions import decided
 from torchwise.alerts import heard
+from torchwise.compile import Realized
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.realize import Realized
 from torchwise.runtime import OptimizedFunction, OptimizedModule, dispatch
-from torchwise.runtime.writes import Writes
+from torchwise.runtime.input_writes import Writes
 
 PLAN = Plan(backend="inductor")
 X = torch.arange(12.0).reshape(3, 4)
@@ -29,7 +29,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def serve(model: Any, plan: Any, *args: torch.Tensor, **options: Any) -> Any:
         made = Realized(PLAN, plan, lambda _args, _kwargs: plan, lambda: None)
-        monkeypatch.setattr(dispatch, "realize", lambda *_args, **_options: made)
+        monkeypatch.setattr(dispatch, "compile_plan", lambda *_args, **_options: made)
         return torchwise.apply(model, decided(model, PLAN, *(args or (X,))), **options)
 
     return serve

@@ -11,15 +11,15 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torchwise.compile.cuda_graphs import CAPTURES, segments
+from torchwise.compile.cuda_graphs import segmented as branches_file
+from torchwise.compile.cuda_graphs.compile_freeze import hold
+from torchwise.compile.cuda_graphs.host_values import HostValues
+from torchwise.compile.cuda_graphs.segmented import MOST_PASSED, MOST_PATHS, Branches, BranchingCall
+from torchwise.compile.cuda_graphs.segments import Path, _asking, record_path
+from torchwise.compile.guards.module_guard import ModuleWatch
 from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import Plan, PlanSpace
-from torchwise.realize.capture import CAPTURES, pieces
-from torchwise.realize.capture import branches as branches_file
-from torchwise.realize.capture.branches import MOST_PASSED, MOST_PATHS, Branches, BranchingCall
-from torchwise.realize.capture.frozen import hold
-from torchwise.realize.capture.host_values import HostValues
-from torchwise.realize.capture.pieces import Path, _asking, record_path
-from torchwise.realize.watch import ModuleWatch
 from torchwise.trial.inspection import _compatible, _watched
 
 Program = Callable[[torch.Tensor], Generator[torch.Tensor, bool, torch.Tensor]]
@@ -387,10 +387,10 @@ class Gpu:
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **o: empty(*a, **o))
-        monkeypatch.setattr(pieces, "recording_on", recording_on)
-        monkeypatch.setattr(pieces, "settle_generator", lambda: gpu.log.append("settle"))
-        monkeypatch.setattr(pieces, "check_outputs", lambda _: None)
-        monkeypatch.setattr(pieces, "_asking", lambda ask: _asking(ask, "cpu"))
+        monkeypatch.setattr(segments, "recording_on", recording_on)
+        monkeypatch.setattr(segments, "settle_generator", lambda: gpu.log.append("settle"))
+        monkeypatch.setattr(segments, "check_outputs", lambda _: None)
+        monkeypatch.setattr(segments, "_asking", lambda ask: _asking(ask, "cpu"))
 
     def usable(self, pool: object) -> object:
         return pool
@@ -556,7 +556,7 @@ def test_a_way_is_recorded_on_the_gpu_of_the_others_alone(
 
 
 def test_a_path_is_cut_where_it_asks_and_where_an_operator_waits(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "DEVICE", "cpu")
+    monkeypatch.setattr(segments, "DEVICE", "cpu")
     x = UP.clone()
     host = HostValues("cpu")
 
@@ -578,7 +578,7 @@ def test_a_path_is_cut_where_it_asks_and_where_an_operator_waits(books: Gpu, mon
 def test_what_an_operator_found_is_left_where_the_next_piece_reads_it(
     books: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "DEVICE", "cpu")
+    monkeypatch.setattr(segments, "DEVICE", "cpu")
     x, found = torch.tensor([0.0, 0.0, 3.0, 4.0]), []
     host = HostValues("cpu")
 
@@ -599,7 +599,7 @@ def test_what_an_operator_found_is_left_where_the_next_piece_reads_it(
 
 
 def test_a_number_is_no_answer_and_the_recording_ends(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "DEVICE", "cpu")
+    monkeypatch.setattr(segments, "DEVICE", "cpu")
     x, host = UP.clone(), HostValues("cpu")
     with pytest.raises(UnsupportedError, match=r"test_capture_branches\.py:\d+.*waits for the GPU to read a number"):
         record_path(lambda: x * x.sum().item(), pool=None, stream=books, host=host)  # type: ignore[arg-type]

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from torchwise.compile.cuda_graphs import call_graph as captured
+from torchwise.compile.cuda_graphs import recorded_graph
+from torchwise.compile.cuda_graphs.call_graph import CapturedCall
+from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
+from torchwise.compile.cuda_graphs.in_place_replay import MOST_GRAPHS, SETTLING_CALLS, Replays
+from torchwise.compile.cuda_graphs.recorded_graph import Graph, copy_each, record, record_in_place
+from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import UnsupportedError
-from torchwise.realize.capture import call as captured
-from torchwise.realize.capture import graph
-from torchwise.realize.capture.call import CapturedCall
-from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS, Replays
-from torchwise.realize.capture.graph import Graph, copy_each, record, record_in_place
-from torchwise.realize.capture.recording import RecordingStream
-from torchwise.realize.recompiles import RecompileLimitError, Recompiles
-from torchwise.workload import trees
+from torchwise.workload import pytree
 
 
 class Side(str):
@@ -64,8 +64,8 @@ class Machine:
         if self.refuses:
             raise UnsupportedError("this cannot be recorded")
         self.recorded += 1
-        args, kwargs = trees.map_tensors(torch.Tensor.clone, (args, dict(kwargs)))
-        inputs = trees.tensors((args, kwargs))
+        args, kwargs = pytree.map_tensors(torch.Tensor.clone, (args, dict(kwargs)))
+        inputs = pytree.tensors((args, kwargs))
         call(*args, **kwargs)
         options["settled"]()
         before = [t._version for t in inputs]
@@ -76,7 +76,7 @@ class Machine:
 
         def replay() -> None:
             self.replayed += 1
-            for kept, now in zip(trees.tensors(outputs), trees.tensors(call(*args, **kwargs)), strict=True):
+            for kept, now in zip(pytree.tensors(outputs), pytree.tensors(call(*args, **kwargs)), strict=True):
                 kept.copy_(now)
 
         inside.append(weakref.ref(replay))
@@ -96,14 +96,14 @@ class Machine:
         if self.refuses:
             raise RuntimeError("this cannot be recorded")
         self.in_place += 1
-        args, kwargs = trees.map_tensors(lying_at, (args, dict(kwargs)))
+        args, kwargs = pytree.map_tensors(lying_at, (args, dict(kwargs)))
         borrowed = call(*args, **kwargs) if wanted is None else None
-        targets = [lying_at(target) for target in wanted] if wanted is not None else trees.tensors(borrowed)
+        targets = [lying_at(target) for target in wanted] if wanted is not None else pytree.tensors(borrowed)
 
         def replay() -> None:
             self.replayed += 1
             self.copied_nothing += 1
-            for target, now in zip(targets, trees.tensors(call(*args, **kwargs)), strict=True):
+            for target, now in zip(targets, pytree.tensors(call(*args, **kwargs)), strict=True):
                 target.copy_(now)
 
         return replay, borrowed
@@ -302,8 +302,8 @@ def test_what_comes_from_the_same_place_again_is_read_and_written_there(
     for number in range(SETTLING_CALLS):
         x.fill_(number)
         answers, right = captured(x), call(x)
-        assert trees.tensors(answers)[0].data_ptr() != x.data_ptr()
-        for answer, wanted in zip(trees.tensors(answers), trees.tensors(right), strict=True):
+        assert pytree.tensors(answers)[0].data_ptr() != x.data_ptr()
+        for answer, wanted in zip(pytree.tensors(answers), pytree.tensors(right), strict=True):
             assert torch.equal(answer, wanted)
         assert type(answers) is type(right)
     assert machine.recorded == 1
@@ -328,8 +328,8 @@ def test_borrowed_answers_are_right_until_the_next_call(machine: Machine) -> Non
     places = []
     for number in range(8):
         x.fill_(number)
-        answers = trees.tensors(captured(x))
-        assert all(torch.equal(*both) for both in zip(answers, trees.tensors(in_many_containers(x)), strict=True))
+        answers = pytree.tensors(captured(x))
+        assert all(torch.equal(*both) for both in zip(answers, pytree.tensors(in_many_containers(x)), strict=True))
         places.append(answers[0].data_ptr())
     assert machine.in_place == 1
     assert len(set(places[2:])) == 1, "it is the graph's own memory"
@@ -518,7 +518,7 @@ def test_a_call_that_raises_while_warming_up_is_waited_for_and_its_random_number
 
     cuda = Cuda(monkeypatch)
 
-    monkeypatch.setattr(graph, "warm_up_stream", lambda device: Side("side"))
+    monkeypatch.setattr(recorded_graph, "warm_up_stream", lambda device: Side("side"))
     with pytest.raises(ValueError, match="at length"):
         record(fails, (), {}, pool=None, stream=RecordingStream(), settled=lambda: None)
     assert cuda.done == ["current waits", "numbers"]
@@ -554,7 +554,7 @@ class Streams(Cuda):
         self.recorded: list[tuple[Any, Any]] = []
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
-        monkeypatch.setattr(graph, "settling_stream", lambda device: "settling")
+        monkeypatch.setattr(recorded_graph, "settling_stream", lambda device: "settling")
 
     @contextlib.contextmanager
     def on(self, stream: str) -> Iterator[None]:
@@ -598,7 +598,7 @@ def test_garbage_is_collected_after_a_recording_of_another_thread_and_never_with
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr(graph.gc, "collect", lambda: done.append("collected"))
+    monkeypatch.setattr(recorded_graph.gc, "collect", lambda: done.append("collected"))
     Cuda(monkeypatch)
     inside = threading.Event()
 
@@ -610,12 +610,12 @@ def test_garbage_is_collected_after_a_recording_of_another_thread_and_never_with
     thread = threading.Thread(target=lambda: record_in_place(slow, (), {}, None, pool=None, stream=Alone()))
     thread.start()
     assert inside.wait(20)
-    graph.collect_garbage()
+    recorded_graph.collect_garbage()
     thread.join(20)
     assert done == ["recorded", "collected", "collected"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    graph.collect_garbage()
+    recorded_graph.collect_garbage()
     assert len(done) == 3
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from torchwise.compile.cuda_graphs.object_inputs import WithObjects
 from torchwise.errors import UnsupportedError
-from torchwise.realize.capture.objects import WithObjects
-from torchwise.workload import trees
-from torchwise.workload.state import State
+from torchwise.workload import pytree
+from torchwise.workload.module_state import State
 
 
 class Cache:
@@ -36,15 +36,15 @@ class Replaying:
         self._graphs: dict[str, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key = repr(trees.map_tensors(lambda t: (t.shape, t.dtype), (args, kwargs)))
+        key = repr(pytree.map_tensors(lambda t: (t.shape, t.dtype), (args, kwargs)))
         if key not in self._graphs:
             self.recorded.append(key)
-            self._graphs[key] = trees.clone((args, kwargs))
+            self._graphs[key] = pytree.clone((args, kwargs))
         static = self._graphs[key]
-        for ours, theirs in zip(trees.tensors(static), trees.tensors((args, kwargs)), strict=True):
+        for ours, theirs in zip(pytree.tensors(static), pytree.tensors((args, kwargs)), strict=True):
             ours.copy_(theirs)
-        outputs = trees.clone(self._call(*static[0], **static[1]))
-        for ours, theirs in zip(trees.tensors(static), trees.tensors((args, kwargs)), strict=True):
+        outputs = pytree.clone(self._call(*static[0], **static[1]))
+        for ours, theirs in zip(pytree.tensors(static), pytree.tensors((args, kwargs)), strict=True):
             theirs.copy_(ours)
         return outputs
 

@@ -13,11 +13,11 @@ import torch
 from tape import Machine
 
 import torchwise
+from torchwise.compile.cuda_graphs.step_graph import CapturedStep
+from torchwise.compile.recompiles import RecompileLimitError, Recompiles
+from torchwise.compile.shared_copies import Guard
 from torchwise.errors import StalePlanError, UnsupportedError
-from torchwise.realize.capture.step import CapturedStep
-from torchwise.realize.recompiles import RecompileLimitError, Recompiles
-from torchwise.realize.weights import Guard
-from torchwise.workload import trees
+from torchwise.workload import pytree
 
 Step = Callable[..., Any]
 
@@ -59,7 +59,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _capturable_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the flag out of the groups' check: on the CPU optimizers refuse it, and keep their counts there."""
-    from torchwise.realize.capture.training import TrainingState
+    from torchwise.compile.cuda_graphs.training_state import TrainingState
 
     check = TrainingState.check
 
@@ -134,7 +134,7 @@ def equal(a: list[Any], b: list[Any]) -> bool:
     if len(a) != len(b):
         return False
     return all(
-        (x is None and y is None) or (x is not None and y is not None and trees.equal(x, y))
+        (x is None and y is None) or (x is not None and y is not None and pytree.equal(x, y))
         for x, y in zip(a, b, strict=True)
     )
 

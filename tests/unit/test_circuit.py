@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchwise.runtime.circuit import LONGEST_WAIT_S, Circuit
+from torchwise.runtime.circuit_breaker import LONGEST_WAIT_S, Circuit
 
 
 class Clock:

@@ -12,9 +12,9 @@ import pytest
 from torchwise import __version__
 from torchwise.cluster import choice
 from torchwise.cluster import launcher as module
+from torchwise.cluster.device_actor import About
 from torchwise.cluster.launcher import RETRIES, RayLauncher, _portable
 from torchwise.cluster.library import connect, devices_of
-from torchwise.cluster.seat import About
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, InputError, UnsupportedError
 from torchwise.records import Failure, FailureKind

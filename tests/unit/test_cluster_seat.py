@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchwise.cluster import seat as module
-from torchwise.cluster.seat import Seat
+from torchwise.cluster import device_actor as module
+from torchwise.cluster.device_actor import Seat
 from torchwise.errors import BaselineError
 from torchwise.records import Failure, FailureKind
 from torchwise.trial import Job, Limits

@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from live_decisions import decided
+from torchwise.compile.guards.code_guard import CodeGuard
+from torchwise.compile.guards.reachable_code import MAX_FUNCTIONS, ReachableCode
+from torchwise.compile.guards.same_code import is_same_code
 from torchwise.plan import Plan
-from torchwise.realize.code_guard import CodeGuard
-from torchwise.realize.reachable_code import MAX_FUNCTIONS, ReachableCode
-from torchwise.realize.same_code import is_same_code
 from torchwise.runtime import Dispatcher
-from torchwise.runtime.changes import Changes
+from torchwise.runtime.call_guard import Changes
 from torchwise.runtime.module import OptimizedModule
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")

@@ -25,7 +25,7 @@ from torchwise.decide import History, decide, next_cold
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.measure import Mix, Precision, cache_eviction, clock, make_eviction, measure_pair
 from torchwise.measure.clock import Clock
-from torchwise.measure.pairs import LEAST_ROUNDS
+from torchwise.measure.paired_timing import LEAST_ROUNDS
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, codec
 from torchwise.report import Progress, render_study
@@ -178,7 +178,7 @@ def test_a_start_from_warm_caches_times_cold_ones_where_that_is_asked(
     cold: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evicted: list[int] = []
-    monkeypatch.setattr("torchwise.trial.arena.make_eviction", lambda device: lambda: evicted.append(1))
+    monkeypatch.setattr("torchwise.trial.harness.make_eviction", lambda device: lambda: evicted.append(1))
     job = Job("warm", WorkloadSpec(TARGET), Plan(threads=1), effort=SHORT, cold=cold)
     found = candidate.start_warm(job, lambda stage: None).measurement
     assert found.candidate_s
@@ -191,7 +191,7 @@ def test_caches_that_cannot_be_emptied_leave_the_rest_as_it_is(monkeypatch: pyte
     def refuse(device: str) -> None:
         raise UnsupportedError("no memory")
 
-    monkeypatch.setattr("torchwise.trial.arena.make_eviction", refuse)
+    monkeypatch.setattr("torchwise.trial.harness.make_eviction", refuse)
     job = Job("warm", WorkloadSpec(TARGET), Plan(threads=1), effort=SHORT, cold=True)
     found = candidate.start_warm(job, lambda stage: None).measurement
     assert found.candidate_s

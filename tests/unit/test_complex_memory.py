@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_complex_to_real import C64, close, uncompiled, z
 
-from torchwise.realize.transforms.complex_to_real import ComplexToReal
-from torchwise.workload import trees
+from torchwise.compile.transforms.complex_to_real import ComplexToReal
+from torchwise.workload import pytree
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def shared(answers: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> li
 
 def check(function: Callable[..., Any], *given: torch.Tensor) -> None:
     """Compare answers, written arguments and shared memory with eager's."""
-    ours, theirs = trees.clone(given), trees.clone(given)
+    ours, theirs = pytree.clone(given), pytree.clone(given)
     door = uncompiled()
     with torch.no_grad():
         answers, expected = several(torch.compile(function, backend=door)(*ours)), several(function(*theirs))
@@ -52,7 +52,7 @@ which a verification refuses.
 def shared_untouched(function: Callable[..., Any], given: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
     """List the pairs of tensors that share memory when the same graph runs as it reached us."""
     torch._dynamo.reset()
-    door, ours = uncompiled(), trees.clone(given)
+    door, ours = uncompiled(), pytree.clone(given)
     door._compiled = door._inner  # type: ignore[method-assign,assignment]
     with torch.no_grad():
         return shared(several(torch.compile(function, backend=door)(*ours)), ours)

@@ -13,17 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torchwise.compile import compile_plan
+from torchwise.compile.backends.inductor import ahead_backend
+from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for, half_angle, split_interleave
+from torchwise.compile.transforms.complex_to_real import compile as compile_module
+from torchwise.compile.transforms.complex_to_real.compile import around
+from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting, rewrite
 from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.backends.inductor import ahead_backend
-from torchwise.realize.transforms.complex_to_real import ComplexToReal, apart, backend_for, half_angle
-from torchwise.realize.transforms.complex_to_real import compile as compile_module
-from torchwise.realize.transforms.complex_to_real.compile import around
-from torchwise.realize.transforms.complex_to_real.rewrite import Rewriting, rewrite
 from torchwise.trial.inspection import _watched
-from torchwise.workload import Example, trees
-from torchwise.zoo.draws import Request
+from torchwise.workload import Example, pytree
 from torchwise.zoo.ivhl import (
     build_field_superposition,
     field_superposition,
@@ -31,6 +30,7 @@ from torchwise.zoo.ivhl import (
     mera_layer,
     vortex_field,
 )
+from torchwise.zoo.random_inputs import Request
 
 C64, C128 = torch.complex64, torch.complex128
 PLAN = Plan(backend="inductor", transforms=("complex_to_real",))
@@ -436,9 +436,9 @@ def test_what_a_large_reduction_gives_on_a_gpu_is_interleaved_apart(
 ) -> None:
     x = z(6, 5)
     assert "aten.where.self" not in operators(rewritten(function, x)[0]), "on a CPU it is not"
-    monkeypatch.setattr(apart, "DEVICE", "cpu")
+    monkeypatch.setattr(split_interleave, "DEVICE", "cpu")
     assert "aten.where.self" not in operators(rewritten(function, x)[0]), "a small one is not"
-    monkeypatch.setattr(apart, "LEAST", x.numel())
+    monkeypatch.setattr(split_interleave, "LEAST", x.numel())
     rewriting, _ = rewritten(function, x)
     assert "aten.where.self" in operators(rewriting)
     assert "aten.cat.default" not in operators(rewriting)
@@ -451,8 +451,8 @@ def test_what_a_large_reduction_gives_on_a_gpu_is_interleaved_apart(
 def test_what_no_reduction_gives_is_interleaved_as_it_is_written(
     function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "DEVICE", "cpu")
-    monkeypatch.setattr(apart, "LEAST", 1)
+    monkeypatch.setattr(split_interleave, "DEVICE", "cpu")
+    monkeypatch.setattr(split_interleave, "LEAST", 1)
     assert "aten.where.self" not in operators(rewritten(function, z(6, 5))[0])
 
 
@@ -460,11 +460,11 @@ def test_a_field_of_halved_angles_is_as_near_to_complex128(monkeypatch: pytest.M
     request = Request("ivhl.field_superposition@4096x100", "cpu", torch.float32, 0)
     workload = build_field_superposition(request, grid=4096, sources=100)
     example = workload.examples[0]
-    tensors = trees.tensors(example.args)
+    tensors = pytree.tensors(example.args)
 
     def field(*given: torch.Tensor) -> Any:
         rest = iter(given)
-        return workload.call(*trees.map_tensors(lambda _: next(rest), example.args))
+        return workload.call(*pytree.map_tensors(lambda _: next(rest), example.args))
 
     def error() -> tuple[float, set[str]]:
         rewriting, [answer] = rewritten(field, *tensors)
@@ -777,7 +777,7 @@ def test_complex_numbers_are_found_where_real_ones_go_in_and_out() -> None:
 
 
 def made(call: Callable[..., Any], *args: Any, plan: Plan = PLAN) -> Any:
-    return realize(call, plan, Example(args), device="cpu", mode="inference").call
+    return compile_plan(call, plan, Example(args), device="cpu", mode="inference").call
 
 
 def test_a_transform_that_nobody_has_is_refused() -> None:

@@ -22,8 +22,8 @@ from builders import EAGER_S, a_measurement, a_trial, an_inspection
 from consistency_of_answers import check_analysis, check_benchmark, check_comparison, check_lock_check
 from torchwise.lock import Lock
 from torchwise.lock.check import CheckRequest, run_check
-from torchwise.lock.checked import Check, State
-from torchwise.lock.show import render_check
+from torchwise.lock.check_results import Check, State
+from torchwise.lock.render import render_check
 from torchwise.records import Costs, Measurement
 from torchwise.records.analysis import Analysis, Memory
 from torchwise.records.benchmark import Row
@@ -31,7 +31,7 @@ from torchwise.report import compare, render_benchmark, render_comparison
 from torchwise.report.analysis import render_analysis, render_analysis_html
 from torchwise.report.bench import render_bench_html
 from torchwise.report.bench.markdown import to_markdown
-from torchwise.report.judged import Change
+from torchwise.report.regression import Change
 from torchwise.workload import WorkloadSpec
 
 

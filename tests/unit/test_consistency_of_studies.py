@@ -17,7 +17,7 @@ from torchwise.records.answer import Answer
 from torchwise.report import format as show
 from torchwise.report import render_study
 from torchwise.report.html import plots, render_html
-from torchwise.report.rows import rows
+from torchwise.report.trial_table import rows
 from torchwise.workload import WorkloadSpec
 
 CALLS = 1_000_000

@@ -17,8 +17,8 @@ from torch import nn
 
 from torchwise.errors import WorkloadError
 from torchwise.verify.reference import float64_of, widened
-from torchwise.workload import Example, trees
-from torchwise.workload.copying import deep_copy
+from torchwise.workload import Example, pytree
+from torchwise.workload.deep_copy import deep_copy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage|deprecated).*"),
@@ -54,7 +54,7 @@ def test_a_tensor_of_any_layout_is_copied_with_its_strides(name: str) -> None:
     assert copied.grad_fn is None
     if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
         tensor, copied = tensor.to_dense(), copied.to_dense()
-    assert trees.equal(copied, tensor)
+    assert pytree.equal(copied, tensor)
     if tensor.layout is torch.strided and not tensor.is_nested:
         assert copied.stride() == tensor.stride()
 
@@ -64,7 +64,7 @@ def test_it_can_be_made_another_on_the_way(name: str) -> None:
     tensor = LAYOUTS[name]()
     copied = deep_copy({"x": tensor}, convert=widened)["x"]
     assert copied.dtype in (torch.float64, torch.complex128)
-    assert trees.equal(copied, widened(tensor.detach()))
+    assert pytree.equal(copied, widened(tensor.detach()))
 
 
 def test_a_quantized_tensor_keeps_its_scale() -> None:

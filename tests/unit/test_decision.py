@@ -14,7 +14,7 @@ from torchwise.decide.history import PLAIN_COMPILE_S
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Check, Decision, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
 from torchwise.records.answer import Answer
-from torchwise.records.figures import seconds
+from torchwise.records.units import seconds
 from torchwise.report import format as show
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")

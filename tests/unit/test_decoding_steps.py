@@ -12,14 +12,14 @@ import torch
 
 import torchwise
 from live_decisions import decided
+from torchwise.compile import compile_plan
 from torchwise.plan import Plan
-from torchwise.realize import realize
 from torchwise.records import Outcome
 from torchwise.trial.plain_call import run_plainly
 from torchwise.verify import Subject, is_stochastic, verify
 from torchwise.workload import Example, Workload
 from torchwise.workload.identity import describe_example
-from torchwise.workload.state import from_one_state
+from torchwise.workload.module_state import from_one_state
 
 transformers = pytest.importorskip("transformers")
 
@@ -90,7 +90,7 @@ def test_a_step_is_proven_and_served(model: Any, kind: str) -> None:
     again = example.clone()
     assert is_stochastic(from_one_state(model, model, (), dict(again.kwargs)), model) == (False, False)
     plan = DYNAMIC if kind == "dynamic" else INDUCTOR
-    call = realize(model, plan, example, device="cpu", mode="inference").call
+    call = compile_plan(model, plan, example, device="cpu", mode="inference").call
     verdict = verify(Subject(workload, call, model, stateful=True), extra_draws=0)
     assert verdict.outcome is Outcome.PASS, verdict.reason
     assert any("the float64 reference" in check.detail for check in verdict.checks)

@@ -11,19 +11,19 @@ from torch._inductor import config
 from torch._inductor.codegen.triton import TritonKernel
 from torch._inductor.utils import IndentedBuffer
 
+from torchwise.compile import pdl_waits, private
+from torchwise.compile.backends import inductor
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import dependent_launch, private
-from torchwise.realize.backends import inductor
 
 WAIT, LAUNCH = TritonKernel.GDC_WAIT, TritonKernel.GDC_LAUNCH
 
 
 @pytest.fixture(autouse=True)
 def _anew() -> Iterator[None]:
-    dependent_launch.wait_first.cache_clear()
+    pdl_waits.wait_first.cache_clear()
     yield
-    dependent_launch.wait_first.cache_clear()
+    pdl_waits.wait_first.cache_clear()
 
 
 class Details:
@@ -38,12 +38,12 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Give a kind of Inductor's own kernels, which all start early, that `wait_first` changes in their place."""
     kind = type("Early", (TritonKernel,), {"_enable_pdl_codegen": staticmethod(lambda: True)})
     details = type("Key", (Details,), {"__init__": Details.__init__})
-    found = {dependent_launch.KERNEL: kind, dependent_launch.DETAILS: details}
-    monkeypatch.setattr(dependent_launch, "look_up", lambda _, name: found[name])
-    dependent_launch.wait_first()
-    dependent_launch.wait_first()
+    found = {pdl_waits.KERNEL: kind, pdl_waits.DETAILS: details}
+    monkeypatch.setattr(pdl_waits, "look_up", lambda _, name: found[name])
+    pdl_waits.wait_first()
+    pdl_waits.wait_first()
     kind.details = details
-    with config.patch({dependent_launch.OPTION: True}):
+    with config.patch({pdl_waits.OPTION: True}):
         yield kind
 
 
@@ -75,24 +75,24 @@ def test_what_does_not_start_early_stays_as_it_is(kernel: Any) -> None:
 
 
 def test_what_starts_early_without_the_option_stays_as_it_is(kernel: Any) -> None:
-    with config.patch({dependent_launch.OPTION: False}):
+    with config.patch({pdl_waits.OPTION: False}):
         assert written(kernel, "tl.store(out, 0)") == ["tl.store(out, 0)"], "as its key does not tell it apart"
 
 
 def test_compiled_code_is_kept_apart_from_what_was_compiled_without(kernel: Any) -> None:
     assert vars(kernel.details()) == {"graph": "graph", "kernels_wait_once_and_first": True}
-    with config.patch({dependent_launch.OPTION: False}):
+    with config.patch({pdl_waits.OPTION: False}):
         assert vars(kernel.details()) == {"graph": "graph"}, "what is in a cache already stays found"
 
 
 def test_this_torch_writes_kernels_so() -> None:
-    private.check("a test", (*dependent_launch.MEMBERS, dependent_launch.DETAILS))
+    private.check("a test", (*pdl_waits.MEMBERS, pdl_waits.DETAILS))
 
 
 def test_a_torch_that_writes_them_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(TritonKernel, "_filter_pdl")
     with pytest.raises(UnsupportedError, match=r"enable_pdl needs torch\..*\.TritonKernel\._filter_pdl, which torch"):
-        dependent_launch.wait_first()
+        pdl_waits.wait_first()
 
 
 @pytest.mark.parametrize(("value", "set_by_the_user", "asks"), [(1, 0, True), (0, 0, False), (None, 1, True)])
@@ -100,10 +100,10 @@ def test_every_plan_that_starts_kernels_early_has_them_wait(
     monkeypatch: pytest.MonkeyPatch, value: int | None, set_by_the_user: int, asks: bool
 ) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(dependent_launch, "wait_first", lambda: asked.append(True))
-    options = () if value is None else ((dependent_launch.OPTION, bool(value)),)
+    monkeypatch.setattr(pdl_waits, "wait_first", lambda: asked.append(True))
+    options = () if value is None else ((pdl_waits.OPTION, bool(value)),)
     plan = Plan(backend="inductor", options=options)
-    with config.patch({dependent_launch.OPTION: bool(set_by_the_user)}):
+    with config.patch({pdl_waits.OPTION: bool(set_by_the_user)}):
         for compiler in (
             lambda plan: inductor.compile(torch.sin, plan),
             inductor.graph_compiler,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from torchwise import doctor as package
 from torchwise.cli.doctor import doctor
-from torchwise.doctor import Facts, Finding, Status, child, compiler, diagnosis, disk, facts, judge, probe
+from torchwise.doctor import Facts, Finding, Status, child, compiler, diagnosis, disk, judge, probe, system_info
 from torchwise.doctor.compiler import Compiler
 from torchwise.doctor.disk import GIB, MIB, Folder
 from torchwise.doctor.probe import Step
@@ -324,13 +324,13 @@ def test_the_probe_compiles_even_where_compilation_is_switched_off(monkeypatch: 
 
 
 def test_gathering_needs_no_torch_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "run_probe", lambda: GOOD_STEPS)
+    monkeypatch.setattr(system_info, "run_probe", lambda: GOOD_STEPS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    seen = facts.gather()
+    seen = system_info.gather()
     assert seen.python == sys.version_info[:3]
     assert seen.gpu is None
     assert seen.cpus >= 1
-    code = "import sys, torchwise.doctor as d, torchwise.doctor.facts as f; f.run_probe = dict; d.diagnose()"
+    code = "import sys, torchwise.doctor as d, torchwise.doctor.system_info as f; f.run_probe = dict; d.diagnose()"
     subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], check=True)
 
 
@@ -339,13 +339,13 @@ def test_gpu_processes_are_those_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch
         "gpu": [list(GPU.values())],
         "compute-apps": [["GPU-2", "5", "other", "1"], list(PROCESS.values())],
     }
-    monkeypatch.setattr(facts.environment, "query_gpu", lambda fields, table="gpu": tables[table])
-    monkeypatch.setattr(facts.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(system_info.environment, "query_gpu", lambda fields, table="gpu": tables[table])
+    monkeypatch.setattr(system_info.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert facts._gpu() == GPU
-    assert facts._gpu_processes(GPU) == (PROCESS,)
+    assert system_info._gpu() == GPU
+    assert system_info._gpu_processes(GPU) == (PROCESS,)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert facts._gpu() is None
+    assert system_info._gpu() is None
 
 
 def test_folders_are_tried_by_writing(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import torch
 
 from torchwise.records import Outcome
 from torchwise.verify import Subject, verify
-from torchwise.verify.draws import draws
+from torchwise.verify.inputs import draws
 from torchwise.verify.step import StepSubject, verify_step
-from torchwise.verify.trainee import Trainee
-from torchwise.workload import Example, Workload, trees
-from torchwise.workload.step import TrainStep
+from torchwise.verify.step_runner import Trainee
+from torchwise.workload import Example, Workload, pytree
+from torchwise.workload.train_step import TrainStep
 
 
 def drawn(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,17 +55,17 @@ def test_values_are_shuffled_in_place_of_each_other(make: Callable[[], torch.Ten
     other = drawn(tensor)
     assert (other.shape, other.stride(), other.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
     assert (other.requires_grad, other.is_leaf) == (tensor.requires_grad, True)
-    assert not trees.equal(other, tensor)
+    assert not pytree.equal(other, tensor)
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     ours, theirs = (torch.view_as_real(t.detach().to(wide) + 0j).flatten(0, -2) for t in (other, tensor))
     assert sorted(ours.tolist()) == sorted(theirs.tolist())
-    assert trees.equal(drawn(tensor), other)
+    assert pytree.equal(drawn(tensor), other)
 
 
 @pytest.mark.parametrize("make", KEPT.values(), ids=KEPT)
 def test_what_cannot_be_shuffled_stays_as_it_is(make: Callable[[], torch.Tensor]) -> None:
     tensor = make()
-    assert trees.equal(drawn(tensor), tensor)
+    assert pytree.equal(drawn(tensor), tensor)
 
 
 def test_a_workload_that_can_reseed_draws_its_own() -> None:
@@ -124,9 +124,9 @@ def test_asking_changes_neither_model_nor_generators() -> None:
 def test_a_step_that_checks_its_batch_is_asked_on_a_copy() -> None:
     model = Rising()
     step = TrainStep(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
-    before = trees.clone(model.state_dict())
+    before = pytree.clone(model.state_dict())
     assert len(of(step, torch.arange(8.0)[:, None], torch.zeros(8, 1))) == 1
-    assert all(trees.equal(now, then) for now, then in zip(model.state_dict().values(), before.values(), strict=True))
+    assert all(pytree.equal(now, then) for now, then in zip(model.state_dict().values(), before.values(), strict=True))
 
 
 def test_what_a_workload_draws_itself_is_not_asked_about() -> None:

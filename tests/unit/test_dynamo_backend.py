@@ -14,7 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from dynamo_graphs import decision_for
 from torchwise.dynamo import backend as entry
-from torchwise.dynamo import private, serve
+from torchwise.dynamo import lower, private
 from torchwise.dynamo.graph import Captured
 from torchwise.dynamo.options import Options
 from torchwise.errors import InputError
@@ -49,7 +49,7 @@ class Bench:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench = Bench()
-    module = importlib.import_module("torchwise.dynamo.door")
+    module = importlib.import_module("torchwise.dynamo.backend")
     monkeypatch.setattr(module, "decide", bench.decide)
     monkeypatch.setattr(module, "_logged", set())
     monkeypatch.setattr(private, "inductor", bench.compile)
@@ -305,4 +305,4 @@ def test_nothing_is_tuned_where_other_ranks_would_wait(bench: Bench, monkeypatch
     ids=str,
 )
 def test_only_what_is_nothing_but_inductor_goes_past_the_dispatcher(plan: Plan, alone: bool) -> None:
-    assert serve.compiles_alone(plan) is alone
+    assert lower.compiles_alone(plan) is alone

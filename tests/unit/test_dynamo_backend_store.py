@@ -170,7 +170,7 @@ def test_an_example_is_a_leaf_without_history() -> None:
 
 
 def test_every_private_name_is_there() -> None:
-    from torchwise.realize.private import check
+    from torchwise.compile.private import check
 
     check(private.WHO, private.NAMES)
 
@@ -185,7 +185,7 @@ def test_torch_finds_the_backend_by_its_name() -> None:
 @pytest.mark.parametrize("transforms", [(), ("complex_to_real",)])
 def test_compiled_graphs_train_as_eager_does(transforms: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(backend="inductor", transforms=transforms)
-    module = importlib.import_module("torchwise.dynamo.door")
+    module = importlib.import_module("torchwise.dynamo.backend")
     monkeypatch.setattr(module, "decide", lambda captured, asked: decision_for(captured, plan))
     torch._dynamo.reset()
 

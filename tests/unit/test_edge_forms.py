@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from live_decisions import decided
+from torchwise.compile import compile_plan
+from torchwise.compile.io_casts import ByForm, Form, form_of
+from torchwise.compile.layout import order_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.edge import ByForm, Form, form_of
-from torchwise.realize.layout import order_of
 from torchwise.records import Outcome
 from torchwise.runtime.module import OptimizedModule
 from torchwise.verify import Subject, verify
-from torchwise.workload import Example, Workload, trees
+from torchwise.workload import Example, Workload, pytree
 from torchwise.workload.identity import describe_example
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh", "only_traced")
@@ -91,8 +91,8 @@ def net() -> Net:
 
 def check(ours: Any, right: Any) -> None:
     """Assert that answers have the same form, and values as far as bfloat16 goes."""
-    assert trees.form(ours) == trees.form(right)
-    for one, other in zip(trees.tensors(ours), trees.tensors(right), strict=True):
+    assert pytree.form(ours) == pytree.form(right)
+    for one, other in zip(pytree.tensors(ours), pytree.tensors(right), strict=True):
         assert (one.dtype, order_of(one)) == (other.dtype, order_of(other))
         if one.is_floating_point():
             torch.testing.assert_close(one, other, atol=0.1, rtol=0.1)
@@ -101,7 +101,7 @@ def check(ours: Any, right: Any) -> None:
 
 
 def realized(net: Net, plan: Plan) -> Callable[..., Any]:
-    return realize(net, plan, Example((X,)), device="cpu", mode="inference").call
+    return compile_plan(net, plan, Example((X,)), device="cpu", mode="inference").call
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -128,7 +128,7 @@ def test_an_input_that_is_returned_is_that_very_tensor(net: Net, plan: Plan) -> 
 @pytest.mark.parametrize("first", ["both", "labels", "none"])
 def test_a_right_plan_is_proven_on_examples_of_several_forms(net: Net, plan: Plan, first: str) -> None:
     examples = tuple(Example((X,), {"want": want}) for want in (first, "scores", "permuted"))
-    call = realize(net, plan, examples[0], device="cpu", mode="inference").call
+    call = compile_plan(net, plan, examples[0], device="cpu", mode="inference").call
     subject = Subject(Workload(net, examples), call, realized(net, plan), plan.precision)
     verdict = verify(subject, extra_draws=1)
     assert verdict.outcome is Outcome.PASS, verdict
@@ -152,7 +152,7 @@ def test_sizes_that_a_dynamic_plan_was_not_proven_on_have_their_own_form(backend
 
     shapes = "dynamic" if backend == "inductor" else "static"
     plan = Plan(memory_format="channels_last", backend=backend, shapes=shapes)
-    made = realize(call, plan, Example((X,)), device="cpu", mode="inference").call
+    made = compile_plan(call, plan, Example((X,)), device="cpu", mode="inference").call
     for shape in ((2, 3, 8, 8), (2, 3, 8, 1), (2, 3, 4, 5), (1, 1, 1, 7), (2, 3, 8, 8)):
         x = torch.randn(shape)
         check(made(x), call(x))
@@ -170,7 +170,7 @@ def test_a_form_that_is_another_for_the_same_call_is_refused_and_learnt_anew(net
     def by_content(x: torch.Tensor) -> Any:
         return (x * 2, x.sum()) if x.sum() > 0 else x * 2
 
-    made = realize(by_content, Plan(precision="bf16"), Example((X,)), device="cpu", mode="inference").call
+    made = compile_plan(by_content, Plan(precision="bf16"), Example((X,)), device="cpu", mode="inference").call
     check(made(X.abs()), by_content(X.abs()))
     for x, said in ((-X.abs(), "fewer tensors"), (X.abs(), "more tensors")):
         with pytest.raises(UnsupportedError, match=said):
@@ -180,7 +180,7 @@ def test_a_form_that_is_another_for_the_same_call_is_refused_and_learnt_anew(net
 
 def test_batch_norm_in_training_counts_each_batch_once() -> None:
     ours, right = Net().train(), Net().train()
-    call = realize(ours, Plan(precision="autocast_bf16"), Example((X,)), device="cpu", mode="training").call
+    call = compile_plan(ours, Plan(precision="autocast_bf16"), Example((X,)), device="cpu", mode="training").call
     for want in ("scores", "labels"):
         call(X, want)
         right(X, want)

@@ -14,7 +14,7 @@ import torch
 from counted import Counted
 from torch import nn
 
-from torchwise.realize.entry import entry_of
+from torchwise.compile.forward_entry import entry_of
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
 

@@ -15,12 +15,12 @@ from torchwise.diagnose.findings import breaks, complexes, fallbacks, guards, ho
 from torchwise.diagnose.findings import waits as waiting
 from torchwise.diagnose.findings.evidence import Evidence
 from torchwise.diagnose.kernels import Profiled
-from torchwise.diagnose.observed import Observed, Wait
+from torchwise.diagnose.op_trace import Observed, Wait
 from torchwise.diagnose.stages import Code
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval, Measurement
+from torchwise.records.compile_events import Break, Fallback, FallbackKind, Frame, Mend, Recompile, Watched
 from torchwise.records.explanation import Basis, Execution, Kernel, Place
-from torchwise.records.watched import Break, Fallback, FallbackKind, Frame, Mend, Recompile, Watched
 
 BRANCH = Break("model.py", 12, "forward", "GB0170", "Data-dependent branching", "It branches.", excerpt="if h > 0:")
 SETTING = "torch._dynamo.config.capture_scalar_outputs = True"

@@ -19,8 +19,8 @@ from torchwise.diagnose.fix_trials import Settled, settle, varying_sizes
 from torchwise.diagnose.trace import Trace
 from torchwise.plan import Plan
 from torchwise.records import Measurement
+from torchwise.records.compile_events import Fallback, FallbackKind, Frame, Recompile, Watched
 from torchwise.records.explanation import Basis, Tried
-from torchwise.records.watched import Fallback, FallbackKind, Frame, Recompile, Watched
 from torchwise.trial.loading import runner
 from torchwise.workload import Example, Workload
 
@@ -227,12 +227,12 @@ def test_what_is_slower_for_being_given_up_says_so() -> None:
 
 
 def test_a_fix_that_raises_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchwise.diagnose.prices import PairedPrices
+    from torchwise.diagnose.savings import PairedPrices
 
     def fails(*_: object) -> None:
         raise TypeError("'Tensor' object cannot be interpreted as an integer\nand more")
 
-    monkeypatch.setattr("torchwise.diagnose.prices.settle", fails)
+    monkeypatch.setattr("torchwise.diagnose.savings.settle", fails)
     arena = Arena(storms.Counts(), [(storms.X,)])
     asked = PairedPrices(arena, [], 1e-4, 60.0, lambda _stage: None)  # type: ignore[arg-type]
     found = asked.tried(Fix("held", "code", "advice"))

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.diagnose.prices import PairedPrices
-from torchwise.diagnose.saving import share_saved, share_saved_anywhere
+from torchwise.diagnose.relative_saving import share_saved, share_saved_anywhere
+from torchwise.diagnose.savings import PairedPrices
 from torchwise.measure import peaks
 from torchwise.plan import Plan
 from torchwise.records import Measurement
-from torchwise.trial.arena import Calls
+from torchwise.trial.harness import Calls
 from torchwise.workload import Example, Workload
 
 SETTING = "torch._dynamo.config.capture_scalar_outputs = True"

@@ -17,8 +17,8 @@ from torchwise.records import Interval
 from torchwise.records.explanation import Basis, Explanation, Kernel, Price, Stage, Tried, ranked
 from torchwise.report.explain import render_explanation, render_explanation_html, write_explanation
 from torchwise.report.explain.plots import plots
-from torchwise.report.explain.words import next_steps
-from torchwise.report.explain.words import price as words
+from torchwise.report.explain.text import next_steps
+from torchwise.report.explain.text import price as words
 from torchwise.workload import WorkloadSpec
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from torchwise.diagnose import kernels, stages
-from torchwise.diagnose.observed import Work, observe
-from torchwise.diagnose.prices import patched
+from torchwise.diagnose.fresh_code_copy import twin
+from torchwise.diagnose.op_trace import Work, observe
+from torchwise.diagnose.savings import patched
 from torchwise.diagnose.sizes import bytes_of_kernels
 from torchwise.diagnose.trace import Artefact, Span
-from torchwise.diagnose.twin import twin
 from torchwise.diagnose.work import KnownWork
 from torchwise.records.explanation import Limits
 

@@ -13,11 +13,11 @@ import torch
 
 from targets import break_gallery, suggested
 from torchwise.diagnose import suggestions
-from torchwise.diagnose.mends.tensors import as_tensor
+from torchwise.diagnose.fixes.tensors import as_tensor
 from torchwise.diagnose.settings import argument, patched
 from torchwise.diagnose.suggestions import Checked, checked
 from torchwise.diagnose.trace import Trace
-from torchwise.records.watched import Break
+from torchwise.records.compile_events import Break
 from torchwise.trial.loading import runner
 from torchwise.workload import Example, Workload
 

@@ -11,11 +11,12 @@ import torch
 from counted import Counted, eager, settings
 from torch import nn
 
-from torchwise.realize import lean, pace
-from torchwise.realize.backends.callback import compile_with
-from torchwise.realize.lean import Straight
-from torchwise.realize.pace import SHARE, Pace
-from torchwise.realize.watch import ModuleWatch
+from torchwise.compile import retry_pace
+from torchwise.compile.backends.compile_callback import compile_with
+from torchwise.compile.guards import guard_bypass
+from torchwise.compile.guards.guard_bypass import Straight
+from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.retry_pace import SHARE, Pace
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
 
@@ -147,7 +148,7 @@ def test_what_was_compiled_outside_of_inference_mode_is_called_within(net: Net) 
 
 @torch.no_grad()
 def test_states_that_take_turns_are_all_known(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "SHARE", 1e6)
+    monkeypatch.setattr(retry_pace, "SHARE", 1e6)
     counted = Counted(net.forward, X)
     for i in range(12):
         net.scale = (2.0, 3.0, 4.0)[i % 3]
@@ -158,9 +159,11 @@ def test_states_that_take_turns_are_all_known(net: Net, monkeypatch: pytest.Monk
 @torch.no_grad()
 def test_changes_one_upon_the_other_are_not_all_looked_at(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    glance_at = lean.glance_at
+    glance_at = guard_bypass.glance_at
     counted = Counted(net.forward, X)
-    monkeypatch.setattr(lean, "glance_at", lambda *given: (looks.append(1), time.sleep(0.02), glance_at(*given))[2])
+    monkeypatch.setattr(
+        guard_bypass, "glance_at", lambda *given: (looks.append(1), time.sleep(0.02), glance_at(*given))[2]
+    )
     for i in range(100):
         net.scale = 3.0 + i
         assert torch.equal(counted(X), net(X))
@@ -185,7 +188,7 @@ def test_code_of_another_backend_is_not_taken_for_the_plans(net: Net) -> None:
 @torch.no_grad()
 def test_a_watch_that_had_to_look_closely_glances_again(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    monkeypatch.setattr("torchwise.realize.watch.rebound", lambda _places: looks.append(1))
+    monkeypatch.setattr("torchwise.compile.guards.module_guard.rebound", lambda _places: looks.append(1))
     watch = ModuleWatch(net)
     net.requires_grad_(False)
     for _ in range(5):

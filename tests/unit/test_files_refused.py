@@ -14,18 +14,18 @@ from typer.testing import CliRunner
 from analysis_samples import an_analysis
 from bench_samples import a_benchmark
 from store_samples import a_decision, a_ruling, a_study, an_explanation, create
-from torchwise.artefact.manifest import Manifest, Member
+from torchwise.artifact.manifest import Manifest, Member
 from torchwise.cli import app
+from torchwise.components.config import CompileConfig
 from torchwise.dynamo.options import Options
 from torchwise.environment import detect
 from torchwise.errors import InputError, StorageError, TorchwiseError
-from torchwise.parts.config import CompileConfig
 from torchwise.plan import Plan
 from torchwise.records import Decision, Study, Trial
 from torchwise.records.analysis import Analysis
+from torchwise.records.approval import Ruling
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.explanation import Explanation
-from torchwise.records.ruling import Ruling
 from torchwise.store import open_storage
 
 STUDY = a_study(trials=(Trial(0, Plan(threads=2)),), decision=a_decision())

@@ -14,17 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from torchwise import foreign
+from torchwise import model_libraries
 from torchwise.errors import TargetError, WorkloadError
-from torchwise.foreign import diffusion, text
-from torchwise.foreign.options import parse
-from torchwise.foreign.weights import calibrate, seeded
-from torchwise.foreign.work import count
+from torchwise.model_libraries import diffusion, text
+from torchwise.model_libraries.options import parse
+from torchwise.model_libraries.weights import calibrate, seeded
+from torchwise.model_libraries.work import count
 from torchwise.workload import Workload
 from torchwise.workload.identity import identity
-from torchwise.workload.loss import loss_of
+from torchwise.workload.pytree import tensors
+from torchwise.workload.surrogate_loss import loss_of
 from torchwise.workload.target import load as load_target
-from torchwise.workload.trees import tensors
 
 TEXT = "layers=2,width=128,vocabulary=50,length=12"
 SHARED = "layers=2,width=512,vocabulary=50,length=12"  # eight heads share a key
@@ -59,7 +59,7 @@ def load(target: str, **keywords: object) -> Workload:
     if scheme in ("hf", "diffusers"):
         library = {"hf": "transformers"}.get(scheme, scheme)
         pytest.importorskip(library, reason=f"{target} needs {library}: pip install 'torchwise[models]'")
-    return getattr(foreign, f"load_{scheme}")(name, **keywords)
+    return getattr(model_libraries, f"load_{scheme}")(name, **keywords)
 
 
 @functools.cache
@@ -439,7 +439,7 @@ def test_a_missing_library_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, library, None)
     scheme, _, name = target.partition(":")
     with pytest.raises(TargetError, match=rf"{target} needs {library}, .*pip install 'torchwise\[models\]'"):
-        getattr(foreign, f"load_{scheme}")(name)
+        getattr(model_libraries, f"load_{scheme}")(name)
 
 
 def test_a_library_built_for_another_torch_is_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_a_library_built_for_another_torch_is_told_apart(monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(TargetError, match=r"but cannot be imported \(RuntimeError: operator torchvision::nms"):
-        foreign.load_timm("resnet50")
+        model_libraries.load_timm("resnet50")
 
 
 def test_each_library_is_a_target_scheme() -> None:

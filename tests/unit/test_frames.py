@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from torchwise.runtime.frames import without_frames
+from torchwise.runtime.traceback_utils import without_frames
 
 
 class Large: ...

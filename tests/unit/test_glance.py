@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.realize import watch
-from torchwise.realize.glance import glance_at
-from torchwise.realize.watch import ModuleWatch
+from torchwise.compile.guards import module_guard
+from torchwise.compile.guards.fast_module_guard import glance_at
+from torchwise.compile.guards.module_guard import ModuleWatch
 
 
 class Net(torch.nn.Module):
@@ -89,7 +89,7 @@ def test_a_module_whose_tensors_cannot_be_glanced_at_is_looked_at_closely(net: N
 
 def test_a_watch_looks_closely_only_where_a_glance_does_not_do(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    monkeypatch.setattr(watch, "rebound", lambda places: looks.append(places) is None)
+    monkeypatch.setattr(module_guard, "rebound", lambda places: looks.append(places) is None)
     look = ModuleWatch(net)
     assert not look.changed()
     assert looks == []
@@ -116,7 +116,7 @@ def test_a_write_that_changes_nothing_hides_no_later_one(what: str, net: Net) ->
 
 def test_it_looks_closely_only_where_something_was_written(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    monkeypatch.setattr("torchwise.realize.glance.is_", lambda a, b: looked.append(1) or a is b)
+    monkeypatch.setattr("torchwise.compile.guards.fast_module_guard.is_", lambda a, b: looked.append(1) or a is b)
     unchanged = glance_at(net)
     assert unchanged()
     assert not looked
@@ -129,7 +129,9 @@ def test_it_looks_closely_only_where_something_was_written(net: Net, monkeypatch
 
 
 def test_it_does_without_the_counts_of_writes(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwise.realize.glance.DICT_VERSION", ("torch._C._dynamo.guards", "no_such_name"))
+    monkeypatch.setattr(
+        "torchwise.compile.guards.fast_module_guard.DICT_VERSION", ("torch._C._dynamo.guards", "no_such_name")
+    )
     unchanged = glance_at(net)
     assert unchanged()
     net.scale = 3.0

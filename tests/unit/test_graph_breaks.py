@@ -18,9 +18,9 @@ from torch import Tensor
 
 from targets import break_gallery
 from targets.break_gallery import SNIPPETS, Snippet
-from torchwise.diagnose import breaks, places
+from torchwise.diagnose import breaks, source_locations
 from torchwise.diagnose.trace import Trace
-from torchwise.records.watched import Frame
+from torchwise.records.compile_events import Frame
 from torchwise.zoo.tutorial import breaks as zoo
 
 MARK = re.compile(r"# breaks: (\w+)$")
@@ -189,7 +189,10 @@ def test_a_function_that_goes_on_after_a_break_stands_in_the_stack_once() -> Non
   File "/home/me/model.py", line 16, in torch_dynamo_resume_in_f_at_15
     if y.sum() > 0:
 """
-    assert places.read(text) == (Frame("/home/me/main.py", 21, "<module>"), Frame("/home/me/model.py", 16, "f"))
+    assert source_locations.read(text) == (
+        Frame("/home/me/main.py", 21, "<module>"),
+        Frame("/home/me/model.py", 16, "f"),
+    )
 
 
 def test_two_lines_of_a_library_under_one_line_of_the_user_are_two_breaks() -> None:

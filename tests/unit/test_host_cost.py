@@ -16,9 +16,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from torchwise.compile.guards.code_guard import writes_to
 from torchwise.plan import Plan
-from torchwise.realize.code_guard import writes_to
-from torchwise.runtime.changes import Changes
+from torchwise.runtime.call_guard import Changes
 from torchwise.runtime.module import OptimizedModule
 from torchwise.workload import Example
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from torchwise.compile.cuda_graphs.host_operators import known_of, reads_numbers, waits, write_where_masked
+from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.errors import UnsupportedError
-from torchwise.realize.capture.host_values import HostValues
-from torchwise.realize.capture.operators import known_of, reads_numbers, waits, write_where_masked
 
 aten = torch.ops.aten
 ELSEWHERE = "meta"

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch._inductor.codecache import PyCodeCache
 
+from torchwise.compile import compile_plan
+from torchwise.compile.backends import inductor
+from torchwise.compile.backends.freezing import Freezing
+from torchwise.compile.backends.inductor import compile, compiled_graphs
+from torchwise.compile.guards.guard_bypass import Aimed
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.backends import inductor
-from torchwise.realize.backends.freezing import Freezing
-from torchwise.realize.backends.inductor import compile, compiled_graphs
-from torchwise.realize.lean import Aimed
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
 from torchwise.trial import Job, Limits, ProcessLauncher, try_plan
 from torchwise.trial.job import EFFORTS
@@ -91,7 +91,7 @@ def test_what_was_compiled_for_one_plan_answers_no_other() -> None:
     for plan, compiles in ((frozen, 1), (frozen, 1), (INDUCTOR, 1), (dynamic, 1), (frozen, 1), (INDUCTOR, 0)):
         model[0].weight.mul_(-2)
         before = compiled_graphs()
-        answer = realize(model, plan, Example((x,)), device="cpu", mode="inference").call(x)
+        answer = compile_plan(model, plan, Example((x,)), device="cpu", mode="inference").call(x)
         torch.testing.assert_close(answer, model(x))
         assert compiled_graphs() - before == compiles, plan
 
@@ -101,7 +101,7 @@ def test_freezing_really_freezes_and_knows_when_it_is_stale() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
     x = torch.randn(4, 8)
     plan = INDUCTOR.with_choice("options", ("freezing", True))
-    call = realize(module, plan, Example((x,)), device="cpu", mode="inference").call
+    call = compile_plan(module, plan, Example((x,)), device="cpu", mode="inference").call
     expected = module(x)
     assert torch.allclose(call(x), expected, atol=1e-5)
     module[0].weight.data.mul_(2.0)  # a write that PyTorch's own version counter does not see
@@ -124,7 +124,7 @@ def test_copies_of_frozen_weights_go_with_their_plan_and_the_model_may_go_before
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval(), torch.randn(4, 8)
     plan, before = INDUCTOR.with_choice("options", ("freezing", True)), copies_in_code()
     for _ in range(2):
-        realized = realize(model, plan, Example((x,)), device="cpu", mode="inference")
+        realized = compile_plan(model, plan, Example((x,)), device="cpu", mode="inference")
         expected = realized.call(x)
         assert copies_in_code() > before
         lean = realized.lean((x,), {})
@@ -164,7 +164,7 @@ def test_many_kinds_of_call_keep_no_more_memory_each(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(inductor, "MOST_STRAIGHT", 2)
     model = torch.nn.Linear(8, 8).eval()
     plan = INDUCTOR.with_choice("shapes", "dynamic")
-    call = realize(model, plan, Example((torch.randn(2, 8),)), device="cpu", mode="inference").call
+    call = compile_plan(model, plan, Example((torch.randn(2, 8),)), device="cpu", mode="inference").call
     kept = []
     for rows in range(2, 9):
         for _ in range(2):
@@ -210,7 +210,7 @@ class Beside(torch.nn.Module):
 def test_a_weight_that_nobody_watches_is_not_frozen(where: str, precision: str) -> None:
     model, x = Beside(where).eval(), torch.randn(2, 4)
     plan = replace(INDUCTOR.with_choice("options", ("freezing", True)), precision=precision)
-    call = realize(model, plan, Example((x,)), device="cpu", mode="inference").call
+    call = compile_plan(model, plan, Example((x,)), device="cpu", mode="inference").call
     if where not in ("buffer", "attribute"):
         for _ in range(2):  # Dynamo has the code by then
             with pytest.raises(UnsupportedError, match=r"freezing would fold in .*, which is no parameter, buffer or"):
@@ -231,7 +231,7 @@ def test_outputs_that_inductor_lays_out_otherwise_lie_as_in_eager() -> None:
 
     plan = INDUCTOR.with_choice("transforms", "eager_strides")
     small, large = torch.randn(1, 8, 64), torch.randn(2, 8, 64).transpose(0, 1).contiguous().transpose(0, 1)
-    realized = realize(begin, plan, Example((small,)), device="cpu", mode="inference")
+    realized = compile_plan(begin, plan, Example((small,)), device="cpu", mode="inference")
     before = compiled_graphs()
     for x in (small, large):  # whichever comes first, each is laid out as eager lays it out
         answer, expected = realized.call(x), begin(x)
@@ -247,7 +247,7 @@ def test_regional_compiles_equal_blocks_once() -> None:
     module = torch.nn.Sequential(*blocks).eval()
     x = torch.randn(4, 8)
     before = compiled_graphs()
-    call = realize(module, replace(INDUCTOR, scope="regional"), Example((x,)), device="cpu", mode="inference").call
+    call = compile_plan(module, replace(INDUCTOR, scope="regional"), Example((x,)), device="cpu", mode="inference").call
     assert torch.allclose(call(x), module(x), atol=1e-5)
     assert compiled_graphs() - before == 1
     module[1][0].weight.mul_(3.0)
@@ -261,7 +261,7 @@ def test_dynamic_compiles_once_for_all_sizes_and_static_for_each() -> None:
 
     for shapes, graphs in (("dynamic", 1), ("static", 2)):
         torch.compiler.reset()
-        fast = realize(
+        fast = compile_plan(
             call, replace(INDUCTOR, shapes=shapes), Example((torch.randn(4),)), device="cpu", mode="inference"
         )
         before = compiled_graphs()
@@ -275,7 +275,7 @@ def test_an_option_that_this_torch_lacks_is_refused() -> None:
     plan = INDUCTOR.with_choice("options", ("max_autotun", True))
     said = r"option 'max_autotun' does not exist in torch \S+; did you mean max_autotune"
     with pytest.raises(UnsupportedError, match=said):
-        realize(torch.tanh, plan, Example((torch.ones(1),)), device="cpu", mode="inference")
+        compile_plan(torch.tanh, plan, Example((torch.ones(1),)), device="cpu", mode="inference")
 
 
 @pytest.mark.slow

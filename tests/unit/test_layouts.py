@@ -12,10 +12,10 @@ import torchwise
 from torchwise.records import Check, Outcome
 from torchwise.verify import Subject, verify
 from torchwise.verify.step import StepSubject, verify_step
-from torchwise.verify.trainee import Trainee
-from torchwise.workload import Example, Workload, layouts, trees
-from torchwise.workload.loss import loss_of
-from torchwise.workload.state import kept_state
+from torchwise.verify.step_runner import Trainee
+from torchwise.workload import Example, Workload, layouts, pytree
+from torchwise.workload.module_state import kept_state
+from torchwise.workload.surrogate_loss import loss_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage|deprecated).*", "ignore::FutureWarning")
 
@@ -43,18 +43,18 @@ LAYOUTS: dict[str, Layout] = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_values_layouts_and_patterns_tell_tensors_apart(name: str) -> None:
     tensor = LAYOUTS[name](GRID)
-    assert trees.equal(tensor, trees.copy_of(tensor))
-    assert not trees.equal(tensor, LAYOUTS[name](GRID * 2))
-    assert not trees.equal(tensor, GRID)
+    assert pytree.equal(tensor, pytree.copy_of(tensor))
+    assert not pytree.equal(tensor, LAYOUTS[name](GRID * 2))
+    assert not pytree.equal(tensor, GRID)
     if name in SPARSE and name != "uncoalesced":
-        assert not trees.equal(tensor, LAYOUTS[name](GRID.flip(0)))
-        assert not trees.equal(tensor, LAYOUTS[name](torch.ones(4, 4)))
+        assert not pytree.equal(tensor, LAYOUTS[name](GRID.flip(0)))
+        assert not pytree.equal(tensor, LAYOUTS[name](torch.ones(4, 4)))
 
 
 def test_a_large_sparse_matrix_is_compared_without_being_made_dense() -> None:
     size = 2_000_000  # whose square takes 16 TB
     matrix = torch.sparse_coo_tensor(torch.tensor([[0, size - 1], [1, 2]]), torch.ones(2), (size, size)).coalesce()
-    assert trees.equal(matrix, trees.copy_of(matrix))
+    assert pytree.equal(matrix, pytree.copy_of(matrix))
     assert layouts.size_of(matrix) == 2 * 2 * 8 + 2 * 4
 
 
@@ -66,7 +66,7 @@ def test_a_buffer_is_put_back(name: str) -> None:
     with kept_state(module):
         held.copy_(LAYOUTS[name](GRID * 2))
     assert module.get_buffer("held") is held
-    assert trees.equal(held, LAYOUTS[name](GRID))
+    assert pytree.equal(held, LAYOUTS[name](GRID))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from torchwise.errors import BaselineError, InputError, TargetError
 from torchwise.lock import Entry, Lock
-from torchwise.lock import judge as judging
+from torchwise.lock import slowdown_test as judging
 from torchwise.lock.check import CheckRequest, run_check
-from torchwise.lock.checked import Check, Checked, State
-from torchwise.lock.judge import Judge
-from torchwise.lock.show import render_check, sentence
+from torchwise.lock.check_results import Check, Checked, State
+from torchwise.lock.render import render_check, sentence
+from torchwise.lock.slowdown_test import Judge
 from torchwise.plan import EAGER
 from torchwise.records import Check as VerdictCheck
 from torchwise.records import Failure, FailureKind, Interval, Measurement, Outcome, Verdict

@@ -22,7 +22,7 @@ from torchwise.environment import Environment
 from torchwise.errors import InputError, PlanError, StalePlanError
 from torchwise.lock import Entry, Lock, decision, read, toml, write
 from torchwise.lock.entry import entry_of
-from torchwise.lock.section import section_of
+from torchwise.lock.schema import section_of
 from torchwise.plan import EAGER, Plan
 
 H200 = replace(
@@ -249,13 +249,13 @@ def test_the_line_is_that_of_the_edited_section(tmp_path: Path) -> None:
 
 def forged(folder: Path, **changes: object) -> Path:
     """Write a section with a digest that fits the changed data, as a forger would."""
-    from torchwise.lock import section
+    from torchwise.lock import schema
 
     entry = an_entry()
     data = {**section_of(entry), **changes}
     data = {name: value for name, value in data.items() if value is not None and name != "digest"}
     lines = [toml.pair(name, value) for name, value in data.items()]
-    lines += [toml.pair("digest", section._digest(entry.key, data))]
+    lines += [toml.pair("digest", schema._digest(entry.key, data))]
     path = written(folder)
     path.write_text("\n".join([path.read_text(), toml.header(entry.key), *lines, ""]))
     return path

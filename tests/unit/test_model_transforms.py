@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from torchwise.compile import compile_plan
+from torchwise.compile.cuda_graphs import CAPTURES
+from torchwise.compile.transforms import known_transforms
+from torchwise.compile.transforms.isolate_rnn import Isolated, has_rnn, isolate
+from torchwise.compile.transforms.static_form import has_static_form, take_static_form
 from torchwise.errors import NoEffectError, StalePlanError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.capture import CAPTURES
-from torchwise.realize.transforms import known_transforms
-from torchwise.realize.transforms.isolate_rnn import Isolated, has_rnn, isolate
-from torchwise.realize.transforms.static_form import has_static_form, take_static_form
 from torchwise.verify import Subject, verify
 from torchwise.workload import Example, Workload
 from torchwise.zoo.registry import load
@@ -26,7 +26,7 @@ STATIC = Plan(transforms=("static_form",))
 
 
 def made(call: Any, plan: Plan, *args: Any, mode: str = "inference") -> Any:
-    return realize(call, plan, Example(args), device="cpu", mode=mode).call
+    return compile_plan(call, plan, Example(args), device="cpu", mode=mode).call
 
 
 # ---- isolated RNNs
@@ -438,7 +438,7 @@ def test_a_form_that_answers_otherwise_does_not_pass(rows: torch.Tensor) -> None
 @pytest.mark.parametrize("operation", ["processor", "dynamic_rollout"])
 def test_the_static_forms_of_the_zoo_pass(operation: str) -> None:
     workload = load(f"energy_flow.{operation}@small")
-    call = realize(workload.call, STATIC, workload.examples[0], device="cpu", mode="inference").call
+    call = compile_plan(workload.call, STATIC, workload.examples[0], device="cpu", mode="inference").call
     verdict = verify(Subject(workload, call, workload.call))
     assert verdict.outcome == "pass", verdict
 

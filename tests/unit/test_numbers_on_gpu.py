@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from torchwise.compile.transforms.numbers_on_gpu import Number, staying
 from torchwise.errors import NoEffectError, PlanError, UnsupportedError
 from torchwise.plan import Plan, PlanSpace
-from torchwise.realize.transforms.numbers_on_gpu import Number, staying
 from torchwise.trial.inspection import _compatible
 
 Call = Callable[[torch.Tensor], Any]

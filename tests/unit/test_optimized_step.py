@@ -15,13 +15,13 @@ from step_samples import Blocks, a_step, batch, batches, everything, same
 
 import torchwise
 from live_decisions import decided
+from torchwise.compile import train_step as realize_step
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.realize import step as realize_step
 from torchwise.runtime.dispatch import NOT_PROVEN
 from torchwise.runtime.step import OptimizedStep
 from torchwise.training.step import RankedStep
-from torchwise.workload.step import TrainStep
+from torchwise.workload.train_step import TrainStep
 
 FUSED = Plan(optimizer="fused")
 FAILED = "the plan failed (RuntimeError)"

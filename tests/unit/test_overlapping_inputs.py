@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from live_decisions import decided
+from torchwise.compile import Recognizer, aot, compile_plan, signature_of
+from torchwise.compile.aot import Loader, Maker
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import Recognizer, ahead, realize, signature_of
-from torchwise.realize.ahead import Loader, Maker
 from torchwise.records import Outcome
 from torchwise.runtime import Dispatcher
+from torchwise.runtime.input_writes import OVERLAPS
 from torchwise.runtime.step import OptimizedStep
-from torchwise.runtime.writes import OVERLAPS
 from torchwise.verify import Subject, verify
 from torchwise.workload import Example, Workload
 from torchwise.workload.identity import describe_example
-from torchwise.workload.step import TrainStep
+from torchwise.workload.train_step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh", "plainly_compiled")
 
@@ -146,7 +146,7 @@ def test_a_call_that_writes_nothing_is_the_plan_s_however_inputs_lie(make: Calla
 
 def test_verification_holds_a_plan_to_what_it_does_where_examples_share_memory() -> None:
     workload = Workload(wave, (Example(apart()), Example(shifted())))
-    compiled = realize(wave, PLAN, workload.examples[0], device="cpu", mode="inference").call
+    compiled = compile_plan(wave, PLAN, workload.examples[0], device="cpu", mode="inference").call
     assert verify(Subject(workload, compiled, wave), extra_draws=1).outcome is Outcome.PASS
     copies = lambda *args: wave(*(arg.clone() for arg in args))  # noqa: E731
     assert verify(Subject(workload, copies, wave), extra_draws=0).outcome is Outcome.FAIL
@@ -225,8 +225,8 @@ def test_a_batch_that_shares_memory_is_taken_as_written_where_it_is_written_to()
 
 
 def test_code_made_ahead_is_for_inputs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_made", lambda *_: ahead.Code(b"", straight=False))
-    monkeypatch.setattr(ahead, "_loaded", lambda _: reading)
+    monkeypatch.setattr(aot, "_made", lambda *_: aot.Code(b"", straight=False))
+    monkeypatch.setattr(aot, "_loaded", lambda _: reading)
     maker = Maker()
     made = maker(reading, PLAN)
     made(*apart())

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from torchwise.measure import pairs, quality
+from torchwise.measure import paired_timing, quality
 from torchwise.measure.clock import Clock, Reading
-from torchwise.measure.pairs import (
+from torchwise.measure.paired_timing import (
     FEWEST_ROUNDS,
     LEAST_ROUND_S,
     LEAST_ROUNDS,
@@ -108,13 +108,13 @@ class Noisy(Clock):
 
 
 def test_a_look_at_the_interval_holds_up_both_sides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, record = Noisy(), pairs._record
+    clock, record = Noisy(), paired_timing._record
 
     def looking(rounds: list[tuple[Reading, Reading]], calls: int) -> Measurement:
         object.__setattr__(clock, "cold", True)
         return record(rounds, calls)
 
-    monkeypatch.setattr(pairs, "_record", looking)
+    monkeypatch.setattr(paired_timing, "_record", looking)
     sides = [Mix((lambda: None,), (1.0,)) for _ in range(2)]
     found = measure_pair(*sides, clock, Precision(1e-6, 60.0))
     assert len(found.candidate_s) == MOST_ROUNDS
@@ -133,8 +133,8 @@ def test_what_held_up_the_baseline_alone_does_not_count(
 ) -> None:
     """The plan takes twice as long as eager. While another program slows eager, the plan seems to be twice as fast."""
     begun: list[float] = []
-    monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
-    monkeypatch.setattr(pairs, "PAUSE_S", 0.0)
+    monkeypatch.setattr(paired_timing, "Watch", lambda device: begun.append(0.0) or Watch(device))
+    monkeypatch.setattr(paired_timing, "PAUSE_S", 0.0)
     eager = Mix((lambda: 4.0 if len(begun) <= slow else 1.0,), (1.0,))
     found = measure_pair(Mix((lambda: 2.0,), (1.0,)), eager, Steady(), Precision(), usual_s=(None, 1.0))
     assert found.speedup.mid == speedup
@@ -145,7 +145,7 @@ def test_what_held_up_the_baseline_alone_does_not_count(
 
 def test_a_baseline_that_takes_its_usual_time_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[float] = []
-    monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
+    monkeypatch.setattr(paired_timing, "Watch", lambda device: begun.append(0.0) or Watch(device))
     for usual_s in (0.9, 5.0, None):
         sides = Mix((lambda: 2.0,), (1.0,)), Mix((lambda: 1.0,), (1.0,))
         measure_pair(*sides, Steady(), Precision(), usual_s=(None, usual_s))
@@ -154,8 +154,8 @@ def test_a_baseline_that_takes_its_usual_time_is_measured_once(monkeypatch: pyte
 
 def test_what_held_up_the_candidate_alone_counts_where_its_usual_time_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[float] = []
-    monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
-    monkeypatch.setattr(pairs, "PAUSE_S", 0.0)
+    monkeypatch.setattr(paired_timing, "Watch", lambda device: begun.append(0.0) or Watch(device))
+    monkeypatch.setattr(paired_timing, "PAUSE_S", 0.0)
     candidate = Mix((lambda: 8.0 if len(begun) <= 1 else 2.0,), (1.0,))
     found = measure_pair(candidate, Mix((lambda: 1.0,), (1.0,)), Steady(), Precision(), usual_s=(2.0, 1.0))
     assert (found.speedup.mid, len(begun)) == (0.5, 2)
@@ -167,8 +167,8 @@ def test_what_held_up_the_candidate_alone_counts_where_its_usual_time_is_known(m
 
 def test_times_that_tell_no_ratio_are_measured_again_while_the_budget_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[float] = []
-    monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
-    monkeypatch.setattr(pairs, "PAUSE_S", 0.0)
+    monkeypatch.setattr(paired_timing, "Watch", lambda device: begun.append(0.0) or Watch(device))
+    monkeypatch.setattr(paired_timing, "PAUSE_S", 0.0)
     wild = itertools.cycle((1.0, 1.0, 9.0, 9.0))
     candidate = Mix((lambda: next(wild) if len(begun) == 1 else 1.0,), (1.0,))
     eager = Mix((lambda: 2.0,), (1.0,))

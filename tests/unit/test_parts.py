@@ -14,10 +14,10 @@ import torch
 from parts_finders import THREADS, Failing, Finder
 
 import torchwise
+from torchwise.components import CompileConfig, CompileManager, component
+from torchwise.components.component import BUSY, DISABLED, FIRST, SWITCHED_OFF, UNUSUAL, WITHIN
+from torchwise.components.kill_switch import VARIABLE
 from torchwise.errors import InputError, TorchwiseError
-from torchwise.parts import CompileConfig, CompileManager, part
-from torchwise.parts.disabled import VARIABLE
-from torchwise.parts.part import BUSY, DISABLED, FIRST, SWITCHED_OFF, UNUSUAL, WITHIN
 from torchwise.plan import EAGER, Plan
 from torchwise.workload import Example
 
@@ -315,7 +315,7 @@ def test_two_first_calls_seek_once_and_nobody_waits_for_the_other() -> None:
 
 def test_a_call_that_comes_too_late_to_be_the_first_seeks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     manager, call = managed(find := Finder())
-    lock, raced = part._searching, []
+    lock, raced = component._searching, []
 
     class Race:
         """Lets another call through just before the lock is taken."""
@@ -329,7 +329,7 @@ def test_a_call_that_comes_too_late_to_be_the_first_seeks_no_more(monkeypatch: p
         def release(self) -> None:
             lock.release()
 
-    monkeypatch.setattr(part, "_searching", Race())
+    monkeypatch.setattr(component, "_searching", Race())
     assert torch.equal(call(X), X * 2)
     assert len(find.asked) == 1
     assert manager.statistics()["double"].original == {FIRST: 1, BUSY: 1}

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from torchwise.components import PROFILES, CompileConfig
+from torchwise.components.kill_switch import VARIABLE, is_disabled
 from torchwise.errors import InputError
-from torchwise.parts import PROFILES, CompileConfig
-from torchwise.parts.disabled import VARIABLE, is_disabled
 from torchwise.plan import Plan
 
 
@@ -79,6 +79,6 @@ def test_the_switch_is_read_when_asked(value: str, off: bool, monkeypatch: pytes
 
 
 def test_asking_for_parts_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; from torchwise.parts import *; print(CompileConfig().mode)"
+    code = "import sys; sys.modules['torch'] = None; from torchwise.components import *; print(CompileConfig().mode)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "auto", done.stderr

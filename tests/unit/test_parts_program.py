@@ -14,10 +14,10 @@ import pytest
 import torch
 from parts_finders import Finder
 
+from torchwise.components import CompileManager, compiled, default_manager
+from torchwise.components.component import FIRST, SWITCHED_OFF
+from torchwise.components.kill_switch import VARIABLE
 from torchwise.errors import InputError
-from torchwise.parts import CompileManager, compiled, default_manager
-from torchwise.parts.disabled import VARIABLE
-from torchwise.parts.part import FIRST, SWITCHED_OFF
 from torchwise.workload import Example
 
 X = torch.randn(3, 4)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.parts import CompileManager, search
-from torchwise.parts.disabled import VARIABLE
-from torchwise.parts.part import FIRST
+from torchwise.components import CompileManager, search
+from torchwise.components.component import FIRST
+from torchwise.components.kill_switch import VARIABLE
 
 
 def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:

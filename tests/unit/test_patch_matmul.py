@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from torchwise.compile import compile_plan
+from torchwise.compile.transforms.patch_matmul import has_patches, multiply
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.transforms.patch_matmul import has_patches, multiply
-from torchwise.trial.blame import Instruments
+from torchwise.trial.error_origin import Instruments
 from torchwise.trial.inspection import _traits
 from torchwise.trial.plain_call import PlainCall
 from torchwise.verify import Subject, verify
@@ -47,7 +47,7 @@ def image() -> torch.Tensor:
 
 
 def made(call: Any, plan: Plan, *args: Any, mode: str = "inference") -> Any:
-    return realize(call, plan, Example(args), device="cpu", mode=mode).call
+    return compile_plan(call, plan, Example(args), device="cpu", mode=mode).call
 
 
 @pytest.mark.parametrize(
@@ -211,6 +211,6 @@ def test_patches_of_any_dimension_are_a_trait_where_convolutions_take_time(kind:
 def test_the_vision_model_of_the_zoo_passes_with_inductor() -> None:
     workload = load("arr_coc.model@small")
     plan = Plan(backend="inductor", transforms=("patch_matmul",))
-    call = realize(workload.call, plan, workload.examples[0], device="cpu", mode="inference").call
+    call = compile_plan(workload.call, plan, workload.examples[0], device="cpu", mode="inference").call
     verdict = verify(Subject(workload, call, workload.call))
     assert verdict.outcome == "pass", verdict

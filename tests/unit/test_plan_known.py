@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from store_samples import a_decision, a_study
+from torchwise.compile.backends import BACKENDS
+from torchwise.compile.transforms import known_transforms
 from torchwise.errors import InputError, PlanError, StorageError
 from torchwise.plan import CHOICES, Choice, Legality, Plan, choice, register
 from torchwise.plan.choices import inductor_options
-from torchwise.plan.known import check_known
-from torchwise.realize.backends import BACKENDS
-from torchwise.realize.transforms import known_transforms
+from torchwise.plan.known_names import check_known
 from torchwise.records import Decision, Study, Trial, codec
 from torchwise.store.rows import dump, load
 

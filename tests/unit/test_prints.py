@@ -13,7 +13,7 @@ import pytest
 
 from torchwise.trial import Job, Limits, ProcessLauncher, inspect_workload
 from torchwise.trial.job import EFFORTS
-from torchwise.trial.prints import prints
+from torchwise.trial.output_effects import prints
 from torchwise.workload import WorkloadSpec
 
 MODELS = logging.getLogger("a.model")

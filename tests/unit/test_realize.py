@@ -12,22 +12,22 @@ import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
+from torchwise.compile import compile_plan, signature_of
+from torchwise.compile.backends import inductor
+from torchwise.compile.backends.inductor import _outputs_owned
+from torchwise.compile.guards.module_guard import _COUNTING, ModuleWatch, fingerprint, places_of
+from torchwise.compile.regional import repeated_blocks
+from torchwise.compile.shared_copies import Guard, share
+from torchwise.compile.signature import opaque_leaves
+from torchwise.compile.transforms.eager_strides import laid_out
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
-from torchwise.realize import realize, signature_of
-from torchwise.realize.backends import inductor
-from torchwise.realize.backends.inductor import _outputs_owned
-from torchwise.realize.scope import repeated_blocks
-from torchwise.realize.signature import opaque_leaves
-from torchwise.realize.transforms.eager_strides import laid_out
-from torchwise.realize.watch import _COUNTING, ModuleWatch, fingerprint, places_of
-from torchwise.realize.weights import Guard, share
 from torchwise.workload import Example
-from torchwise.workload.state import kept_state
+from torchwise.workload.module_state import kept_state
 
 
 def made(call: object, plan: Plan, *args: torch.Tensor, device: str = "cpu", mode: str = "inference") -> object:
-    return realize(call, plan, Example(args), device=device, mode=mode).call  # type: ignore[arg-type]
+    return compile_plan(call, plan, Example(args), device=device, mode=mode).call  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -856,7 +856,7 @@ def test_batch_norm_that_counts_is_not_frozen() -> None:
         (torch.nn.BatchNorm1d(3, track_running_stats=False), False),
     ):
         with pytest.raises(UnsupportedError, match=r"batch-norm writes .*: eval\(\) ends") if counts else nullcontext():
-            realize(model, plan, example, device="cpu", mode="inference")
+            compile_plan(model, plan, example, device="cpu", mode="inference")
 
 
 class Keeping(torch.nn.Module):
@@ -910,7 +910,7 @@ class KeepingBlock(torch.nn.Module):
 def test_what_a_copy_sets_on_itself_reaches_the_original(plan: Plan) -> None:
     model, x = Keeping().eval(), torch.randn(4, 16)
     plain = copy.deepcopy(model)
-    made = realize(model, plan, Example((x,)), device="cpu", mode="inference")
+    made = compile_plan(model, plan, Example((x,)), device="cpu", mode="inference")
     ways = [made.call]
     for _ in range(4):
         torch.testing.assert_close(ways[-1](x), plain(x), rtol=0.05, atol=0.05)
@@ -939,7 +939,7 @@ def test_a_copy_that_makes_a_part_of_its_own_is_refused() -> None:
             return self.inner(x)
 
     model, x = Late(), torch.randn(2, 4)
-    made = realize(model, Plan(memory_format="channels_last"), Example((x,)), device="cpu", mode="inference")
+    made = compile_plan(model, Plan(memory_format="channels_last"), Example((x,)), device="cpu", mode="inference")
     with pytest.raises(UnsupportedError, match="adds or removes 'inner' in the model"):
         made.call(x)
     assert "inner" not in model._modules

@@ -16,13 +16,13 @@ from tape import Machine
 from torch.optim import lr_scheduler
 
 import torchwise
+from torchwise.compile import Realized, compile_plan
+from torchwise.compile.optimizer import _GIVEN, TunedOptimizer, forms_open
+from torchwise.compile.train_step import RealizedStep
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import Realized, realize
-from torchwise.realize.optimizer import _GIVEN, TunedOptimizer, forms_open
-from torchwise.realize.step import RealizedStep
 from torchwise.trial.training import step_traits
-from torchwise.workload import Example, Workload, trees
+from torchwise.workload import Example, Workload, pytree
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def realized(step: torchwise.TrainStep, plan: Plan, device: str = "cpu") -> Realized:
-    return realize(step, plan, Example(batch()), device=device, mode="training")
+    return compile_plan(step, plan, Example(batch()), device=device, mode="training")
 
 
 def adam(parameters: Any, **rest: Any) -> torch.optim.Optimizer:
@@ -163,7 +163,7 @@ def test_channels_last_lays_out_weights_state_and_inputs_and_back() -> None:
     step(x, y)
     strides = {name: p.stride() for name, p in step.model.named_parameters()}
     before = copy.deepcopy(everything(step))
-    made = realize(step, Plan(memory_format="channels_last"), Example((x, y)), device="cpu", mode="training")
+    made = compile_plan(step, Plan(memory_format="channels_last"), Example((x, y)), device="cpu", mode="training")
     assert step.model.one.weight.is_contiguous(memory_format=torch.channels_last)
     assert step.optimizer.state[step.model.one.weight]["exp_avg"].stride() == step.model.one.weight.stride()
     assert same(everything(step), before)
@@ -195,7 +195,7 @@ def test_a_fused_optimizer_goes_on_from_a_checkpoint_that_lies_otherwise(plan: P
     if plan == Plan(optimizer="fused"):  # saved where weights lay with channels last
         weight = checkpoint["optimizer"]["state"][0]
         weight.update({k: v.to(memory_format=torch.channels_last) for k, v in weight.items() if k != "step"})
-    made = realize(step, plan, Example(given), device="cpu", mode="training")
+    made = compile_plan(step, plan, Example(given), device="cpu", mode="training")
     made.call(*given)
     step.load_state_dict(checkpoint)
     made.call(*given)
@@ -311,7 +311,7 @@ def test_a_checkpoint_is_loaded_while_a_plan_is_in_force(plan: Plan) -> None:
     made.call(*batch())
     step.load_state_dict(copy.deepcopy(kept))
     assert step.optimizer.param_groups[0][plan.optimizer] is True
-    assert same([leaf for _, leaf in trees.named_leaves(step.state_dict())], [x for _, x in trees.named_leaves(kept)])
+    assert same([leaf for _, leaf in pytree.named_leaves(step.state_dict())], [x for _, x in pytree.named_leaves(kept)])
     for given in batches(2):
         torch.testing.assert_close(made.call(*given), written(*given))
     made.close()
@@ -602,7 +602,7 @@ def test_pieces_that_do_not_divide_are_refused() -> None:
 
 def test_a_plan_of_a_step_is_refused_for_a_model() -> None:
     with pytest.raises(UnsupportedError, match="is of a whole training step, but this is a model: give a TrainStep"):
-        realize(Blocks(), Plan(pieces=2), Example((batch()[0],)), device="cpu", mode="training")
+        compile_plan(Blocks(), Plan(pieces=2), Example((batch()[0],)), device="cpu", mode="training")
 
 
 # ---- the whole step captured, with graphs that need no GPU
@@ -611,7 +611,7 @@ def test_a_plan_of_a_step_is_refused_for_a_model() -> None:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Return a machine on whose CPU a plan may capture."""
-    from torchwise.realize.capture.training import TrainingState
+    from torchwise.compile.cuda_graphs.training_state import TrainingState
 
     monkeypatch.setattr(TrainingState, "check", lambda _: None)  # on the CPU no optimizer can be capturable
     return Machine(monkeypatch)
@@ -636,7 +636,7 @@ def test_a_captured_step_is_the_fused_one_bit_by_bit(machine: Machine, how: dict
         given |= {"ema": torch.optim.swa_utils.AveragedModel(model)} if "ema" in how else {}
         given |= {"scaler": torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)} if "scaler" in how else {}
         step = a_step(**given)
-        made = realize(
+        made = compile_plan(
             step, plan, Example(batch()), device="cuda" if plan.capture == "step" else "cpu", mode="training"
         )
         if "scheduler" in how and plan.capture == "none":  # the same kind of number
@@ -645,7 +645,7 @@ def test_a_captured_step_is_the_fused_one_bit_by_bit(machine: Machine, how: dict
         torch.manual_seed(1)
         losses = [made.call(*found) for found in batches(6)]
         kept = [
-            leaf for _, leaf in trees.named_leaves({k: v for k, v in step.state_dict().items() if k != "schedulers"})
+            leaf for _, leaf in pytree.named_leaves({k: v for k, v in step.state_dict().items() if k != "schedulers"})
         ]
         sides.append([*losses, *(x for x in kept if isinstance(x, torch.Tensor))])
         made.close()
@@ -657,7 +657,7 @@ def test_a_captured_plan_sees_a_checkpoint_that_is_loaded(machine: Machine) -> N
     _, written = trained(Plan(optimizer="fused"), steps=2, scheduler=None)
     kept = copy.deepcopy(written.state_dict())
     step = a_step(clip_norm=1.0)
-    made = realize(step, Plan(optimizer="fused", capture="step"), Example(batch()), device="cuda", mode="training")
+    made = compile_plan(step, Plan(optimizer="fused", capture="step"), Example(batch()), device="cuda", mode="training")
     for given in batches(3):
         made.call(*given)
     step.load_state_dict(copy.deepcopy(kept))

@@ -17,12 +17,12 @@ from torch import nn
 import torchwise
 from live_decisions import decided
 from torchwise.alerts import heard
+from torchwise.compile import compile_plan
+from torchwise.compile.backends import inductor
+from torchwise.compile.backends.inductor import compiled_graphs
+from torchwise.compile.guards.varying_values import NUMBER, TEXT, Varied
+from torchwise.compile.recompiles import FIRST_WAIT_S, RecompileLimitError, Recompiles
 from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.backends import inductor
-from torchwise.realize.backends.inductor import compiled_graphs
-from torchwise.realize.recompiles import FIRST_WAIT_S, RecompileLimitError, Recompiles
-from torchwise.realize.varying import NUMBER, TEXT, Varied
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule
 from torchwise.workload import Example
 
@@ -333,7 +333,7 @@ def test_in_the_midst_of_a_call_the_plan_goes_to_the_end_and_is_given_up(
 @torch.no_grad()
 def test_a_trial_of_such_a_program_fails_with_the_reason() -> None:
     model = Net().eval()
-    made = realize(model, PLAN, Example((X,)), device="cpu", mode="inference")
+    made = compile_plan(model, PLAN, Example((X,)), device="cpu", mode="inference")
 
     def styled(i: int) -> None:
         model.style = "x" * i

@@ -13,9 +13,9 @@ from step_samples import Net, a_step, batch, batches, everything
 import torchwise
 from live_decisions import decided
 from torchwise.alerts import heard
+from torchwise.compile.backends import inductor
+from torchwise.compile.backends.inductor import compiled_graphs
 from torchwise.plan import Plan
-from torchwise.realize.backends import inductor
-from torchwise.realize.backends.inductor import compiled_graphs
 from torchwise.runtime import fallbacks
 from torchwise.runtime.dispatch import NOT_PROVEN
 from torchwise.runtime.step import OptimizedStep

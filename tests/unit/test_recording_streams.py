@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from torchwise.compile.cuda_graphs import capture_stream
+from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.errors import UnsupportedError
-from torchwise.realize.capture import recording
-from torchwise.realize.capture.recording import RecordingStream
 
 
 class Card:
@@ -29,10 +29,10 @@ class Card:
         self.asking: Callable[[], None] = lambda: None
         self.breaks = self.ends_itself = False
         names = (f"stream {number}" for number in itertools.count())
-        monkeypatch.setattr(recording, "_free", recording.defaultdict(list))
-        monkeypatch.setattr(recording, "_new_stream", lambda: next(names))
-        monkeypatch.setattr(recording, "_ask_for_workspaces", self.ask)
-        monkeypatch.setattr(recording, "warm_up_stream", lambda device: "warm-up")
+        monkeypatch.setattr(capture_stream, "_free", capture_stream.defaultdict(list))
+        monkeypatch.setattr(capture_stream, "_new_stream", lambda: next(names))
+        monkeypatch.setattr(capture_stream, "_ask_for_workspaces", self.ask)
+        monkeypatch.setattr(capture_stream, "warm_up_stream", lambda device: "warm-up")
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Anchor(self))
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
@@ -247,18 +247,18 @@ def test_a_driver_that_makes_no_stream_is_named(
             assert flags == 1
             return code
 
-    monkeypatch.setattr(recording.ctypes, "CDLL", lambda _: Driver())
+    monkeypatch.setattr(capture_stream.ctypes, "CDLL", lambda _: Driver())
     with pytest.raises(error, match=said):
-        recording._new_stream()
+        capture_stream._new_stream()
 
 
 def test_where_there_is_no_driver_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise OSError(name)
 
-    monkeypatch.setattr(recording.ctypes, "CDLL", missing)
+    monkeypatch.setattr(capture_stream.ctypes, "CDLL", missing)
     with pytest.raises(UnsupportedError, match="from the CUDA driver, but no libcuda"):
-        recording._new_stream()
+        capture_stream._new_stream()
 
 
 Done = list[tuple[str, ...]]
@@ -296,9 +296,9 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Done:
     for name, value in fakes.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch, "zeros", lambda *size, device, **options: zeros(*size, **options))
-    monkeypatch.setattr(recording, "_free", recording.defaultdict(list))
-    monkeypatch.setattr(recording, "_new_stream", lambda: "own")
-    monkeypatch.setattr(recording, "warm_up_stream", lambda device: "warm-up")
+    monkeypatch.setattr(capture_stream, "_free", capture_stream.defaultdict(list))
+    monkeypatch.setattr(capture_stream, "_new_stream", lambda: "own")
+    monkeypatch.setattr(capture_stream, "warm_up_stream", lambda device: "warm-up")
     monkeypatch.setattr(torch, "addmm", lambda *given: done.append(("product", current[-1])) or addmm(*given))
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(torch.autograd, "_get_sequence_nr", lambda: 1)

@@ -15,14 +15,14 @@ import pytest
 
 import programs
 from local_server import free_port, serving
-from torchwise.artefact import remote, use_redis
+from torchwise.artifact import redis_cache, use_redis
 from torchwise.errors import InputError, UnsupportedError
 
 CHILD = """
 import logging, os, signal, sys, time
 logging.basicConfig(format="%(levelname)s %(message)s")
 import torch
-from torchwise.artefact import use_redis
+from torchwise.artifact import use_redis
 started = time.perf_counter()
 up = use_redis(sys.argv[1], timeout_s=1.0)
 took = time.perf_counter() - started
@@ -75,18 +75,18 @@ def test_a_server_that_is_lost_later_is_given_up_once(server: tuple[str, int], t
 def test_a_server_that_is_down_is_said_and_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for variable in (*remote.SETTINGS, remote.URL):
+    for variable in (*redis_cache.SETTINGS, redis_cache.URL):
         monkeypatch.delenv(variable, raising=False)
     assert use_redis(f"redis://127.0.0.1:{free_port()}/0") is False
     assert "no longer asked, and all is compiled here, because of ConnectionError" in caplog.text
-    assert not any(variable in os.environ for variable in (*remote.SETTINGS, remote.URL))
+    assert not any(variable in os.environ for variable in (*redis_cache.SETTINGS, redis_cache.URL))
 
 
 def test_a_server_that_accepts_and_never_answers_costs_its_limit_once(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(8)
-        server = remote._Server(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", 0.5)
+        server = redis_cache._Server(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", 0.5)
         started = time.perf_counter()
         assert not server.answers()
         took = time.perf_counter() - started

@@ -12,8 +12,8 @@ from torch import nn
 import torchwise
 from live_decisions import decided
 from torchwise.alerts import heard
+from torchwise.compile.backends import inductor
 from torchwise.plan import Plan
-from torchwise.realize.backends import inductor
 from torchwise.runtime import dispatch
 from torchwise.runtime.module import OptimizedModule
 

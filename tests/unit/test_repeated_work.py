@@ -10,10 +10,10 @@ import pytest
 import torch
 from test_complex_to_real import FIELD, PLAN, close, graph_of, z
 
-from torchwise.realize import realize
-from torchwise.realize.transforms.complex_to_real import apart, half_angle, private
-from torchwise.realize.transforms.complex_to_real.repeated_work import MOST_EVALUATIONS, bound_repeated_work
-from torchwise.realize.transforms.complex_to_real.rewrite import rewrite
+from torchwise.compile import compile_plan
+from torchwise.compile.transforms.complex_to_real import half_angle, private, split_interleave
+from torchwise.compile.transforms.complex_to_real.repeated_work import MOST_EVALUATIONS, bound_repeated_work
+from torchwise.compile.transforms.complex_to_real.rewrite import rewrite
 from torchwise.workload import Example
 from torchwise.zoo.ivhl import field_superposition, gross_pitaevskii_step, vortex_field
 
@@ -126,7 +126,7 @@ def test_what_repeats_little_is_fused_as_before(
     call: Callable[..., Any], args: tuple[Any, ...], large_on_a_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large_on_a_gpu:
-        for module in (apart, half_angle):
+        for module in (split_interleave, half_angle):
             monkeypatch.setattr(module, "DEVICE", "cpu")
             monkeypatch.setattr(module, "LEAST", 1)
     rewriting = rewritten(call, *args)
@@ -149,5 +149,5 @@ def test_many_steps_are_cut_where_inductor_cuts_them_anyway(monkeypatch: pytest.
 def test_a_chain_that_was_cut_gives_what_eager_gives() -> None:
     call, x = CHAINS["sine"](14), z(64, 6)
     with torch.no_grad():
-        made = realize(call, PLAN, Example((x,)), device="cpu", mode="inference").call
+        made = compile_plan(call, PLAN, Example((x,)), device="cpu", mode="inference").call
         close(made(x), call(x), 64)

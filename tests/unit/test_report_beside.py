@@ -11,9 +11,9 @@ from builders import WRONG, a_failure, a_measurement, a_study, a_trial, an_inspe
 from dashboard_samples import LAST, PLAIN, SPEEDS, TARGET, a_version, some_processes
 from torchwise.records import Measurement, Study
 from torchwise.records.statistics import CONFIDENCE
-from torchwise.report.beside import beside, differences, render_beside
 from torchwise.report.history import history, render_history, summary
-from torchwise.report.judged import Change, Judge, Timed
+from torchwise.report.regression import Change, Judge, Timed
+from torchwise.report.study_diff import beside, differences, render_beside
 from torchwise.workload import WorkloadSpec
 
 JUDGE = Judge(0.05, CONFIDENCE)

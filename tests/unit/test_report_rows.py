@@ -33,13 +33,13 @@ from torchwise.records import (
     Verdict,
 )
 from torchwise.records.answer import QUIET_HALF_WIDTH, Reliability
-from torchwise.records.economics import Economics
+from torchwise.records.cost_model import Economics
 from torchwise.report import format as show
-from torchwise.report.beside import timed_of
 from torchwise.report.costs import Cost, asked, baseline_cost, cost_of
-from torchwise.report.facts import inspected, notes
 from torchwise.report.plots.plot import series_of
-from torchwise.report.rows import Row, rows
+from torchwise.report.study_diff import timed_of
+from torchwise.report.summary import inspected, notes
+from torchwise.report.trial_table import Row, rows
 from torchwise.workload import WorkloadSpec
 
 CHEAP = Costs(1.0, 0.5)

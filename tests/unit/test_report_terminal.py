@@ -15,7 +15,7 @@ from builders import UNCLEAR, a_decision, a_failure, a_measurement, a_plan, a_st
 from torchwise.records import Costs, FailureKind, Measurement, Study, StudyState
 from torchwise.report import format as show
 from torchwise.report import render_decision, render_study
-from torchwise.report.rows import rows
+from torchwise.report.trial_table import rows
 from torchwise.workload import WorkloadSpec
 
 WIDTHS = (60, 80, 100, 160)

@@ -11,7 +11,7 @@ from builders import a_study
 from torchwise.records import StepWork, Study, Verdict
 from torchwise.report import Progress, render_html, render_study
 from torchwise.report.throughput import throughput, throughputs
-from torchwise.verify.trajectory import check_trajectories
+from torchwise.verify.loss_curves import check_trajectories
 
 TRAINED = Verdict((check_trajectories([[2.3, 2.1, 1.9]] * 4, [[2.3, 2.1, 1.9]] * 4, reduced=False),))
 WORK = StepWork(samples=32, tokens=4096, flops=2e12, peak_flops=1e14)

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from torchwise.compile import compile_plan
+from torchwise.compile.loop_rolling import Rolled, around, inductor
+from torchwise.compile.loop_rolling.backend import LONG
+from torchwise.compile.loop_rolling.periods import LEAST_TIMES, Stretch, covers, repetitions
 from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.rolled import Rolled, around, inductor
-from torchwise.realize.rolled.backend import LONG
-from torchwise.realize.rolled.periods import LEAST_TIMES, Stretch, covers, repetitions
 from torchwise.trial.inspection import _watched
 from torchwise.workload import Example
 from torchwise.zoo.ivhl.condensate import gross_pitaevskii
@@ -647,7 +647,7 @@ def test_a_missing_private_name_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def realized(call: Callable[..., Any], plan: Plan, *args: Any, mode: str = "inference") -> Callable[..., Any]:
-    return realize(call, plan, Example(args), device="cpu", mode=mode).call
+    return compile_plan(call, plan, Example(args), device="cpu", mode=mode).call
 
 
 def test_a_model_without_repetitions_is_unsupported() -> None:

@@ -20,14 +20,14 @@ from tape import Machine
 
 import torchwise
 from live_decisions import decided
+from torchwise.compile.cuda_graphs import capture_errors
+from torchwise.compile.cuda_graphs.capture_errors import refused, synchronisations
+from torchwise.compile.cuda_graphs.loop_graph import iterations
+from torchwise.compile.cuda_graphs.python_state import differing, surroundings_of
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.realize.capture import obstacle
-from torchwise.realize.capture.loop import iterations
-from torchwise.realize.capture.obstacle import refused, synchronisations
-from torchwise.realize.capture.surroundings import differing, surroundings_of
 from torchwise.runtime.rollout import Rollout
-from torchwise.workload import trees
+from torchwise.workload import pytree
 
 
 def plain(step: Callable[[Any], Any], state: Any, steps: int, every: int) -> tuple[Any, list[Any]]:
@@ -35,12 +35,12 @@ def plain(step: Callable[[Any], Any], state: Any, steps: int, every: int) -> tup
     for done in range(1, steps + 1):
         state = step(state)
         if done % every == 0:
-            kept.append(trees.map_tensors(torch.Tensor.clone, state))
+            kept.append(pytree.map_tensors(torch.Tensor.clone, state))
     return state, kept
 
 
 def same(a: Any, b: Any) -> bool:
-    pairs = list(zip(trees.tensors(a), trees.tensors(b), strict=True))
+    pairs = list(zip(pytree.tensors(a), pytree.tensors(b), strict=True))
     return all(torch.equal(x, y) for x, y in pairs)
 
 
@@ -80,9 +80,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.mark.parametrize("steps", [0, 1, 7])
 def test_it_answers_as_a_loop_does_and_leaves_the_state_given(name: str, steps: int) -> None:
     step, state = STEPS[name]
-    kept = trees.clone(state)
+    kept = pytree.clone(state)
     last, snapshots = torchwise.rollout(step, state, steps, every=3)
-    expected, kept_snapshots = plain(step, trees.clone(state), steps, 3)
+    expected, kept_snapshots = plain(step, pytree.clone(state), steps, 3)
     assert type(last) is type(state)
     assert same(last, expected)
     assert same(snapshots, kept_snapshots)
@@ -210,12 +210,12 @@ def test_numbers_out_of_range_are_refused() -> None:
 @pytest.mark.parametrize("every", [1, 3, 40, 130])
 def test_replays_answer_as_a_loop_does(machine: Machine, name: str, every: int) -> None:
     step, state = STEPS[name]
-    kept = trees.clone(state)
+    kept = pytree.clone(state)
     loop = torchwise.captured_loop(step, every)
     with torch.no_grad():
         for steps in (260, 260, 5, 0):
             last, snapshots = loop(state, steps)
-            expected, kept_snapshots = plain(step, trees.clone(state), steps, every)
+            expected, kept_snapshots = plain(step, pytree.clone(state), steps, every)
             assert type(last) is type(state)
             assert same(last, expected)
             assert len(snapshots) == len(kept_snapshots)
@@ -495,7 +495,7 @@ def test_what_cannot_be_captured_runs_step_by_step_and_says_why_once(
     loop = torchwise.captured_loop(step)
     with caplog.at_level(logging.WARNING), torch.no_grad():
         for _ in range(2):
-            state, given = trees.clone(state), trees.clone(state)
+            state, given = pytree.clone(state), pytree.clone(state)
             expected = plain(step, state, 30, 1)[0]
             assert same(loop(given, 30), expected)
             state = given
@@ -566,8 +566,8 @@ def test_two_threads_that_are_watched_at_once_leave_the_settings_as_they_were(ma
 
 def test_packages_beside_pytorch_are_the_users() -> None:
     folder = Path(torch.__file__).parent
-    assert not obstacle._is_users(str(folder / "nn" / "modules" / "linear.py"))
-    assert obstacle._is_users(str(folder.with_name("torchvision") / "ops.py"))
+    assert not capture_errors._is_users(str(folder / "nn" / "modules" / "linear.py"))
+    assert capture_errors._is_users(str(folder.with_name("torchvision") / "ops.py"))
 
 
 def test_random_numbers_of_numpy_are_seen_whatever_makes_them() -> None:

@@ -25,7 +25,7 @@ from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Measurement, Ruling, Standing, Study, StudyState, Trial
 from torchwise.store import Storage, open_storage
-from torchwise.study.ruled import Ruled, ruled
+from torchwise.study.apply_approvals import Ruled, ruled
 
 CAPTURED = Plan(capture="call")
 SLOW = Plan(threads=1)

@@ -21,13 +21,13 @@ from postgres_server import PostgresServer
 from store_samples import a_ruling, a_study, claim, create, finished
 from torchwise import api
 from torchwise.background import search
-from torchwise.background.messages import News, Order
+from torchwise.background.protocol import News, Order
 from torchwise.errors import RefusedPlanError, StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Standing, Study, StudyState
-from torchwise.store import downgrade_storage, open_storage, reading
+from torchwise.store import downgrade_storage, open_storage, read_only
 from torchwise.study import Caches, Request
-from torchwise.study.ruled import in_force
+from torchwise.study.apply_approvals import in_force
 
 PLAN, OTHER = (Plan(threads=torch.get_num_threads() + more) for more in (1, 2))
 NET = torch.nn.Linear(4, 4).eval()
@@ -136,7 +136,7 @@ def test_a_stale_decision_is_not_looked_up(store: str, caplog: pytest.LogCapture
 def test_the_store_is_looked_into_once_and_not_on_calls(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule(store, PLAN, Standing.APPROVED)
     looks = []
-    real = reading.read_storage
+    real = read_only.read_storage
     monkeypatch.setattr("torchwise.store.read_storage", lambda url: looks.append(url) or real(url))
     fast = torchwise.apply(NET, DECISION)
     Path(store).unlink()
@@ -149,7 +149,8 @@ def test_a_store_that_is_not_there_or_holds_no_ruling_on_the_target_costs_no_imp
     """Runs in a process of its own, where nothing else has loaded SQLAlchemy."""
     (tmp_path / "decision.json").write_text(DECISION.to_json())
     code = (
-        "import os, sys; from torchwise.records import Decision; from torchwise.study.ruled import Ruled, in_force\n"
+        "import os, sys\nfrom torchwise.records import Decision\n"
+        "from torchwise.study.apply_approvals import Ruled, in_force\n"
         "decision = Decision.from_json(open('decision.json').read())\n"
         "os.environ['TORCHWISE_STORE'] = sys.argv[1]\n"
         "print(in_force(decision, strict=True) == Ruled(decision), 'sqlalchemy' in sys.modules, 'torch' in sys.modules)"
@@ -174,7 +175,7 @@ def test_a_store_of_an_older_schema_holds_no_rulings_and_is_not_migrated(store: 
     open_storage(store).close()
     downgrade_storage(store, "0002")
     assert in_force(DECISION, strict=True).decision == DECISION
-    assert reading.read_storage(store) is None
+    assert read_only.read_storage(store) is None
 
 
 def as_it_is(caplog: pytest.LogCaptureFixture, why: str, store: str | None = None) -> None:
@@ -208,7 +209,7 @@ def test_a_store_that_cannot_be_read_holds_nothing_up(
 def test_a_server_that_says_nothing_is_not_waited_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "PROMPT_S", 2.0)  # the least that the driver knows
+    monkeypatch.setattr(read_only, "PROMPT_S", 2.0)  # the least that the driver knows
     with socket.create_server(("127.0.0.1", 0)) as silent:
         start = time.monotonic()
         url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing"

@@ -15,12 +15,12 @@ from test_ruling_apply import rule
 import torchwise
 from live_decisions import decided
 from torchwise import training
+from torchwise.bucketing import Padding, apply_buckets, bucketed, prove
+from torchwise.components import CompileManager, search
 from torchwise.dynamo import decide
 from torchwise.dynamo.options import Options
-from torchwise.parts import CompileManager, search
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Interval, Standing
-from torchwise.shapes import Padding, apply_buckets, bucketed, prove
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
 X = torch.randn(4, 3)

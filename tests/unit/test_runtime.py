@@ -17,11 +17,11 @@ import torch
 import torchwise
 from live_decisions import decided
 from torchwise.alerts import heard
+from torchwise.compile import Realized
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import EAGER, Plan
-from torchwise.realize import Realized
-from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit, dispatch, unwrap
-from torchwise.runtime.circuit import FAILURES
+from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit_breaker, dispatch, unwrap
+from torchwise.runtime.circuit_breaker import FAILURES
 from torchwise.runtime.dispatch import FROZEN, MEMORY_WAIT_S, Dispatcher
 from torchwise.runtime.fallbacks import LEAST_CALLS
 from torchwise.runtime.module import dispatcher_of
@@ -104,9 +104,11 @@ class Fault:
         self.error: BaseException | None = error
         self.tried = self.realized = self.closed = 0
         self.now = 0.0
-        monkeypatch.setattr(dispatch, "realize", self.realize)
+        monkeypatch.setattr(dispatch, "compile_plan", self.realize)
         monkeypatch.setattr(
-            circuit.Circuit.__init__, "__defaults__", (*circuit.Circuit.__init__.__defaults__[:2], self.clock)
+            circuit_breaker.Circuit.__init__,
+            "__defaults__",
+            (*circuit_breaker.Circuit.__init__.__defaults__[:2], self.clock),
         )
 
     def clock(self) -> float:
@@ -307,7 +309,7 @@ def test_what_a_call_had_computed_is_freed_before_the_original_runs(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     made = Realized(THREADS, call, lambda _args, _kwargs: call, lambda: None)
-    monkeypatch.setattr(dispatch, "realize", lambda *_args, **_options: made)
+    monkeypatch.setattr(dispatch, "compile_plan", lambda *_args, **_options: made)
     applied(net)(X)
     assert alive == [False]
     assert "in call" in caplog.text, "the log says where"
@@ -339,7 +341,7 @@ def test_what_a_plan_held_in_cycles_is_freed_before_the_original_runs(
 
         return Realized(THREADS, call if calls == 1 else net, lambda _args, _kwargs: call, lambda: None)
 
-    monkeypatch.setattr(dispatch, "realize", made)
+    monkeypatch.setattr(dispatch, "compile_plan", made)
     fast = applied(net)
     gc.disable()
     try:
@@ -356,7 +358,7 @@ def test_where_no_shorter_way_is_found_the_call_is_answered_once(monkeypatch: py
         return x.add_(1)
 
     made = Realized(THREADS, add, lambda _args, _kwargs: 1 / 0, lambda: None)  # type: ignore[arg-type,return-value]
-    monkeypatch.setattr(dispatch, "realize", lambda *_args, **_options: made)
+    monkeypatch.setattr(dispatch, "compile_plan", lambda *_args, **_options: made)
     fast, x = torchwise.apply(add, decided(add, THREADS, X)), torch.zeros_like(X)
     for turn in (1, 2):
         fast(x)
@@ -770,7 +772,7 @@ def test_outputs_are_borrowed_only_on_request(
         asked.append(borrow)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(dispatch, "realize", realize)
+    monkeypatch.setattr(dispatch, "compile_plan", realize)
     model = net if kind else torch.sin
     options = {"borrow": True} if borrow else {}
     fast = torchwise.apply(model, decided(model, THREADS, X), **options)

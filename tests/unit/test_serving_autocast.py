@@ -45,7 +45,7 @@ def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         found.append(captured)
         return decision_for(captured, request.param)
 
-    door = importlib.import_module("torchwise.dynamo.door")
+    door = importlib.import_module("torchwise.dynamo.backend")
     monkeypatch.setattr(door, "decide", by_plan)
     monkeypatch.setattr(door, "_logged", set())
     torch._dynamo.reset()

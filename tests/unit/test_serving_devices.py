@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchwise
 from live_decisions import decided
+from torchwise.compile.cuda_graphs.recorded_graph import check_outputs, record
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize.capture.graph import check_outputs, record
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
 X, ELSEWHERE = torch.randn(3, 4), torch.ones(3, 4, device="meta")

@@ -15,14 +15,14 @@ from torch._dynamo.callback import callback_handler
 
 import torchwise
 from live_decisions import decided
+from torchwise.compile import Realized
+from torchwise.compile.backends.inductor import compiled_graphs
+from torchwise.compile.cuda_graphs import compile_freeze
+from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, captured_graphs, count_capture, hold, is_held
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import Realized
-from torchwise.realize.backends.inductor import compiled_graphs
-from torchwise.realize.capture import frozen
-from torchwise.realize.capture.frozen import FrozenError, captured_graphs, count_capture, hold, is_held
 from torchwise.runtime import dispatch
-from torchwise.runtime.circuit import Circuit
+from torchwise.runtime.circuit_breaker import Circuit
 from torchwise.runtime.dispatch import CHANGED, FREED, FROZEN
 from torchwise.runtime.module import dispatcher_of
 from torchwise.serving import freeze, unfreeze
@@ -135,11 +135,11 @@ def test_a_module_that_changes_is_never_compiled_for(net: Net, change: Callable[
 def test_pytorch_is_not_asked_again_on_every_call(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     """The question takes many times as long as the call."""
     now, asked = [0.0], list[str]()
-    refuse = frozen._refuse_compiling
+    refuse = compile_freeze._refuse_compiling
     clocked = functools.partial(Circuit, clock=lambda: now[0])
     monkeypatch.setattr(dispatch, "Circuit", clocked)
     monkeypatch.setattr(callback_handler, "start_callbacks", [])
-    monkeypatch.setattr(frozen, "_refuse_compiling", lambda event: (asked.append("once"), refuse(event)))
+    monkeypatch.setattr(compile_freeze, "_refuse_compiling", lambda event: (asked.append("once"), refuse(event)))
     fast = warm(net)
     net.factors[0] = 5.0
     for seconds, expected in ((0.0, 1), (0.9, 1), (1.1, 2), (2.9, 2), (3.2, 3), (1000.0, 4)):
@@ -252,7 +252,7 @@ def test_a_plan_whose_memory_was_freed_is_not_made_anew(net: Net, monkeypatch: p
         made.append("once")
         return Realized(INDUCTOR, net, lambda _args, _kwargs: net, lambda: None)
 
-    monkeypatch.setattr(dispatch, "realize", realize)
+    monkeypatch.setattr(dispatch, "compile_plan", realize)
     fast = warm(net)
     dispatcher = dispatcher_of(fast)
     assert dispatcher is not None
@@ -304,7 +304,7 @@ def test_graphs_that_a_mode_of_pytorch_records_are_counted_too() -> None:
 
     hold(lambda: None)()
     before = captured_graphs()
-    frozen._refuse_compiling(CallbackArgs(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0"))
+    compile_freeze._refuse_compiling(CallbackArgs(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0"))
     assert captured_graphs() == before + 1
 
 
@@ -320,7 +320,9 @@ def test_a_freeze_in_the_midst_of_a_first_call_holds_for_the_next(net: Net, monk
         freeze(fast)
         return plan
 
-    monkeypatch.setattr(dispatch, "realize", lambda *_args, **_options: Realized(INDUCTOR, plan, lean, lambda: None))
+    monkeypatch.setattr(
+        dispatch, "compile_plan", lambda *_args, **_options: Realized(INDUCTOR, plan, lean, lambda: None)
+    )
     fast = torchwise.apply(net, decided(net, INDUCTOR, X))
     fast(X)
     fast(X)
@@ -330,7 +332,7 @@ def test_a_freeze_in_the_midst_of_a_first_call_holds_for_the_next(net: Net, monk
 
 def test_a_torch_that_does_not_say_when_it_compiles_cannot_be_frozen(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = torchwise.apply(net, decided(net, INDUCTOR, X))
-    monkeypatch.setattr(frozen, "_HANDLER", ("torch._dynamo.callback", "no_such_name"))
+    monkeypatch.setattr(compile_freeze, "_HANDLER", ("torch._dynamo.callback", "no_such_name"))
     with pytest.raises(UnsupportedError, match=r"freezing a plan needs torch\._dynamo\.callback\.no_such_name"):
         freeze(fast)
     assert fast.statistics.at_freeze is None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_capture_logic import CHANGES, Machine, X, of
 
-from torchwise.realize.capture.frozen import FrozenError, hold
+from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, hold
 
 
 @pytest.fixture

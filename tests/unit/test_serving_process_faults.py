@@ -13,14 +13,14 @@ import torch
 
 import torchwise
 from live_decisions import decided
-from torchwise import artefact
-from torchwise.artefact import package
-from torchwise.artefact.manifest import Manifest
+from torchwise import artifact
+from torchwise.artifact import package
+from torchwise.artifact.manifest import Manifest
+from torchwise.compile import Realized
 from torchwise.plan import Plan
-from torchwise.realize import Realized
 from torchwise.runtime import dispatch
+from torchwise.runtime.input_snapshot import Undo
 from torchwise.runtime.module import dispatcher_of
-from torchwise.runtime.undo import Undo
 from torchwise.serving import freeze, unfreeze
 
 INDUCTOR = Plan(backend="inductor")
@@ -58,7 +58,7 @@ def test_eight_threads_are_answered_while_the_plan_is_taken_away(
 
         return Realized(INDUCTOR, plan, lambda _args, _kwargs: plan, alive.clear)
 
-    monkeypatch.setattr(dispatch, "realize", realize)
+    monkeypatch.setattr(dispatch, "compile_plan", realize)
     fast = torchwise.apply(torch.neg, decided(torch.neg, INDUCTOR, X))
     dispatcher = dispatcher_of(fast)
     assert dispatcher is not None
@@ -109,7 +109,7 @@ def test_a_process_that_is_forked_after_an_artefact_was_loaded_is_answered(tmp_p
     decision = decided(net, plan, X)
     _, data = package.pack(Manifest("1", decision.environment, {}, {}, 1.0, 1.0, 0), decision, {})
     package.put(tmp_path / "model.tw", data)
-    fast = torchwise.apply(net, artefact.load(tmp_path / "model.tw"))
+    fast = torchwise.apply(net, artifact.load(tmp_path / "model.tw"))
     answers, optimized, _ = in_a_fork(fast)
     for answer in answers:
         torch.testing.assert_close(torch.tensor(answer), net(X))
@@ -192,7 +192,7 @@ def test_what_batch_norm_writes_without_counting_is_put_back(monkeypatch: pytest
 
         return Realized(plan, call, lambda _args, _kwargs: call, lambda: None)
 
-    monkeypatch.setattr(dispatch, "realize", realize)
+    monkeypatch.setattr(dispatch, "compile_plan", realize)
     net, bare = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
     fast = torchwise.apply(net, decided(net, THREADS, X))
     torch.testing.assert_close(fast(X), bare(X))

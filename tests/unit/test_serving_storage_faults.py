@@ -19,10 +19,10 @@ import torch
 import torchwise
 from live_decisions import decided
 from store_samples import a_study, claim, create, finished
-from torchwise import artefact
+from torchwise import artifact
 from torchwise.api import Study
-from torchwise.artefact import package
-from torchwise.artefact.manifest import Manifest
+from torchwise.artifact import package
+from torchwise.artifact.manifest import Manifest
 from torchwise.dynamo import backend
 from torchwise.dynamo.decide import SPENT
 from torchwise.errors import InputError, StorageError, TorchwiseError
@@ -93,7 +93,7 @@ def test_a_store_that_fails_under_torch_compile_leaves_the_graph_to_inductor(
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
     monkeypatch.setattr("torchwise.dynamo.private.inductor", lambda module, _inputs: module.forward)
-    monkeypatch.setattr("torchwise.dynamo.door._logged", set())
+    monkeypatch.setattr("torchwise.dynamo.backend._logged", set())
     monkeypatch.setattr(SPENT, "seconds", 0.0)
     kept = fault(store)
     torch._dynamo.reset()
@@ -253,11 +253,11 @@ def test_a_decision_that_reads_well_and_is_wrong_runs_nothing(fault: str) -> Non
 @torch.no_grad()
 def test_an_artefact_that_is_gone_after_it_was_loaded_is_nobodys_loss(tmp_path: Path) -> None:
     file, decision = tmp_path / "model.tw", decided(NET, PLAN, X)
-    artefact.save(file, NET, decided(NET, EAGER, X), X)
-    assert artefact.load(file).plan == EAGER
+    artifact.save(file, NET, decided(NET, EAGER, X), X)
+    assert artifact.load(file).plan == EAGER
     manifest = Manifest("1", decision.environment, {}, {}, 1.0, 1.0, 0)
     package.put(file, package.pack(manifest, decision, {})[1])
-    fast = torchwise.apply(NET, artefact.load(file))
+    fast = torchwise.apply(NET, artifact.load(file))
     file.unlink()
     for _ in range(3):
         assert torch.equal(fast(X), NET(X))

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from torchwise.bucketing import buckets_for, choose, padded_share
+from torchwise.bucketing.buckets import MOST_DISTINCT
 from torchwise.errors import InputError
-from torchwise.shapes import buckets_for, choose, padded_share
-from torchwise.shapes.buckets import MOST_DISTINCT
 
 
 def cost_of(histogram: dict[int, float], buckets: Sequence[int]) -> float:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from torchwise.bucketing import Padding, prove
 from torchwise.errors import BaselineError, InputError
-from torchwise.shapes import Padding, prove
 
 
 class Attention(torch.nn.Module):

@@ -16,31 +16,31 @@ from torch import Tensor
 
 import torchwise
 from live_decisions import decided
-from torchwise.errors import InputError
-from torchwise.plan import EAGER, Plan
-from torchwise.realize.capture.frozen import count_capture
-from torchwise.records import Decision
-from torchwise.runtime import unwrap
-from torchwise.runtime.dispatch import FROZEN, NOT_PROVEN
-from torchwise.serving import unfreeze
-from torchwise.shapes import (
+from torchwise.bucketing import (
     BucketedFunction,
     BucketedModule,
     Padding,
     Proof,
     Warmed,
     apply_buckets,
+    auto,
     bucketed,
     counts_of,
-    fit,
     prove,
     warm_up,
 )
-from torchwise.shapes.dispatch import AUTOCAST, BELOW, BEYOND, CHANGED, EAGER_HERE, GRADIENTS, UNFIT
-from torchwise.shapes.fit import DYNAMIC
-from torchwise.shapes.module import buckets_of
-from torchwise.shapes.route import UNLIKE
-from torchwise.workload import Example, trees
+from torchwise.bucketing.auto import DYNAMIC
+from torchwise.bucketing.bucket_dispatch import UNLIKE
+from torchwise.bucketing.dispatch import AUTOCAST, BELOW, BEYOND, CHANGED, EAGER_HERE, GRADIENTS, UNFIT
+from torchwise.bucketing.module import buckets_of
+from torchwise.compile.cuda_graphs.compile_freeze import count_capture
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Decision
+from torchwise.runtime import unwrap
+from torchwise.runtime.dispatch import FROZEN, NOT_PROVEN
+from torchwise.serving import unfreeze
+from torchwise.workload import Example, pytree
 from torchwise.workload.identity import describe_example
 
 THREADS = Plan(threads=torch.get_num_threads() + 1)
@@ -86,7 +86,7 @@ def served(net: Net, *plans: Plan) -> BucketedModule:
 
 def same(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(ours, theirs)
-    for mine, plain in zip(trees.tensors(ours), trees.tensors(theirs), strict=True):
+    for mine, plain in zip(pytree.tensors(ours), pytree.tensors(theirs), strict=True):
         assert strides(mine) == strides(plain)
 
 
@@ -516,12 +516,12 @@ def test_no_size_within_the_rule_is_refused(net: Net) -> None:
 
 @torch.no_grad()
 def test_what_the_sizes_speak_for_is_chosen(net: Net) -> None:
-    fast, choice = fit(net, (X,), padding=RULE, sizes=[3, 8], tune=Tuning())
+    fast, choice = auto(net, (X,), padding=RULE, sizes=[3, 8], tune=Tuning())
     assert (choice.kind, choice.sizes) == ("static", (3, 8))
     assert not isinstance(fast, BucketedModule)
     same(fast(X[:3]), net(X[:3]))
     assert fast.statistics.optimized == 1
-    fast, choice = fit(net, (X,), padding=RULE, sizes=range(1, 9), count=4, tune=Tuning())
+    fast, choice = auto(net, (X,), padding=RULE, sizes=range(1, 9), count=4, tune=Tuning())
     assert choice.kind == "buckets"
     same(fast(X[:3]), net(X[:3]))
     assert counts_of(fast).calls == {choice.sizes[1]: 1}
@@ -533,7 +533,7 @@ def test_a_rule_that_is_refused_is_not_served() -> None:
         return x.mean(0)
 
     tune = Tuning()
-    fast, choice = fit(mean, (X,), padding=RULE, sizes=range(1, 9), count=4, tune=tune)
+    fast, choice = auto(mean, (X,), padding=RULE, sizes=range(1, 9), count=4, tune=tune)
     assert choice.kind == "dynamic"
     assert "changes the answer: output is off by" in choice.reason
     assert [len(e.args[0]) for e in tune.asked[0]] == [1, 4, 8]
@@ -615,6 +615,6 @@ def test_where_one_plan_is_to_serve_every_size_no_other_is_sought(options: dict[
         asked.append(given.get("plans"))
         return Found(decision(model, THREADS))
 
-    _, choice = fit(running, (torch.randn(99, 3),), padding=RULE, sizes=range(1, 100), count=1, tune=tune, **options)
+    _, choice = auto(running, (torch.randn(99, 3),), padding=RULE, sizes=range(1, 100), count=1, tune=tune, **options)
     assert choice.kind == "dynamic"
     assert asked == [plans]

@@ -14,8 +14,8 @@ import torchwise
 from live_decisions import decided
 from torchwise.plan import Plan
 from torchwise.records import Decision
-from torchwise.runtime.changes import COMPILED
-from torchwise.runtime.stale import stale_because
+from torchwise.runtime.call_guard import COMPILED
+from torchwise.runtime.staleness import stale_because
 from torchwise.workload.differences import packed
 from torchwise.workload.structure_details import details_of
 
@@ -143,7 +143,7 @@ def test_nothing_is_a_mark_where_code_is_too_much_to_look_through(monkeypatch: p
     decision = decision_for(net := Net().eval())
     set_on(name="mark")(net)
     assert stale_because(net, decision) is None
-    monkeypatch.setattr("torchwise.runtime.stale.MOST_FUNCTIONS", 1)
+    monkeypatch.setattr("torchwise.runtime.staleness.MOST_FUNCTIONS", 1)
     assert "mark" in str(stale_because(net, decision))
 
 

@@ -19,7 +19,7 @@ import torch
 from torchwise.errors import WorkloadError
 from torchwise.verify.observe import observe
 from torchwise.workload import Example
-from torchwise.workload.state import GONE, State, from_one_state, kept_state
+from torchwise.workload.module_state import GONE, State, from_one_state, kept_state
 
 TOTAL = [0.0]
 COUNT = 0
@@ -313,7 +313,7 @@ def test_parameters_that_a_call_writes_are_put_back() -> None:
 
 
 def test_parameters_too_large_to_keep_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwise.workload.state.MAX_KEPT", 8)
+    monkeypatch.setattr("torchwise.workload.module_state.MAX_KEPT", 8)
     model = torch.nn.Linear(2, 2)
     with kept_state(model):
         pass

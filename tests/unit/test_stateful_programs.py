@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 import stateful_programs
 import torch
 
+from torchwise.compile import Realized
 from torchwise.plan import Plan
-from torchwise.realize import Realized
 from torchwise.records import Outcome
 from torchwise.trial.plain_call import run_plainly
 
@@ -35,7 +35,7 @@ def test_a_plan_that_keeps_the_state_to_itself_is_never_called_right(monkeypatch
         forgetful = copy.deepcopy(call)
         return Realized(plan, forgetful, lambda _args, _kwargs: forgetful, lambda: None)
 
-    monkeypatch.setattr(stateful_programs, "realize", realize)
+    monkeypatch.setattr(stateful_programs, "compile_plan", realize)
     judged = 0
     for seed in range(12):
         _, workload = stateful_programs.workload_of(seed)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from step_samples import Blocks, a_step, batch, everything, same
 
+from torchwise.compile.optimizer import TunedOptimizer
 from torchwise.errors import WorkloadError
-from torchwise.realize.optimizer import TunedOptimizer
 from torchwise.trial.loading import save
 from torchwise.workload import Example, Workload
 

@@ -13,12 +13,12 @@ from step_samples import a_step, batch
 
 import torchwise
 from live_decisions import decided
+from torchwise.compile import signature_of
+from torchwise.compile.signature import opaque_leaves
 from torchwise.errors import WorkloadError
 from torchwise.plan import Plan
-from torchwise.realize import signature_of
-from torchwise.realize.signature import opaque_leaves
 from torchwise.runtime.dispatch import NOT_PROVEN
-from torchwise.workload import trees
+from torchwise.workload import pytree
 from torchwise.workload.identity import describe_example
 from torchwise.workload.workload import Example
 
@@ -86,12 +86,12 @@ def test_they_are_cut_as_dicts_are(kind: Any) -> None:
 @pytest.mark.parametrize("kind", [UserDict, Kind, Encoding])
 def test_a_copy_is_of_the_same_kind_and_the_original_stays(kind: Any) -> None:
     original = given(kind)
-    doubled = trees.map_tensors(lambda t: t * 2, {"inside": original})["inside"]
+    doubled = pytree.map_tensors(lambda t: t * 2, {"inside": original})["inside"]
     assert type(doubled) is kind
     assert torch.equal(doubled["x"], original["x"] * 2)
     assert torch.equal(original["x"], batch(8, 0)[0])
-    assert [path for path, _ in trees.named_leaves(original)] == ["['x']", "['y']"]
-    assert "dict(*, *)" in trees.form(original)
+    assert [path for path, _ in pytree.named_leaves(original)] == ["['x']", "['y']"]
+    assert "dict(*, *)" in pytree.form(original)
 
 
 @pytest.mark.parametrize("kind", [UserDict, Kind, Encoding])
@@ -118,7 +118,7 @@ def test_what_hangs_beside_the_items_counts(kind: Any) -> None:
         assert signature_of((scaled(1.0),), {}) != signature_of((scaled(other),), {})
         assert describe_example(Example((scaled(1.0),))) != describe_example(Example((scaled(other),)))
     assert opaque_leaves(scaled(object())), "from which nothing may be concluded"
-    assert trees.is_leaf(scaled([torch.ones(1)])), "whose copy would have the tensor of the original"
+    assert pytree.is_leaf(scaled([torch.ones(1)])), "whose copy would have the tensor of the original"
     private = scaled(1.0)
     private._notes = object()
     assert getattr(private, "rows", 8) == 8  # which is then kept beside

@@ -15,15 +15,15 @@ from step_samples import a_step, batch, everything, same
 import torchwise
 from live_decisions import decided
 from torchwise import api
+from torchwise.compile import train_step as realize_step
+from torchwise.compile.cuda_graphs.module_buffers import buffers_of, kept_buffers
+from torchwise.compile.cuda_graphs.training_state import TrainingState
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.realize import step as realize_step
-from torchwise.realize.capture.buffers import buffers_of, kept_buffers
-from torchwise.realize.capture.training import TrainingState
-from torchwise.runtime.undo import Undo
+from torchwise.runtime.input_snapshot import Undo
 from torchwise.training import PlannedForward
 from torchwise.trial.loading import AgainAndAgain
-from torchwise.workload.state import kept_state
+from torchwise.workload.module_state import kept_state
 
 
 class Counting(torch.nn.Module):

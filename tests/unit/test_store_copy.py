@@ -29,7 +29,7 @@ from torchwise.cli.store import store
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Duel, Measurement, Standing, Study, StudyState, TrialState
-from torchwise.store import Copied, Storage, StudyKey, claims, copying, open_storage, studies
+from torchwise.store import Copied, Storage, StudyKey, claims, copy, open_storage, studies
 from torchwise.workload import WorkloadSpec
 
 
@@ -127,7 +127,7 @@ def test_a_study_that_fails_half_way_is_not_there(
 ) -> None:
     a_full_store(source)
     with monkeypatch.context() as broken:
-        broken.setattr(copying, "_decide", lambda *_: 1 / 0)
+        broken.setattr(copy, "_decide", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             list(source.copy_to(target))
     assert target.size() == (0, 0)

@@ -17,7 +17,7 @@ from store_samples import a_decision, claim, create, finished
 from torchwise.errors import StorageError
 from torchwise.records import StudyState
 from torchwise.store import Owner, Storage, open_storage, sqlite
-from torchwise.store.trouble import explain
+from torchwise.store.db_errors import explain
 
 NOBODY = 65534
 

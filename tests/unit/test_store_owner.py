@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from torchwise.store import Owner
-from torchwise.store.owner import this_host
+from torchwise.store.lease_owner import this_host
 
 ME = Owner.current()
 LONG = 1e9

@@ -11,7 +11,7 @@ from postgres_server import PostgresServer
 from store_samples import INDUCTOR, TUNED, a_ruling, create
 from torchwise.errors import StorageError
 from torchwise.records import Standing
-from torchwise.store import database, open_storage, outage, read_storage, reading, rulings, sqlite
+from torchwise.store import approvals, database, open_storage, read_only, read_storage, reconnect, sqlite
 from torchwise.store.location import locate
 from torchwise.store.postgres import postgres_engine
 
@@ -19,7 +19,7 @@ from torchwise.store.postgres import postgres_engine
 def test_a_pin_that_another_process_sets_at_the_same_time_is_no_second_one(postgres: PostgresServer) -> None:
     with open_storage(postgres.store()) as storage:
         with storage._database._engine.connect() as other:  # has pinned it, and not committed when the next one pins
-            rulings.put(other, a_ruling(INDUCTOR, Standing.PINNED))
+            approvals.put(other, a_ruling(INDUCTOR, Standing.PINNED))
             threading.Timer(0.3, other.commit).start()
             storage.rule(a_ruling(TUNED, Standing.PINNED, at=2e9))
         assert [ruling.standing for ruling in storage.rulings()] == [Standing.PINNED, Standing.APPROVED]
@@ -28,19 +28,19 @@ def test_a_pin_that_another_process_sets_at_the_same_time_is_no_second_one(postg
 def test_a_look_does_not_wait_for_a_server_that_goes_meanwhile(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage.Outage, "wait", lambda *_: pytest.fail("it waits"))
+    monkeypatch.setattr(reconnect.Outage, "wait", lambda *_: pytest.fail("it waits"))
     looked_into = database.Database(locate(postgres.store()), prompt_s=2.0)
-    looked_into.read(lambda connection: rulings.read(connection, None, None, None))
+    looked_into.read(lambda connection: approvals.read(connection, None, None, None))
     looked_into._engine = postgres_engine(locate("postgresql://nobody@127.0.0.1:1/nothing"), 2.0)
     with pytest.raises(StorageError, match="cannot be reached"):
-        looked_into.read(lambda connection: rulings.read(connection, None, None, None))
+        looked_into.read(lambda connection: approvals.read(connection, None, None, None))
 
 
 def test_a_look_does_not_wait_for_a_file_that_somebody_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store.db"
     with open_storage(str(path)) as storage:
         create(storage)
-    monkeypatch.setattr(reading, "PROMPT_S", 0.05)
+    monkeypatch.setattr(read_only, "PROMPT_S", 0.05)
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.1)
     monkeypatch.setattr(database.time, "sleep", lambda _: pytest.fail("it tries again"))
     writer = sqlite.connect(path)

@@ -17,7 +17,7 @@ import torchwise
 from live_decisions import decided
 from torchwise.errors import StalePlanError
 from torchwise.lock import entry
-from torchwise.lock.section import entry_in, section_of
+from torchwise.lock.schema import entry_in, section_of
 from torchwise.plan import EAGER
 from torchwise.records import Decision
 from torchwise.workload.differences import another_model, packed, unpacked

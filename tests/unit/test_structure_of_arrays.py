@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torchwise.compile import compile_plan
+from torchwise.compile.transforms import structure_of_arrays
+from torchwise.compile.transforms.structure_of_arrays import graph_pass, lay_out, reads_across
 from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import EAGER, Plan, PlanSpace
-from torchwise.plan.legality import Legality
-from torchwise.realize import realize
-from torchwise.realize.transforms import structure_of_arrays
-from torchwise.realize.transforms.structure_of_arrays import graph_pass, lay_out, reads_across
+from torchwise.plan.numerics import Legality
 from torchwise.trial.inspection import _watched
 from torchwise.verify import Subject, verify
 from torchwise.workload import Example
@@ -202,7 +202,7 @@ def test_a_pass_of_the_program_itself_is_not_pushed_aside() -> None:
 
     theirs = config.patch(post_grad_custom_pre_pass=len)
     with theirs, pytest.raises(UnsupportedError, match="this program has set its own: <built-in function len>"):
-        realize(distances, PLAN, Example((POINTS, OTHERS)), device="cpu", mode="inference")
+        compile_plan(distances, PLAN, Example((POINTS, OTHERS)), device="cpu", mode="inference")
 
 
 def test_it_is_for_static_shapes_on_a_cpu_and_with_a_compiler() -> None:
@@ -232,7 +232,7 @@ def test_inductor_reads_vectors_where_it_gathered() -> None:
     gathers = {}
     for plan in (Plan(backend="inductor"), PLAN):
         torch._dynamo.reset()
-        call = realize(nearness, plan, Example((points, others)), device="cpu", mode="inference").call
+        call = compile_plan(nearness, plan, Example((points, others)), device="cpu", mode="inference").call
         answer, (code,) = run_and_get_code(call, points, others)
         torch.testing.assert_close(answer, nearness(points, others))
         gathers[plan] = re.findall(r"in_ptr0\[static_cast<int64_t>\((?:\dL \+ )?3L\*x0", code)  # element by element
@@ -245,7 +245,7 @@ def test_inductor_reads_vectors_where_it_gathered() -> None:
 def test_complex_workloads_of_the_zoo_pass(workload: str) -> None:
     found = load(workload)
     plan = Plan(backend="inductor", transforms=("complex_to_real", "structure_of_arrays"))
-    call = realize(found.call, plan, found.examples[0], device="cpu", mode="inference").call
+    call = compile_plan(found.call, plan, found.examples[0], device="cpu", mode="inference").call
     with torch.no_grad():
         verdict = verify(Subject(found, call, found.call))
     assert verdict.outcome == "pass", verdict
@@ -258,7 +258,7 @@ def test_gradients_come_through() -> None:
         call(points, others).sqrt().sum().backward()
         return [points.grad, others.grad]  # type: ignore[list-item]
 
-    call = realize(distances, PLAN, Example((POINTS, OTHERS)), device="cpu", mode="training").call
+    call = compile_plan(distances, PLAN, Example((POINTS, OTHERS)), device="cpu", mode="training").call
     torch.testing.assert_close(loss(call), loss(distances))
 
 
@@ -267,7 +267,7 @@ def test_gradients_come_through() -> None:
 def test_a_program_without_short_rows_is_refused() -> None:
     from torch._inductor import config
 
-    call = realize(torch.tanh, PLAN, Example((POINTS,)), device="cpu", mode="inference").call
+    call = compile_plan(torch.tanh, PLAN, Example((POINTS,)), device="cpu", mode="inference").call
     compiled_anew = config.patch(force_disable_caches=True)  # as a trial does: code from a cache is not examined again
     with compiled_anew, pytest.raises(UnsupportedError, match="structure_of_arrays changes nothing here"):
         call(POINTS)

@@ -158,7 +158,7 @@ def test_studies_are_interrupted_when_the_sweep_is_killed(tmp_path: Path) -> Non
     """
     child = textwrap.dedent("""
         import os, pathlib, sys, time
-        from torchwise.cluster.following import follow
+        from torchwise.cluster.parent_watchdog import follow
         try:
             follow(os.getppid())
             print("begun", flush=True)

@@ -16,8 +16,8 @@ import torch
 from torchwise.errors import BaselineError, TargetError, WorkloadError
 from torchwise.workload import Workload
 from torchwise.workload.identity import structure
+from torchwise.workload.pytree import tensors
 from torchwise.workload.target import FORMS, check_form, find_factory, load
-from torchwise.workload.trees import tensors
 
 MODEL = """
 import torch

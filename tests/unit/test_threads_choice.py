@@ -15,13 +15,13 @@ from sketches import HERE, INDUCTOR, a_history, a_trial, an_inspection, measured
 
 import torchwise as tw
 from live_decisions import decided
+from torchwise.compile import settings
+from torchwise.compile import thread_count as module
+from torchwise.compile.thread_count import OwnCount, SharedCount, thread_count
 from torchwise.decide import History, StagedSampler, decide
 from torchwise.decide.samplers.staged import MOST_TRIALS
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import CHOICES, load_choices
-from torchwise.realize import settings
-from torchwise.realize import thread_count as module
-from torchwise.realize.thread_count import OwnCount, SharedCount, thread_count
 from torchwise.records import CoreUse, Measurement, Trial
 from torchwise.trial.inspection import SHORT_S, _core_traits
 

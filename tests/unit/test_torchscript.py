@@ -13,19 +13,19 @@ from torch import nn
 
 import torchwise
 from torchwise import environment
+from torchwise.compile import compile_plan
+from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.errors import UnsupportedError
 from torchwise.plan import EAGER, Plan
-from torchwise.realize import realize
-from torchwise.realize.uncompiled import why_uncompiled
-from torchwise.realize.watch import ModuleWatch
 from torchwise.records import Decision, Outcome
 from torchwise.trial.plain_call import run_plainly
 from torchwise.verify import Subject, verify
 from torchwise.verify.reference import float64_of
 from torchwise.workload import Example, Workload, WorkloadSpec
-from torchwise.workload.copying import deep_copy
+from torchwise.workload.deep_copy import deep_copy
 from torchwise.workload.identity import describe_example, structure
-from torchwise.workload.state import State
+from torchwise.workload.module_state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*", "ignore:.*deprecated.*")
 X = torch.randn(8, 4)
@@ -153,7 +153,7 @@ def test_weights_that_take_the_place_of_others_are_noticed(kind: str) -> None:
 def test_a_plan_that_needs_another_form_of_it_is_refused(kind: str) -> None:
     plan = Plan(backend="inductor", precision="bf16")
     with pytest.raises(UnsupportedError, match="TorchScript"):
-        realize(made(kind), plan, Example((X,)), device="cpu", mode="inference")
+        compile_plan(made(kind), plan, Example((X,)), device="cpu", mode="inference")
 
 
 @pytest.mark.parametrize("model", [made("traced"), made("scripted"), torch.jit.script(doubled)])

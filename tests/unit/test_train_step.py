@@ -16,8 +16,8 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import torchwise
+from torchwise.compile.optimizer import TunedOptimizer
 from torchwise.errors import WorkloadError
-from torchwise.realize.optimizer import TunedOptimizer
 
 Loop = Callable[..., Any]
 

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchwise
 import torchwise.training
 from live_decisions import decided
+from torchwise.compile.backends import BACKENDS
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan
-from torchwise.realize.backends import BACKENDS
 from torchwise.records import Decision
 from torchwise.training import PlannedForward
 from torchwise.training import forward as forward_module

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from builders import a_study, a_trial
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.training.distributed import unfit_because
 from torchwise.training.ranks import Ranks, without_rank
 from torchwise.training.step import _for_ranks
-from torchwise.training.wrapped import unfit_because
 
 SCRIPT = Path(__file__).parents[1] / "targets" / "loops_ranks.py"
 TOGETHER = (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from torchwise.realize.capture.training import TrainingState
+from torchwise.compile.cuda_graphs.training_state import TrainingState
 
 Trained = tuple[torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]
 

@@ -12,7 +12,7 @@ import torch
 
 from torchwise.records import Outcome
 from torchwise.verify import Subject, verify
-from torchwise.workload import Example, Workload, trees
+from torchwise.workload import Example, Workload, pytree
 
 Pair = namedtuple("Pair", "first second")
 
@@ -46,20 +46,20 @@ def a_tree() -> dict[str, object]:
 
 
 def test_every_tensor_is_found_in_order() -> None:
-    assert [tensor[0].item() for tensor in trees.tensors(a_tree())] == [1, 2, 3, 4, 5, 6, 7]
+    assert [tensor[0].item() for tensor in pytree.tensors(a_tree())] == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("odd", [None, Pair(t(1), t(2)), OrderedDict(b=t(3), a=t(4)), Output(t(5), [t(6)]), {1, 2}])
 def test_the_short_cut_finds_what_the_long_way_finds(odd: object) -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     tree = {"b": [torch.ones(6), (1, "x", weight)], "a": (torch.ones(7), [], {}, {"odd": odd}), "c": {1: torch.ones(8)}}
-    found, leaves = trees.tensors(tree), [leaf for _, leaf in trees.named_leaves(tree)]
+    found, leaves = pytree.tensors(tree), [leaf for _, leaf in pytree.named_leaves(tree)]
     assert [tensor.shape for tensor in found][:2] == [(6,), (1,)]
     assert list(map(id, found)) == [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def test_every_leaf_has_a_path_that_people_can_read() -> None:
-    paths = [path for path, _ in trees.named_leaves(a_tree())]
+    paths = [path for path, _ in pytree.named_leaves(a_tree())]
     assert paths == [
         "['list'][0]",
         "['list'][1]",
@@ -88,27 +88,27 @@ def test_every_leaf_has_a_path_that_people_can_read() -> None:
     ],
 )
 def test_a_path_is_read_as_one_would_write_it(path: str, read: str) -> None:
-    assert trees.readable(path) == read
+    assert pytree.readable(path) == read
 
 
 def test_a_lone_leaf_has_the_empty_path() -> None:
-    assert trees.named_leaves(5) == [("", 5)]
-    assert trees.named_leaves(None) == [("", None)]
-    assert [path for path, _ in trees.named_leaves(Output(t(1)), "out")] == ["out.logits", "out.label"]
+    assert pytree.named_leaves(5) == [("", 5)]
+    assert pytree.named_leaves(None) == [("", None)]
+    assert [path for path, _ in pytree.named_leaves(Output(t(1)), "out")] == ["out.logits", "out.label"]
 
 
 def test_mapping_keeps_containers_and_other_leaves() -> None:
     before = a_tree()
-    after = trees.map_tensors(lambda tensor: tensor * 10, before)
-    assert [tensor[0].item() for tensor in trees.tensors(after)] == [10, 20, 30, 40, 50, 60, 70]
-    assert [tensor[0].item() for tensor in trees.tensors(before)] == [1, 2, 3, 4, 5, 6, 7]
+    after = pytree.map_tensors(lambda tensor: tensor * 10, before)
+    assert [tensor[0].item() for tensor in pytree.tensors(after)] == [10, 20, 30, 40, 50, 60, 70]
+    assert [tensor[0].item() for tensor in pytree.tensors(before)] == [1, 2, 3, 4, 5, 6, 7]
     assert {name: type(value) for name, value in after.items()} == {name: type(v) for name, v in before.items()}
     assert (after["list"][1], after["tuple"][1], after["pair"].second) == (5, None, "text")
     assert (after["outer"].inner.label, after["outer"].count) == ("cat", 9)
 
 
 def test_mapping_may_return_anything() -> None:
-    assert trees.map_tensors(lambda tensor: tuple(tensor.shape), [t(1), {"a": t(2)}]) == [(2,), {"a": (2,)}]
+    assert pytree.map_tensors(lambda tensor: tuple(tensor.shape), [t(1), {"a": t(2)}]) == [(2,), {"a": (2,)}]
 
 
 @dataclass
@@ -130,11 +130,11 @@ class Still:
 def test_a_dataclass_is_copied_as_it_is_and_not_made_anew() -> None:
     angle = Angle(t(180))
     angle.turns += 3
-    doubled = trees.map_tensors(lambda tensor: tensor * 2, angle)
+    doubled = pytree.map_tensors(lambda tensor: tensor * 2, angle)
     assert torch.equal(doubled.radians, angle.radians * 2)
     assert torch.equal(doubled.turns, t(6))
     assert torch.equal(angle.turns, t(3))
-    negative = trees.map_tensors(torch.neg, Still(t(1)))
+    negative = pytree.map_tensors(torch.neg, Still(t(1)))
     assert (negative.value[0].item(), negative.note) == (-1, "as made")
 
 
@@ -150,36 +150,36 @@ class Tokens:
 def test_a_copy_computes_a_cached_property_from_its_own_values() -> None:
     tokens = Tokens(torch.tensor([1, 0, 2, 0]))
     assert tokens.mask.tolist() == [True, False, True, False]
-    first, second = (trees.map_tensors(lambda t, number=number: t.chunk(2)[number], tokens) for number in (0, 1))
+    first, second = (pytree.map_tensors(lambda t, number=number: t.chunk(2)[number], tokens) for number in (0, 1))
     assert (first.mask.tolist(), second.ids.tolist()) == ([True, False], [2, 0])
     assert "mask" in vars(tokens)
 
 
 def test_what_is_walked_here_has_its_place_in_the_form() -> None:
     pair, items = Still(t(1)), UserDict(a=t(1))
-    assert trees.form((pair, items)) != trees.form((items, pair))
+    assert pytree.form((pair, items)) != pytree.form((items, pair))
 
 
 def test_a_class_that_is_a_dataclass_is_a_leaf() -> None:
-    assert trees.map_tensors(lambda tensor: tensor, [Output]) == [Output]
+    assert pytree.map_tensors(lambda tensor: tensor, [Output]) == [Output]
 
 
 def test_a_tensor_that_stands_twice_is_listed_twice() -> None:
     tensor = t(1)
-    assert trees.tensors([tensor, {"again": tensor}]) == [tensor, tensor]
+    assert pytree.tensors([tensor, {"again": tensor}]) == [tensor, tensor]
 
 
 def test_a_clone_shares_nothing() -> None:
     before = a_tree()
-    for tensor in trees.tensors(trees.clone(before)):
+    for tensor in pytree.tensors(pytree.clone(before)):
         tensor.zero_()
-    assert [tensor[0].item() for tensor in trees.tensors(before)] == [1, 2, 3, 4, 5, 6, 7]
+    assert [tensor[0].item() for tensor in pytree.tensors(before)] == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("needs", [True, False])
 def test_a_clone_is_a_leaf_with_the_same_need_of_a_gradient(needs: bool) -> None:
     original = torch.ones(2, requires_grad=needs) * 1
-    copy = trees.clone(original)
+    copy = pytree.clone(original)
     assert copy.is_leaf
     assert copy.requires_grad is needs
 
@@ -196,7 +196,7 @@ def test_a_clone_is_a_leaf_with_the_same_need_of_a_gradient(needs: bool) -> None
     ids=["channels_last", "transposed", "permuted", "complex", "integers"],
 )
 def test_a_clone_keeps_strides_dtype_and_values(tensor: torch.Tensor) -> None:
-    copy = trees.clone(tensor)
+    copy = pytree.clone(tensor)
     assert copy.stride() == tensor.stride()
     assert copy.dtype == tensor.dtype
     assert torch.equal(copy, tensor)
@@ -217,27 +217,27 @@ GAPS = {
 @pytest.mark.parametrize("make", GAPS.values(), ids=GAPS)
 def test_a_clone_keeps_strides_with_gaps(make: Callable[[], torch.Tensor]) -> None:
     tensor = make()
-    copied = trees.clone(tensor)
+    copied = pytree.clone(tensor)
     assert copied.stride() == tensor.stride()
-    assert trees.equal(copied, tensor)
+    assert pytree.equal(copied, tensor)
     assert tensor.numel() == 0 or copied.data_ptr() != tensor.data_ptr()
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_a_clone_keeps_other_layouts(layout: torch.layout) -> None:
     tensor = torch.eye(3).to_sparse(layout=layout)
-    assert trees.clone(tensor).layout is layout
-    assert trees.equal(trees.clone(tensor), tensor)
+    assert pytree.clone(tensor).layout is layout
+    assert pytree.equal(pytree.clone(tensor), tensor)
 
 
 @pytest.mark.parametrize("make", GAPS.values(), ids=GAPS)
 def test_every_clone_can_be_written(make: Callable[[], torch.Tensor]) -> None:
     tensor = make()
-    copied = trees.clone(tensor)
-    trees.write(copied, torch.zeros_like(tensor))
-    trees.write(copied, tensor)
+    copied = pytree.clone(tensor)
+    pytree.write(copied, torch.zeros_like(tensor))
+    pytree.write(copied, tensor)
     assert copied.stride() == tensor.stride()
-    assert trees.equal(copied, tensor)
+    assert pytree.equal(copied, tensor)
 
 
 NAN = float("nan")
@@ -261,7 +261,7 @@ NAN = float("nan")
     ],
 )
 def test_a_tensor_equals_its_clone(tensor: torch.Tensor) -> None:
-    assert trees.equal(tensor, trees.clone(tensor))
+    assert pytree.equal(tensor, pytree.clone(tensor))
 
 
 @pytest.mark.parametrize(
@@ -279,8 +279,8 @@ def test_a_tensor_equals_its_clone(tensor: torch.Tensor) -> None:
     ],
 )
 def test_other_tensors_are_not_equal(a: torch.Tensor, b: torch.Tensor) -> None:
-    assert not trees.equal(a, b)
-    assert not trees.equal(b, a)
+    assert not pytree.equal(a, b)
+    assert not pytree.equal(b, a)
 
 
 class Answer:
@@ -331,13 +331,13 @@ KEYLESS = {
 
 @pytest.mark.parametrize(("tree", "names"), KEYLESS.values(), ids=KEYLESS)
 def test_a_class_registered_without_keys_is_looked_into(tree: object, names: list[str]) -> None:
-    assert [name for name, _ in trees.named_leaves({"a": [tree], "b": 1}, "output")] == [
+    assert [name for name, _ in pytree.named_leaves({"a": [tree], "b": 1}, "output")] == [
         *(f"output['a'][0]{name}" for name in names),
         "output['b']",
     ]
-    found = [leaf for _, leaf in trees.named_leaves(tree) if isinstance(leaf, torch.Tensor)]
-    assert [one is other for one, other in zip(found, trees.tensors((tree,)), strict=True)] == [True] * len(found)
-    assert type(trees.clone(tree)) is type(tree)
+    found = [leaf for _, leaf in pytree.named_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    assert [one is other for one, other in zip(found, pytree.tensors((tree,)), strict=True)] == [True] * len(found)
+    assert type(pytree.clone(tree)) is type(tree)
 
 
 def test_a_wrong_answer_in_such_a_class_is_seen() -> None:

@@ -19,10 +19,10 @@ import psutil
 import pytest
 import torch
 
+from torchwise.compile.noop_check import no_effect
 from torchwise.errors import BaselineError, TargetError, UnsupportedError, WorkloadError
-from torchwise.measure import turns
+from torchwise.measure import device_lock
 from torchwise.plan import Plan
-from torchwise.realize.effect import no_effect
 from torchwise.records import Duel, Failure, FailureKind, Measurement, Outcome, Trial, TrialState, codec
 from torchwise.trial import (
     Job,
@@ -325,7 +325,7 @@ def test_the_largest_example_is_called_first() -> None:
 
     import torch
 
-    from torchwise.trial.arena import Arena
+    from torchwise.trial.harness import Arena
     from torchwise.workload import Example, Workload
 
     def called(number: int) -> float:
@@ -355,7 +355,7 @@ def test_a_worker_tells_which_part_of_a_plan_changes_nothing() -> None:
 
 def test_a_gpu_that_is_not_there_is_said_before_cuda_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(turns, "join", lambda _device: pytest.fail("it asked"))
+    monkeypatch.setattr(device_lock, "join", lambda _device: pytest.fail("it asked"))
     told = job("good")
     with pytest.raises(WorkloadError, match="device is 'cuda', but PyTorch"):
         loading.load(replace(told, workload=replace(told.workload, device="cuda")))

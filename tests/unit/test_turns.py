@@ -20,11 +20,11 @@ from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 from torch._inductor.runtime import benchmarking
 
-from torchwise.measure import Clock, turns
+from torchwise.measure import Clock, device_lock
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, Trial, TrialState
-from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, compiling, try_plan
-from torchwise.trial.arena import Arena
+from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, compile_lock, try_plan
+from torchwise.trial.harness import Arena
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.loading import load
 from torchwise.workload import Example, Workload, WorkloadSpec
@@ -34,7 +34,7 @@ JOB = Job("inspect", WorkloadSpec(TARGET), effort=EFFORTS["quick"])
 
 
 def _worker(folder: Path, heard: Queue[tuple[str, float, float]], share_s: float, alone_s: float) -> None:
-    mine = turns.Turns("cpu", bool, folder)
+    mine = device_lock.Turns("cpu", bool, folder)
     for _ in range(4):
         mine.share()
         start = time.monotonic()
@@ -77,7 +77,7 @@ def test_two_that_want_to_be_alone_do_not_wait_for_each_other(tmp_path: Path) ->
 
 def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
     def hold() -> None:
-        turns.Turns("cpu", bool, tmp_path).share()
+        device_lock.Turns("cpu", bool, tmp_path).share()
         holding.set()
         time.sleep(60)
 
@@ -88,7 +88,7 @@ def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
     holding.wait(10)
     holder.kill()
     told: list[bool] = []
-    mine = turns.Turns("cpu", told.append, tmp_path)
+    mine = device_lock.Turns("cpu", told.append, tmp_path)
     mine.share()
     with mine.alone():
         pass
@@ -98,30 +98,30 @@ def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
 
 def test_without_a_folder_for_locks_nobody_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
-    turns.take_part(bool)
-    turns.join("cpu")
-    with turns.alone():
+    monkeypatch.setattr(device_lock.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    device_lock.take_part(bool)
+    device_lock.join("cpu")
+    with device_lock.alone():
         pass
-    assert turns._turns is None
-    turns.take_part(None)
+    assert device_lock._turns is None
+    device_lock.take_part(None)
 
 
 def test_a_program_that_is_no_worker_takes_no_part() -> None:
     """It may load a workload and measure it. It neither waits for others nor makes them wait, however long it lives."""
-    mine = turns.Turns("cpu", bool)
+    mine = device_lock.Turns("cpu", bool)
     mine.share()
     with mine.alone():
         load(JOB)
-        with turns.alone():
+        with device_lock.alone():
             pass
     mine.leave()
-    assert turns._turns is None
+    assert device_lock._turns is None
 
 
 def test_waiting_is_not_on_the_workers_account() -> None:
     """A worker that may take five seconds waits for six: it is neither ended, nor is it silent."""
-    other = turns.Turns("cpu", bool)
+    other = device_lock.Turns("cpu", bool)
     heard: list[str] = []
     with contextlib.ExitStack() as held:
         held.callback(other.leave)  # on any failure here: the workers of other tests would wait for ever
@@ -155,7 +155,7 @@ def test_what_a_trial_took_is_what_it_would_take_alone(spent_clock: Any) -> None
     assert tried.seconds == 43, "it ended while it waited, and nothing said that it had the device again"
 
 
-class Other(turns.Turns):
+class Other(device_lock.Turns):
     """Another process at the same device: its locks are its own, as in a process of its own."""
 
     def __init__(self, folder: Path | None, device: str = "cuda-0") -> None:
@@ -164,7 +164,7 @@ class Other(turns.Turns):
     def may_measure(self) -> bool:
         """Return whether it would have the device alone at once."""
         try:
-            turns.fcntl.flock(self._room, turns.fcntl.LOCK_EX | turns.fcntl.LOCK_NB)
+            device_lock.fcntl.flock(self._room, device_lock.fcntl.LOCK_EX | device_lock.fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         self.leave()
@@ -179,22 +179,22 @@ def other(tmp_path: Path) -> Other:
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[bool]]]:
     """Make this process a worker that shares a device with `other`. Return the words on its waits."""
-    monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(turns, "name_of", lambda _device: "cuda-0")
+    monkeypatch.setattr(device_lock.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(device_lock, "name_of", lambda _device: "cuda-0")
 
     def join(own_cores: str | None = "1", device: str = "cuda") -> list[bool]:
-        monkeypatch.delenv(turns.OWN_CORES, raising=False)
+        monkeypatch.delenv(device_lock.OWN_CORES, raising=False)
         if own_cores is not None:
-            monkeypatch.setenv(turns.OWN_CORES, own_cores)
+            monkeypatch.setenv(device_lock.OWN_CORES, own_cores)
         told: list[bool] = []
-        turns.take_part(told.append)
-        turns.join(device)
+        device_lock.take_part(told.append)
+        device_lock.join(device)
         return told
 
     yield join
-    if turns._turns:
-        turns._turns.leave()
-    turns.take_part(None)
+    if device_lock._turns:
+        device_lock._turns.leave()
+    device_lock.take_part(None)
 
 
 class Compiler:
@@ -251,7 +251,7 @@ def test_without_cores_of_its_own_a_compiler_keeps_its_share(
     found: list[bool] = []
     compiler.works = lambda: found.append(other.may_measure() or "benchmark_gpu" in vars(benchmarking.benchmarker))
     arena().first_calls([compiler.compile])
-    with turns.aside():
+    with device_lock.aside():
         found.append(other.may_measure())
     assert found == [False] * 5
 
@@ -279,12 +279,12 @@ def test_a_kernel_is_timed_when_nobody_measures_and_waiting_costs_nothing(
     assert time.monotonic() - start > 0.9
     assert heard == ["measured", "shares", "shares", "aside"]
     assert told == [True, False]
-    assert turns.waited_s() > 0.9
+    assert device_lock.waited_s() > 0.9
     assert cold < 0.5
 
 
 def test_kernels_timed_in_each_other_and_in_threads_drop_nobodys_share(tmp_path: Path) -> None:
-    mine, other = turns.Turns("cuda-0", bool, tmp_path), Other(tmp_path)
+    mine, other = device_lock.Turns("cuda-0", bool, tmp_path), Other(tmp_path)
     began, go_on, measures = threading.Event(), threading.Event(), threading.Event()
 
     def time_kernel() -> None:
@@ -340,17 +340,17 @@ class Aside:
     task: str = f"{__name__}:times_a_kernel"
 
     def variables(self) -> dict[str, Any]:
-        return {turns.OWN_CORES: "1"}
+        return {device_lock.OWN_CORES: "1"}
 
 
 def times_a_kernel(job: Aside, stage: Callable[[str], None]) -> str:
-    turns.name_of = lambda _device: job.gpu
-    turns.join("cuda")
-    with turns.aside():
+    device_lock.name_of = lambda _device: job.gpu
+    device_lock.join("cuda")
+    with device_lock.aside():
         stage("compile")
         while Other(None, job.gpu).may_measure():
             time.sleep(0.01)
-        with turns.sharing():
+        with device_lock.sharing():
             return "timed"
 
 
@@ -385,11 +385,11 @@ def test_where_kernels_are_timed_elsewhere_nobody_steps_aside(
 ) -> None:
     worker()
     found: list[bool] = []
-    compiler.works = lambda: found.append(turns._turns._is_away())  # type: ignore[union-attr]
-    with compiling.compiling_aside(), inductor.patch(setting):
+    compiler.works = lambda: found.append(device_lock._turns._is_away())  # type: ignore[union-attr]
+    with compile_lock.compiling_aside(), inductor.patch(setting):
         compiler.compile()
-    monkeypatch.setattr(compiling, "NAMES", (*compiling.NAMES, ("torch._inductor", "no_such_name")))
-    with compiling.compiling_aside():
+    monkeypatch.setattr(compile_lock, "NAMES", (*compile_lock.NAMES, ("torch._inductor", "no_such_name")))
+    with compile_lock.compiling_aside():
         compiler.compile()
     assert found == [not setting, False]
 
@@ -400,13 +400,13 @@ def test_inductor_compiles_forward_and_backward_by_the_names_that_are_looked_up(
 ) -> None:
     worker()
     away: list[int] = []
-    leave = turns._turns.leave  # type: ignore[union-attr]
-    monkeypatch.setattr(turns._turns, "leave", lambda: (away.append(0), leave()))
+    leave = device_lock._turns.leave  # type: ignore[union-attr]
+    monkeypatch.setattr(device_lock._turns, "leave", lambda: (away.append(0), leave()))
     compiled = torch.compile(lambda x: (x.sin() * 2).sum(0))
-    with inductor.patch(force_disable_caches=True), compiling.compiling_aside():
+    with inductor.patch(force_disable_caches=True), compile_lock.compiling_aside():
         compiled(torch.ones(4, 4, requires_grad=True)).sum().backward()
     assert len(away) >= 2  # for the frame, and for the backward pass, which is compiled when it runs
-    assert not turns._turns._is_away()  # type: ignore[union-attr]
+    assert not device_lock._turns._is_away()  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
@@ -431,7 +431,7 @@ def test_a_frame_is_traced_aside_and_frozen_weights_are_folded_in_the_worker_s_s
     noted(folding, "freeze")
     noted(compile_fx, "fx_codegen_and_compile")
     model = torch.nn.Linear(4, 4).eval()
-    with torch.no_grad(), inductor.patch(freezing=True), compiling.compiling_aside():
+    with torch.no_grad(), inductor.patch(freezing=True), compile_lock.compiling_aside():
         torch.compile(model)(torch.ones(2, 4))
     assert found == [("_compile", True), ("freeze", False), ("fx_codegen_and_compile", True)]
     assert not other.may_measure()

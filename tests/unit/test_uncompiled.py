@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from torchwise.realize.uncompiled import why_uncompiled
+from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.workload import Example
-from torchwise.workload.step import TrainStep
+from torchwise.workload.train_step import TrainStep
 
 X = torch.ones(4, 4)
 

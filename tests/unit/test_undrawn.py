@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from torchwise.background.undrawn import call_undrawn, drawing_apart
+from torchwise.background.isolated_warmup import call_undrawn, drawing_apart
+from torchwise.compile import compile_plan
+from torchwise.compile.aot import Loader, Maker
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.ahead import Loader, Maker
 from torchwise.workload import Example, Workload
 
 X = torch.randn(3, 8)
@@ -88,9 +88,9 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
 def test_compiled_code_draws_nothing_either() -> None:
     plan, example, maker = Plan(backend="inductor"), Example((X,)), Maker()
     with torch.no_grad():
-        realize(noisy, plan, example, device="cpu", mode="inference", backend=maker).call(X)
+        compile_plan(noisy, plan, example, device="cpu", mode="inference", backend=maker).call(X)
         loader = Loader(maker.made)
-        ready = realize(noisy, plan, example, device="cpu", mode="inference", backend=loader)
+        ready = compile_plan(noisy, plan, example, device="cpu", mode="inference", backend=loader)
         torch.manual_seed(5)
         before = torch.get_rng_state()
         call_undrawn(noisy, plan, loader, Workload(noisy, (example,)), "cpu")

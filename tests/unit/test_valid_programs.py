@@ -21,7 +21,7 @@ from torchwise.records import Outcome
 from torchwise.trial.plain_call import run_plainly
 from torchwise.verify import Subject, verify
 from torchwise.verify.step import StepSubject, verify_step
-from torchwise.verify.trainee import Trainee
+from torchwise.verify.step_runner import Trainee
 from torchwise.workload import Example, Workload
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
+from torchwise.compile import compile_plan
 from torchwise.plan import Plan
-from torchwise.realize import realize
 from torchwise.records import Outcome, Verdict
 from torchwise.verify import Observation, Subject, verify
 from torchwise.verify.compare import check_structure
@@ -52,7 +52,7 @@ def test_the_model_itself_passes(net: Workload) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "autocast_bf16"])
 def test_lower_precision_passes_against_its_own_floor_and_fails_against_float32(net: Workload, precision: str) -> None:
     plan = Plan(precision=precision)
-    candidate = realize(net.call, plan, net.examples[0], device="cpu", mode="inference").call
+    candidate = compile_plan(net.call, plan, net.examples[0], device="cpu", mode="inference").call
     passed = judge(net, candidate, floor=candidate, precision=precision)
     assert passed.outcome is Outcome.PASS, passed.reason
     assert passed.error is not None

@@ -13,10 +13,10 @@ import torchwise  # noqa: E402
 import torchwise.verify  # noqa: E402
 from torchwise.records import Check, Outcome  # noqa: E402
 from torchwise.verify import Subject, verify  # noqa: E402
-from torchwise.verify import elsewhere as third  # noqa: E402
+from torchwise.verify import cpu_reference as third  # noqa: E402
 from torchwise.verify.observe import Observation  # noqa: E402
 from torchwise.verify.step import StepSubject, verify_step  # noqa: E402
-from torchwise.verify.trainee import Trainee  # noqa: E402
+from torchwise.verify.step_runner import Trainee  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 
 FAILED = Check("values", Outcome.FAIL, "output is off by 0.5", 0.5, 1e-7)

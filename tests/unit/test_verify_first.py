@@ -14,8 +14,8 @@ from torchwise.records import Check, Outcome, Verdict
 from torchwise.trial import Job, ProcessSettings, candidate
 from torchwise.trial.job import EFFORTS
 from torchwise.verify import StepSubject, Subject, observation_of, verify, verify_step
-from torchwise.verify.first import FirstAnswer
-from torchwise.verify.trainee import Trainee
+from torchwise.verify.first_calls import FirstAnswer
+from torchwise.verify.step_runner import Trainee
 from torchwise.workload import Example, Workload, WorkloadSpec
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))

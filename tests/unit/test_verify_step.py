@@ -12,16 +12,16 @@ import torch
 from step_samples import Blocks, Net, a_step, batches, everything, same, started
 
 import torchwise
+from torchwise.compile import compile_plan
 from torchwise.plan import Plan
-from torchwise.realize import realize
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify import StepSubject, verify_step
+from torchwise.verify.gradient_scale import Scales
 from torchwise.verify.gradients import Gradients
+from torchwise.verify.loss_curves import FALSE_ALARM_RATE, check_trajectories
 from torchwise.verify.observe import Observation
-from torchwise.verify.scales import Scales
 from torchwise.verify.step import _weights
-from torchwise.verify.trainee import After, Maker, ReferenceTrainee, Trainee
-from torchwise.verify.trajectory import FALSE_ALARM_RATE, check_trajectories
+from torchwise.verify.step_runner import After, Maker, ReferenceTrainee, Trainee
 from torchwise.verify.updates import Sides, compare_updates
 from torchwise.workload import Workload
 
@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def by(plan: Plan, workload: Workload) -> Maker:
-    return lambda step: realize(step, plan, workload.examples[0], device="cpu", mode="training").call
+    return lambda step: compile_plan(step, plan, workload.examples[0], device="cpu", mode="training").call
 
 
 def judged(workload: Workload, make: Maker, precision: str = "native", *, stochastic: bool = False) -> Verdict:

@@ -12,7 +12,7 @@ import torch
 import torchwise
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify import StepSubject, verify_step
-from torchwise.verify.trainee import Maker, Trainee
+from torchwise.verify.step_runner import Maker, Trainee
 from torchwise.workload import Example, Workload
 
 Call = Callable[..., Any]

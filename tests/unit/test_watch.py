@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from torchwise.compile.private import check
 from torchwise.diagnose import compilations, events, private, recompiles
 from torchwise.diagnose.trace import Trace
 from torchwise.diagnose.watch import Watch, watch
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.realize.private import check
-from torchwise.records.watched import FallbackKind, Watched
+from torchwise.records.compile_events import FallbackKind, Watched
 
 ONES = torch.ones(3)
 TRACE = logging.getLogger("torch.__trace")

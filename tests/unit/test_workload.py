@@ -10,7 +10,7 @@ import torch
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
-from torchwise.workload.loss import loss_of
+from torchwise.workload.surrogate_loss import loss_of
 
 X = torch.ones(2, 3)
 

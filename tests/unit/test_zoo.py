@@ -14,8 +14,8 @@ import torch
 
 from torchwise.errors import TargetError, WorkloadError
 from torchwise.verify.reference import as_reference, float64_of, widen
-from torchwise.workload import Workload, trees
-from torchwise.workload.loss import loss_of
+from torchwise.workload import Workload, pytree
+from torchwise.workload.surrogate_loss import loss_of
 from torchwise.workload.target import load as load_target
 from torchwise.zoo import Entry, list_workloads, load
 from torchwise.zoo.entry import SIZES
@@ -54,7 +54,7 @@ def parameters(workload: Workload) -> list[torch.Tensor]:
 
 
 def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
-    return all(trees.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    return all(pytree.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @every
@@ -75,9 +75,9 @@ def test_the_roofline_counts_at_least_what_must_be_moved(entry: Entry) -> None:
     assert workload.roofline is not None
     assert 0 < workload.roofline.flops < math.inf
     first = workload.examples[0].clone()
-    outputs = trees.tensors(workload.call(*first.args, **first.kwargs))
+    outputs = pytree.tensors(workload.call(*first.args, **first.kwargs))
     # Whole numbers and masks may be read in part only, or stand for fewer bits. Shared memory moves once.
-    moved = continuous([*trees.tensors((first.args, dict(first.kwargs))), *parameters(workload), *outputs])
+    moved = continuous([*pytree.tensors((first.args, dict(first.kwargs))), *parameters(workload), *outputs])
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in moved}
     assert workload.roofline.bytes >= sum(storages.values())
 
@@ -88,7 +88,7 @@ def test_the_seed_decides_every_number(entry: Entry) -> None:
     for numbers in (state, inputs, run):
         assert same(numbers(first), numbers(again))
     assert not same(run(first), run(other))
-    assert not any(trees.equal(a, b) for a, b in zip(parameters(first), parameters(other), strict=True))
+    assert not any(pytree.equal(a, b) for a, b in zip(parameters(first), parameters(other), strict=True))
     assert not same(inputs(first), inputs(other))
 
 
@@ -116,7 +116,7 @@ def test_a_call_changes_neither_its_inputs_nor_the_next_answer(entry: Entry) -> 
     before = [t.clone() for t in inputs(workload)]
     torch.manual_seed(0)
     with torch.no_grad():
-        outputs = trees.tensors([workload.call(*e.args, **e.kwargs) for e in workload.examples])
+        outputs = pytree.tensors([workload.call(*e.args, **e.kwargs) for e in workload.examples])
     assert same(inputs(workload), before)
     assert same(run(workload), outputs)
 
@@ -148,7 +148,7 @@ def test_what_is_random_by_design_says_so(entry: Entry) -> None:
 def test_what_trains_gives_every_parameter_a_gradient(entry: Entry) -> None:
     workload = small(entry)
     example = workload.examples[0].clone()
-    wanted = [*parameters(workload), *(t for t in trees.tensors(example.args) if t.requires_grad)]
+    wanted = [*parameters(workload), *(t for t in pytree.tensors(example.args) if t.requires_grad)]
     loss = loss_of(workload.call(*example.args, **example.kwargs))
     assert loss is not None
     for gradient in torch.autograd.grad(loss, wanted):

@@ -14,13 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torchwise.zoo.energy_flow as family
 from torchwise.workload import Workload
-from torchwise.workload.loss import loss_of
-from torchwise.workload.trees import clone, equal, named_leaves, tensors
+from torchwise.workload.pytree import clone, equal, named_leaves, tensors
+from torchwise.workload.surrogate_loss import loss_of
 from torchwise.zoo.catalogue.energy_flow import ENTRIES
-from torchwise.zoo.draws import Request
 from torchwise.zoo.energy_flow.carrier import STEEPNESS, STRIDE, Carried
 from torchwise.zoo.energy_flow.life import CYCLE, DIVISION, FLOOR, LIFESPAN, MATURITY, MODES, RETENTION, level_of
 from torchwise.zoo.energy_flow.storage import FREE, FlowState, FlowStorage, draw_storage, take
+from torchwise.zoo.random_inputs import Request
 
 OPERATIONS = [entry.operation for entry in ENTRIES]
 SIZES = {entry.operation: entry.sizes for entry in ENTRIES}

@@ -16,9 +16,9 @@ import torch
 from torchwise.errors import WorkloadError
 from torchwise.verify.reference import widen
 from torchwise.workload import Workload
-from torchwise.workload.trees import tensors
+from torchwise.workload.pytree import tensors
 from torchwise.zoo import ivhl, list_workloads, load
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 
 NAMES = [entry.name for entry in list_workloads() if entry.family == "ivhl"]
 REAL = ["ivhl.gru_step", "ivhl.pachner_moves"]

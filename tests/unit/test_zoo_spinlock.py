@@ -12,9 +12,9 @@ from torch.nn.functional import conv2d, gelu
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchwise.workload import Workload
-from torchwise.workload.loss import loss_of
+from torchwise.workload.surrogate_loss import loss_of
 from torchwise.zoo import load
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.spinlock import (
     DROPOUT,
     FIELDS,

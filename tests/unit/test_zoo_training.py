@@ -9,8 +9,8 @@ import pickle
 import pytest
 import torch
 
-from torchwise.workload import Workload, trees
-from torchwise.workload.step import TrainStep
+from torchwise.workload import Workload, pytree
+from torchwise.workload.train_step import TrainStep
 from torchwise.zoo import Entry, load
 from torchwise.zoo.entry import SIZES
 from torchwise.zoo.registry import select
@@ -64,7 +64,7 @@ def test_it_draws_further_batches_of_the_same_form(entry: Entry) -> None:
     workload = small(entry)
     assert workload.reseed is not None
     (given,), (drawn,) = workload.examples, workload.reseed(99)
-    ours, theirs = trees.tensors(given.args), trees.tensors(drawn.args)
+    ours, theirs = pytree.tensors(given.args), pytree.tensors(drawn.args)
     assert [(t.shape, t.dtype) for t in ours] == [(t.shape, t.dtype) for t in theirs]
     assert not torch.equal(ours[0], theirs[0])
 

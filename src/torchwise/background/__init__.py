@@ -4,7 +4,7 @@
 handle.
 """
 
-from torchwise.background.messages import Order
+from torchwise.background.protocol import Order
 from torchwise.background.tuning import Tuning, start, undecided
 
 __all__ = ["Order", "Tuning", "start", "undecided"]

@@ -16,15 +16,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from torchwise.background.messages import News, Order
-from torchwise.background.prepare import Checked, Made, Preparation
+from torchwise.background.aot_worker import Checked, Made, Preparation
+from torchwise.background.protocol import News, Order
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.store import open_storage
 from torchwise.study import Caches, Request, Silent, run_study
-from torchwise.study.ruled import ruled
-from torchwise.study.rules import Rules
+from torchwise.study.apply_approvals import ruled
+from torchwise.study.approval_policy import Rules
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
 from torchwise.trial.job import EFFORTS, Attempt
 

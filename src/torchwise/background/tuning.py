@@ -20,16 +20,16 @@ from typing import Any
 
 from torchwise import environment
 from torchwise.alerts import alert
-from torchwise.background.messages import News, Order, read_code
-from torchwise.background.undrawn import call_undrawn
+from torchwise.background.isolated_warmup import call_undrawn
+from torchwise.background.protocol import News, Order, read_code
+from torchwise.compile import cpu_isa_cache
+from torchwise.compile.aot import Loader
 from torchwise.errors import StalePlanError, TorchwiseError, UnsupportedError
 from torchwise.plan import EAGER
-from torchwise.realize import isa
-from torchwise.realize.ahead import Loader
 from torchwise.records import Decision, codec
 from torchwise.runtime import Dispatcher, stale_because
+from torchwise.runtime.hot_swap import answers_alike, swap
 from torchwise.runtime.module import dispatcher_of
-from torchwise.runtime.swap import answers_alike, swap
 from torchwise.study import Request
 from torchwise.trial.loading import save
 from torchwise.workload import Workload
@@ -167,7 +167,7 @@ class Tuning:
         if news.file:
             codes = read_code(Path(news.file), news.sha256)
             with contextlib.suppress(UnsupportedError):  # the checks then run again
-                isa.replay(news.checks)
+                cpu_isa_cache.replay(news.checks)
             backend = Loader(codes)
             backend.load()  # also if the model may not be called yet: its first call must not wait for this
         # Other threads may not draw random numbers while a CUDA graph is recorded, so the program's own first call

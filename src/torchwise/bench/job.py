@@ -32,7 +32,7 @@ class Contest(AroundJob):
     @property
     def task(self) -> str:
         """The function for the worker to run."""
-        return f"torchwise.bench.contest:{self.step}"
+        return f"torchwise.bench.contender_worker:{self.step}"
 
     @property
     def setting(self) -> Setting:
@@ -49,4 +49,4 @@ class Survey(AroundJob):
     @property
     def task(self) -> str:
         """The function for the worker to run."""
-        return "torchwise.bench.peaks:survey"
+        return "torchwise.bench.hardware_peaks:survey"

@@ -13,7 +13,7 @@ from torchwise.cli.groups import Group
 from torchwise.cli.options import Store, Study
 
 if TYPE_CHECKING:
-    from torchwise.artefact import Info
+    from torchwise.artifact import Info
 
 cache = typer.Typer(
     cls=Group,
@@ -51,15 +51,15 @@ def save(
     target = found.workload.target
     if target.startswith(LIVE):
         raise InputError(
-            f"study {study} is of {target}, a model of a running program: save it there, by torchwise.artefact.save"
+            f"study {study} is of {target}, a model of a running program: save it there, by torchwise.artifact.save"
         )
     # This import loads torch, which takes seconds, so the store is read first.
-    from torchwise import artefact
-    from torchwise.artefact.place import is_url
+    from torchwise import artifact
+    from torchwise.artifact.remote_files import is_url
 
     if not is_url(place):
         check_writable(Path(place))
-    made = artefact.save(place, target, decision, **options)
+    made = artifact.save(place, target, decision, **options)
     typer.echo(f"Wrote {_shown(place)} for {target}: {_described(made)}")
     typer.echo(f"SHA-256 {made.sha256}")
 
@@ -74,17 +74,17 @@ def load(
 
     From a file, what is in it; from a folder, all that is for this machine and its software.
     """
-    from torchwise import artefact
-    from torchwise.artefact.place import is_folder
+    from torchwise import artifact
+    from torchwise.artifact.remote_files import is_folder
     from torchwise.errors import InputError
 
     if not is_folder(place):
-        decision = artefact.load(place, trust=trust, sha256=sha256)
+        decision = artifact.load(place, trust=trust, sha256=sha256)
         typer.echo(f"Loaded {_shown(place)}: plan {decision.plan}.")
     else:
         if sha256 is not None:
             raise InputError("--sha256 is of one file, but a folder is given: load one of those that `list` names")
-        for url, decision in artefact.load_all(place, trust=trust).items():
+        for url, decision in artifact.load_all(place, trust=trust).items():
             typer.echo(f"Loaded {url}: {decision.workload.target}, plan {decision.plan}.")
     model = ", model" if is_folder(place) else ""
     typer.echo("In the program:")
@@ -98,7 +98,7 @@ def list_(
     url: Annotated[str, typer.Argument(help="URL of a folder, such as s3://bucket/models.")],
 ) -> None:
     """List the artefacts in a folder, the last used first, and say which are for this machine; none is read."""
-    from torchwise.artefact.folder import Folder
+    from torchwise.artifact.folder import Folder
 
     folder = Folder(url)
     folder.place.check()
@@ -121,9 +121,9 @@ def info(
     json: Annotated[bool, typer.Option("--json", help="Print manifest and decision as JSON.")] = False,
 ) -> None:
     """Say what is in a file and whether it is for this machine; nothing in it is run."""
-    from torchwise import artefact
+    from torchwise import artifact
 
-    found = artefact.info(file)
+    found = artifact.info(file)
     if json:
         typer.echo(found.to_json())
         return
@@ -151,7 +151,7 @@ def size_of(text: str) -> int:
 
 
 def _shown(place: str) -> str:
-    from torchwise.artefact.place import shown
+    from torchwise.artifact.remote_files import shown
 
     return shown(place)
 

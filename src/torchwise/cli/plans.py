@@ -90,7 +90,7 @@ def show(study: Study, store: Store = None) -> None:
 def diff(first: Study, second: Study, store: Store = None) -> None:
     """Say in what two studies and their decisions differ."""
     from torchwise.cli.lookup import find_study
-    from torchwise.report.beside import differences
+    from torchwise.report.study_diff import differences
 
     a, b = find_study(first, store), find_study(second, store)
     typer.echo("\n".join(differences(a, b)) or "The two agree in everything.")
@@ -160,7 +160,7 @@ def withdraw(study: Study, plan: PlanArgument = None, store: Store = None) -> No
     """Take back what was ruled about a plan, for the study's target or else for another of its model and inputs."""
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.store import open_storage
-    from torchwise.study.ruling import rulings_on
+    from torchwise.study.approvals import rulings_on
 
     found = find_study(study, store)
     with open_storage(store, existing=True) as storage:
@@ -181,7 +181,7 @@ def list_rulings(
     target: Annotated[str | None, typer.Option(help="Only rulings on this target.")] = None, store: Store = None
 ) -> None:
     """List what was ruled about plans, newest first."""
-    from torchwise.report.facts import when
+    from torchwise.report.summary import when
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:
@@ -243,7 +243,7 @@ def _rule(standing: str, study: str, plan: str | None, reason: str, by: str | No
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.records import Standing
     from torchwise.store import open_storage
-    from torchwise.study.ruling import ruling_on
+    from torchwise.study.approvals import ruling_on
 
     found = find_study(study, store)
     by = _login() if by is None else by

@@ -60,8 +60,8 @@ def sweep(
 def _command() -> list[str]:
     """Return the command for a process that ends with this one, and waits for the store."""
     own = (
-        f"from torchwise.cluster.following import follow; follow({os.getpid()}); "
-        "from torchwise.cluster.patience import patient; from torchwise.cli import app, main; "
+        f"from torchwise.cluster.parent_watchdog import follow; follow({os.getpid()}); "
+        "from torchwise.cluster.retry import patient; from torchwise.cli import app, main; "
         "main(lambda: patient(app))"
     )
     return [sys.executable, "-c", own]

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, Self
 
 from torchwise import __version__
+from torchwise.cluster.device_actor import HEARD_S, About, Seat
 from torchwise.cluster.library import connect, nodes_with
-from torchwise.cluster.seat import HEARD_S, About, Seat
 from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Failure, FailureKind

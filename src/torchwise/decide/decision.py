@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchwise.decide.duels import cheapest
 from torchwise.decide.history import TIE, History, sets_threads_alone
+from torchwise.decide.pairwise import cheapest
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Legality, Plan
 from torchwise.plan.space import complexity_of, legality_of
 from torchwise.records import Decision, Outcome, Trial
 from torchwise.records.answer import Answer
 from torchwise.records.cores import describe_contention
-from torchwise.records.economics import Economics
-from torchwise.records.figures import count, seconds
+from torchwise.records.cost_model import Economics
 from torchwise.records.trial import speeds_beside
+from torchwise.records.units import count, seconds
 
 LESS_MEMORY = 0.95
 """With the objective "memory", a plan must need less than this share of eager's peak."""

@@ -10,7 +10,7 @@ from typing import Any
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import compile_factor_of, parts_of
 from torchwise.records import FailureKind, Inspection, Outcome, Trial
-from torchwise.records.economics import Economics, eager_measured, eager_peak_memory
+from torchwise.records.cost_model import Economics, eager_measured, eager_peak_memory
 from torchwise.records.verdict import STRIDES
 from torchwise.workload import WorkloadSpec
 

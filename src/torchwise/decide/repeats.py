@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from torchwise.decide.duels import cheapest
 from torchwise.decide.history import History
+from torchwise.decide.pairwise import cheapest
 from torchwise.records import Trial
 from torchwise.records.processes import PLAIN_LATER, is_plain
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from torchwise.diagnose.analysis.plans import plan_of
 from torchwise.diagnose.analysis.run import LIMIT_S, AnalyzeRequest, Silent, run_analysis
-from torchwise.diagnose.sending import sent, specified
+from torchwise.diagnose.worker_arguments import sent, specified
 from torchwise.plan import Plan
 from torchwise.records import Decision, codec
 from torchwise.records.analysis import Advice
 from torchwise.records.analysis import Analysis as AnalysisRecord
 from torchwise.trial import ProcessLauncher
 from torchwise.workload import DEFAULT_CALLS, Example, Workload
-from torchwise.workload.given import given
+from torchwise.workload.user_inputs import given
 
 
 class Analysis:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from torchwise.diagnose import places
-from torchwise.diagnose.mends import mend_for
-from torchwise.records.watched import Break, Frame
+from torchwise.diagnose import source_locations
+from torchwise.diagnose.fixes import mend_for
+from torchwise.records.compile_events import Break, Frame
 
 _PLACE = re.compile(r"^Graph break in user code at (?P<file>.+):(?P<line>\d+)$", re.MULTILINE)
 _SKIPPED = "Graph break: torch.compile cannot properly resume"
@@ -29,7 +29,7 @@ def read(text: str) -> Break | None:
     if not stack:
         return None
     innermost = stack[-1]
-    where = places.innermost_users(stack) or innermost
+    where = source_locations.innermost_users(stack) or innermost
     parts = _parts(reason)
     code = _CODE.search(reason)
     found = Break(
@@ -43,7 +43,7 @@ def read(text: str) -> Break | None:
         context=" ".join(parts["Developer debug context"]),
         stack=stack,
         library=innermost if innermost != where else None,
-        excerpt=places.excerpt(where),
+        excerpt=source_locations.excerpt(where),
         whole=skipped or text.find(_WHOLE[0], 0, 2000) >= 0 or text.find(_WHOLE[1], 0, 2000) >= 0,
     )
     return mend_for(found)
@@ -68,7 +68,7 @@ def _cut(text: str) -> str:
 def _stack(text: str) -> tuple[Frame, ...]:
     """Return the frames down to the break, or the place in the first line if there is no traceback."""
     hits = list(_STACK.finditer(text))
-    frames = places.read(text[hits[-1].end() :].partition(_ERROR)[0]) if hits else ()
+    frames = source_locations.read(text[hits[-1].end() :].partition(_ERROR)[0]) if hits else ()
     place = _PLACE.match(text)
     if place and not frames:
         return (Frame(place["file"], int(place["line"])),)

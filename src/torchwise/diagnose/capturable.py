@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from torchwise.diagnose.findings.evidence import Evidence
 from torchwise.plan import Plan
+from torchwise.records.compile_events import FallbackKind
 from torchwise.records.explanation import Basis, Capturable, Finding
-from torchwise.records.watched import FallbackKind
 
 _STAYS = "the numbers that are read from the GPU can stay there (numbers_on_gpu)"
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torchwise.diagnose import places
+from torchwise.diagnose import source_locations
 from torchwise.errors import first_line
-from torchwise.records.watched import Compilation, Fallback, FallbackKind, Frame
+from torchwise.records.compile_events import Compilation, Fallback, FallbackKind, Frame
 
 _PHASE = re.compile(r"^(?P<name>\w+?)(?:_cumulative)?(?:_compile)?_time_us$")
 _NOT_PHASES = ("start_time_us", "end_time_us")
@@ -30,7 +30,7 @@ def read(metrics: Mapping[str, Any], known: Frame | None) -> Compilation:
     where = known or Frame("", 0)
     if named:
         line = int(metrics.get("co_firstlineno") or 0)
-        where = Frame(str(metrics.get("co_filename") or ""), line, places.plain_name(str(named)))
+        where = Frame(str(metrics.get("co_filename") or ""), line, source_locations.plain_name(str(named)))
     return Compilation(
         compile_id=str(metrics.get("compile_id") or ""),
         function=where.function,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchwise.diagnose import breaks, compilations, recompiles
-from torchwise.records.watched import Break, Compilation, Fallback, FallbackKind, Frame, Recompile
+from torchwise.records.compile_events import Break, Compilation, Fallback, FallbackKind, Frame, Recompile
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchwise.diagnose.sending import sent, specified
+from torchwise.diagnose.worker_arguments import sent, specified
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan, check_is_plan
 from torchwise.records import Failure, codec
@@ -15,7 +15,7 @@ from torchwise.records.explanation import Explanation
 from torchwise.trial import AroundJob, Job, Launcher, Limits, ProcessLauncher, own_caches
 from torchwise.trial.job import EFFORTS
 from torchwise.workload import DEFAULT_CALLS, Example, Workload
-from torchwise.workload.given import given
+from torchwise.workload.user_inputs import given
 
 if TYPE_CHECKING:
     from torchwise.trial.launcher import OnStage
@@ -50,7 +50,7 @@ class Inquiry(AroundJob):
     @property
     def task(self) -> str:
         """The function that the worker runs."""
-        return "torchwise.diagnose.examine:examine"
+        return "torchwise.diagnose.explain_worker:examine"
 
 
 def explain(

@@ -16,15 +16,15 @@ import torch
 
 from torchwise.diagnose import private
 from torchwise.diagnose.findings.evidence import Fix
+from torchwise.diagnose.fresh_code_copy import fresh_copy
 from torchwise.diagnose.kernels import PROFILED
 from torchwise.diagnose.settings import patched
 from torchwise.diagnose.trace import Trace
-from torchwise.diagnose.twin import fresh_copy
 from torchwise.errors import UnsupportedError
-from torchwise.records.watched import FallbackKind, Frame
-from torchwise.trial.arena import Arena, Calls
+from torchwise.records.compile_events import FallbackKind, Frame
+from torchwise.trial.harness import Arena, Calls
 from torchwise.verify import Observation, mismatch, observation_of
-from torchwise.workload import Example, trees
+from torchwise.workload import Example, pytree
 
 ROUNDS = 12
 """Calls of each example at most: some more than PyTorch's limit of compilations for one function."""
@@ -169,7 +169,7 @@ def varying_sizes(model: Callable[..., Any], examples: tuple[Example, ...]) -> t
     shapes: dict[str, set[tuple[int, ...]]] = {}
     for example in examples:
         for name, value in named_inputs(model, example.args, dict(example.kwargs)).items():
-            for path, leaf in trees.named_leaves(value, name):
+            for path, leaf in pytree.named_leaves(value, name):
                 if isinstance(leaf, torch.Tensor):
                     shapes.setdefault(path, set()).add(tuple(leaf.shape))
     alike = {path: list(zip(*found, strict=True)) for path, found in shapes.items() if len({*map(len, found)}) == 1}

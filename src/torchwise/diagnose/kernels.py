@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from torchwise.diagnose.flops import VIEWS
-from torchwise.diagnose.observed import Work
+from torchwise.diagnose.op_trace import Work
 from torchwise.diagnose.work import KnownWork, generated_name, is_operator
-from torchwise.measure import Clock, turns
+from torchwise.measure import Clock, device_lock
 from torchwise.measure.peaks import bandwidth, matrix_rate
 from torchwise.records.explanation import Kernel, Limits, is_rough
 
@@ -155,7 +155,7 @@ def _mixed_kernel(row: list[tuple[float, Kernel]]) -> Kernel:
 def measured_limits(device: str, dtype: torch.dtype) -> Limits:
     """Measure the hardware's limits in a call of this dtype, for about half a second."""
     exact = dtype if dtype.is_floating_point else torch.float32
-    with turns.alone():
+    with device_lock.alone():
         return Limits(bandwidth(device, LIMITS_S), matrix_rate(exact, device, LIMITS_S))
 
 
@@ -165,7 +165,7 @@ def _events(call: Callable[[], Any], device: str) -> list[Any]:
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     clock = Clock(device)
-    with turns.alone():
+    with device_lock.alone():
         with profiler(activities=activities):  # the first use of the profiler is slow, and would be seen
             call()
         with profiler(activities=activities, record_shapes=True) as profiled:

@@ -49,7 +49,7 @@ def forget_what_varied() -> None:
 
 
 def _looked_up(name: tuple[str, str]) -> Any:
-    from torchwise.realize import private  # here, as `torchwise.watch` is named where there may be no torch
+    from torchwise.compile import private  # here, as `torchwise.watch` is named where there may be no torch
 
     return private.look_up(WHO, name)
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchwise.diagnose import places
-from torchwise.records.watched import Frame
+from torchwise.diagnose import source_locations
+from torchwise.records.compile_events import Frame
 
 _COMPILED = re.compile(r"^\d+/\d+: |^!?\[?\d+\]?/\d+: ")
 _IN = re.compile(r" in (?P<function>[\w<>.]+)\s*$")
@@ -59,8 +59,8 @@ def _failed(text: str) -> Failed:
     guard, _, comment = _COMPILED.sub("", head.strip()).partition("  # ")
     guard = guard.strip()
     hit = _IN.search(comment.partition(" (")[0])
-    function = places.plain_name(hit["function"]) if hit else ""
-    return Failed(guard, *_explain(guard), stack=places.read(stack), function=function)
+    function = source_locations.plain_name(hit["function"]) if hit else ""
+    return Failed(guard, *_explain(guard), stack=source_locations.read(stack), function=function)
 
 
 def _explain(guard: str) -> tuple[str, str, str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchwise.diagnose.twin import fresh_copy
+from torchwise.diagnose.fresh_code_copy import fresh_copy
 
 Found = tuple[str, int, str]
 """The origin of a code object: its file, first line and name."""

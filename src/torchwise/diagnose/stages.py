@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchwise.diagnose.trace import Artefact, Span
+from torchwise.records.compile_events import Watched
 from torchwise.records.explanation import Execution, Kernel, Stage
-from torchwise.records.watched import Watched
 
 CAPTURE, OPTIMISATION, SELECTION, GENERATION, COMPILATION, EXECUTION = (
     "graph capture",

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from torchwise.diagnose.mends.look import Look
+from torchwise.diagnose.fixes.break_site import Look
+from torchwise.diagnose.fresh_code_copy import fresh_copy
 from torchwise.diagnose.rewriting import rewritten
 from torchwise.diagnose.settings import argument
 from torchwise.diagnose.trace import Trace
-from torchwise.diagnose.twin import fresh_copy
-from torchwise.records.watched import Break, Mend
-from torchwise.trial.arena import Arena
+from torchwise.records.compile_events import Break, Mend
+from torchwise.trial.harness import Arena
 from torchwise.verify import mismatch, observation_of
 
 ROUNDS = 3

@@ -17,7 +17,7 @@ from typing import Self
 
 from torchwise.diagnose import private
 from torchwise.diagnose.events import Artefact, Events, Span
-from torchwise.records.watched import Break, Compilation, Fallback, Frame, Recompile, Watched
+from torchwise.records.compile_events import Break, Compilation, Fallback, Frame, Recompile, Watched
 
 __all__ = ["Artefact", "Break", "Compilation", "Fallback", "Frame", "Recompile", "Span", "Trace", "Watched"]
 

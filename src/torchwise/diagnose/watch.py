@@ -12,8 +12,8 @@ from rich.console import Console
 
 from torchwise.diagnose.trace import Trace
 from torchwise.errors import InputError
-from torchwise.records.watched import Watched
-from torchwise.report.watched import print_watched
+from torchwise.records.compile_events import Watched
+from torchwise.report.compile_events import print_watched
 
 
 class Watch:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchwise.diagnose.flops import MOVES, VIEWS, product_flops
-from torchwise.diagnose.observed import Shapes, Work
+from torchwise.diagnose.op_trace import Shapes, Work
 
 _GENERATED = re.compile(r"^(?:graph_\d+_)?((?:cpp|triton)_\w+)$")
 _ITEM_BYTES = {

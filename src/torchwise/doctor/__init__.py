@@ -5,7 +5,7 @@ here imports torch or touches a GPU. A child process does, so that there is an a
 """
 
 from torchwise.doctor.diagnosis import diagnose, judge
-from torchwise.doctor.facts import Facts, gather
 from torchwise.doctor.finding import Finding, Status
+from torchwise.doctor.system_info import Facts, gather
 
 __all__ = ["Facts", "Finding", "Status", "diagnose", "gather", "judge"]

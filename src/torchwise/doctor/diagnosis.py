@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from torchwise.doctor.checks import compiler, cpu, gpu, known, python, storage, torch, variables
-from torchwise.doctor.facts import Facts, gather
+from torchwise.doctor.checks import compiler, cpu, gpu, known_issues, python, storage, torch, variables
 from torchwise.doctor.finding import Finding, warn
+from torchwise.doctor.system_info import Facts, gather
 
 Check = Callable[[Facts], Iterable[Finding]]
 
@@ -18,7 +18,7 @@ CHECKS: tuple[Check, ...] = (
     cpu.check,
     storage.check,
     variables.check,
-    known.check,
+    known_issues.check,
 )
 """In the display order of their findings."""
 

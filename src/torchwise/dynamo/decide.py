@@ -21,8 +21,8 @@ from torchwise.report import Progress
 from torchwise.runtime import stale_because
 from torchwise.store import Storage, StudyKey, open_storage
 from torchwise.study import Request, Silent, run_study
+from torchwise.study.apply_approvals import ruled
 from torchwise.study.request import BUDGET_S, TRIAL_S
-from torchwise.study.ruled import ruled
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings
 from torchwise.trial.loading import save
 from torchwise.workload import WorkloadSpec

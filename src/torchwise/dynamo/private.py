@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from torchwise.compile import private
 from torchwise.errors import UnsupportedError
-from torchwise.realize import private
 
 WHO = "the backend torchwise"
 

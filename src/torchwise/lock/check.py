@@ -8,10 +8,10 @@ from typing import Protocol
 from torchwise import environment
 from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.lock import commands
-from torchwise.lock.checked import Check, Checked, State
+from torchwise.lock.check_results import Check, Checked, State
 from torchwise.lock.entry import Entry, is_same_hardware
 from torchwise.lock.file import Lock
-from torchwise.lock.judge import THRESHOLD, Judge
+from torchwise.lock.slowdown_test import THRESHOLD, Judge
 from torchwise.records import Decision, Inspection, Trial, TrialState
 from torchwise.records.answer import Answer, Trust, judge_trust
 from torchwise.records.measurement import find_disturbances

@@ -16,7 +16,7 @@ from torchwise import environment
 from torchwise.errors import InputError
 from torchwise.lock import toml
 from torchwise.lock.entry import Entry
-from torchwise.lock.section import Key, entry_in, section_of
+from torchwise.lock.schema import Key, entry_in, section_of
 from torchwise.parsing import brief, parse_toml, read_bytes
 from torchwise.records import Decision
 

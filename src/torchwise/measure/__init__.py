@@ -4,7 +4,7 @@ from torchwise.measure.cache_eviction import make_eviction
 from torchwise.measure.clock import Clock
 from torchwise.measure.cores import CoreWatch
 from torchwise.measure.memory import held_memory, peak_memory
-from torchwise.measure.pairs import FEWEST_ROUNDS, LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, measure_pair
+from torchwise.measure.paired_timing import FEWEST_ROUNDS, LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, measure_pair
 from torchwise.measure.profile import Profile, profile_of
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Measure the peaks of this hardware: a large copy and a large matrix product.
 
-PyTorch's settings stay as they are. The caller takes the device's turn (`torchwise.measure.turns`).
+PyTorch's settings stay as they are. The caller takes the device's turn (`torchwise.measure.device_lock`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchwise.measure import turns
+from torchwise.measure import device_lock
 
 GEMM = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv", "scaled_dot_product", "flash_attention")
 CONV = ("convolution", "conv1d", "conv2d", "conv3d")
@@ -39,7 +39,7 @@ def profile_of(call: Callable[[], Any], device: str) -> Profile:
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     try:
-        with turns.alone(), profile(activities=activities) as profiler:
+        with device_lock.alone(), profile(activities=activities) as profiler:
             for _ in range(CALLS):
                 call()
             if device == "cuda":

@@ -1,7 +1,7 @@
 """The possible ways to run a workload: plans, their legality, and the space of them. Pure data, no torch."""
 
 from torchwise.plan.choice import CHOICES, Choice, register
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 from torchwise.plan.plan import EAGER, Plan, check_is_plan
 from torchwise.plan.space import PlanSpace
 

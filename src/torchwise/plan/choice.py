@@ -10,7 +10,7 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 Acts = Literal["all", "gemm", "conv", "launch", "compile", "memory"]
 """The part of the time that a choice can act on.

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchwise.errors import InputError, PlanError, did_you_mean
 from torchwise.parsing import brief, parse_json, shown
-from torchwise.plan.known import check_known
+from torchwise.plan.known_names import check_known
 from torchwise.plan.rules import check, check_containers
 
 SCHEMA = "torchwise.plan/1"

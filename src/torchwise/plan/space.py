@@ -9,7 +9,7 @@ from typing import Any
 
 from torchwise.errors import PlanError
 from torchwise.plan.choice import ANY, Choice, load_choices
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 from torchwise.plan.plan import EAGER, Plan
 
 EFFORTS = ("quick", "standard", "thorough")

@@ -14,7 +14,7 @@ from torchwise.plan import Plan
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.bounds import Amount, Count, Duration, Positive, Seconds
 from torchwise.records.codec import Document
-from torchwise.records.economics import Economics, eager_measured
+from torchwise.records.cost_model import Economics, eager_measured
 from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement, find_disturbances
 from torchwise.records.statistics import Interval

@@ -17,7 +17,7 @@ import msgspec
 from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import brief, parse_json, shown
 from torchwise.plan import Plan
-from torchwise.plan.known import check_known
+from torchwise.plan.known_names import check_known
 from torchwise.records.refusal import refusal
 
 T = TypeVar("T")

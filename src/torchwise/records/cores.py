@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchwise.records.bounds import Amount, Positive, Share
-from torchwise.records.figures import seconds
+from torchwise.records.units import seconds
 
 HELD = 0.25
 """CPU time per second from which other programs count. Every machine has less than that in the background."""

@@ -12,13 +12,13 @@ from torchwise.records import codec
 from torchwise.records.answer import Answer, Reliability, Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Rate, Seconds
 from torchwise.records.codec import Document
+from torchwise.records.compile_events import Watched
 from torchwise.records.measurement import Measurement, find_disturbances
 from torchwise.records.saving import Basis as Basis
 from torchwise.records.saving import Price as Price
 from torchwise.records.saving import bounded, withhold
 from torchwise.records.saving import price_of as price_of
 from torchwise.records.statistics import Interval
-from torchwise.records.watched import Watched
 from torchwise.workload import WorkloadSpec
 
 SCHEMA = "torchwise.explanation/1"

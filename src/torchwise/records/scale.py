@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Row
-from torchwise.records.economics import eager_peak_memory
+from torchwise.records.cost_model import eager_peak_memory
 from torchwise.records.measurement import find_disturbances
 from torchwise.records.statistics import Interval, ratio_of
 from torchwise.workload import WorkloadSpec

@@ -13,8 +13,8 @@ from torchwise.plan.space import EFFORTS
 from torchwise.records import codec, derived
 from torchwise.records.answer import Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Seconds
+from torchwise.records.cost_model import Economics, eager_measured, eager_peak_memory
 from torchwise.records.decision import Decision
-from torchwise.records.economics import Economics, eager_measured, eager_peak_memory
 from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement, find_disturbances
 from torchwise.records.trial import Trial, TrialState

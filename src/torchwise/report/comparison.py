@@ -1,7 +1,7 @@
 """Two benchmarks side by side: rows that became slower, faster, wrong or right, were lost or gained, or drifted.
 
-`torchwise.report.judged` says when a contender became slower. Eager's drift fails nothing. If eager was timed and no
-longer is, it is lost like any other.
+`torchwise.report.regression` says when a contender became slower. Eager's drift fails nothing. If eager was timed and
+no longer is, it is lost like any other.
 
 A row that A timed and B did not counts as lost only under two conditions. B must hold its target, and B must hold its
 contender on any target. A row that B was never asked to run is no regression, and is counted as not compared.
@@ -22,7 +22,7 @@ from torchwise.records.scale import scale_of
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
 from torchwise.report.bench.table import answers_of
-from torchwise.report.judged import THRESHOLD, Change, Judge, Timed
+from torchwise.report.regression import THRESHOLD, Change, Judge, Timed
 
 SCHEMA = "torchwise.comparison/1"
 

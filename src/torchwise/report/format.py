@@ -7,10 +7,10 @@ import re
 import unicodedata
 
 from torchwise.records import Interval
-from torchwise.records.figures import NONE as NONE
-from torchwise.records.figures import count as count
-from torchwise.records.figures import seconds as seconds
-from torchwise.records.figures import three as three
+from torchwise.records.units import NONE as NONE
+from torchwise.records.units import count as count
+from torchwise.records.units import seconds as seconds
+from torchwise.records.units import three as three
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")

@@ -13,12 +13,12 @@ from itertools import pairwise
 from torchwise.records import Study
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
-from torchwise.report.beside import figures_of, timed_of
-from torchwise.report.facts import when
-from torchwise.report.judged import THRESHOLD, Change, Judge
 from torchwise.report.plots.plot import Plot
-from torchwise.report.rows import Row, rows
+from torchwise.report.regression import THRESHOLD, Change, Judge
+from torchwise.report.study_diff import figures_of, timed_of
+from torchwise.report.summary import when
 from torchwise.report.template import Theme, render_part
+from torchwise.report.trial_table import Row, rows
 
 TEMPLATE = "history.html.j2"
 

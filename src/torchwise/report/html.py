@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from torchwise.records import Decision, Study, StudyState
-from torchwise.report import facts
 from torchwise.report import format as show
+from torchwise.report import summary
 from torchwise.report.commands import next_steps
 from torchwise.report.costs import asked
 from torchwise.report.json_export import write_whole
-from torchwise.report.page import details
 from torchwise.report.plots.plot import Plot
-from torchwise.report.rows import rows
 from torchwise.report.template import Theme, render, render_part
+from torchwise.report.trial_details import details
+from torchwise.report.trial_table import rows
 
 TEMPLATE = "report.html.j2"
 
@@ -58,19 +58,19 @@ def _context(study: Study) -> dict[str, Any]:
     candidates = rows(study)
     return {
         "study": study,
-        "asked": facts.asked_for(study),
+        "asked": summary.asked_for(study),
         "target": asked(study).target,
-        "when": facts.when(study.created_at),
+        "when": summary.when(study.created_at),
         "verdict": study.decision.reason if study.decision else _undecided(study),
         "figures": _figures(study.decision),
-        "caches": facts.caches(study),
+        "caches": summary.caches(study),
         "trust": study.trust if study.is_timed else None,
         "rows": candidates,
         "plots": plots(study),
         "details": details(study, candidates),
-        "inspected": facts.inspected(study),
-        "environment": facts.environment(study),
-        "notes": facts.notes(study),
+        "inspected": summary.inspected(study),
+        "environment": summary.environment(study),
+        "notes": summary.notes(study),
         "steps": next_steps(study),
     }
 
@@ -81,15 +81,15 @@ def _undecided(study: Study) -> str:
     return "No decision: the search was interrupted."
 
 
-def _figures(decision: Decision | None) -> list[facts.Fact]:
+def _figures(decision: Decision | None) -> list[summary.Fact]:
     """Return the decision's figures, as pairs of a name and a value."""
     if decision is None or decision.plan.is_eager:
         return []
     calls = show.counted(decision.workload.calls, "call")
     found = [
         ("speed-up", show.speedup(decision.speedup)),
-        ("pays back after", facts.break_even(decision.break_even_calls)),
-        (f"saved over {calls}", facts.saved(decision)),
+        ("pays back after", summary.break_even(decision.break_even_calls)),
+        (f"saved over {calls}", summary.saved(decision)),
         ("cold compile", show.seconds(decision.cold_s)),
         ("warm compile", show.seconds(decision.warm_s)),
         ("error against the reference", show.relative_error(decision.error)),

@@ -14,9 +14,9 @@ from rich.text import Text
 from torchwise.plan import Plan
 from torchwise.records import Inspection, Interval, StepWork, Trial
 from torchwise.report import format as show
-from torchwise.report.rows import verdict_word
+from torchwise.report.outcome_text import own_fault
 from torchwise.report.throughput import learnt, throughput
-from torchwise.report.why import own_fault
+from torchwise.report.trial_table import verdict_word
 from torchwise.trial import WAITING
 
 REFRESHES_PER_SECOND = 8

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchwise.records import Study
 from torchwise.report import format as show
-from torchwise.report.facts import when
+from torchwise.report.summary import when
 from torchwise.report.template import Theme, render_part
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from rich.panel import Panel
 from rich.text import Text
 
 from torchwise.records import Decision, Study, StudyState
-from torchwise.report import facts, layout
 from torchwise.report import format as show
+from torchwise.report import layout, summary
 from torchwise.report.commands import Step, folded, next_steps
 from torchwise.report.layout import Column, hanging, listed
-from torchwise.report.rows import Row, rows
 from torchwise.report.throughput import throughputs
+from torchwise.report.trial_table import Row, rows
 
 WIDE, MEDIUM = 130, 80
 """Columns from which the reasons fit into the table, and from which all but the memory do."""
@@ -59,14 +59,14 @@ def render_study(study: Study, name: str | None = None, store: str | None = None
     """
     parts: list[RenderableType] = [
         *([layout.trusted(study.trust)] if study.is_timed else []),
-        render_decision(study.decision, facts.caches(study)) if study.decision else _undecided(study),
-        Text(facts.asked_for(study), style="dim"),
+        render_decision(study.decision, summary.caches(study)) if study.decision else _undecided(study),
+        Text(summary.asked_for(study), style="dim"),
         *(Text(line) for line in throughputs(study)),
         _Candidates(rows(study)),
     ]
     if study.excluded:
         parts.append(_excluded(study.excluded))
-    if found := facts.notes(study):
+    if found := summary.notes(study):
         parts.append(listed("Worth knowing", [hanging(text) for text in found]))
     parts.append(listed("Next", commands(next_steps(study, name, store))))
     return Group(*parts)
@@ -76,9 +76,9 @@ def render_decision(decision: Decision, more: Iterable[str] = ()) -> RenderableT
     """Return a decision: its sentence, its figures and `more` of them, and where it holds."""
     lines = [Text(show.plain(decision.reason), style="bold")]
     if not decision.plan.is_eager:
-        lines.append(Text(facts.besides(decision)))
+        lines.append(Text(summary.besides(decision)))
     lines += map(Text, more)
-    holds = f"holds for {show.one_line(decision.workload.target)} on {facts.place(decision.environment)}"
+    holds = f"holds for {show.one_line(decision.workload.target)} on {summary.place(decision.environment)}"
     lines.append(Text(holds, style="dim"))
     is_sure = decision.speedup is not None and decision.speedup.is_usable
     title = "Inconclusive" if decision.is_inconclusive else "Decision"

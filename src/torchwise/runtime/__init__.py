@@ -2,7 +2,7 @@
 
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule, unwrap
-from torchwise.runtime.stale import stale_because
+from torchwise.runtime.staleness import stale_because
 from torchwise.runtime.statistics import Statistics
 from torchwise.runtime.step import OptimizedStep
 

@@ -17,7 +17,7 @@ from torchwise.records import Decision
 from torchwise.runtime.statistics import Statistics
 from torchwise.verify import Observation, Sensitivity, mismatch, observation_of, state_leaves
 from torchwise.workload import Example
-from torchwise.workload.state import State
+from torchwise.workload.module_state import State
 
 logger = logging.getLogger("torchwise")
 

@@ -12,24 +12,24 @@ import torch
 from torch import is_autocast_enabled, is_grad_enabled
 
 from torchwise.alerts import alert
+from torchwise.compile import Backend, Realized, Signature, compile_plan, signature_of
+from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, hold
+from torchwise.compile.cuda_graphs.recorded_graph import collect_garbage
+from torchwise.compile.guards.varying_values import ChangedModelError, Varied
+from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.realize import Backend, Realized, Signature, realize, signature_of
-from torchwise.realize.capture.frozen import FrozenError, hold
-from torchwise.realize.capture.graph import collect_garbage
-from torchwise.realize.recompiles import RecompileLimitError, Recompiles
-from torchwise.realize.varying import ChangedModelError, Varied
 from torchwise.records import Decision
-from torchwise.runtime.alike import Known, is_of, may_need_gradients, ranks, recognized, without_memory
+from torchwise.runtime.call_guard import Changes
 from torchwise.runtime.canary import Canary
-from torchwise.runtime.changes import Changes
-from torchwise.runtime.circuit import Circuit
+from torchwise.runtime.circuit_breaker import Circuit
 from torchwise.runtime.fallbacks import Fallbacks
-from torchwise.runtime.frames import without_frames
+from torchwise.runtime.input_snapshot import Undo
+from torchwise.runtime.input_writes import OVERLAPS, OverlapError, Writes
 from torchwise.runtime.latency import EVERY, Latency, SpeedWatch
+from torchwise.runtime.signature_match import Known, is_of, may_need_gradients, ranks, recognized, without_memory
 from torchwise.runtime.statistics import STAYS, Statistics
-from torchwise.runtime.undo import Undo
-from torchwise.runtime.writes import OVERLAPS, OverlapError, Writes
-from torchwise.workload import Example, trees
+from torchwise.runtime.traceback_utils import without_frames
+from torchwise.workload import Example, pytree
 from torchwise.workload.identity import describe_example
 
 logger = logging.getLogger("torchwise")
@@ -66,7 +66,7 @@ class Dispatcher:
         borrow: whether a captured plan returns memory that its next call overwrites.
         canary: calls per comparison with the original, or None for no comparison.
         statistics: counts calls, if several dispatchers share it.
-        backend: makes the compiled part of the plan, in place of its own backend (`realize.ahead`).
+        backend: makes the compiled part of the plan, in place of its own backend (`compile.aot`).
 
     Attributes:
         is_frozen: whether nothing more may be compiled and captured.
@@ -350,7 +350,7 @@ class Dispatcher:
             if self._changed_since is not None:
                 self._recompiles.again([self._changed_since], at_start=True)
             workload = self.decision.workload
-            self._realized = realize(
+            self._realized = compile_plan(
                 self.original,
                 self.decision.plan,
                 Example(args, kwargs),
@@ -380,7 +380,7 @@ class Dispatcher:
         return self._changed()
 
     def _unproven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        elsewhere = {t.device.type for t in trees.tensors((args, kwargs))} - {self.decision.workload.device}
+        elsewhere = {t.device.type for t in pytree.tensors((args, kwargs))} - {self.decision.workload.device}
         if elsewhere:
             return f"an input lies on {elsewhere.pop()}, and the plan was proven on {self.decision.workload.device}"
         given = without_memory(describe_example(Example(args, kwargs)))

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from torchwise.compile.forward_entry import BY_TORCH, DOES_NO_MORE, calls_forward_alone
 from torchwise.errors import InputError
-from torchwise.realize.entry import BY_TORCH, DOES_NO_MORE, calls_forward_alone
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
-from torchwise.runtime.likeness import like
-from torchwise.runtime.stale import stale_because
+from torchwise.runtime.method_forwarding import like
+from torchwise.runtime.staleness import stale_because
 from torchwise.runtime.statistics import Statistics
 from torchwise.runtime.step import OptimizedStep
 

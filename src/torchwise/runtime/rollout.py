@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
+from torchwise.compile.cuda_graphs.capture_errors import synchronisations, synchronises
+from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
+from torchwise.compile.cuda_graphs.graph_key import Situation, on_gpu, settings_now, situation_of, steps_aside
+from torchwise.compile.cuda_graphs.loop_graph import MOST_ITERATIONS, CapturedLoop, iterations
+from torchwise.compile.cuda_graphs.python_state import differing, surroundings_of
+from torchwise.compile.guards.code_guard import CodeGuard
+from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.signature import opaque_leaves
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.realize.capture.loop import MOST_ITERATIONS, CapturedLoop, iterations
-from torchwise.realize.capture.obstacle import synchronisations, synchronises
-from torchwise.realize.capture.recording import RecordingStream
-from torchwise.realize.capture.situation import Situation, on_gpu, settings_now, situation_of, steps_aside
-from torchwise.realize.capture.surroundings import differing, surroundings_of
-from torchwise.realize.code_guard import CodeGuard
-from torchwise.realize.signature import opaque_leaves
-from torchwise.realize.watch import ModuleWatch
-from torchwise.runtime.course import Course, copies, tied
 from torchwise.runtime.dispatch import Dispatcher
-from torchwise.workload import trees
+from torchwise.runtime.loop_state import Course, copies, tied
+from torchwise.workload import pytree
 
 logger = logging.getLogger("torchwise")
 
@@ -93,7 +93,7 @@ class Rollout:
         """
         if _whole("steps", steps) < 0:
             raise InputError(f"steps is {steps}, but must be at least 0")
-        gradients, graphs = torch.is_grad_enabled(), steps > 0 and any(map(on_gpu, trees.tensors(state)))
+        gradients, graphs = torch.is_grad_enabled(), steps > 0 and any(map(on_gpu, pytree.tensors(state)))
         # Graphs are outside inference mode, whose tensors can neither be written elsewhere nor be told to have been.
         with torch.inference_mode(torch.is_inference_mode_enabled() and not graphs), torch.set_grad_enabled(gradients):
             course = Course(copies(state), steps, self._every)
@@ -119,7 +119,7 @@ class Rollout:
             key = situation_of((course.state,), {})
             if torch.is_grad_enabled() or tied(course.state):  # as in `(u, u)`, which part with the first step
                 course.advance(self._step)
-                if any(t.requires_grad for t in trees.tensors(course.state)):
+                if any(t.requires_grad for t in pytree.tensors(course.state)):
                     self.reason = "gradients flow through the steps"  # which is as asked, and not for the log
                     return
             self._recorded(key, course)  # in the grad mode that it is in, which a step may use within (forces)

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchwise.realize.backends.inductor import compiled_graphs
-from torchwise.realize.capture.frozen import captured_graphs
+from torchwise.compile.backends.inductor import compiled_graphs
+from torchwise.compile.cuda_graphs.compile_freeze import captured_graphs
 from torchwise.runtime.latency import Histogram
 
 STAYS = "the decision is to stay with eager"

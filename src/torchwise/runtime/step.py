@@ -11,23 +11,23 @@ from typing import Any
 import torch
 
 from torchwise.alerts import alert
+from torchwise.compile import Signature, compile_plan, is_plain, signature_of
+from torchwise.compile.recompiles import RecompileLimitError, Recompiles
+from torchwise.compile.signature import opaque_leaves
+from torchwise.compile.train_step import RealizedStep
 from torchwise.errors import InputError
-from torchwise.realize import Signature, is_plain, realize, signature_of
-from torchwise.realize.recompiles import RecompileLimitError, Recompiles
-from torchwise.realize.signature import opaque_leaves
-from torchwise.realize.step import RealizedStep
 from torchwise.records import Decision
-from torchwise.runtime.alike import without_memory
-from torchwise.runtime.changes import Changes
+from torchwise.runtime.call_guard import Changes
 from torchwise.runtime.dispatch import NOT_PROVEN
 from torchwise.runtime.fallbacks import Fallbacks
-from torchwise.runtime.stale import stale_because
+from torchwise.runtime.input_snapshot import Undo
+from torchwise.runtime.input_writes import OVERLAPS, Writes
+from torchwise.runtime.signature_match import without_memory
+from torchwise.runtime.staleness import stale_because
 from torchwise.runtime.statistics import STAYS, Statistics
-from torchwise.runtime.undo import Undo
-from torchwise.runtime.writes import OVERLAPS, Writes
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
-from torchwise.workload.step import TrainStep, unwrapped
+from torchwise.workload.train_step import TrainStep, unwrapped
 
 logger = logging.getLogger("torchwise")
 
@@ -156,7 +156,9 @@ class OptimizedStep:
         if self._realized is None:
             device = self.decision.workload.device
             plan, given = self.decision.plan, Example(batch)
-            made = realize(self.original, plan, given, device=device, mode="training", recompiles=self._recompiles).call
+            made = compile_plan(
+                self.original, plan, given, device=device, mode="training", recompiles=self._recompiles
+            ).call
             assert isinstance(made, RealizedStep), "a plan that is not eager changes something of a step"
             self._realized = made
             called = (unwrapped(self.original.model), self.original.loss)

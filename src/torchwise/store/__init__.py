@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING
 from torchwise.lazy import attributes
 
 if TYPE_CHECKING:
-    from torchwise.store.copying import Copied
+    from torchwise.store.copy import Copied
     from torchwise.store.explanations import ExplanationSummary
     from torchwise.store.keys import StudyKey, StudySummary
+    from torchwise.store.lease_owner import Owner
     from torchwise.store.location import default_url
-    from torchwise.store.owner import Owner
-    from torchwise.store.reading import read_storage
+    from torchwise.store.read_only import read_storage
     from torchwise.store.storage import Storage, downgrade_storage, open_storage
 
 _HOMES = {
-    "Copied": "copying",
+    "Copied": "copy",
     "ExplanationSummary": "explanations",
-    "Owner": "owner",
+    "Owner": "lease_owner",
     "Storage": "storage",
     "StudyKey": "keys",
     "StudySummary": "keys",
     "default_url": "location",
     "downgrade_storage": "storage",
     "open_storage": "storage",
-    "read_storage": "reading",
+    "read_storage": "read_only",
 }
 
 __all__ = [

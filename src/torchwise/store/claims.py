@@ -15,8 +15,8 @@ from torchwise.plan import Plan
 from torchwise.records import Duel, Failure, Measurement, Trial, TrialState
 from torchwise.records.study import SCHEMA as FORMAT
 from torchwise.records.trial import with_repeat
-from torchwise.store.clock import now
-from torchwise.store.owner import Owner
+from torchwise.store.db_clock import now
+from torchwise.store.lease_owner import Owner
 from torchwise.store.rows import dump, load
 from torchwise.store.schema import studies, trials
 

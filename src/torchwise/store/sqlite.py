@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 
 from torchwise.errors import StorageError
-from torchwise.store.trouble import explain
+from torchwise.store.db_errors import explain
 
 BUSY_TIMEOUT_S = 30.0
 WRITING = "torchwise_writing"

@@ -13,16 +13,16 @@ from torchwise.errors import StorageError
 from torchwise.plan import Plan
 from torchwise.records import Decision, Duel, Failure, Measurement, Ruling, Study, StudyState, Trial
 from torchwise.records.explanation import Explanation
-from torchwise.store import claims, copying, explanations, rulings, studies
-from torchwise.store.copying import Copied
+from torchwise.store import approvals, claims, copy, explanations, studies
+from torchwise.store.copy import Copied
 from torchwise.store.database import Database
+from torchwise.store.db_errors import UnreachableError
 from torchwise.store.explanations import ExplanationSummary
 from torchwise.store.keys import StudyKey, StudySummary
+from torchwise.store.lease_owner import Owner
 from torchwise.store.location import check_exists, default_url, locate
 from torchwise.store.migrate import bring_to_head, take_back
-from torchwise.store.owner import Owner
 from torchwise.store.schema import HEAD
-from torchwise.store.trouble import UnreachableError
 from torchwise.workload import WorkloadSpec
 
 
@@ -244,15 +244,15 @@ class Storage:
         A target has one pin at most for a mode and a kind of hardware. With a new one, the older becomes an approval. A
         ruling without a time gets that of the store.
         """
-        self._database.write(lambda c: rulings.put(c, ruling))
+        self._database.write(lambda c: approvals.put(c, ruling))
 
     def withdraw(self, target: str, mode: str, hardware: str, plan_id: str) -> bool:
         """Delete the ruling on a plan, and return whether there was one."""
-        return self._database.write(lambda c: rulings.remove(c, target, mode, hardware, plan_id))
+        return self._database.write(lambda c: approvals.remove(c, target, mode, hardware, plan_id))
 
     def rulings(self, target: str | None = None, mode: str | None = None, hardware: str | None = None) -> list[Ruling]:
         """Return the rulings on this target, mode and hardware, or on any, newest first."""
-        return self._database.read(lambda c: rulings.read(c, target, mode, hardware))
+        return self._database.read(lambda c: approvals.read(c, target, mode, hardware))
 
     def keep_explanation(self, explanation: Explanation) -> int:
         """Store an explanation and return its id. It replaces the one of the same target, mode, machine and plan."""
@@ -282,10 +282,10 @@ class Storage:
         copying again. If both stores have a study, its trials are merged, and the later decision for each target
         counts. Rulings and explanations come last, and the later one of each plan counts.
         """
-        for study_id in self._database.read(copying.ids):
-            if (found := self._database.read(partial(copying.read, study_id=study_id))) is not None:
-                yield copying.write(other._database, found)
-        copying.write_others(self._database, other._database)
+        for study_id in self._database.read(copy.ids):
+            if (found := self._database.read(partial(copy.read, study_id=study_id))) is not None:
+                yield copy.write(other._database, found)
+        copy.write_others(self._database, other._database)
 
     def close(self) -> None:
         """Release the store's resources. It must not be used afterwards."""

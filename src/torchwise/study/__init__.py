@@ -1,6 +1,7 @@
 """The loop of a study: ask for a plan, launch a trial, store it, and in the end decide and apply people's approvals.
 
-Names are loaded on first use: a program that starts asks for `torchwise.study.ruled` alone, and needs none of the rest.
+Names are loaded on first use: a program that starts asks for `torchwise.study.apply_approvals` alone, and needs none of
+the rest.
 """
 
 from __future__ import annotations

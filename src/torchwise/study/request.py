@@ -108,7 +108,7 @@ def _refuse_misspelt_options(plan: Plan) -> None:
     """
     if plan.backend != "inductor" or not plan.options:
         return
-    from torchwise.realize.backends.inductor import check_options  # loads torch, which takes seconds
+    from torchwise.compile.backends.inductor import check_options  # loads torch, which takes seconds
 
     try:
         check_options(name for name, _ in plan.options)

@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
+from torchwise.compile.forward_entry import has_own_call
+from torchwise.compile.train_step import written_in_class
 from torchwise.errors import InputError
-from torchwise.realize.entry import has_own_call
-from torchwise.realize.step import written_in_class
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
 from torchwise.runtime.statistics import STAYS
-from torchwise.study.ruled import in_force
+from torchwise.study.apply_approvals import in_force
+from torchwise.training.distributed import unfit_because
 from torchwise.training.ranks import PATIENCE_S, Ranks
 from torchwise.training.step import tune
-from torchwise.training.wrapped import unfit_because
 from torchwise.workload import Example
-from torchwise.workload.loss import loss_of
-from torchwise.workload.state import kept_generators, kept_state
-from torchwise.workload.step import sharded_parts, unwrapped
+from torchwise.workload.module_state import kept_generators, kept_state
+from torchwise.workload.surrogate_loss import loss_of
+from torchwise.workload.train_step import sharded_parts, unwrapped
 
 logger = logging.getLogger("torchwise")
 

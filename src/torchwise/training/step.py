@@ -13,19 +13,19 @@ import torch
 
 from torchwise import api, environment
 from torchwise.alerts import alert
+from torchwise.compile import signature_of
+from torchwise.compile.recompiles import RecompileLimitError
 from torchwise.decide import History, decide
-from torchwise.realize import signature_of
-from torchwise.realize.recompiles import RecompileLimitError
 from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, stale_because, unwrap
 from torchwise.runtime.step import FIRST_CALLS
-from torchwise.study.ruled import in_force
+from torchwise.study.apply_approvals import in_force
+from torchwise.training.distributed import as_decided_for, bare, rehearsing, unfit_because
 from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
-from torchwise.training.wrapped import as_decided_for, bare, rehearsing, unfit_because
 from torchwise.workload import Example
-from torchwise.workload.state import kept_generators
-from torchwise.workload.step import TrainStep, sharded_parts
+from torchwise.workload.module_state import kept_generators
+from torchwise.workload.train_step import TrainStep, sharded_parts
 
 logger = logging.getLogger("torchwise")
 

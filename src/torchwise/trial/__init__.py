@@ -2,8 +2,8 @@
 
 from torchwise.trial.job import AroundJob, Effort, Job, ProcessSettings
 from torchwise.trial.launcher import WAITING, Launcher, Limits, ProcessLauncher
-from torchwise.trial.spent import Spent
-from torchwise.trial.tryout import hold_duel, inspect_workload, measure_again, own_caches, try_plan
+from torchwise.trial.run_trial import hold_duel, inspect_workload, measure_again, own_caches, try_plan
+from torchwise.trial.stopwatch import Spent
 from torchwise.trial.worker import Assignment
 
 __all__ = [

@@ -7,21 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torchwise.compile import Backend, Realized, compile_plan
+from torchwise.compile.backends.inductor import compiled_graphs
+from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.measure import profile_of
 from torchwise.plan import EAGER, Plan
-from torchwise.realize import Backend, Realized, realize
-from torchwise.realize.backends.inductor import compiled_graphs
-from torchwise.realize.uncompiled import why_uncompiled
 from torchwise.records import Costs, Measurement, Outcome, Verdict
-from torchwise.trial.arena import Arena, Calls
-from torchwise.trial.blame import judged
+from torchwise.trial.error_origin import judged
+from torchwise.trial.harness import Arena, Calls
 from torchwise.trial.job import COLD_STAGE, Attempt, Job, Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
-from torchwise.verify.first import FirstAnswer, very_first
+from torchwise.verify.first_calls import FirstAnswer, very_first
 from torchwise.verify.observe import Observation
-from torchwise.verify.trainee import Maker, Trainee
-from torchwise.workload.state import kept_state
+from torchwise.verify.step_runner import Maker, Trainee
+from torchwise.workload.module_state import kept_state
 
 SETTLED_AFTER = 5
 """Calls in a row, of which the last two must compile nothing: on the second, Dynamo makes varying values variable."""
@@ -84,7 +84,7 @@ def duel(job: Job, stage: Callable[[str], None]) -> Measurement:
 def calls_of(arena: Arena, plan: Plan) -> Calls:
     """Return the arena's calls under a plan, compiled, as a trial makes them."""
     example = arena.workload.examples[0]
-    calls = arena.runners(realize(arena.subject(), plan, example, device=arena.device, mode=arena.mode).call)
+    calls = arena.runners(compile_plan(arena.subject(), plan, example, device=arena.device, mode=arena.mode).call)
     arena.first_calls(calls)
     return calls
 
@@ -108,7 +108,7 @@ class _Tryout:
     def _realize(self, plan: Plan, backend: Backend | None = None, *, of: Callable[..., Any] | None = None) -> Realized:
         arena, call = self.arena, of or self.arena.workload.call
         example = arena.workload.examples[0]
-        return realize(call, plan, example, device=arena.device, mode=arena.mode, backend=backend)
+        return compile_plan(call, plan, example, device=arena.device, mode=arena.mode, backend=backend)
 
     def first_calls(self) -> float:
         """Return the seconds of the first calls beyond steady ones.

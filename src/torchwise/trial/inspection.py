@@ -6,28 +6,28 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from torchwise.compile import is_plain
+from torchwise.compile.cuda_graphs.graph_key import DEVICE
+from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
+from torchwise.compile.loop_rolling import periods
+from torchwise.compile.regional import repeated_blocks
+from torchwise.compile.tensor_reads import answering
+from torchwise.compile.transforms.isolate_rnn import has_rnn
+from torchwise.compile.transforms.patch_matmul import has_patches
+from torchwise.compile.transforms.static_form import has_static_form
+from torchwise.compile.transforms.structure_of_arrays import reads_across
 from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
-from torchwise.realize import is_plain
-from torchwise.realize.asked import answering
-from torchwise.realize.capture.operators import reads_numbers, waits
-from torchwise.realize.capture.situation import DEVICE
-from torchwise.realize.rolled import periods
-from torchwise.realize.scope import repeated_blocks
-from torchwise.realize.transforms.isolate_rnn import has_rnn
-from torchwise.realize.transforms.patch_matmul import has_patches
-from torchwise.realize.transforms.static_form import has_static_form
-from torchwise.realize.transforms.structure_of_arrays import reads_across
 from torchwise.records import Inspection, Measurement
-from torchwise.trial.blame import Instruments, check_plainly
+from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
+from torchwise.trial.output_effects import prints
 from torchwise.trial.plain_call import PlainCall, run_plainly
-from torchwise.trial.prints import prints
 from torchwise.trial.training import step_traits, work_of
 from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
-from torchwise.verify.trainee import Trainee
-from torchwise.workload import Workload, trees
+from torchwise.verify.step_runner import Trainee
+from torchwise.workload import Workload, pytree
 from torchwise.workload.differences import packed
 from torchwise.workload.identity import describe_example, identity, structure
 from torchwise.workload.structure_details import details_of
@@ -167,8 +167,8 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
             operators += 1
             asks = asks or (waits(func, args, kwargs or {}, DEVICE) and not reads_numbers(func, args))
             result = func(*args, **(kwargs or {}))
-            is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
-            has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in trees.tensors(args))
+            is_complex |= any(t.is_complex() for t in pytree.tensors((args, result)))
+            has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in pytree.tensors(args))
             has_uneven_mean = has_uneven_mean or _is_uneven_mean(func, args)
             if len(labels) < MOST_OPERATORS and not func.is_view:  # each step takes another part of a sequence
                 labels.append(hash((func, _form((args, kwargs)))))
@@ -240,7 +240,7 @@ def _form(arguments: Any) -> str:
             return leaf.dtype, tuple(leaf.shape)
         return leaf if is_plain(leaf) else type(leaf)
 
-    return repr([form(leaf) for _, leaf in trees.named_leaves(arguments)])
+    return repr([form(leaf) for _, leaf in pytree.named_leaves(arguments)])
 
 
 def _traits(

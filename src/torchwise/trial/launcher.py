@@ -55,7 +55,7 @@ _INNERMOST = re.compile(
 WAITING = "wait for the device, where another measures or compiles"
 """Stage that a listener hears of while the worker waits.
 
-See `torchwise.measure.turns`.
+See `torchwise.measure.device_lock`.
 """
 MOST_TRACEBACK = 8000
 

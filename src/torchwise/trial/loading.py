@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from torchwise.errors import InputError
-from torchwise.measure import turns
+from torchwise.measure import device_lock
 from torchwise.trial.job import Job
 from torchwise.trial.methods import methods_put_in, put_in
 from torchwise.workload import Workload, target
-from torchwise.workload.loss import loss_of
-from torchwise.workload.state import from_one_state, going_on
-from torchwise.workload.step import TrainStep
+from torchwise.workload.module_state import from_one_state, going_on
 from torchwise.workload.step_check import check_loss
+from torchwise.workload.surrogate_loss import loss_of
+from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, check_device
 
 MOST_SKIPPED = 40
@@ -34,7 +34,7 @@ def load(job: Job) -> Workload:
     if job.settings is not None:
         job.settings.apply()
     check_device(job.workload.device)
-    turns.join(job.workload.device)
+    device_lock.join(job.workload.device)
     workload = _loaded(job)
     if workload.step:
         workload = replace(workload, call=AgainAndAgain.of(workload.step))

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torchwise.compile.guards.code_guard import is_called
 from torchwise.errors import WorkloadError, raised
-from torchwise.realize.code_guard import is_called
 from torchwise.workload.identity import bytecode
 
 

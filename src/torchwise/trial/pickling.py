@@ -16,7 +16,7 @@ import cloudpickle
 import torch
 from torch.nn.utils import parametrize
 
-from torchwise.realize.private import look_up
+from torchwise.compile.private import look_up
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 

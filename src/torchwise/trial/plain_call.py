@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchwise.errors import BaselineError, InternalError, WorkloadError, raised
-from torchwise.trial.blame import call_plainly, raised_by_model
+from torchwise.trial.error_origin import call_plainly, raised_by_model
 from torchwise.trial.loading import runner
 from torchwise.verify.leaves import leaves_of
-from torchwise.workload import Example, Workload, trees
+from torchwise.workload import Example, Workload, pytree
 from torchwise.workload.identity import describe_example
-from torchwise.workload.loss import loss_of
-from torchwise.workload.state import State
+from torchwise.workload.module_state import State
+from torchwise.workload.surrogate_loss import loss_of
 
 MAX_WINDOW = 16
 """Calls after which a window of the last ones counts as full. A longer one counts as state that grows."""
@@ -62,7 +62,7 @@ def run_plainly(workload: Workload, mode: str) -> PlainCall:
         answer = _answer(workload, call, given, example)
         answers |= any(map(_tells, leaves_of(answer).named))
         pairs = zip(given.tensors(), example.tensors(), strict=False)
-        writes |= any(not trees.equal(now, then) for now, then in pairs)
+        writes |= any(not pytree.equal(now, then) for now, then in pairs)
         moved, has_grown = _moves_on(workload, call, given, state)
         grows |= has_grown
         if mode == "training" and workload.step is None:
@@ -143,7 +143,7 @@ def _moves(workload: Workload, given: Example, state: State) -> list[str]:
     import torch
 
     tensors = (
-        path for path, leaf in trees.named_leaves((given.args, dict(given.kwargs))) if isinstance(leaf, torch.Tensor)
+        path for path, leaf in pytree.named_leaves((given.args, dict(given.kwargs))) if isinstance(leaf, torch.Tensor)
     )
     known = {f"input {path}" for path in tensors}
     if workload.module is not None:

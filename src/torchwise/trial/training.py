@@ -9,13 +9,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from torchwise.measure import turns
+from torchwise.compile.optimizer import forms_open
+from torchwise.measure import device_lock
 from torchwise.measure.peaks import matrix_rate
-from torchwise.realize.optimizer import forms_open
 from torchwise.records import StepWork
-from torchwise.trial.blame import Instruments
-from torchwise.workload import Workload, trees
-from torchwise.workload.step import TrainStep
+from torchwise.trial.error_origin import Instruments
+from torchwise.workload import Workload, pytree
+from torchwise.workload.train_step import TrainStep
 
 PIECES = (2, 4)
 """The numbers of pieces into which a plan may cut a batch."""
@@ -34,8 +34,8 @@ def _cuts(workload: Workload, step: TrainStep) -> Iterator[str]:
         return  # its statistics are those of the whole batch
     if step.has_hooks:
         return  # it would run once for each piece, and no candidate could show the effect, as copies have no hooks
-    tensors = [t for example in workload.examples for t in trees.tensors(example.args)]
-    rows = [{t.shape[0] if t.dim() else 0 for t in trees.tensors(example.args)} for example in workload.examples]
+    tensors = [t for example in workload.examples for t in pytree.tensors(example.args)]
+    rows = [{t.shape[0] if t.dim() else 0 for t in pytree.tensors(example.args)} for example in workload.examples]
     if any(len(lengths) != 1 for lengths in rows):
         return  # a tensor of another length than the batch is no list of samples, such as a mask over positions
     for count in PIECES:
@@ -50,7 +50,7 @@ def work_of(workload: Workload, call: Callable[[], Any], instruments: Instrument
     dimensions. FLOPs are those of matrix products and convolutions, forward and backward (`torch.utils.flop_counter`).
     The peak is the rate of large matrix products at the step's precision, measured here.
     """
-    first = next(iter(trees.tensors(workload.examples[0].args)), None)
+    first = next(iter(pytree.tensors(workload.examples[0].args)), None)
     rows = int(first.shape[0]) if first is not None and first.dim() else 1
     is_text = first is not None and first.dim() == 2 and not first.is_floating_point()
     flops = instruments.use("how many FLOPs a step takes", lambda: flops_of(call), None)
@@ -58,7 +58,7 @@ def work_of(workload: Workload, call: Callable[[], Any], instruments: Instrument
     parameters = workload.step.trained()
     dtype = workload.step.autocast or next((p.dtype for p in parameters), torch.float32)
     device = parameters[0].device.type if parameters else "cpu"
-    with turns.alone():
+    with device_lock.alone():
         peak = matrix_rate(dtype, device)
     return StepWork(
         samples=rows,

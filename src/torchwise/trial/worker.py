@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, raised
-from torchwise.measure import turns
+from torchwise.measure import device_lock
 from torchwise.records import Failure, FailureKind, codec
 
 Stage = Callable[[str], None]
@@ -34,7 +34,7 @@ TELL_WHERE = signal.SIGUSR1
 """Makes a worker write the activity of each of its threads to its log, even if it hangs outside Python."""
 TASKS = {
     "inspect": "torchwise.trial.inspection:inspect",
-    "check": "torchwise.trial.blame:check",
+    "check": "torchwise.trial.error_origin:check",
     "try": "torchwise.trial.candidate:attempt",
     "warm": "torchwise.trial.candidate:start_warm",
     "duel": "torchwise.trial.candidate:duel",
@@ -71,7 +71,7 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
         stage[0] = name
         connection.send(("stage", name))
 
-    turns.take_part(lambda waits: connection.send(("waits" if waits else "goes on", stage[0])))
+    device_lock.take_part(lambda waits: connection.send(("waits" if waits else "goes on", stage[0])))
     try:
         connection.send(("result", codec.to_json(_run(job, enter))))
     except BaseException as error:  # an exception of a candidate is this trial's result, and nobody else's problem

@@ -1,11 +1,11 @@
 """Whether a candidate gives the right answer: against a float64 reference, with eager's own error as the yardstick."""
 
+from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, observation_of, state_leaves
-from torchwise.verify.spot import mismatch
+from torchwise.verify.spot_check import mismatch
 from torchwise.verify.step import StepSubject, verify_step
 from torchwise.verify.stochastic import is_stochastic
 from torchwise.verify.verify import Subject, verify
-from torchwise.verify.yardstick import Sensitivity
 
 __all__ = [
     "Observation",

@@ -14,8 +14,8 @@ from torchwise.records import Check, Outcome
 from torchwise.records.verdict import STRIDES
 from torchwise.verify.deviation import Errors
 from torchwise.verify.leaves import is_same_code, is_unread, is_value
+from torchwise.verify.noise_floor import BLIND, Bounds, Sensitivity, judge
 from torchwise.verify.observe import Observation
-from torchwise.verify.yardstick import BLIND, Bounds, Sensitivity, judge
 
 if TYPE_CHECKING:
     import torch

@@ -18,9 +18,9 @@ from typing import Any
 from torchwise.records import Check, Outcome
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, Errors, errors_of, finiteness_problem, problem_of
+from torchwise.verify.gradient_scale import MOST_ROUNDING, TINY, Scales, is_rounding
+from torchwise.verify.noise_floor import Bounds, Sensitivity, why_in_doubt
 from torchwise.verify.observe import Observation
-from torchwise.verify.scales import MOST_ROUNDING, TINY, Scales, is_rounding
-from torchwise.verify.yardstick import Bounds, Sensitivity, why_in_doubt
 
 NEGLIGIBLE = 1e-5
 """Size, beside that of the whole gradient, up to which a gradient that is all rounding in eager may be any rounding."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchwise.workload import layouts, trees
+from torchwise.workload import layouts, pytree
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ def leaves_of(tree: Any, prefix: str = "", *, objects: bool = True) -> Leaves:
         prefix: prefix of every path.
         objects: whether to take objects apart. Arrays always are.
     """
-    found = Leaves(form=[trees.form(tree)])
+    found = Leaves(form=[pytree.form(tree)])
     _gather(tree, prefix, found, (), objects)
     return found
 
@@ -64,7 +64,7 @@ def leaves_of(tree: Any, prefix: str = "", *, objects: bool = True) -> Leaves:
 def _gather(tree: Any, prefix: str, found: Leaves, around: tuple[int, ...], objects: bool) -> None:
     import torch
 
-    for name, leaf in trees.named_leaves(tree, prefix):
+    for name, leaf in pytree.named_leaves(tree, prefix):
         parts = _array_parts(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else None
         if isinstance(leaf, torch.Tensor) and not layouts.is_strided(leaf):
             parts = layouts.strided_parts(leaf)
@@ -77,7 +77,7 @@ def _gather(tree: Any, prefix: str, found: Leaves, around: tuple[int, ...], obje
         else:
             found.form.append(f"{name or 'it'} {_kind(leaf)}")
             for path, part in parts:
-                if (form := trees.form(part)) != "*":
+                if (form := pytree.form(part)) != "*":
                     found.form.append(f"{name}{path} {form}")
                 _gather(part, f"{name}{path}", found, (*around, id(leaf)), objects)
 

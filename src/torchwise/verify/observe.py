@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.verify.leaves import leaves_of
-from torchwise.workload import layouts, trees
-from torchwise.workload.loss import loss_of
-from torchwise.workload.state import State, kept_state
+from torchwise.workload import layouts, pytree
+from torchwise.workload.module_state import State, kept_state
+from torchwise.workload.surrogate_loss import loss_of
 from torchwise.workload.workload import Example
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def observe(
         original: the model, whose state the call changes, and whose gradients it gives.
         example: inputs, which are never written to.
         seed: seed of all of PyTorch's generators.
-        training: whether to run a backward pass too, from `torchwise.workload.loss.loss_of` the outputs.
+        training: whether to run a backward pass too, from `torchwise.workload.surrogate_loss.loss_of` the outputs.
         under: a context for the calls themselves.
         calls: successive calls to make, each of which goes on from the state that the one before it left.
         may_end: whether the second and later ones may fail, for example when a cache is full, which ends them.
@@ -112,10 +112,10 @@ def state_leaves(state: State, original: Any, inputs: Any, outputs: Any) -> list
 
     module = original if isinstance(original, torch.nn.Module) else None
     shown = {name for name, _ in module.named_buffers()} if module is not None else set()
-    shown |= {f"input {path}" for path, leaf in trees.named_leaves(inputs) if _is_tensor(leaf)}
+    shown |= {f"input {path}" for path, leaf in pytree.named_leaves(inputs) if _is_tensor(leaf)}
     found = {path: leaf for path, leaf in state.changes().items() if path not in shown}
     lies = {place: path for path, leaf in found.items() if _is_tensor(leaf) and (place := _storage(leaf))}
-    memory = [(n, lies[_storage(t)]) for n, t in enumerate(trees.tensors(outputs)) if _storage(t) in lies]
+    memory = [(n, lies[_storage(t)]) for n, t in enumerate(pytree.tensors(outputs)) if _storage(t) in lies]
     held = [(f"output {number} in the memory of state {path}", True) for number, path in memory]
     named = (leaves_of(leaf, f"state {path} after the call", objects=False).named for path, leaf in found.items())
     return [*itertools.chain.from_iterable(named), *held]
@@ -127,7 +127,7 @@ def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = 
     beside = [leaves_of(leaf, name, objects=False) for name, leaf in more]
     leaves = [*returned.named, *after.named, *(pair for found in beside for pair in found.named)]
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
-    given = [part for tensor in trees.tensors(inputs) for _, part in layouts.strided_parts(tensor)]
+    given = [part for tensor in pytree.tensors(inputs) for _, part in layouts.strided_parts(tensor)]
     form = [*returned.form, *(kind for found in (after, *beside) for kind in found.form[1:])]
     return Observation(copied, _aliases(returned.tensors, given), _shared(returned.tensors), "; ".join(form))
 
@@ -138,7 +138,7 @@ def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> lis
 
     wanted: list[tuple[str, torch.Tensor]] = []
     wanted += [(f"gradient of {n}", p) for n, p in module.named_parameters()] if module is not None else []
-    wanted += [(f"gradient of input {i}", t) for i, t in enumerate(trees.tensors(inputs))]
+    wanted += [(f"gradient of input {i}", t) for i, t in enumerate(pytree.tensors(inputs))]
     wanted = [(name, t) for name, t in wanted if t.requires_grad]
     loss = loss_of(outputs)
     if loss is None:

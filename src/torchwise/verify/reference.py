@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchwise.verify.deviation import errors_of, granted_for, is_rounded
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.perturbation import Perturbed
-from torchwise.workload.copying import deep_copy
+from torchwise.workload.deep_copy import deep_copy
 from torchwise.workload.workload import Example
 
 if TYPE_CHECKING:

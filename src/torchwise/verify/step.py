@@ -24,19 +24,19 @@ from functools import partial
 from typing import Any
 
 from torchwise.records import Check, Outcome, Verdict
-from torchwise.verify.draws import draws, further
-from torchwise.verify.elsewhere import doubted, is_doubtful, on_cpu
-from torchwise.verify.first import check_first
+from torchwise.verify.cpu_reference import doubted, is_doubtful, on_cpu
+from torchwise.verify.first_calls import check_first
 from torchwise.verify.gradients import Gradients
+from torchwise.verify.inputs import draws, further
+from torchwise.verify.loss_curves import TRAJECTORIES, check_trajectories
+from torchwise.verify.noise_floor import Bounds, Sensitivity
 from torchwise.verify.observe import Observation
+from torchwise.verify.step_runner import Maker, ReferenceTrainee, Trainee, quiet
 from torchwise.verify.stochastic import check_noise, is_stochastic
-from torchwise.verify.trainee import Maker, ReferenceTrainee, Trainee, quiet
-from torchwise.verify.trajectory import TRAJECTORIES, check_trajectories
 from torchwise.verify.updates import Sides, bounds_of, compare_updates
 from torchwise.verify.verify import EPSILON
-from torchwise.verify.yardstick import Bounds, Sensitivity
-from torchwise.workload import trees
-from torchwise.workload.step import TrainStep, sharded_parts, unwrapped
+from torchwise.workload import pytree
+from torchwise.workload.train_step import TrainStep, sharded_parts, unwrapped
 from torchwise.workload.workload import Example, Workload
 
 MOST_DRAWS, PATIENCE = 12, 4.0
@@ -246,7 +246,7 @@ def check_held_loss(candidate: Trainee, inputs: list[Example]) -> Check:
     held = candidate.take(inputs[0])
     kept = held.detach().clone()
     later = [candidate.take(example) for example in (inputs * 2)[-2:]]
-    if not trees.equal(held, kept) or held.data_ptr() in {loss.data_ptr() for loss in later}:
+    if not pytree.equal(held, kept) or held.data_ptr() in {loss.data_ptr() for loss in later}:
         return Check("held loss", Outcome.FAIL, "a loss that the caller holds is overwritten by a later step")
     return Check("held loss", Outcome.PASS, "a loss stays as it is while later steps are taken")
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from torchwise.records import Check, Outcome
 from torchwise.verify.leaves import leaves_of
-from torchwise.workload.state import kept_state
+from torchwise.workload.module_state import kept_state
 
 if TYPE_CHECKING:
     import torch

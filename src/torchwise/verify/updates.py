@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.records import Check, Outcome
 from torchwise.verify.deviation import RMS_FACTOR, Errors
-from torchwise.verify.trainee import After, form_of
-from torchwise.verify.yardstick import Bounds, Sensitivity, why_unexplained, why_unsteady
-from torchwise.workload import trees
+from torchwise.verify.noise_floor import Bounds, Sensitivity, why_unexplained, why_unsteady
+from torchwise.verify.step_runner import After, form_of
+from torchwise.workload import pytree
 
 if TYPE_CHECKING:
     import torch
@@ -185,7 +185,7 @@ def _without_slots(side: After) -> After:
 
 def _along(update: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the size of an update along the reference's, or 1 if that is zero."""
-    from torchwise.verify.scales import along
+    from torchwise.verify.gradient_scale import along
 
     return along(update, exact) if bool(exact.any()) else 1.0
 
@@ -211,7 +211,7 @@ def _off(tensor: Any, exact: torch.Tensor, quiet: torch.Tensor | None) -> float:
         return math.nan
     target, value = widened(exact), widened(tensor).to(exact.device)
     finite = target.isfinite()
-    if not torch.equal(value.isfinite(), finite) or not trees.equal(value[~finite], target[~finite]):
+    if not torch.equal(value.isfinite(), finite) or not pytree.equal(value[~finite], target[~finite]):
         return math.nan
     judged = finite if quiet is None or quiet.shape != finite.shape else finite & ~quiet.to(finite.device)
     if not bool(judged.any()):

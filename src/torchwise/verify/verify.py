@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from torchwise.errors import raised
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import check_structure, compare
+from torchwise.verify.cpu_reference import doubted, is_doubtful, on_cpu
 from torchwise.verify.deviation import errors_of
-from torchwise.verify.draws import draws
-from torchwise.verify.elsewhere import doubted, is_doubtful, on_cpu
-from torchwise.verify.first import check_first
-from torchwise.verify.held import check_held
+from torchwise.verify.first_calls import check_first
+from torchwise.verify.inputs import draws
+from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import Reference
+from torchwise.verify.retained_outputs import check_held
 from torchwise.verify.stochastic import check_noise
-from torchwise.verify.yardstick import Sensitivity
-from torchwise.workload.state import State, from_one_state, kept_state
+from torchwise.workload.module_state import State, from_one_state, kept_state
 from torchwise.workload.workload import Example, Workload
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchwise.workload.memory import overlap_of
-from torchwise.workload.step import TrainStep
-from torchwise.workload.trees import named_leaves
+from torchwise.workload.pytree import named_leaves
+from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, Workload
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import WorkloadError
-from torchwise.workload import trees
+from torchwise.workload import pytree
 from torchwise.workload.layouts import size_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class TensorPlace:
         left = parameters - size_of(self.tensor) if isinstance(self.tensor, torch.nn.Parameter) else parameters
         if left < 0:
             return parameters
-        self._values = trees.copy_of(self.tensor)
+        self._values = pytree.copy_of(self.tensor)
         return left
 
     @property
@@ -60,7 +60,7 @@ class TensorPlace:
     def equals(self, other: torch.Tensor) -> bool:
         """Whether another tensor has the values that were kept."""
         if self._values is not None:
-            return trees.equal(other, self._values)
+            return pytree.equal(other, self._values)
         return other is self.tensor and _version(other) == self._version
 
     def put_back(self) -> None:
@@ -78,7 +78,7 @@ class TensorPlace:
         import torch
 
         with torch.inference_mode(torch.is_inference_mode_enabled() or self.tensor.is_inference()):
-            trees.write(self.tensor, self._values)
+            pytree.write(self.tensor, self._values)
 
     def put_back_memory(self) -> None:
         """Give it its memory."""
@@ -89,7 +89,7 @@ class TensorPlace:
         """Return its memory and the values that belong there, as `torch._foreach_copy_` takes them, or None."""
         if self._values is None or not _is_strided(self._memory):
             return None
-        return trees.base_of(self._memory), trees.base_of(self._values)
+        return pytree.base_of(self._memory), pytree.base_of(self._values)
 
     def moved(self) -> bool:
         """Whether it lies elsewhere, or otherwise, than it did."""
@@ -148,7 +148,7 @@ def _is_same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     kind = type(one)
-    if kind is not type(other) or not (kind in trees.PLAIN or kind in (bytes, frozenset, _Copied)):
+    if kind is not type(other) or not (kind in pytree.PLAIN or kind in (bytes, frozenset, _Copied)):
         return False
     return bool(one == other or (one != one and other != other))  # NaN is the same
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import WorkloadError, is_count, is_positive
-from torchwise.workload import closure, trees
+from torchwise.workload import closure, pytree
 
 if TYPE_CHECKING:
-    from torchwise.workload.step import TrainStep
+    from torchwise.workload.train_step import TrainStep
 
 
 def check(step: TrainStep) -> None:
@@ -71,7 +71,7 @@ def check_inputs(batch: tuple[Any, ...]) -> None:
     Raises:
         WorkloadError: with its type and the way out.
     """
-    if batch and isinstance(batch[0], Mapping) and trees.is_leaf(batch[0]):
+    if batch and isinstance(batch[0], Mapping) and pytree.is_leaf(batch[0]):
         raise WorkloadError(
             f"the inputs are a mapping of type {type(batch[0]).__name__}, in which tensors can be neither found nor "
             "cut: give dict(inputs)"

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchwise.workload import trees
-from torchwise.workload.state import State
+from torchwise.workload import pytree
+from torchwise.workload.module_state import State
 from torchwise.workload.state_places import ItemsPlace
 
 if TYPE_CHECKING:
     import torch
 
-    from torchwise.workload.step import TrainStep
+    from torchwise.workload.train_step import TrainStep
 
 
 FORM = ("foreach", "fused", "capturable")
@@ -101,7 +101,7 @@ class StepState:
                 state = self._step.optimizer.state.get(parameter, {})
                 for key, value in state.items():
                     if key != "step" or counts_there:
-                        state[key] = trees.map_tensors(lambda t: t.to(device), value)
+                        state[key] = pytree.map_tensors(lambda t: t.to(device), value)
             for key, value in group.items():
                 if isinstance(value, torch.Tensor):
                     group[key] = value.to(device)

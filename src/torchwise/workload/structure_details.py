@@ -24,7 +24,7 @@ from torchwise.workload.identity import (
     script_of,
     text_of,
 )
-from torchwise.workload.step import TrainStep
+from torchwise.workload.train_step import TrainStep
 
 LONGEST = 60
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torchwise.workload import trees
+from torchwise.workload import pytree
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class TensorCopies:
         import torch
 
         if is_plain_tensor(tensor) or tensor.is_nested or not tensor.is_leaf:
-            made = trees.copy_of(tensor)
+            made = pytree.copy_of(tensor)
         else:  # a class of its own, which knows how
             made = tensor.__deepcopy__({})
         if self._convert is None or torch.nn.parameter.is_lazy(made):

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import WorkloadError
-from torchwise.workload import trees
-from torchwise.workload.copying import deep_copy
+from torchwise.workload import pytree
+from torchwise.workload.deep_copy import deep_copy
 from torchwise.workload.memory import overlap_of
-from torchwise.workload.state import State
+from torchwise.workload.module_state import State
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from torchwise.workload.step import TrainStep
+    from torchwise.workload.train_step import TrainStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Example:
 
     def leaves(self) -> list[Any]:
         """List everything in it that is no container, in order."""
-        return [leaf for _, leaf in trees.named_leaves((self.args, dict(self.kwargs)))]
+        return [leaf for _, leaf in pytree.named_leaves((self.args, dict(self.kwargs)))]
 
     def tensors(self) -> list[torch.Tensor]:
         """List every tensor in it, in order, once per place it stands in."""
-        return trees.tensors((self.args, dict(self.kwargs)))
+        return pytree.tensors((self.args, dict(self.kwargs)))
 
     def map_tensors(
         self, function: Callable[[torch.Tensor], Any], arrays: Callable[[NDArray[Any]], Any] | None = None
@@ -53,7 +53,7 @@ class Example:
         A tensor that stands in several places stays one.
         """
         made = {id(tensor): function(tensor) for tensor in self.tensors()}
-        args, kwargs = trees.map_tensors(lambda tensor: made[id(tensor)], (self.args, dict(self.kwargs)), arrays)
+        args, kwargs = pytree.map_tensors(lambda tensor: made[id(tensor)], (self.args, dict(self.kwargs)), arrays)
         return replace(self, args=args, kwargs=kwargs)
 
     def clone(self, convert: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Example:
@@ -130,7 +130,7 @@ class Workload:
     @property
     def step(self) -> TrainStep | None:
         """The training step, if the callable is one."""
-        from torchwise.workload.step import TrainStep
+        from torchwise.workload.train_step import TrainStep
 
         return self.call if isinstance(self.call, TrainStep) else None
 
@@ -150,7 +150,7 @@ class Workload:
         """
         import torch
 
-        from torchwise.workload.step import TrainStep
+        from torchwise.workload.train_step import TrainStep
 
         check_device(device)
         if isinstance(self.call, (torch.nn.Module, TrainStep)):
@@ -230,7 +230,7 @@ def _move(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
     moved = tensor.detach().to(device)
     if tensor.layout is torch.strided and not tensor.is_nested and moved.stride() != tensor.stride():
-        moved = trees.copy_of(tensor, device)
+        moved = pytree.copy_of(tensor, device)
     return moved.requires_grad_(tensor.requires_grad)
 
 

@@ -38,7 +38,7 @@ def load(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None, se
     """
     import torch
 
-    from torchwise.zoo.draws import Request
+    from torchwise.zoo.random_inputs import Request
 
     entry, size = parse(name)
     dtype = dtype or torch.float32

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 
 LAYERS = 4
 FIELDS = 3

@@ -16,9 +16,9 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from torchwise.workload import Example, Workload
-from torchwise.workload.step import TrainStep
+from torchwise.workload.train_step import TrainStep
 from torchwise.zoo import arr_coc, energy_flow, spinlock
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.tutorial.transformer import build_six_layer_transformer
 
 RATE = 1e-4

@@ -74,7 +74,7 @@ def _session_call(session: Any, workload: Workload, example: Example) -> Callabl
     import torch.utils.dlpack
     from torch.utils import _pytree
 
-    from torchwise.workload import trees
+    from torchwise.workload import pytree
 
     names = [given.name for given in session.get_inputs()]
     outputs = [found.name for found in session.get_outputs()]
@@ -82,7 +82,7 @@ def _session_call(session: Any, workload: Workload, example: Example) -> Callabl
         shape = _pytree.tree_flatten(workload.call(*example.clone().args, **example.clone().kwargs))[1]
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        tensors = [t.detach().contiguous() for t in trees.tensors((args, kwargs))]
+        tensors = [t.detach().contiguous() for t in pytree.tensors((args, kwargs))]
         values = map(onnxruntime.OrtValue.from_dlpack, tensors)
         answers = session.run_with_ort_values(outputs, dict(zip(names, values, strict=True)))
         return _pytree.tree_unflatten([torch.utils.dlpack.from_dlpack(answer) for answer in answers], shape)

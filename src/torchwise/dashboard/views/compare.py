@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from torchwise.dashboard import stored
-from torchwise.report.beside import render_beside
+from torchwise.report.study_diff import render_beside
 
 
 def show() -> None:

@@ -6,7 +6,7 @@ import streamlit as st
 
 from torchwise.dashboard import stored
 from torchwise.report.explain.page import render_explanation_part
-from torchwise.report.facts import when
+from torchwise.report.summary import when
 
 
 def show() -> None:

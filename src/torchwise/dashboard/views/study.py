@@ -7,7 +7,7 @@ import time
 import streamlit as st
 
 from torchwise.dashboard import stored
-from torchwise.dashboard.rulings import rule
+from torchwise.dashboard.approvals import rule
 from torchwise.records import Study, StudyState
 from torchwise.report.html import render_html_part
 from torchwise.report.studies import progress

@@ -18,7 +18,7 @@ from torchwise.decide.samplers.base import Proposal
 from torchwise.plan import EAGER, Choice, Legality, Plan, PlanSpace
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.space import EFFORTS, choices_of, complexity_of, parts_of
-from torchwise.records import figures
+from torchwise.records import units
 
 LEAST_GAIN = 0.02
 """A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
@@ -89,7 +89,7 @@ class _Option:
 
 def _about(seconds: float) -> str:
     """Return an estimate in words, without digits that it does not have, and without an exponent."""
-    return f"{seconds:.3g} s" if 0.1 <= abs(seconds) < 999.5 else figures.seconds(seconds)
+    return f"{seconds:.3g} s" if 0.1 <= abs(seconds) < 999.5 else units.seconds(seconds)
 
 
 _PARTS = {

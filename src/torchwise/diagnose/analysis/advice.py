@@ -9,7 +9,7 @@ from torchwise.records import Interval, Outcome
 from torchwise.records.analysis import MARGIN, Advice, Analysis, BatchFigures
 from torchwise.records.answer import Answer, exceeds
 from torchwise.report import format as show
-from torchwise.report.why import own_fault
+from torchwise.report.outcome_text import own_fault
 
 Rule = Callable[[Analysis], str]
 """Returns a sentence or two, or an empty text if there is nothing to say."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchwise.diagnose.analysis.job import Scaling
 from torchwise.errors import UnsupportedError, WorkloadError, is_count
 from torchwise.trial.job import Attempt
-from torchwise.workload import Example, Workload, trees
+from torchwise.workload import Example, Workload, pytree
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +120,7 @@ def _check_outputs(workload: Workload, found: Found) -> None:
             f"on {found.size + 1} items instead of {found.size} along dimension {found.dim} the model raises "
             f"{type(error).__name__}: {error}"
         ) from error
-    if not any(found.size + 1 in tensor.shape for tensor in trees.tensors(outputs)):
+    if not any(found.size + 1 in tensor.shape for tensor in pytree.tensors(outputs)):
         raise UnsupportedError(
             f"no output grows with dimension {found.dim} of the inputs, so it may be no batch: where it is one, say so "
             f"with --batch-dim {found.dim}"

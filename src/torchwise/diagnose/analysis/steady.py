@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from torchwise.compile import compile_plan
 from torchwise.diagnose.analysis.job import Look
-from torchwise.measure import Clock, peak_memory, turns
-from torchwise.realize import realize
+from torchwise.measure import Clock, device_lock, peak_memory
 from torchwise.records.analysis import CALLS_PER_TURN, Consistency, Memory, Steady
-from torchwise.trial.arena import Arena
-from torchwise.workload import Workload, trees
+from torchwise.trial.harness import Arena
+from torchwise.workload import Workload, pytree
 from torchwise.workload.layouts import size_of
 
 LEAST_TURNS, MOST_CALLS = 3, 4000
@@ -23,7 +23,7 @@ def look(told: Look, stage: Callable[[str], None]) -> Steady:
     arena, plan = Arena(told.job), told.job.plan
     with arena.gradients():
         example = arena.workload.examples[0]
-        realized = realize(arena.workload.call, plan, example, device=arena.device, mode=arena.mode)
+        realized = compile_plan(arena.workload.call, plan, example, device=arena.device, mode=arena.mode)
         calls = arena.runners(realized.call)
         stage("warm compile")
         warm: list[float] = []
@@ -46,7 +46,7 @@ def _in_turns(
     """
     clock, sides = Clock(device), (plan, eager)
     seconds: tuple[list[float], list[float]] = ([], [])
-    with turns.alone():
+    with device_lock.alone():
         for side in sides:  # the first call after a pause is not a steady one
             clock.once(side)
         deadline = time.perf_counter() + budget_s
@@ -71,4 +71,4 @@ def _held(workload: Workload) -> Memory:
 
 
 def _bytes(tree: Any) -> int:
-    return sum(map(size_of, trees.tensors(tree)))
+    return sum(map(size_of, pytree.tensors(tree)))

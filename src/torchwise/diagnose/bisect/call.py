@@ -10,11 +10,11 @@ from typing import Any
 
 from torchwise.diagnose.bisect.request import AUTO, LIMIT_S, BisectRequest
 from torchwise.diagnose.bisect.run import run_bisection
-from torchwise.diagnose.sending import sent, specified
+from torchwise.diagnose.worker_arguments import sent, specified
 from torchwise.plan import EAGER, Plan
 from torchwise.records.bisection import Bisection
 from torchwise.workload import Example, Workload
-from torchwise.workload.given import given
+from torchwise.workload.user_inputs import given
 
 
 def bisect(

@@ -14,8 +14,8 @@ from torchwise.diagnose.bisect import private
 from torchwise.diagnose.bisect.job import Graphs, Look, Part
 from torchwise.records.bisection import Operation
 from torchwise.trial.loading import load
-from torchwise.workload import Workload, trees
-from torchwise.workload.state import kept_state
+from torchwise.workload import Workload, pytree
+from torchwise.workload.module_state import kept_state
 from torchwise.workload.workload import Example
 
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+), in .*\n\s*(?P<code>[^\n]*)')
@@ -96,7 +96,7 @@ def part_of(captured: Captured, part: Part) -> Workload:
     for inputs in captured.inputs:
         runs.append(_Recorder(captured.module, kept))
         torch.manual_seed(0)
-        runs[-1].run(*trees.clone(inputs))
+        runs[-1].run(*pytree.clone(inputs))
     first, graph, given = runs[0], fx.Graph(), []
     copies: dict[fx.Node, fx.Node] = {}
     for node in captured.module.graph.nodes:
@@ -124,7 +124,7 @@ class _Recorder(fx.Interpreter):
         """Run one operation, and copy its result before a later one may write to it."""
         value = super().run_node(n)
         if n.name in self._kept:
-            if trees.tensors(value):
+            if pytree.tensors(value):
                 self.given.add(n.name)
         elif any(user.name in self._kept for user in n.users):
             self.values[n.name] = _leaves(value)
@@ -133,7 +133,7 @@ class _Recorder(fx.Interpreter):
 
 def _leaves(value: Any) -> Any:
     """Return a copy of a value without its history, which requires gradients if the value did."""
-    return trees.map_tensors(lambda t: trees.clone(t.detach()).requires_grad_(t.requires_grad), value)
+    return pytree.map_tensors(lambda t: pytree.clone(t.detach()).requires_grad_(t.requires_grad), value)
 
 
 def _is_structure(node: fx.Node, values: dict[str, Any]) -> bool:

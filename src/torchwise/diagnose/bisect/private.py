@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torchwise.realize.private import look_up
+from torchwise.compile.private import look_up
 
 WHO = "bisect"
 MOST_CHARACTERS = 200

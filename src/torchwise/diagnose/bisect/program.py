@@ -214,11 +214,11 @@ def candidate(call, args, kwargs):
 PLANNED = """\
 def candidate(call, args, kwargs):
     from torchwise import Plan
-    from torchwise.realize import realize
+    from torchwise.compile import compile_plan
     from torchwise.workload import Example
 
     plan = Plan.from_json($plan)
-    return realize(call, plan, Example(args, kwargs), device=$device, mode=$mode).call"""
+    return compile_plan(call, plan, Example(args, kwargs), device=$device, mode=$mode).call"""
 
 PREAMBLE = """\
 from torchwise.workload.target import load as load_target

@@ -16,10 +16,10 @@ from torch import fx
 
 from torchwise.diagnose.bisect import program
 from torchwise.diagnose.bisect.job import Look, Written
-from torchwise.diagnose.bisect.look import BACKENDS, inductor_options, subject
+from torchwise.diagnose.bisect.probe import BACKENDS, inductor_options, subject
 from torchwise.errors import UnsupportedError
 from torchwise.records.bisection import Symptom
-from torchwise.workload import trees
+from torchwise.workload import pytree
 from torchwise.workload.target import split
 
 HANGS_AFTER_S = 60
@@ -64,7 +64,7 @@ def _part(order: Look) -> tuple[str, str]:
     """Save the part's inputs, and return its function and its imports."""
     workload = subject(order)
     assert isinstance(workload.call, fx.GraphModule)
-    inputs = [list(trees.map_tensors(_as_saved, example.args)) for example in workload.examples]
+    inputs = [list(pytree.map_tensors(_as_saved, example.args)) for example in workload.examples]
     torch.save(inputs, Path(order.file).with_suffix(".pt"))
     used: dict[str, Any] = {}
     if _holds_graphs(workload.call):
@@ -114,7 +114,7 @@ def _classes(module: fx.GraphModule, name: str, used: dict[str, Any]) -> list[st
 
 def _as_saved(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that is no parameter and shares no memory: `weights_only` reads it, and nothing else is saved."""
-    copied: torch.Tensor = trees.clone(tensor.detach())
+    copied: torch.Tensor = pytree.clone(tensor.detach())
     return copied.requires_grad_(tensor.requires_grad)
 
 

@@ -9,12 +9,12 @@ import time
 from dataclasses import replace
 
 from torchwise import environment
-from torchwise.diagnose.bisect.culprit import find_culprit
+from torchwise.diagnose.bisect.candidates import in_words, is_plain, plan_of
+from torchwise.diagnose.bisect.ddmin import minimal
+from torchwise.diagnose.bisect.isolate import find_culprit
 from torchwise.diagnose.bisect.job import Graphs, Look, Part, Seen, Written
-from torchwise.diagnose.bisect.looking import BisectListener, Looking
-from torchwise.diagnose.bisect.reduce import minimal
+from torchwise.diagnose.bisect.probe_runner import BisectListener, Looking
 from torchwise.diagnose.bisect.request import BisectRequest
-from torchwise.diagnose.bisect.suspects import in_words, is_plain, plan_of
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import parts_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated, left_to_eager, place_of_line
+from torchwise.records.compile_events import Break, FallbackKind
 from torchwise.records.explanation import Finding, Place, Price, Tried
-from torchwise.records.watched import Break, FallbackKind
 from torchwise.report import format as show
 
 

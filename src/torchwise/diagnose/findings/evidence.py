@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torchwise.diagnose.kernels import Profiled
-from torchwise.diagnose.observed import Observed
+from torchwise.diagnose.op_trace import Observed
 from torchwise.diagnose.stages import Code
 from torchwise.errors import PlanError
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
+from torchwise.records.compile_events import Break, Frame, Watched
 from torchwise.records.explanation import Basis, Execution, Kernel, Price, Tried
-from torchwise.records.watched import Break, Frame, Watched
 from torchwise.workload import DEFAULT_CALLS
 
 COMPILED = Plan(backend="inductor")

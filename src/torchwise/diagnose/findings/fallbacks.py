@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence, estimated
+from torchwise.records.compile_events import Fallback, FallbackKind
 from torchwise.records.explanation import Finding, Kernel, Price
-from torchwise.records.watched import Fallback, FallbackKind
 
 LEAST_SHARE = 0.02
 _EXPECTED = re.compile(r"aten\.(\w*(convolution|attention|fft|embedding_bag|sort|pool)\w*|(add|badd)?b?mm|(add)?mv)$")

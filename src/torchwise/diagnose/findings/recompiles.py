@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from torchwise.diagnose.findings.evidence import Evidence, Fix, Prices, left_to_eager
 from torchwise.records import Interval
+from torchwise.records.compile_events import FallbackKind, Frame, Recompile
 from torchwise.records.explanation import Basis, Finding, Place, Price, Tried
-from torchwise.records.watched import FallbackKind, Frame, Recompile
 
 NUMBERS = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
 STATE_SIZES = "torch._dynamo.config.force_parameter_static_shapes = False"
@@ -220,7 +220,7 @@ def _by_hand(again: list[Recompile]) -> str:
     """Describe a manual fix that Torchwise cannot try for the user."""
     guards = " ".join(one.guard for one in again)
     if _SIZE.search(guards):
-        return "pad to a few sizes, as torchwise.shapes does by a rule that it proves, or keep the sizes constant."
+        return "pad to a few sizes, as torchwise.bucketing does by a rule that it proves, or keep the sizes constant."
     if re.search(r"mismatch|expected type", guards):
         return "give every call tensors of one dtype, device and rank, that need a gradient or do not."
     if "GLOBAL_STATE" in guards or ".training ==" in guards:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchwise.diagnose.findings.evidence import Evidence
-from torchwise.diagnose.saving import share_saved_anywhere
+from torchwise.diagnose.relative_saving import share_saved_anywhere
 from torchwise.plan import EAGER
+from torchwise.records.compile_events import FallbackKind
 from torchwise.records.explanation import Finding, price_of
-from torchwise.records.watched import FallbackKind
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:

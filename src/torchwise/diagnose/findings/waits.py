@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
-from torchwise.diagnose.observed import Wait
+from torchwise.diagnose.op_trace import Wait
 from torchwise.plan import Plan
 from torchwise.records.explanation import Finding, Price
 

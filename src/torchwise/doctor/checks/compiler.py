@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchwise.doctor.facts import Facts
 from torchwise.doctor.finding import Finding, bad, ok
+from torchwise.doctor.system_info import Facts
 
 INSTALL = "apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora, RHEL) or xcode-select --install (macOS)"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from torchwise.doctor.facts import Facts
 from torchwise.doctor.finding import Finding, ok, warn
+from torchwise.doctor.system_info import Facts
 from torchwise.doctor.threads import read_cost
 from torchwise.records.cores import describe_contention
 

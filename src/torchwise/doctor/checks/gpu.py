@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from torchwise.doctor.facts import Facts
 from torchwise.doctor.finding import Finding, bad, ok, warn
+from torchwise.doctor.system_info import Facts
 
 BUSY_MIB = 2048
 """GPU memory in use, in MiB, that must belong to another container if no process is visible."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchwise.doctor.facts import Facts
 from torchwise.doctor.finding import Finding, bad, ok, warn
+from torchwise.doctor.system_info import Facts
 
 OLDEST, NEWEST = (3, 11), (3, 14)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwise.doctor.disk import GIB, MIB, Folder
-from torchwise.doctor.facts import Facts
 from torchwise.doctor.finding import Finding, bad, ok, warn
+from torchwise.doctor.system_info import Facts
 
 MUCH, LITTLE = 2 * GIB, 256 * MIB
 """Free bytes below which space may run out while tuning, and below which it will."""

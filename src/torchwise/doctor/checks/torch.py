@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from torchwise.doctor.facts import Facts
 from torchwise.doctor.finding import Finding, bad, ok, warn
+from torchwise.doctor.system_info import Facts
 
 OLDEST, NEWEST = (2, 11), (2, 15)
 SUPPORTED = "Torchwise supports 2.11 to 2.15"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchwise.doctor.facts import Facts
 from torchwise.doctor.finding import Finding, Status, ok
+from torchwise.doctor.system_info import Facts
 
 OFF = ("", "0", "false", "False")
 

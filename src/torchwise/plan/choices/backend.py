@@ -1,7 +1,7 @@
 """The compiler that turns the model into kernels."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 register(
     Choice(

@@ -1,7 +1,7 @@
 """The part that becomes one CUDA graph, replayed by a single launch."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 PRINTS = ("prints", "the model prints or logs in its call, and a replay would not: take that out, or name the plan")
 _AGAIN = "a piece that is replayed once more, after another answer,"

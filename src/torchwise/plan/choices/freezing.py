@@ -1,7 +1,7 @@
 """Weights as constants of the compiled code."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 register(
     Choice(

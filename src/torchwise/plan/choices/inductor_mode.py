@@ -1,7 +1,7 @@
 """The modes of `torch.compile`, and the Inductor options that are worth a trial of their own."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 ON_INDUCTOR = (("backend", "inductor"),)
 
@@ -108,7 +108,7 @@ register(
         # beginning and the end of each kernel, which a profile counts as work. Time with over time without, measured on
         # one H200: 0.74 and 0.80 (100 captured Gross-Pitaevskii steps of 2.7 µs: plan-kernels-gross-pitaevskii and
         # beyond-modes of 2026-11-23 in benchmarks/results), 0.95 (relevance_amp, training: plan-kernels-relevance-amp).
-        # That was before each kernel waited first (`realize/dependent_launch.py`), which can only take from the gain.
+        # That was before each kernel waited first (`compile/pdl_waits.py`), which can only take from the gain.
         keeps=0.7,
     ),
     Choice(

@@ -1,7 +1,7 @@
 """Lower precision, which is never tried unless the user allows it."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 register(
     Choice(

@@ -1,7 +1,7 @@
 """How much of the model is compiled at once."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 register(
     Choice(

@@ -1,7 +1,7 @@
 """One compilation for every shape, or one for each."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 register(
     Choice(

@@ -3,7 +3,7 @@
 from torchwise.cgroups import cpu_quota
 from torchwise.environment import available_cpus
 from torchwise.plan.choice import ANY, Choice, register
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 # If compiling may take minutes, choices that compile nothing are tried before.
 LONG = ("repeats", "long")

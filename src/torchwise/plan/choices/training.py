@@ -2,7 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.choices.capture import PRINTS
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 STEP = "training_step"
 ON_INDUCTOR = (("backend", "inductor"), ("mode", "default"))

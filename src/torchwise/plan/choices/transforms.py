@@ -1,7 +1,7 @@
 """Rewrites of the model, and of the compiler's input."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.legality import Legality
+from torchwise.plan.numerics import Legality
 
 register(
     Choice(

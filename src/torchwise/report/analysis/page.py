@@ -7,8 +7,8 @@ from typing import Any
 
 from torchwise.records.analysis import Analysis
 from torchwise.records.answer import Answer
-from torchwise.report import facts
 from torchwise.report import format as show
+from torchwise.report import summary
 from torchwise.report.analysis.phases import asked_for, inconclusive_saving, phases, speedup_of
 from torchwise.report.analysis.plots import plots
 from torchwise.report.analysis.steps import next_steps, notes
@@ -34,7 +34,7 @@ def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
         TEMPLATE,
         analysis=analysis,
         target=analysis.workload.target,
-        when=facts.when(analysis.created_at),
+        when=summary.when(analysis.created_at),
         asked=asked_for(analysis),
         trust=analysis.judge_trust(),
         answer=analysis.answer,
@@ -43,16 +43,16 @@ def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
         figures=_figures(analysis),
         phases=phases(analysis),
         plots=plots(analysis),
-        checks=facts.checked(analysis.trial.verdict),
+        checks=summary.checked(analysis.trial.verdict),
         traceback=analysis.trial.failure.traceback if analysis.trial.failure else "",
         notes=notes(analysis),
         steps=next_steps(analysis, store),
-        environment=facts.machine(analysis.environment),
+        environment=summary.machine(analysis.environment),
         inputs=[("Model", analysis.inspection.description), *(("Inputs", line) for line in analysis.inspection.inputs)],
     )
 
 
-def _figures(analysis: Analysis) -> list[facts.Fact]:
+def _figures(analysis: Analysis) -> list[summary.Fact]:
     """Return the figures of the first panel, or none for a plan that was not verified."""
     if not analysis.trial.is_proven or analysis.plan.is_eager:
         return []
@@ -62,7 +62,7 @@ def _figures(analysis: Analysis) -> list[facts.Fact]:
         return [("speed-up", show.speedup(analysis.speedup))]
     found: list[tuple[str, Any]] = [
         ("speed-up", show.speedup(analysis.speedup)),
-        ("pays back after", facts.break_even(analysis.break_even_calls) if is_figure else show.NONE),
+        ("pays back after", summary.break_even(analysis.break_even_calls) if is_figure else show.NONE),
         (
             f"saved over {show.counted(analysis.workload.calls, 'call')}",
             show.seconds(analysis.saved_s) if is_figure else inconclusive_saving(analysis),

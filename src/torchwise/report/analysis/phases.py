@@ -8,8 +8,8 @@ from torchwise.records import Interval, Outcome
 from torchwise.records.analysis import MARGIN, Analysis, Batch, BatchFigures, Consistency
 from torchwise.records.answer import Answer, exceeds
 from torchwise.report import format as show
-from torchwise.report.facts import Fact, break_even, checked, time_parts
-from torchwise.report.rows import verdict_word
+from torchwise.report.summary import Fact, break_even, checked, time_parts
+from torchwise.report.trial_table import verdict_word
 
 ROUND_CALLS = (1, 100, 10_000, 1_000_000)
 """Numbers of calls in a table of costs, besides the expected number."""

@@ -16,8 +16,8 @@ from torchwise.report import format as show
 from torchwise.report import layout
 from torchwise.report.analysis.phases import Phase, Table, asked_for, phases
 from torchwise.report.analysis.steps import next_steps, notes
-from torchwise.report.facts import place
 from torchwise.report.layout import hanging, listed
+from torchwise.report.summary import place
 from torchwise.report.terminal import commands
 
 

@@ -1,6 +1,6 @@
 """Reports on a benchmark, from its records alone: table, summary, plots, files, and comparison of two benchmarks."""
 
-from torchwise.report.bench.compared import render_comparison
+from torchwise.report.bench.comparison import render_comparison
 from torchwise.report.bench.export import check_exportable, export, read_benchmark
 from torchwise.report.bench.page import render_bench_html, write_bench_html
 from torchwise.report.bench.plots import write_plots

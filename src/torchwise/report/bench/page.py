@@ -7,11 +7,11 @@ from pathlib import Path
 from torchwise.records.answer import Reliability
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.scale import trust_of
-from torchwise.report import facts
+from torchwise.report import summary
 from torchwise.report.bench.summary import sentences, summarize
 from torchwise.report.bench.table import LEGEND, blocks
 from torchwise.report.bench.terminal import place
-from torchwise.report.bench.themed import plots
+from torchwise.report.bench.themed_plots import plots
 from torchwise.report.commands import Step
 from torchwise.report.json_export import write_whole
 from torchwise.report.template import render
@@ -38,7 +38,7 @@ def render_bench_html(benchmark: Benchmark) -> str:
     )
     return render(
         TEMPLATE,
-        when=facts.when(benchmark.created_at),
+        when=summary.when(benchmark.created_at),
         place=place(benchmark),
         trust=trust,
         is_told=trust is not None and trust.reliability is not Reliability.UNUSABLE,
@@ -48,5 +48,5 @@ def render_bench_html(benchmark: Benchmark) -> str:
         legend=LEGEND,
         plots=plots(benchmark),
         steps=[compare],
-        environment=facts.machine(benchmark.environment),
+        environment=summary.machine(benchmark.environment),
     )

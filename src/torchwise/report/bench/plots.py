@@ -11,7 +11,7 @@ from torchwise.records.scale import Scale, Scaled, scale_of
 from torchwise.report import format as show
 from torchwise.report.bench.drawing import Group, Mark, Picture, draw
 from torchwise.report.bench.table import OURS
-from torchwise.report.facts import place
+from torchwise.report.summary import place
 from torchwise.workload import WorkloadSpec
 
 BEST_OTHER = "best other"

@@ -11,7 +11,7 @@ from torchwise.records.measurement import NOT_COLD
 from torchwise.records.processes import is_level_across
 from torchwise.records.scale import Scale, Scaled, scale_of
 from torchwise.report import format as show
-from torchwise.report.facts import hot_and_cold
+from torchwise.report.summary import hot_and_cold
 from torchwise.workload import WorkloadSpec
 
 OURS = "torchwise"

@@ -13,9 +13,9 @@ from torchwise.report import format as show
 from torchwise.report import layout
 from torchwise.report.bench.summary import sentences, summarize
 from torchwise.report.bench.table import LEGEND, Block, Line, blocks
-from torchwise.report.facts import place as on
-from torchwise.report.facts import when
 from torchwise.report.layout import Column, hanging, listed
+from torchwise.report.summary import place as on
+from torchwise.report.summary import when
 
 WIDE, MEDIUM = 124, 80
 """Columns from which every figure fits into the table, and from which all but costs and memory do."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from torchwise.records.explanation import Explanation
-from torchwise.report import facts
-from torchwise.report.explain import words
+from torchwise.report import summary
+from torchwise.report.explain import text
 from torchwise.report.explain.plots import plots
 from torchwise.report.json_export import write_json, write_whole
 from torchwise.report.template import Theme, render, render_part
@@ -29,21 +29,21 @@ def _context(explanation: Explanation, store: str | None = None) -> dict[str, An
     explanation = explanation.settled()
     return {
         "told": explanation,
-        "headline": words.headline(explanation),
+        "headline": text.headline(explanation),
         "trust": explanation.trust,
-        "order": words.order(explanation),
-        "place": words.place(explanation),
-        "execution": words.execution(explanation),
-        "capturable": words.capturable(explanation),
-        "price": words.price,
-        "gains": words.gains,
-        "tried": words.tried,
-        "links": words.links,
-        "nothing": words.NOTHING,
+        "order": text.order(explanation),
+        "place": text.place(explanation),
+        "execution": text.execution(explanation),
+        "capturable": text.capturable(explanation),
+        "price": text.price,
+        "gains": text.gains,
+        "tried": text.tried,
+        "links": text.links,
+        "nothing": text.NOTHING,
         "plots": plots(explanation),
-        "kernels": [words.cells(kernel) for kernel in explanation.kernels],
-        "steps": words.next_steps(explanation, store),
-        "environment": facts.machine(explanation.environment),
+        "kernels": [text.cells(kernel) for kernel in explanation.kernels],
+        "steps": text.next_steps(explanation, store),
+        "environment": summary.machine(explanation.environment),
     }
 
 

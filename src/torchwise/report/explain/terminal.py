@@ -12,8 +12,8 @@ from rich.text import Text
 from torchwise.records.explanation import Explanation, Finding, Kernel
 from torchwise.report import format as show
 from torchwise.report import layout
-from torchwise.report.explain import words
-from torchwise.report.explain.words import (
+from torchwise.report.explain import text as explain_text
+from torchwise.report.explain.text import (
     NOTHING,
     capturable,
     cells,
@@ -55,7 +55,7 @@ def render_explanation(explanation: Explanation, store: str | None = None) -> Re
 
 
 def _finding(number: int, one: Finding) -> RenderableType:
-    style = "green" if words.gains(one.price) else "yellow"
+    style = "green" if explain_text.gains(one.price) else "yellow"
     lines: list[RenderableType] = [
         Text.assemble((f"{number}. {show.plain(one.title)}", "bold"), "  ", (price(one.price), style))
     ]
@@ -65,7 +65,7 @@ def _finding(number: int, one: Finding) -> RenderableType:
             lines.append(_hanging(show.clipped(spot.excerpt, 200), indent=4, style="dim"))
     lines.append(_hanging(show.plain(one.cause)))
     lines.append(_hanging(show.plain(one.mend), "Mend: "))
-    lines += [_hanging(show.plain(words.tried(seen)), "Tried: ", "dim") for seen in one.tried]
+    lines += [_hanging(show.plain(explain_text.tried(seen)), "Tried: ", "dim") for seen in one.tried]
     if one.price:
         lines.append(_hanging(show.plain(one.price.how), "Price: ", "dim"))
     return Padding(Group(*lines), (0, 0, 1, 0))

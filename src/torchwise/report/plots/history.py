@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchwise.report import format as show
-from torchwise.report.facts import when
-from torchwise.report.judged import Change
 from torchwise.report.plots.plot import Plot
 from torchwise.report.plots.strips import height, name_strips, scale_time
 from torchwise.report.plots.svg import COLORS, MUTED, draw
+from torchwise.report.regression import Change
+from torchwise.report.summary import when
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

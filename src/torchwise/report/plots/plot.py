@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.records import Measurement, Study
-from torchwise.report.rows import Row, rows
+from torchwise.report.trial_table import Row, rows
 
 MOST = 12
 """Maximum candidates in one plot. The table of candidates holds the others."""

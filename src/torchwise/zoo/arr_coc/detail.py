@@ -12,7 +12,7 @@ import torch
 from torchwise.errors import WorkloadError
 from torchwise.workload import Example, Roofline, Workload
 from torchwise.zoo.arr_coc.windows import window_sum
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 
 LEAST, MOST = 64, 400
 """Tokens that a patch gets: 8×8 to 20×20 samples of it."""

@@ -17,7 +17,7 @@ from torchwise.zoo.arr_coc.detail import LEVELS, MEAN, allocate, blend, detail_f
 from torchwise.zoo.arr_coc.scenes import CHANNELS, image_of_scene
 from torchwise.zoo.arr_coc.scorers import Scorers, scorers_flops
 from torchwise.zoo.arr_coc.tension import TensionBalance, tension_flops
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 
 EXPANSION = 4
 """Width of the hidden layer of a block's perceptron, in widths."""

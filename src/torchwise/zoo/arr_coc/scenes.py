@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from torchwise.zoo.draws import Draws
+from torchwise.zoo.random_inputs import Draws
 
 CHANNELS = 3
 """Red, green and blue."""

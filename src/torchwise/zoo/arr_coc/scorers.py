@@ -16,7 +16,7 @@ from torch.nn import functional
 from torchwise.workload import Example, Roofline, Workload
 from torchwise.zoo.arr_coc.scenes import features_of_scene
 from torchwise.zoo.arr_coc.windows import window_sum
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 
 SCORES = 3
 """Information, salience, query: always in this order."""

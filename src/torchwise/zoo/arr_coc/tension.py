@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from torchwise.workload import Example, Roofline, Workload
 from torchwise.zoo.arr_coc.scorers import SCORES
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 
 STEADY = 1e-8
 """Added to the variance of a score over an image. The usual 1e-5 is as large as that of scores which sum to 1."""

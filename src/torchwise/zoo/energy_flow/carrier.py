@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from torchwise.workload import Example, Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.energy_flow.life import DIVISION, LIFESPAN, MATURITY, MODES, RETENTION, level_of
 from torchwise.zoo.energy_flow.neuron import NEURON_WIDTH
 from torchwise.zoo.energy_flow.storage import LAYERS, draw_state
 from torchwise.zoo.energy_flow.work import bytes_of, of_module
+from torchwise.zoo.random_inputs import Request
 
 STRIDE = 0.05
 """Farthest that a flow moves along an axis in one step."""

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from torchwise.workload import Example, Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.energy_flow.life import CYCLE, MODES
 from torchwise.zoo.energy_flow.work import of_module
+from torchwise.zoo.random_inputs import Request
 
 SURFACE = -1.0
 """The plane z = SURFACE on which flows start."""

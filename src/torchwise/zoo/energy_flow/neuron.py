@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from torchwise.workload import Example, Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.energy_flow.life import MODES
 from torchwise.zoo.energy_flow.storage import draw_state
 from torchwise.zoo.energy_flow.work import of_module
+from torchwise.zoo.random_inputs import Request
 
 ENCODED = 8
 """Features that a position is encoded in."""

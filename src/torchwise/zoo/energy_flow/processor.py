@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from torchwise.workload import Example, Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.energy_flow.step import FusedStep, Statistics, Stepped, step_flops
 from torchwise.zoo.energy_flow.storage import FREE, FlowState, FlowStorage, draw_storage, live_in, take
 from torchwise.zoo.energy_flow.work import bytes_of, of_module
+from torchwise.zoo.random_inputs import Request
 
 
 class Processed(NamedTuple):

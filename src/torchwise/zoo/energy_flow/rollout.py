@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from torchwise.workload import Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.energy_flow.processor import DynamicProcessor, PaddedProcessor, Processor, storage_examples
 from torchwise.zoo.energy_flow.step import FusedStep, step_flops
 from torchwise.zoo.energy_flow.storage import FlowStorage, live_in
 from torchwise.zoo.energy_flow.work import bytes_of, of_module
+from torchwise.zoo.random_inputs import Request
 
 
 class Rolled(NamedTuple):

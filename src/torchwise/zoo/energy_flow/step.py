@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from torchwise.workload import Example, Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.energy_flow.carrier import EnergyCarrier
 from torchwise.zoo.energy_flow.carrier import pointwise_flops as carrier_flops
 from torchwise.zoo.energy_flow.life import survives
@@ -17,6 +16,7 @@ from torchwise.zoo.energy_flow.neuron import POINTWISE_FLOPS as NEURON_FLOPS
 from torchwise.zoo.energy_flow.neuron import SimpleNeuron
 from torchwise.zoo.energy_flow.storage import FlowState, draw_state
 from torchwise.zoo.energy_flow.work import bytes_of, of_module
+from torchwise.zoo.random_inputs import Request
 
 
 class Statistics(NamedTuple):

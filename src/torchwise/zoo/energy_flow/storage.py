@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Draws, Request
 from torchwise.zoo.energy_flow.life import CYCLE, LIFESPAN, MODES
 from torchwise.zoo.energy_flow.work import bytes_of
+from torchwise.zoo.random_inputs import Draws, Request
 
 LAYERS = 2
 """Layers of the carrier's GRU, each with a hidden state."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from torchwise.workload import Roofline
-from torchwise.workload.trees import tensors
+from torchwise.workload.pytree import tensors
 
 
 def bytes_of(tree: Any) -> int:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from torchwise.errors import WorkloadError
-from torchwise.zoo.draws import Draws, Request
+from torchwise.zoo.random_inputs import Draws, Request
 
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 

@@ -14,8 +14,8 @@ import math
 import torch
 
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.ivhl.complexes import complex_dtype, complex_normal
+from torchwise.zoo.random_inputs import Request
 
 MASS_SQUARED = -0.5
 """m²."""

@@ -11,8 +11,8 @@ import functools
 import torch
 
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.ivhl.complexes import complex_dtype, complex_normal
+from torchwise.zoo.random_inputs import Request
 
 
 def entanglement_entropy(states: torch.Tensor, left: int) -> torch.Tensor:

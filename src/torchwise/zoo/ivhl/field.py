@@ -14,8 +14,8 @@ import math
 import torch
 
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.ivhl.complexes import complex_dtype
+from torchwise.zoo.random_inputs import Request
 
 WAVE_NUMBER = 12.5
 """k in rad/m: a wavelength of about 0.5 m. It is exact in every binary float, so that no dtype rounds it."""

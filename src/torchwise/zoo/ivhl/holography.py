@@ -17,9 +17,9 @@ import math
 from collections.abc import Sequence
 
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.ivhl.complexes import complex_dtype, complex_normal
 from torchwise.zoo.ivhl.network import Legs, TensorNetwork, flops_of, greedy_path
+from torchwise.zoo.random_inputs import Request
 
 SIDES = 5
 """Sides of a tile, and vertices of the complete graph of the tetrahedra in a 4-simplex."""

@@ -13,8 +13,8 @@ import math
 import torch
 
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Draws, Request
 from torchwise.zoo.ivhl.complexes import complex_dtype, complex_normal, exact_draws
+from torchwise.zoo.random_inputs import Draws, Request
 
 
 def mera_layer(tensors: torch.Tensor, disentanglers: torch.Tensor, isometries: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,8 @@ import functools
 import torch
 
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Request
 from torchwise.zoo.ivhl.complexes import exact_draws
+from torchwise.zoo.random_inputs import Request
 
 CHANCES = 1 << 20
 """Number of equal parts of the interval [0, 1) for random numbers and for g²."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 
 MOTION = 4
 """x, y, and the velocities along them."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.tutorial.inputs import mirrored_examples, normal_examples
 
 KNOTS = (-1.0, -0.5, 0.0, 0.5, 1.0)

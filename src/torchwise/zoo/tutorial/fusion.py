@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from torchwise.workload import Roofline, Workload
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.tutorial.inputs import normal_examples
 
 

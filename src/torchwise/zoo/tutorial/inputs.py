@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchwise.workload import Example
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 
 
 def normal_examples(request: Request, shape: tuple[int, ...], seed: int) -> tuple[Example, ...]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torchwise.workload import Roofline, Workload
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.tutorial.inputs import normal_examples
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import Example, Roofline, Workload
-from torchwise.zoo.draws import Request
+from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.tutorial.inputs import normal_examples
 
 LAYERS = 6

@@ -1,0 +1,157 @@
+"""From a decision to an artifact: its plan is compiled once more, in a process of its own, into an empty folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchwise import __version__, environment
+from torchwise.artifact import caches, package
+from torchwise.artifact.build import Build, Built
+from torchwise.artifact.folder import Folder
+from torchwise.artifact.manifest import Info, Manifest
+from torchwise.artifact.remote_files import is_folder, is_url, shown
+from torchwise.errors import InputError, StalePlanError, UnsupportedError
+from torchwise.records import Decision, Failure, codec
+from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
+from torchwise.workload import Example, Workload
+from torchwise.workload.target import check_form
+from torchwise.workload.user_inputs import given
+
+LIMIT_S = 1800.0
+
+
+def save(
+    path: str | Path,
+    model: Callable[..., Any] | Workload | str,
+    decision: Decision,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    examples: Sequence[Example] | None = None,
+    limit_s: float = LIMIT_S,
+    limit_bytes: int | None = None,
+    launcher: Launcher | None = None,
+) -> Info:
+    """Write a decision and the code compiled for it to one file, or into a folder for a fleet.
+
+    A worker compiles the plan as it will be used. Another worker then starts it once more from the first one's results,
+    and the manifest holds the cost of that start. Nothing is compiled in this process, and the model is not changed.
+
+    Args:
+        path: the file, or the URL of a folder, such as s3://bucket/models, where each machine finds its own (`folder`).
+            An existing artifact is replaced when the new one is complete.
+        model: the subject of the decision: a module, a function, a `Workload`, or the target.
+        decision: result of `tune`, on this machine.
+        args: example arguments that the plan was verified on, a tuple (or one tensor), not for a target or Workload.
+        kwargs: example keyword arguments.
+        examples: several examples, in place of `args`.
+        limit_s: seconds that each worker may take.
+        limit_bytes: for a folder, the maximum total size of all artifacts in it. The least recently used are removed,
+            but never the one just saved. None removes nothing.
+        launcher: where the workers run; by default processes on this machine.
+
+    Raises:
+        InputError: an argument cannot be used, or the file cannot be written.
+        StalePlanError: the decision was made for another machine, another software or another model.
+        UnsupportedError: the plan cannot be compiled, or does not answer these examples. Or a library for the URL is
+            missing.
+    """
+    folder = _folder(path, limit_bytes)
+    Decision.from_json(decision.to_json())  # data that cannot be read again is refused before minutes are spent
+    workload = _workload(model, args, kwargs, examples)
+    _check_holds(workload, decision)
+    if folder is not None:
+        folder.prepare(decision)
+    made, data = _made(workload, decision, launcher or ProcessLauncher(), limit_s)
+    if folder is None:
+        package.put(Path(path), data)
+    else:
+        folder.save(decision, data, limit_bytes)
+    return made
+
+
+def _folder(path: str | Path, limit_bytes: int | None) -> Folder | None:
+    """Return the folder that a URL names, or None for a file.
+
+    Raises:
+        InputError: the file cannot be written, or the arguments do not fit together.
+    """
+    if is_url(path):
+        if not is_folder(path):
+            raise InputError(f"{shown(path)} names a file, but must name a folder: in it, each machine has its own")
+        if limit_bytes is not None and limit_bytes < 1:
+            raise InputError(f"limit_bytes is {limit_bytes}, but must be at least 1")
+        return Folder(str(path))
+    if limit_bytes is not None:
+        raise InputError(f"limit_bytes is {limit_bytes}, but {path} is one file: a limit is for a folder, given by URL")
+    if not (parent := Path(path).resolve().parent).is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {parent}")
+    return None
+
+
+def _made(workload: Workload | str, decision: Decision, launcher: Launcher, limit_s: float) -> tuple[Info, bytes]:
+    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as source, own_caches() as folder:
+        job = _job(workload, decision, source, folder)
+        cold, warm = _built(job, decision, launcher, limit_s)
+        manifest = Manifest(
+            __version__,
+            environment.detect(decision.workload.device),
+            {},
+            cold.checks,
+            cold.seconds,
+            warm.seconds if warm else None,
+            warm.compiled if warm else 0,
+        )
+        return package.pack(manifest, decision, caches.collect(Path(folder)))
+
+
+def _workload(
+    model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None
+) -> Workload | str:
+    """Return a live workload, or the target. Raises as `given` does."""
+    from torchwise.runtime import unwrap
+
+    plain = model if isinstance(model, (str, Workload)) else unwrap(model)
+    return given(plain, args, kwargs, examples) or plain
+
+
+def _check_holds(workload: Workload | str, decision: Decision) -> None:
+    if isinstance(workload, str):
+        check_form(workload)
+        stale = "; ".join(decision.environment.differences(environment.detect(decision.workload.device)))
+    else:
+        from torchwise.runtime import stale_because
+
+        stale = stale_because(workload.call, decision) or ""
+    if stale:
+        raise StalePlanError(f"the decision is stale ({stale}): tune again, here")
+
+
+def _job(workload: Workload | str, decision: Decision, source: str, folder: str) -> Job:
+    job = Job("try", decision.workload, decision.plan, cache_dir=folder)
+    if isinstance(workload, str):
+        return replace(job, workload=replace(decision.workload, target=workload))
+    from torchwise.trial.loading import save as save_workload
+
+    file = str(Path(source, "model.pt"))
+    save_workload(workload, file)
+    return replace(job, source=file, settings=ProcessSettings.of_this_process())
+
+
+def _built(job: Job, decision: Decision, launcher: Launcher, limit_s: float) -> tuple[Built, Built | None]:
+    """Compile, and start once more. A plan without a compiler needs neither."""
+    if decision.plan.backend == "eager":
+        return Built(0.0, {}, 0), None
+    cold = _run(Build("compile", job, decision.to_json()), launcher, limit_s)
+    return cold, _run(Build("start", job, decision.to_json(), cold.checks), launcher, limit_s)
+
+
+def _run(build: Build, launcher: Launcher, limit_s: float) -> Built:
+    answer = launcher.run(build, Limits.of_this_machine(limit_s), lambda _stage: None)
+    if isinstance(answer, Failure):
+        raise UnsupportedError(f"there is nothing to save, because in a worker the plan {answer}")
+    return codec.from_json(answer, Built)

@@ -1,0 +1,83 @@
+"""Call a plan once before the program does, without using the program's random numbers.
+
+The first call loads kernels and initialises libraries. For a convolutional net on an H200 this takes 70 ms, which a
+request would wait for. A model that draws random numbers needs care: after a seed, the program would get other numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchwise.compile import Backend, compile_plan, private
+from torchwise.compile.io_casts import Edge
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.workload import Workload
+
+MODES = ("torch.utils._python_dispatch", "_push_mode"), ("torch.utils._python_dispatch", "_pop_mode")
+
+
+def call_undrawn(call: Callable[..., Any], plan: Plan, backend: Backend, workload: Workload, device: str) -> None:
+    """Call `plan` on each example with a separate random generator, and discard the answers.
+
+    Raises:
+        UnsupportedError: the plan must run the original first, or an operator draws and takes no generator.
+        Exception: any error of the plan.
+    """
+    if Edge.is_needed(plan):  # it would run the original and rewind the generators under the program's draws
+        raise UnsupportedError(f"plan {plan} runs the model as it is before its first call")
+    realized = compile_plan(call, plan, workload.examples[0], device=device, mode="inference", backend=backend)
+    try:
+        for example in workload.examples:
+            given = example.clone()
+            with torch.no_grad(), drawing_apart(device):
+                realized.call(*given.args, **given.kwargs)
+    finally:
+        realized.close()
+
+
+@contextlib.contextmanager
+def drawing_apart(device: str) -> Iterator[None]:
+    """Give operators of this thread a separate generator.
+
+    Usually a mode is entered by `with`, which also tells other threads that one is active. Dynamo would then compile
+    nothing there. So the mode is only pushed on this thread's stack.
+
+    Raises:
+        UnsupportedError: (inside) an operator draws and takes no generator.
+    """
+    push, pop = (private.look_up("a call without drawing", name) for name in MODES)
+    push(_OwnGenerator(torch.Generator(device)))
+    try:
+        yield
+    finally:
+        pop()
+
+
+class _OwnGenerator(TorchDispatchMode):
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or _drops_nothing(func, args, kwargs):
+            return func(*args, **kwargs)
+        if func is torch.ops.aten.randint.low_out:  # Inductor's code seeds its kernels with it
+            func = torch.ops.aten.randint.low_generator_out
+        if not any(argument.name == "generator" for argument in func._schema.arguments):
+            raise UnsupportedError(f"{func} takes no generator of its own")
+        return func(*args, **{**kwargs, "generator": self._generator})
+
+
+def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operator draws only for dropout, as attention and RNNs do, and has no dropout."""
+    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    default = {argument.name: argument.default_value for argument in func._schema.arguments}
+    found = [{**default, **given}[name] for name in ("dropout_p", "dropout") if name in default]
+    return bool(found) and not any(found)

@@ -1,0 +1,90 @@
+"""The protocol between a program and the process that tunes for it: one line of JSON per message."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from torchwise.compile.aot import Code
+from torchwise.errors import InputError
+from torchwise.records import Decision
+from torchwise.study import Request
+
+Kind = Literal["searching", "promoted", "stays", "left", "failed", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order for a tuning process.
+
+    Attributes:
+        request: the request, at the first effort.
+        efforts: the tiers, one search each, the quickest first.
+        store: URL of the store, or None for the user's own.
+        path: the program's import path.
+    """
+
+    request: Request
+    efforts: tuple[str, ...]
+    store: str | None
+    path: tuple[str, ...]
+
+
+ExtraCalls = Literal["any", "undrawn", "none"]
+"""How a model may be called besides its program's own calls.
+
+"any" means freely. "undrawn" means without drawing random numbers, which are the program's. "none" means not at all, as
+the model keeps state.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A message about the tuning's progress.
+
+    Attributes:
+        kind: "searching" (a tier), "promoted" (a plan), "stays" (the current plan remains), "left" (a plan is
+            rejected), "failed" or "done". A plan is left if it cannot be carried over, or is not verified or not
+            faster.
+        text: a sentence for the user.
+        decision: the promoted plan's decision, as JSON.
+        file: the file of its code, or "" for a plan that compiles nothing.
+        sha256: SHA-256 of that file.
+        checks: results of the checks of instruction sets (`torchwise.compile.cpu_isa_cache`).
+        extra_calls: how the model may be called besides the program's own calls.
+    """
+
+    kind: Kind
+    text: str
+    decision: str = ""
+    file: str = ""
+    sha256: str = ""
+    checks: dict[str, bool] = field(default_factory=dict)
+    extra_calls: ExtraCalls = "none"
+
+    def decided(self) -> Decision:
+        """Return the promoted plan's decision."""
+        return Decision.from_json(self.decision)
+
+
+def write_code(file: Path, codes: list[Code]) -> str:
+    """Write ahead-of-time compiled code, and return the file's SHA-256."""
+    data = msgspec.msgpack.encode(codes)
+    file.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_code(file: Path, sha256: str) -> list[Code]:
+    """Read a file of `write_code` from this program's own folder.
+
+    Raises:
+        InputError: the file changed since it was written.
+    """
+    data = file.read_bytes()
+    if (found := hashlib.sha256(data).hexdigest()) != sha256:
+        raise InputError(f"{file} hashes to {found[:12]}…, but {sha256[:12]}… was written: its code is not loaded")
+    return msgspec.msgpack.decode(data, type=list[Code])

@@ -1,0 +1,190 @@
+"""The worker's side: build, verify and time one contender on one target against eager, or two against each other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchwise.bench.contenders import Setting, known
+from torchwise.bench.contenders.torchwise import check_served
+from torchwise.bench.job import Contest
+from torchwise.compile import compile_plan
+from torchwise.plan import Plan
+from torchwise.records import Costs, Decision, Measurement, Outcome, Verdict
+from torchwise.records.benchmark import Performance
+from torchwise.trial.error_origin import judged
+from torchwise.trial.harness import Arena, Calls
+from torchwise.trial.job import COLD_STAGE, Restart
+from torchwise.verify import StepSubject, Subject, verify, verify_step
+from torchwise.verify.first_calls import FirstAnswer, very_first
+from torchwise.verify.inputs import draws
+from torchwise.verify.retained_outputs import check_held
+from torchwise.verify.step import check_held_loss
+from torchwise.verify.step_runner import Trainee
+from torchwise.workload import Workload, pytree
+from torchwise.workload.identity import structure
+from torchwise.workload.train_step import TrainStep
+
+
+def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
+    """Build the contender with empty caches, verify it, alternate timings with eager, and measure its memory."""
+    ring = _Ring(contest)
+    with ring.arena.gradients():
+        stage("compile")
+        call = ring.build(contest.contender)
+        candidate = ring.arena.runners(call)
+        first = ring.keeping(candidate)
+        cold = ring.built_s + ring.arena.first_calls(list(first))
+        stage("verify")
+        verdict, overwrites = ring.judge(call, first)
+        stage("measure")
+        measurement = ring.measure(candidate, ring.arena.eager)
+        own, eager = ring.arena.memory(candidate)
+        check_served(call)
+        measurement = ring.with_cold(measurement, candidate, stage)
+    costs, workload = Costs(cold, peak_memory=own, baseline_peak_memory=eager), ring.arena.workload
+    return Performance(costs, verdict, measurement, overwrites, _dtype(workload), workload.roofline)
+
+
+def warm(contest: Contest, stage: Callable[[str], None]) -> Restart:
+    """Build the contender from warm caches in this fresh process, and time it against eager once more."""
+    ring = _Ring(contest)
+    with ring.arena.gradients():
+        stage("warm compile")
+        candidate = ring.arena.runners(ring.build(contest.contender))
+        warm_s = ring.built_s + ring.arena.first_calls(candidate)
+        stage("measure")
+        return Restart(warm_s, ring.with_cold(ring.measure(candidate, ring.arena.eager), candidate, stage))
+
+
+def duel(contest: Contest, stage: Callable[[str], None]) -> Measurement:
+    """Time the contender against its rival in alternation."""
+    ring = _Ring(contest)
+    with ring.arena.gradients():
+        stage("compile")
+        sides = [ring.arena.runners(ring.build(name)) for name in (contest.contender, contest.rival)]
+        for side in sides:
+            ring.arena.first_calls(side)
+        stage("measure")
+        return ring.measure(*sides)
+
+
+class _Ring:
+    """An arena that builds contenders by name."""
+
+    def __init__(self, contest: Contest) -> None:
+        self._contest = contest
+        self.arena = Arena(contest.job)
+        self.built_s = 0.0
+        self._trainee: Trainee | None = None
+
+    def build(self, name: str) -> Callable[..., Any]:
+        """Build a contender. The build time counts as part of its first call."""
+        built: list[Callable[..., Any]] = []
+        workload, setting = self.arena.workload, self._contest.setting
+
+        def make(call: Callable[..., Any]) -> Callable[..., Any]:
+            self.built_s = self.arena.once(
+                lambda: built.append(known()[name].build(replace(workload, call=call), setting))
+            )
+            return built[-1]
+
+        if workload.step:
+            self._trainee = Trainee(workload.step, make)
+            return self._trainee.call
+        return make(workload.call)
+
+    def keeping(self, calls: Calls) -> list[FirstAnswer]:
+        """Wrap each call to keep its first answer."""
+        return [FirstAnswer(call, self._trainee.made if self._trainee else None) for call in calls]
+
+    def judge(self, call: Callable[..., Any], first: Sequence[FirstAnswer] = ()) -> tuple[Any, bool]:
+        """Verify copies of the answers. Whether a caller may keep an answer is checked separately."""
+        workload, job = self.arena.workload, self._contest.job
+        if self._trainee is not None:
+            return self._judge_step(self._trainee, first)
+        eager = Subject(
+            workload,
+            workload.call,
+            workload.call,
+            stochastic="stochastic" in job.traits,
+            training=self.arena.mode == "training",
+        )
+        seen = [answer.seen for answer in first]
+        care = {"extra_draws": job.effort.extra_draws, "noise_budget_s": job.effort.noise_s}
+        verdict = judged(
+            lambda: verify(replace(eager, candidate=_copying(call), first=seen), **care),  # type: ignore[arg-type]
+            lambda: verify(eager, **care),  # type: ignore[arg-type]
+        )
+        inputs = draws(workload, 1)
+        held = check_held(call, workload.call, inputs[0], inputs[-1])
+        return verdict, held.outcome is not Outcome.PASS
+
+    def _judge_step(self, trainee: Trainee, first: Sequence[FirstAnswer]) -> tuple[Verdict, bool]:
+        job, setting, contender = self._contest.job, self._contest.setting, known()[self._contest.contender]
+        workload, device = self.arena.workload, self.arena.device
+        precision = Decision.from_json(setting.decision).plan.precision if setting.decision else "native"
+
+        def eager_at_precision(step: TrainStep) -> Callable[..., Any]:
+            plan = Plan(precision=precision)
+            return compile_plan(step, plan, workload.examples[0], device=device, mode="training").call
+
+        scales = precision == "autocast_fp16" or trainee.step.scaler is not None  # the scaler may skip the first step
+        copied = copy.copy(trainee)
+        copied.call = _copying(trainee.call)
+        subject = StepSubject(
+            workload,
+            copied,
+            lambda step: contender.build(replace(workload, call=step), _fitting(setting, step)),
+            eager_at_precision if precision != "native" else None,
+            precision,
+            stochastic="stochastic" in job.traits,
+            first=None if scales else very_first(first),
+        )
+        verdict = verify_step(subject, extra_draws=job.effort.extra_draws, noise_budget_s=job.effort.noise_s)
+        return verdict, check_held_loss(trainee, draws(workload, 1)).outcome is not Outcome.PASS
+
+    def measure(self, candidate: Calls, baseline: Calls) -> Measurement:
+        """Time two sides. The device's own timings are dropped, as the record holds many rows."""
+        found = self.arena.measure(candidate, baseline)
+        return replace(found, candidate_device_s=(), baseline_device_s=())
+
+    def with_cold(self, found: Measurement, candidate: Calls, stage: Callable[[str], None]) -> Measurement:
+        """Also time the candidate against eager with cold processor caches, if requested."""
+        if not self._contest.job.cold:
+            return found
+        stage(COLD_STAGE)
+        return self.arena.with_cold(found, candidate, self.arena.eager)
+
+
+def _fitting(setting: Setting, step: TrainStep) -> Setting:
+    """Adapt the setting's decision to another copy of the step, which may have its dropout turned off."""
+    if not setting.decision:
+        return setting
+    decision = replace(Decision.from_json(setting.decision), structure=structure(step))
+    return replace(setting, decision=decision.to_json())
+
+
+def _copying(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `call` to copy its answers, before a later call can overwrite them."""
+
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        return pytree.map_tensors(lambda t: t.clone(), call(*args, **kwargs))
+
+    return copied
+
+
+def _dtype(workload: Workload) -> str:
+    """Return the dtype of the workload's weights, or else of its inputs, or the real dtype of complex ones."""
+    import torch
+
+    if workload.step and workload.step.autocast:
+        return str(workload.step.autocast).removeprefix("torch.")
+    module, example = workload.module, workload.examples[0]
+    tensors: list[torch.Tensor] = list(module.parameters()) if module is not None else []
+    tensors += example.tensors()
+    found = next((t for t in tensors if t.is_floating_point() or t.is_complex()), None)
+    dtype = torch.get_default_dtype() if found is None else found.dtype
+    return str(dtype.to_real()).removeprefix("torch.")

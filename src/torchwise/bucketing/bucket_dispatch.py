@@ -1,0 +1,76 @@
+"""Run a bucket's plan, or else the original on the unpadded call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchwise.bucketing.padding_check import Proof
+from torchwise.records import Decision
+from torchwise.runtime import Dispatcher, Statistics
+from torchwise.runtime.signature_match import ranks
+from torchwise.workload import Example
+from torchwise.workload.identity import describe_example
+
+UNLIKE = "padding was proven on calls with other arguments, types or values: prove it with such an example"
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class AsItCame:
+    """An answer of the original to the unpadded call, which must not be cut."""
+
+    answer: Any
+
+
+class Route(Dispatcher):
+    """Answers padded calls by a plan, if their arguments, dtypes, ranks and values are of the verified kind.
+
+    Args:
+        original: as for `Dispatcher`.
+        decision: as for `Dispatcher`.
+        proof: the verification of padding.
+        canary: as for `Dispatcher`.
+        statistics: as for `Dispatcher`.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        decision: Decision,
+        proof: Proof,
+        *,
+        canary: int | None,
+        statistics: Statistics,
+    ) -> None:
+        super().__init__(original, decision, canary=canary, statistics=statistics)
+        self._kind = ranks(describe_example(proof.example))
+        self._here = threading.local()
+        self._changed = _is_looked_at_before
+
+    def instead_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], more: tuple[Any, ...], named: Any) -> Any:
+        """Answer a padded call by the plan, or return `AsItCame` with the original's answer to the unpadded call."""
+        self._here.came = (args, kwargs)
+        try:
+            return self(*more, **named)
+        finally:
+            self._here.came = None
+
+    def _original(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        came: Call | None = getattr(self._here, "came", None)
+        if came is None:
+            return super()._original(reason, args, kwargs)
+        return AsItCame(super()._original(reason, *came))
+
+    def _unproven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        if ranks(describe_example(Example(args, kwargs))) != self._kind:
+            return UNLIKE
+        return super()._unproven(args, kwargs)
+
+
+def _is_looked_at_before() -> str | None:
+    """Replace the check for changes: `Buckets` makes the same check before each call comes here."""
+    return None

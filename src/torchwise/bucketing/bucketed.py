@@ -1,0 +1,116 @@
+"""Make a model pad to buckets, from a rule and observed sizes: verify the rule, tune plans, apply them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from torchwise.bucketing.buckets import MOST_BUCKETS, buckets_for, histogram_of
+from torchwise.bucketing.module import Bucketed, apply_buckets
+from torchwise.bucketing.padder import Padder
+from torchwise.bucketing.padding import Padding
+from torchwise.bucketing.padding_check import Proof, prove
+from torchwise.errors import InputError
+from torchwise.records import Decision
+from torchwise.runtime import unwrap
+from torchwise.workload import Example
+
+
+class Tuned(Protocol):
+    """The result of tuning, such as `torchwise.api.Study`."""
+
+    @property
+    def decision(self) -> Decision:
+        """The plan to apply, or none, and why."""
+
+
+def bucketed(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    padding: Padding,
+    sizes: Mapping[int, float] | Iterable[int],
+    buckets: Sequence[int] | None = None,
+    count: int = MOST_BUCKETS,
+    plan_per_bucket: bool = False,
+    canary: int | None = None,
+    tune: Callable[..., Tuned] | None = None,
+    **options: Any,
+) -> Bucketed:
+    """Return `model` with plans for a few sizes. Inputs of every size are padded to them.
+
+    The rule is verified first, on the model itself. Then plans are tuned on padded inputs of the most frequent sizes of
+    each bucket. The original answers inputs beyond the largest bucket. Call `warm_up` before the first request.
+
+    Args:
+        model: an `nn.Module` or a function.
+        args: example arguments, as long as the longest that will come.
+        kwargs: example keyword arguments.
+        padding: the rule.
+        sizes: observed sizes, as counts by size or one entry per call.
+        buckets: sizes to pad to, by default the `count` cheapest ones for `sizes`.
+        count: maximum number of buckets.
+        plan_per_bucket: tune one plan per bucket instead of one for all, which takes one search per bucket.
+        canary: as for `torchwise.apply`.
+        tune: replacement for `torchwise.tune`.
+        **options: as for `torchwise.tune`.
+
+    Raises:
+        InputError: the rule changes an answer, or an argument cannot be used.
+        BaselineError: the model raises at one of the sizes.
+    """
+    model, seen = unwrap(model), histogram_of(sizes)
+    buckets = buckets or buckets_for(within_reach(seen, padding), count)
+    proof = prove(model, args, kwargs, padding=padding, buckets=buckets)
+    decisions = tuned(model, proof, seen, tune or tuning(), plan_per_bucket=plan_per_bucket, **options)
+    return apply_buckets(model, decisions, proof, canary=canary, store=options.get("store"))
+
+
+def tuned(
+    model: Callable[..., Any],
+    proof: Proof,
+    seen: Mapping[int, float],
+    tune: Callable[..., Tuned],
+    *,
+    plan_per_bucket: bool,
+    **options: Any,
+) -> list[Decision]:
+    """Tune on padded inputs, for each bucket or once for all buckets."""
+    padder = Padder(model, proof.padding)
+    examples = [_typical(padder, proof, seen, bucket) for bucket in proof.buckets]
+    mixes = [[replace(example, weight=1.0)] for example in examples] if plan_per_bucket else [examples]
+    return [tune(model, examples=mix, **options).decision for mix in mixes]
+
+
+def tuning() -> Callable[..., Tuned]:
+    """Import and return `torchwise.tune`."""
+    from torchwise.api import tune
+
+    return tune
+
+
+def within_reach(seen: Mapping[int, float], padding: Padding) -> dict[int, float]:
+    """Return the sizes that the rule covers.
+
+    Raises:
+        InputError: there is none.
+    """
+    most = padding.most or max(seen)
+    found = {size: weight for size, weight in seen.items() if padding.least <= size <= most}
+    if not found:
+        raise InputError(
+            f"sizes from {min(seen)} to {max(seen)} came, but the rule pads from {padding.least} to {most}"
+        )
+    return found
+
+
+def _typical(padder: Padder, proof: Proof, seen: Mapping[int, float], bucket: int) -> Example:
+    """Return an example of a bucket's most frequent size, padded, with the weight of the whole bucket."""
+    smaller = max((b for b in proof.buckets if b < bucket), default=0)
+    within = {size: weight for size, weight in seen.items() if smaller < size <= bucket}
+    size = max(within, key=lambda size: within[size], default=bucket)
+    given = padder.resize(proof.example, size)
+    args, kwargs = padder.pad(given.args, dict(given.kwargs), bucket - size)
+    return Example(args, kwargs, sum(within.values()) or 1.0)

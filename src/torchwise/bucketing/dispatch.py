@@ -1,0 +1,213 @@
+"""Dispatch a call of any size: pad it to a bucket, run the bucket's plan, and cut the outputs back."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import is_autocast_enabled, is_grad_enabled
+
+from torchwise.bucketing.bucket_dispatch import AsItCame, Route
+from torchwise.bucketing.counts import Counts
+from torchwise.bucketing.padder import Padder
+from torchwise.bucketing.padding_check import Proof
+from torchwise.compile.guards.fast_module_guard import Reads
+from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.errors import InputError
+from torchwise.records import Decision
+from torchwise.runtime import Dispatcher, Statistics, stale_because
+from torchwise.workload.module_state import kept_state
+
+BEYOND = "the inputs are larger than the largest bucket"
+BELOW = "the inputs are smaller than what padding is proven for"
+GRADIENTS = "gradients are enabled, and padding is proven for answers alone: call it under torch.no_grad()"
+AUTOCAST = "autocast is enabled, and padding was proven without"
+CHANGED = "the model changed since padding was proven: prove it again"
+UNFIT = "the inputs do not fit the rule for padding"
+EAGER_HERE = "the decision for this bucket is to stay with eager, where padding would only cost"
+
+
+class Buckets(Dispatcher):
+    """Answers a call by the plan of the smallest bucket that fits it, or else by the original.
+
+    If a bucket's plan cannot answer a call, the original does, as in `Dispatcher`, always with the unpadded inputs. So
+    a call that padding was not verified for, such as one without its mask, is never padded.
+
+    Args:
+        original: the module or function.
+        decisions: one for each bucket, or one for all buckets.
+        proof: the rule's verification, for this model.
+        canary: as for `Dispatcher`.
+
+    Raises:
+        InputError: there are more or fewer decisions than buckets, or one is for training.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        decisions: Sequence[Decision],
+        proof: Proof,
+        *,
+        canary: int | None = None,
+    ) -> None:
+        if len(decisions) not in (1, len(proof.buckets)):
+            raise InputError(
+                f"there are {len(decisions)} decisions for {len(proof.buckets)} buckets, but there must be one for "
+                "each, or one for all"
+            )
+        if any(decision.workload.mode != "inference" for decision in decisions):
+            raise InputError("a decision is for training, but padding is proven for answers alone, not for gradients")
+        shared = Statistics()
+        served = {id(decision): _served(original, decision, proof, canary, shared) for decision in decisions}
+        leading = next((decision for decision in decisions if served[id(decision)]), decisions[0])
+        super().__init__(original, leading, stale_because(original, leading), statistics=shared)
+        self.canary = canary  # used by the routes
+        self.proof, self.decisions, self.counts = proof, tuple(decisions), Counts()
+        each = self.decisions if len(decisions) > 1 else self.decisions * len(proof.buckets)
+        self._routes = [served[id(decision)] for decision in each]
+        self._dispatchers = [dispatcher for dispatcher in served.values() if dispatcher is not None]
+        self._buckets, self._padder = proof.buckets, Padder(original, proof.padding)
+        self._least = proof.padding.least
+        self._watch = ModuleWatch(original if isinstance(original, torch.nn.Module) else None, self._reads)
+        self._looked = 0  # first calls until the last check of which attributes plans read
+        self._at_freeze: int | None = None  # first calls until the freeze
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as the original does."""
+        refusal = self._refusal or self._unprovable()
+        if refusal is not None:
+            return self._original(refusal, args, kwargs)
+        try:
+            size = self._padder.size_of(args, kwargs)
+        except Exception:  # an input may be of any kind, and raise on inspection
+            return self._original(UNFIT, args, kwargs)
+        place = bisect_left(self._buckets, size)
+        if place == len(self._buckets) or size < self._least:
+            return self._outside(size, args, kwargs)
+        bucket, route, counts = self._buckets[place], self._routes[place], self.counts
+        counts.sizes[size] += 1
+        if route is None:
+            return self._original(EAGER_HERE, args, kwargs)
+        if route.refusal is not None:
+            return self._original(route.refusal, args, kwargs)
+        counts.calls[bucket] += 1
+        counts.padding += bucket - size
+        counts.computed += bucket
+        if size == bucket:
+            return route(*args, **kwargs)
+        try:
+            more, named = self._padder.pad(args, kwargs, bucket - size)
+            answer = route.instead_of(args, kwargs, more, named)
+            if isinstance(answer, AsItCame):
+                return answer.answer
+            return self._padder.cut(answer, size, bucket)
+        except Exception as error:  # if padding led to an error, answer the unpadded call
+            return self._original(f"padding failed ({type(error).__name__})", args, kwargs)
+
+    def warm(self, bucket: int, calls: int) -> None:
+        """Call a bucket's plan on the example, resized to the bucket. Do nothing if the original serves the bucket.
+
+        The example and the model's buffers are left as they were.
+        """
+        route = self._routes[self._buckets.index(bucket)]
+        for _ in range(calls if route is not None and self._changed() is None else 0):
+            example = self._padder.resize(self.proof.example, bucket).clone()  # which the model may write to
+            with torch.no_grad(), kept_state(self.original, example.args, example.kwargs):
+                route(*example.args, **example.kwargs)  # type: ignore[misc]
+
+    def freeze(self) -> None:
+        """Stop compiling and capturing, in the plans of all buckets, and count any later compilation."""
+        super().freeze()
+        for dispatcher in self._dispatchers:
+            dispatcher.freeze()
+        self._at_freeze = self.statistics.first_calls
+
+    def unfreeze(self) -> None:
+        """Allow compiling and capturing again, in the plans of all buckets."""
+        super().unfreeze()
+        for dispatcher in self._dispatchers:
+            dispatcher.unfreeze()
+        self._at_freeze = None
+
+    def close(self, reason: str = "it was closed") -> None:
+        """Give up the plans of all buckets and free their memory. The original answers from now on."""
+        super().close(reason)
+        for dispatcher in self._dispatchers:
+            dispatcher.close(reason)
+
+    @property
+    def refusals(self) -> tuple[str | None, ...]:
+        """The reason why no plan may answer, or None, then the same for each bucket's plan."""
+        # The model changed since the verification, which a copy's own check would not notice.
+        return (
+            self._refusal or self._other_model(),
+            *(route.refusal if route is not None else None for route in self._routes),
+        )
+
+    def refuse(self, refusals: Sequence[str | None]) -> None:
+        """Give up the plans that the original of this copy had refused or given up."""
+        if refusals[0] is not None:
+            self.close(refusals[0])
+        for route, refusal in zip(self._routes, refusals[1:], strict=True):
+            if route is not None and refusal is not None:
+                route.close(refusal)
+
+    def counted(self) -> Counts:
+        """Return the counts, with compilations and captures since the freeze."""
+        since = self._at_freeze
+        self.counts.first_calls = None if since is None else self.statistics.first_calls - since
+        self.counts.compiles, self.counts.captures = self.statistics.compiles, self.statistics.captures
+        return self.counts
+
+    def _unprovable(self) -> str | None:
+        """Return why padding is not verified for the current state of the process and the model, or None."""
+        if is_grad_enabled():
+            return GRADIENTS
+        if is_autocast_enabled(self._device):
+            return AUTOCAST
+        return self._changed() or self._other_model()
+
+    def _other_model(self) -> str | None:
+        """Return that the model differs from the verified one, or None.
+
+        The location of its weights does not count, nor do attributes that no plan reads.
+        """
+        if not self._watch.changed():
+            if self._looked != self.statistics.first_calls:
+                self._looked = self.statistics.first_calls
+                self._watch.look()
+            return None
+        if not self._watch.moved():
+            return CHANGED
+        self._watch.look()
+        return None
+
+    def _reads(self) -> Reads | None:
+        """Return the attributes of the model that the plans depend on, or None if these may be any."""
+        found: dict[tuple[str, ...], set[str]] = {}
+        for dispatcher in self._dispatchers:
+            reads = dispatcher.realized.reads() if dispatcher.realized is not None else None
+            for path, names in (reads or {(): None}).items():
+                if names is None:
+                    return None
+                found.setdefault(path, set()).update(names)
+        return found or None
+
+    def _outside(self, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if size < self._least:
+            return self._original(BELOW, args, kwargs)
+        self.counts.beyond += 1
+        self.counts.sizes[1 << (size - 1).bit_length()] += 1
+        return self._original(BEYOND, args, kwargs)
+
+
+def _served(
+    original: Callable[..., Any], decision: Decision, proof: Proof, canary: int | None, statistics: Statistics
+) -> Route | None:
+    """Return the route of a decision, or None if it has no plan or is stale."""
+    if decision.plan.is_eager or stale_because(original, decision):
+        return None
+    return Route(original, decision, proof, canary=canary, statistics=statistics)

@@ -1,0 +1,290 @@
+"""Compiled ahead: a plan's code is made in one process and called in another, which never compiles.
+
+While one thread of a process compiles, Dynamo raises errors in the others' calls (torch 2.11). It tells them that they
+are compiling (2.13), and rewinds the random numbers that they draw. So a program that serves has its code made
+elsewhere.
+
+PyTorch's API for that is `torch.compile(...).aot_compile` and `torch.compiler.load_compiled_function`. The graph must
+not break. They store its code and its guards as bytes, and leave the weights to the module that is there.
+
+Dynamo leaves out guards that it cannot write down, on global variables above all. Global numbers and texts are compared
+here instead. If another guard asks for something that nothing else would notice, there is no such code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchwise.compile import private
+from torchwise.compile.backends.inductor import ahead_backend, while_compiling
+from torchwise.compile.guards.fast_module_guard import glance_at
+from torchwise.compile.guards.guard_bypass import Aimed, Straight, aim, fast_path
+from torchwise.compile.signature import Signature, overlap_in, signature_of
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.plan.rules import CUDA_GRAPH_MODES
+
+_GLOBAL = re.compile(r"G\['(?:__import_(?P<module>\w+)'\]\.(?P<name>\w+)|(?P<own>\w+)'\])")
+UNWRITABLE = ("torch._dynamo.guards", "CheckFunctionManager")
+Way = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A global variable, and its value while compiling.
+
+    Attributes:
+        module: the variable's module, "" for the module of the compiled function.
+        name: of the variable.
+        value: a number, a text, or None.
+    """
+
+    module: str
+    name: str
+    value: bool | int | float | str | None
+
+    @classmethod
+    def of(cls, place: str, value: Any) -> Constant | None:
+        """Return the constant that a guard on `place` checks, or None if it is no plain global variable."""
+        found = _GLOBAL.fullmatch(place)
+        if found is None or type(value) not in (bool, int, float, str, type(None)):
+            return None
+        return cls((found["module"] or "").replace("_dot_", "."), found["name"] or found["own"], value)
+
+    def holds(self, own: dict[str, Any]) -> bool:
+        """Whether the variable has the same value now. `own` are the globals of the compiled function."""
+        scope = vars(sys.modules[self.module]) if self.module in sys.modules else {} if self.module else own
+        now = scope.get(self.name, self)
+        return type(now) is type(self.value) and now == self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The code compiled for calls of one signature.
+
+    Attributes:
+        data: as PyTorch writes it. It is a pickle, and so it is code: it is only ever read by the program that had it
+            made.
+        straight: whether the signature, the look at the module and the constants notice as much as its guards.
+        constants: global variables that are part of it.
+        hooks: how many hooks each of the module's modules had, as those are part of it, too.
+    """
+
+    data: bytes
+    straight: bool
+    constants: tuple[Constant, ...] = ()
+    hooks: tuple[int, ...] = ()
+
+
+def check_possible(plan: Plan) -> None:
+    """Refuse plans that cannot be compiled ahead.
+
+    Raises:
+        UnsupportedError: it is such a plan.
+    """
+    reasons = {
+        "it compiles parts, and only one whole graph can be carried over": plan.scope != "whole",
+        "an RNN set apart breaks the graph": "isolate_rnn" in plan.transforms,
+        "its outputs are laid out by what only `torch.compile` traces": "eager_strides" in plan.transforms,
+        f"mode {plan.mode!r} records its CUDA graphs where it compiles": plan.mode in CUDA_GRAPH_MODES,
+        "the weights are frozen into the code, which does not notice new ones elsewhere": bool(plan.option("freezing")),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UnsupportedError(f"plan {plan} cannot be compiled ahead: {reason}")
+
+
+class Maker:
+    """In place of a plan's backend (`compile_plan`), answers plainly and compiles ahead for each signature.
+
+    Attributes:
+        made: the code, in the order of the first calls.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[Code] = []
+
+    def __call__(self, call: Way, plan: Plan) -> Way:
+        """Return `call`, watched.
+
+        Raises:
+            UnsupportedError: the plan cannot be compiled ahead (and on its calls: this model cannot).
+        """
+        check_possible(plan)
+        if isinstance(call, torch.nn.Module):
+            raise UnsupportedError("the model has hooks, which code that is compiled ahead leaves out")
+        seen: set[Signature] = set()
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            if (signature := signature_of(args, kwargs)) not in seen:
+                _check_apart(signature)
+                seen.add(signature)
+                self.made.append(_made(call, plan, args, kwargs))
+            return call(*args, **kwargs)
+
+        return compiled
+
+
+class Loader:
+    """In place of a plan's backend (`compile_plan`), answers by the code of a `Maker`, for the module that is here.
+
+    A change that makes the code invalid raises on the call, and the original answers.
+    """
+
+    def __init__(self, codes: Sequence[Code]) -> None:
+        self._codes = codes
+        self._functions: list[tuple[Any, Code]] = []
+
+    def __call__(self, call: Way, plan: Plan) -> Way:  # noqa: ARG002 - it was followed when the code was made
+        """Load the code for `call`, a function or the forward of a module.
+
+        Raises:
+            UnsupportedError: this torch cannot load it.
+        """
+        self.load()
+        return _Loaded(call, self._functions)
+
+    def load(self) -> None:
+        """Load the code, which imports the compiler and takes seconds, so that no call has to wait for it.
+
+        Raises:
+            UnsupportedError: this torch cannot load it.
+        """
+        if not self._functions:
+            with _enabled():
+                self._functions = [(_loaded(code), code) for code in self._codes]
+
+
+class _Loaded:
+    def __init__(self, call: Way, functions: list[tuple[Any, Code]]) -> None:
+        owner = getattr(call, "__self__", None)
+        self._globals = getattr(getattr(call, "__func__", call), "__globals__", {})
+        self._owner = owner if isinstance(owner, torch.nn.Module) else None
+        self._functions = functions
+        self._ways: dict[Signature, Way] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        signature = signature_of(args, kwargs)
+        way = self._ways.get(signature)
+        if way is None:
+            _check_apart(signature)
+            way = self._ways[signature] = self._found(args, kwargs)
+        if not torch.is_grad_enabled():
+            return way(*args, **kwargs)
+        with torch.no_grad():  # nothing here asks for a gradient, and so the code was verified without
+            return way(*args, **kwargs)
+
+    def way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
+        """Return the callable for calls of this signature, without looking it up."""
+        return self._ways.get(signature_of(args, dict(kwargs)), self)
+
+    def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
+        own = () if self._owner is None else (self._owner,)
+        for function, code in self._functions:
+            with torch.no_grad():
+                serves = len(self._functions) == 1 or function.guard_check(*own, *args, **kwargs)
+            if serves:
+                self._check_hooks(code)
+                return self._constant(self._way(function, code, own), code.constants)
+        raise UnsupportedError("nothing was compiled ahead for such a call")
+
+    def _way(self, function: Any, code: Code, own: tuple[Any, ...]) -> Way:
+        inner, owner = function.fn if code.straight else function, self._owner
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            self._check_hooks(code)
+            return function(*own, *args, **kwargs)
+
+        def straight(*args: Any, **kwargs: Any) -> Any:
+            return inner(*own, *args, **kwargs)
+
+        def aimed(*_: Any) -> Aimed:
+            return aim(straight, glance_at(owner) if owner is not None else None)
+
+        return fast_path(guarded, aimed(), lambda _args, _kwargs: aimed)
+
+    def _check_hooks(self, code: Code) -> None:
+        if code.hooks != _hooks_of(self._owner):
+            raise UnsupportedError("a hook was registered or removed since the code was compiled ahead")
+
+    def _constant(self, way: Way, constants: tuple[Constant, ...]) -> Way:
+        if not constants:
+            return way
+        scope = self._globals
+
+        def compared(*args: Any, **kwargs: Any) -> Any:
+            for constant in constants:
+                if not constant.holds(scope):
+                    raise UnsupportedError(f"global {constant.name} is not {constant.value!r} any more")
+            return way(*args, **kwargs)
+
+        return compared
+
+
+def _made(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Code:
+    straight, dropped = Straight(call), list[Any]()
+    unwritable = private.look_up("compiling ahead", UNWRITABLE).UNSUPPORTED_SERIALIZATION_GUARD_TYPES
+
+    def written(guards: Sequence[Any]) -> list[bool]:
+        straight.guard_filter(guards)
+        kept = [not (g.is_global or g.guard_type in unwritable) for g in guards]
+        dropped.extend(g for g, keep in zip(guards, kept, strict=True) if not keep)
+        return kept
+
+    backend, options = ahead_backend(plan)
+    with _enabled(), while_compiling(plan), torch.no_grad():
+        compiled = torch.compile(call, fullgraph=True, backend=backend, options={**options, "guard_filter_fn": written})
+        try:
+            function = compiled.aot_compile((args, kwargs))  # type: ignore[attr-defined]
+        except AttributeError as error:
+            raise UnsupportedError(f"torch {torch.__version__} cannot compile ahead ({error})") from error
+        constants = {id(guard): c for guard in dropped if (c := Constant.of(str(guard.name), guard.value))}
+        lost = straight.uncovered(args, kwargs, [guard for guard in dropped if id(guard) not in constants])
+        if lost:
+            raise UnsupportedError(f"it depends on {lost}, which code that is compiled ahead would not notice")
+        asked = [guard for guard in straight.guards if id(guard) not in constants]
+        is_straight = not straight.obstacle(args, kwargs) and not straight.uncovered(args, kwargs, asked)
+        hooks = _hooks_of(getattr(call, "__self__", None))
+        return Code(_bytes_of(function), is_straight, tuple(dict.fromkeys(constants.values())), hooks)
+
+
+def _check_apart(signature: Signature) -> None:
+    """Refuse inputs that share memory, as no guard would tell code for them from code for others.
+
+    Raises:
+        UnsupportedError: they share memory.
+    """
+    if overlap_in(signature) is not None:
+        raise UnsupportedError("inputs share memory, which code that is compiled ahead does not notice")
+
+
+def _hooks_of(owner: Any) -> tuple[int, ...]:
+    """Count the forward hooks of each module. Dynamo writes down no guards on them."""
+    modules = owner.modules() if isinstance(owner, torch.nn.Module) else ()
+    return tuple(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in modules)
+
+
+def _bytes_of(function: Any) -> bytes:
+    return bytes(type(function).serialize(function).serialized_data)
+
+
+def _loaded(code: Code) -> Any:
+    load = private.look_up("code that was compiled ahead", ("torch.compiler", "load_compiled_function"))
+    return load(io.BytesIO(code.data))
+
+
+@contextlib.contextmanager
+def _enabled() -> Iterator[None]:
+    """Enable the API, which torch 2.11 disables by default."""
+    from torch._dynamo import config
+
+    with config.patch(enable_aot_compile=True):
+        yield

@@ -1,0 +1,163 @@
+"""Attributes that a model sets on itself in calls: if a copy runs in its place, the original is given them.
+
+Many models keep something of a call, such as attention weights, an auxiliary loss or a count of calls. The program
+reads it afterwards, or the next call does. And the copy is given the attributes that a program sets on the model from
+call to call. Examples are the strength of an adapter or the number of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise.compile.guards.fast_module_guard import REGISTERED, STANDARD, Held, unwritten_since
+from torchwise.compile.guards.varying_values import OBJECT, STATE, ChangedModelError, Varied
+from torchwise.compile.signature import is_plain, is_strided
+from torchwise.errors import UnsupportedError
+
+_MISSING = object()
+_USUAL = torch.contiguous_format
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_APART = STANDARD | {"forward", "_compiled_call_impl"}
+"""Attributes that determine how a module is called, and that no call set."""
+
+
+class Attributes:
+    """The plain attributes and the buffers of a copy's modules, watched for changes that calls make.
+
+    Args:
+        original: is given the attributes that a call sets on the copy.
+        copied: a copy of it, module by module, which is given the attributes that are set on the original.
+        is_own: whether a value leads to modules or weights of either, which the other must not be given.
+        follows: whether somebody else carries over writes to the existing buffers.
+    """
+
+    def __init__(
+        self, original: torch.nn.Module, copied: torch.nn.Module, is_own: Callable[[Any], bool], *, follows: bool
+    ) -> None:
+        self._pairs = list(zip(original.modules(), copied.modules(), strict=True))
+        self._is_own = is_own
+        self._follows = follows
+        self.look()
+
+    def look(self) -> None:
+        """Take the present attributes as the reference."""
+        parts = [part for _, part in self._pairs]
+        self._seen = [_held(part) for part in parts]
+        self._given = [_plain(own) for own, _ in self._pairs]
+        self._parts = [{kind: vars(own)[kind] for kind in REGISTERED} for own, _ in self._pairs]
+        self._copies = [Held(vars(part), apart=_APART) for part in parts]
+        self._originals = [Held(vars(own), apart=_APART - {*REGISTERED}) for own, _ in self._pairs]
+        registered = [Held(held) for part in parts for held in (part._buffers, part._modules, part._parameters)]
+        self._unwritten = unwritten_since([*self._copies, *registered], [])
+        self._is_followed = unwritten_since(self._originals, [])
+
+    def written(self) -> bool:
+        """Whether anything was set on the copy since. It runs on every call."""
+        return not self._unwritten()
+
+    def follow(self) -> None:
+        """Give the copy the attributes set on the original since: by its program, or when its state was put back.
+
+        It runs on every call.
+
+        Raises:
+            StalePlanError: the change leads to modules or weights of the original, which the copy has as its own. Or
+                the mode changed, or a part that a transform replaced.
+        """
+        if self._is_followed():
+            return
+        for place, (own, part) in enumerate(self._pairs):
+            if self._originals[place].is_same():
+                continue
+            if any(vars(own)[kind] is not held for kind, held in self._parts[place].items()):
+                raise _changed("what hangs in the model as its submodules or weights", STATE)
+            self._follow_one(own, part, self._given[place])
+            self._given[place], self._seen[place] = _plain(own), (_plain(part), *self._seen[place][1:])
+            self._originals[place].look()
+            self._copies[place].look()
+
+    def _follow_one(self, own: torch.nn.Module, part: torch.nn.Module, given: dict[str, Any]) -> None:
+        now = _plain(own)
+        new = {name: value for name, value in now.items() if given.get(name, _MISSING) is not value}
+        if type(own) is not type(part) or "training" in new:
+            raise _changed("the mode of the model, or what is set on a part that the plan has another form of,", STATE)
+        if inside := [name for name, value in new.items() if self._leads_to_weights(value)]:
+            raise _changed(f"`{inside[0]}` on the model, which leads to modules or weights of it,", OBJECT)
+        for name in given.keys() - now.keys() - part._buffers.keys():
+            vars(part).pop(name, None)
+        vars(part).update(new)
+
+    def follow_buffers(self) -> None:
+        """Give the copy the original's own buffers."""
+        for own, part in self._pairs:
+            part._buffers.update(own._buffers)
+        self.look()
+
+    def carry(self) -> None:
+        """Give the original the attributes set on the copy since.
+
+        Raises:
+            UnsupportedError: the call set weights or modules, which are made once, with numbers of their own.
+        """
+        for (_, part), (_, _, inside) in zip(self._pairs, self._seen, strict=True):
+            if other := {**part._modules, **part._parameters}.keys() ^ inside.keys():
+                raise UnsupportedError(f"the call adds or removes {min(other)!r} in the model, of which a copy is run")
+        for (own, part), (plain, buffers, _) in zip(self._pairs, self._seen, strict=True):
+            now = _plain(part)
+            for name in plain.keys() - now.keys() - part._buffers.keys():
+                vars(own).pop(name, None)
+            for name, value in now.items():
+                if plain.get(name, _MISSING) is not value and not self._leads_to_weights(value):
+                    vars(own)[name] = given = as_original(vars(own).get(name), value)
+                    if isinstance(given, torch.Tensor) and given.dtype is value.dtype:
+                        vars(part)[name] = given  # one tensor for both, which a later call may write to
+            for name, buffer in part._buffers.items():
+                if buffers.get(name, _MISSING) is not buffer:
+                    self._give_buffer(own, part, name, buffer)
+        self.look()
+
+    def _give_buffer(self, own: torch.nn.Module, part: torch.nn.Module, name: str, buffer: torch.Tensor | None) -> None:
+        if name not in own._buffers:
+            vars(own).pop(name, None)
+            if name in part._non_persistent_buffers_set:
+                own._non_persistent_buffers_set.add(name)
+        elif self._follows:
+            return
+        own._buffers[name] = (
+            buffer if buffer is None or not self._follows else as_original(None, buffer.detach().clone())
+        )
+
+    def _leads_to_weights(self, value: Any) -> bool:
+        return not isinstance(value, torch.Tensor) and not is_plain(value) and self._is_own(value)
+
+
+def _changed(place: str, kind: str) -> ChangedModelError:
+    return ChangedModelError(f"the plan runs a copy of the model, and {place} is another", Varied("", place, kind))
+
+
+def _held(part: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return a module's plain attributes, its buffers, and its modules and weights."""
+    return _plain(part), dict(part._buffers), {**part._modules, **part._parameters}
+
+
+def _plain(part: torch.nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(part).items() if name not in _APART}
+
+
+def as_original(kept: Any, value: Any) -> Any:
+    """Give a tensor the dtype and strides of the original's own in its place.
+
+    The strides are the former ones, or else contiguous ones. A copy's tensor may be of a lower precision, with its
+    channels last.
+    """
+    if not isinstance(value, torch.Tensor) or not is_strided(value):
+        return value
+    has_kept = isinstance(kept, torch.Tensor) and is_strided(kept)
+    if has_kept and kept.is_floating_point() and value.is_floating_point():
+        value = value.to(kept.dtype)
+    if has_kept and kept.shape == value.shape:
+        return value if kept.stride() == value.stride() else torch.empty_like(kept, dtype=value.dtype).copy_(value)
+    return value.contiguous() if value.is_contiguous(memory_format=_LAST.get(value.dim(), _USUAL)) else value

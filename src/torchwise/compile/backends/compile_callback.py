@@ -1,0 +1,201 @@
+"""The place at which Dynamo begins to compile, and the actions of a plan there.
+
+Dynamo calls back only when none of its compiled code fits a call, in the thread of the call. So the settings for
+compiling a plan are applied there, and other calls pay nothing for them. Recompiles are noticed there, too: code is
+compiled anew for a call that was answered before, and the callback finds the values that vary. A number that varies
+becomes an input of the code, as `torch.compile` does it for floats by itself. Sizes stay as they are in a plan with
+static shapes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from torchwise.compile.cuda_graphs.compile_freeze import is_held
+from torchwise.compile.guards.guard_bypass import Straight
+from torchwise.compile.guards.varying_values import NUMBER, STATE, TENSOR, Noted, Varied, note, varied
+from torchwise.compile.private import Name, look_up
+from torchwise.compile.recompiles import Recompiles
+from torchwise.errors import UnsupportedError
+
+WHO = "compiling by a plan"
+_OPTIMIZE: Name = ("torch._dynamo", "optimize")
+_CONVERT: Name = ("torch._dynamo.convert_frame", "ConvertFrame.__call__")
+_HISTORY: Name = ("torch._dynamo.pgo", "_CODE_STATE")
+_OF_CODE: Name = ("torch._dynamo.pgo", "CodeState")
+_INNER = "_torchdynamo_orig_backend"
+
+
+class CompileCallback:
+    """Compiles in Dynamo's place, as a plan says, by calling Dynamo.
+
+    Args:
+        inner: Dynamo's own callback.
+        straight: takes note of the guards of compiled code.
+        settings: the settings that hold while compiling.
+        is_dynamic: whether shapes are dynamic.
+
+    Attributes:
+        recompiles: counts the recompiles.
+        calls: how many calls went Dynamo's way so far.
+        expected: the thread in which a call is the first of its kind, so that it may be compiled for.
+    """
+
+    def __init__(
+        self, inner: Any, straight: Straight, settings: Callable[[], AbstractContextManager[None]], *, is_dynamic: bool
+    ) -> None:
+        setattr(self, _INNER, getattr(inner, _INNER, None))  # Dynamo knows the backend by this attribute
+        self._inner, self._straight = inner, straight
+        self._settings, self._is_dynamic = settings, is_dynamic
+        self._noted: defaultdict[types.CodeType, list[Noted]] = defaultdict(list)
+        self._numbers: dict[str, bool] = {}  # inputs by now, and whether they are integers
+        self._is_buffer_varying = False
+        self._history: Any = None
+        self._counted = -1  # the call that was counted last
+        self.recompiles = Recompiles()
+        self.calls = 0
+        self.expected: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of Dynamo's own callback, which Dynamo asks for."""
+        return getattr(self._inner, name)
+
+    def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
+        """Compile a frame."""
+        code = frame.f_code
+        if cache_entry is None:  # or somebody reset Dynamo
+            self._noted[code].clear()
+        if self._noted[code]:
+            self._compile_again(frame, cache_entry)
+        self._straight.begin()
+        with self._settings(), self._numbers_as_inputs():
+            made = self._inner(frame, cache_entry, hooks, frame_state, skip=skip + 1)
+        if (guarded := getattr(made, "guarded_code", None)) is not None:
+            self._noted[code].append(note(self._straight.values()))
+            self._straight.noted(code, guarded.code, frame.f_locals)
+        return made
+
+    def _compile_again(self, frame: Any, cache_entry: Any) -> None:
+        """Count a recompile, and make inputs of the numbers that vary.
+
+        A call is counted once, as one change may cause all of its parts to be compiled anew. It is not counted if it is
+        the first of its kind.
+        """
+        if is_held():  # the call is refused, and so not counted
+            return
+        is_whole = self._straight.is_of(frame.f_code)
+        is_new = self.expected == threading.get_ident() and not (self._is_dynamic and is_whole)
+        found = self._varied(frame)
+        if not is_new and self._counted != self.calls:
+            others = [one for one in found if one.name not in self._numbers] or found
+            self.recompiles.again(others or [_asked(cache_entry, frame)], at_start=is_whole)
+            self._counted = self.calls
+        self._numbers |= {one.name: one.is_integer for one in found if one.kind == NUMBER}
+        self._is_buffer_varying |= any(one.kind == TENSOR and "._buffers[" in one.name for one in found)
+
+    def _varied(self, frame: Any) -> list[Varied]:
+        """Compare with the earlier compilation that differs least, and rather in anything else than tensors."""
+        scope = {"L": frame.f_locals, "G": frame.f_globals}
+        all_found = [varied(noted, scope, self._straight.own) for noted in self._noted[frame.f_code]]
+        return min(all_found, key=lambda found: (len(found), sum(one.kind == TENSOR for one in found)))
+
+    @contextlib.contextmanager
+    def _numbers_as_inputs(self) -> Iterator[None]:
+        integers = [name for name, is_integer in self._numbers.items() if is_integer and not set(name) & set(", :")]
+        with contextlib.ExitStack() as stack:
+            if integers:
+                config: Any = torch.compiler.config
+                sources = ",".join(filter(None, (config.dynamic_sources, *integers)))
+                stack.enter_context(config.patch(dynamic_sources=sources))
+            if self._is_dynamic and self._is_buffer_varying:  # Dynamo takes the shapes of buffers for constants
+                from torch._dynamo import config as dynamo
+
+                stack.enter_context(dynamo.patch(force_parameter_static_shapes=False))
+            if not self._is_dynamic:
+                with contextlib.suppress(UnsupportedError):  # floats stay constants in such a version of torch
+                    stack.enter_context(self._own_history())
+            yield
+
+    @contextlib.contextmanager
+    def _own_history(self) -> Iterator[None]:
+        """Have Dynamo make inputs of floats that had other values before, and never of sizes.
+
+        Dynamo knows them by a history that all compiled functions share. It has an entry for each number and each
+        tensor that code was compiled for. The callback runs under a lock of Dynamo's.
+        """
+        from torch._dynamo import config, pgo
+
+        look_up(WHO, _HISTORY)
+        if self._history is None:
+            self._history = defaultdict(look_up(WHO, _OF_CODE))
+        for state in self._history.values():
+            entries = state.automatic_dynamic
+            for name in [name for name, entry in entries.items() if isinstance(entry.size, tuple)]:
+                del entries[name]
+        theirs, pgo._CODE_STATE = pgo._CODE_STATE, self._history
+        try:
+            with config.patch(automatic_dynamic_shapes=True):
+                yield
+        finally:
+            pgo._CODE_STATE = theirs
+
+
+def compile_with(
+    call: Callable[..., Any],
+    backend: Any,
+    straight: Straight,
+    settings: Callable[[], AbstractContextManager[None]],
+    *,
+    is_dynamic: bool,
+) -> tuple[Callable[..., Any], CompileCallback]:
+    """Return `call` as `torch.compile` makes it, and the callback that compiles it.
+
+    Raises:
+        UnsupportedError: this torch lacks something that the callback needs.
+    """
+    context = look_up(WHO, _OPTIMIZE)(backend, guard_filter_fn=straight.guard_filter)
+    catching = getattr(context, "callback", None)  # None if Dynamo is switched off, and nothing is compiled
+    straight.backend = innermost(catching)
+    callback = _seen_as_dynamo()(getattr(catching, _INNER, None), straight, settings, is_dynamic=is_dynamic)
+    if catching is not None:
+        setattr(catching, _INNER, callback)
+    return context(call), callback
+
+
+@functools.cache
+def _seen_as_dynamo() -> type[CompileCallback]:
+    """Return the class with its call as if it stood in Dynamo's own file.
+
+    Dynamo searches the stack past that file for the caller, such as a function that is disabled for it non-recursively.
+    """
+    file = look_up(WHO, _CONVERT).__code__.co_filename
+    call = CompileCallback.__call__
+    code = call.__code__.replace(co_filename=file)
+    there = types.FunctionType(code, call.__globals__, call.__name__, call.__defaults__, call.__closure__)
+    return type(CompileCallback.__name__, (CompileCallback,), {"__call__": there})
+
+
+def innermost(callback: Any) -> Any:
+    """Return the backend behind Dynamo's layers."""
+    while (inner := getattr(callback, _INNER, None)) is not None:
+        callback = inner
+    return callback
+
+
+def _asked(cache_entry: Any, frame: Any) -> Varied:
+    """Return the condition of the first guard that fails, as PyTorch writes it."""
+    try:
+        parts = cache_entry.guard_manager.check_verbose(frame.f_locals).verbose_code_parts
+        text = parts[0].partition("  # ")[0].strip()
+    except Exception:  # a private API, and nothing depends on its answer
+        text = "unknown"
+    return Varied("", f"what PyTorch's guard `{text}` asks", STATE)

@@ -1,0 +1,339 @@
+"""`torch.compile` with Inductor, as a plan says."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchwise.compile import loop_rolling, pdl_waits
+from torchwise.compile.backends.compile_callback import CompileCallback, compile_with
+from torchwise.compile.backends.freezing import Freezing
+from torchwise.compile.cache_key import tell_autocasts_apart
+from torchwise.compile.guards.fast_module_guard import Reads
+from torchwise.compile.guards.guard_bypass import Straight
+from torchwise.compile.recompiles import Recompiles
+from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
+from torchwise.compile.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
+from torchwise.compile.transforms.complex_to_real import ComplexToReal
+from torchwise.errors import UnsupportedError, did_you_mean
+from torchwise.plan import Plan
+from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.workload import pytree
+from torchwise.workload.memory import Overlap
+
+MOST_STRAIGHT = 256
+"""Kinds of call that go past Dynamo's guards. Each keeps some 100 kB if there are 100 parameters."""
+
+
+def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+    """Return `call` compiled as `plan` says, on its first call for each signature.
+
+    Raises:
+        UnsupportedError: this torch has no such mode or option, or lacks something that a transform or the scope needs.
+    """
+    tell_autocasts_apart()
+    return _compiled(call, plan, lambda: _compiled(call, plan, None))
+
+
+def _compiled(call: Callable[..., Any], plan: Plan, alone: Callable[[], Compiled] | None) -> Compiled:
+    """Return `call` compiled as `plan` says. Without `alone`, share nothing with other compilations of it."""
+    options, straight = _options(plan), Straight(call)
+    backend = _backend(plan, options)
+    apart = _apart(plan, call, lambda: backend or loop_rolling.inductor(tuple(sorted(options.items()))), alone is None)
+    used = apart or backend or torch._TorchCompileInductorWrapper("default", options, None)
+    settings = functools.partial(while_compiling, plan)
+    steady, callback = compile_with(call, used, straight, settings, is_dynamic=plan.shapes == "dynamic")
+    effective = [used for used in (backend, apart) if hasattr(used, "effective")]
+    made = Compiled(steady, callback, straight, plan, effective, alone)
+    if isinstance(apart, Freezing):
+        weakref.finalize(made, apart.release).atexit = False
+    return made
+
+
+def graph_compiler(plan: Plan) -> Callable[..., Any]:
+    """Return a function from a graph and its inputs to the code that `torch.compile` would make as the plan says.
+
+    Raises:
+        UnsupportedError: as `compile`.
+    """
+    tell_autocasts_apart()
+    options = _options(plan)
+    return _backend(plan, options) or loop_rolling.inductor(tuple(sorted(options.items())))
+
+
+def ahead_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
+    """Return the backend and the options that turn a graph, as the plan says, into code that can be stored.
+
+    Raises:
+        UnsupportedError: as `compile`.
+    """
+    tell_autocasts_apart()
+    options = _options(plan)
+    if _transform(plan.transforms, options) is None:
+        return "inductor", options
+    from torchwise.compile.transforms.complex_to_real.aot import ComplexToRealAhead
+
+    return ComplexToRealAhead(options), {}
+
+
+class Compiled:
+    """A compiled callable that compiles as the plan says, and then no longer asks.
+
+    Static shapes are set only while compiling. As an argument of `torch.compile` they would be set anew on every call,
+    which takes 5 microseconds.
+
+    A transform or a scope must then have changed something. A plan that only pretends would be timed as something that
+    it is not.
+    """
+
+    def __init__(
+        self,
+        steady: Callable[..., Any],
+        callback: CompileCallback,
+        straight: Straight,
+        plan: Plan,
+        backends: Sequence[Any] = (),
+        alone: Callable[[], Compiled] | None = None,
+    ) -> None:
+        functools.update_wrapper(self, steady)
+        self._compiled = steady
+        self._callback = callback
+        self._straight = straight
+        self._plan = plan
+        self._watched = [*backends, *_passes(plan)]
+        self._ways: dict[Signature, Callable[..., Any]] = {}
+        self._lock = threading.Lock()  # Dynamo's report on a compilation must be about this very call
+        self._compiler: int | None = None  # the thread that compiles
+        self._nested = False
+        self._alone = alone
+        self._by_overlap: dict[Overlap, Compiled] = {}
+        self._reading: set[Signature] = set()  # signatures of calls that write nothing, without the overlap
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer the call, and compile first if there was no such call before."""
+        signature = signature_of(args, kwargs)
+        way = self._ways.get(signature)
+        if way is not None:
+            return way(*args, **kwargs)
+        if self._compiler == threading.get_ident():  # the model calls itself
+            self._nested = True
+            return self._steady(*args, **kwargs)
+        overlap = overlap_in(signature)
+        if overlap is not None and self._alone is not None and signature[:-1] not in self._reading:
+            return self._overlapping(overlap, self._alone, signature, args, kwargs)
+        with self._lock:
+            self._compiler, self._nested = threading.get_ident(), False
+            try:
+                return self._compiling(signature, args, kwargs)
+            finally:
+                self._compiler = None
+
+    def way(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return the callable for calls of this signature, which was called before, without looking it up."""
+        found = self._ways.get(signature_of(args, dict(kwargs)), self)
+        return found.way(args, kwargs) if isinstance(found, Compiled) and found is not self else found
+
+    def _overlapping(
+        self, overlap: Overlap, make: Callable[[], Compiled], signature: Signature, args: Any, kwargs: Any
+    ) -> Any:
+        """Answer by code compiled for inputs that overlap this way: a call that writes to them needs code of its own.
+
+        Dynamo's guards do not look at the overlap of inputs. A call that is seen to write nothing needs no code of its
+        own.
+        """
+        with self._lock:
+            if overlap not in self._by_overlap:
+                self._by_overlap[overlap] = make()
+                self._by_overlap[overlap].count_in(self._callback.recompiles)
+        given = [(tensor, tensor.detach().clone()) for tensor in pytree.tensors((args, kwargs))]
+        result = self._by_overlap[overlap](*args, **kwargs)
+        if all(pytree.equal(tensor, before) for tensor, before in given):
+            self._reading.add(signature[:-1])
+        self._ways[signature] = self._by_overlap[overlap]
+        return result
+
+    def count_in(self, recompiles: Recompiles) -> None:
+        """Count recompiles in `recompiles`, with the values that vary."""
+        self._callback.recompiles = recompiles
+        for compiled in self._by_overlap.values():
+            compiled.count_in(recompiles)
+
+    def reads(self) -> Reads | None:
+        """Return the attributes of the module that the compiled code depends on, or None if it may depend on any."""
+        return None if self._by_overlap else self._straight.reads()
+
+    def _compiling(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owned = _outputs_owned if self._plan.mode in CUDA_GRAPH_MODES else lambda call: call
+        before = self._straight.look(args, kwargs)
+        with contextlib.ExitStack() as effective:
+            for changing in self._watched:
+                effective.enter_context(changing.effective())
+            self._callback.expected = threading.get_ident()
+            try:
+                result = owned(self._steady)(*args, **kwargs)
+            finally:
+                self._callback.expected = None
+        # It calls itself, or changed its arguments. Or there are many kinds of call, such as lengths of texts, and each
+        # straight way keeps the objects that it looks at.
+        if self._nested or signature_of(args, kwargs) != signature or len(self._ways) >= MOST_STRAIGHT:
+            self._ways[signature] = owned(self._steady)
+        else:
+            self._ways[signature] = owned(self._straight.path(self._steady, args, kwargs, before))
+        return result
+
+    def _steady(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer by Dynamo's own way, which compiles new kinds of call anew, as the plan says."""
+        self._callback.calls += 1
+        return self._compiled(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def while_compiling(plan: Plan) -> Iterator[None]:
+    """Apply the settings that `torch.compile` takes only globally, or as an argument at a cost on every call."""
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    dynamic = plan.shapes == "dynamic"
+    # These are the settings of `torch.compile(dynamic=...)`. Static also means that a second shape does not turn the
+    # first dynamic. And a hook that is registered later must be noticed, which Dynamo by itself leaves out. After its
+    # limits Dynamo leaves a call to eager without a word. They count compilations of one code object, which all modules
+    # of a class share. So a plan has a limit of its own (`Recompiles`).
+    settings = dynamo.patch(
+        assume_static_by_default=not dynamic,
+        automatic_dynamic_shapes=dynamic,
+        skip_nnmodule_hook_guards=False,
+        skip_tensor_guards_with_matching_dict_tags=False,  # or torch 2.11 does not see `model.half()`
+        recompile_limit=1 << 16,
+        accumulated_recompile_limit=1 << 16,
+    )
+    with settings, contextlib.ExitStack() as freezing:
+        if plan.option("freezing"):  # folds the weights in: as an option it is ignored, and gradients must be off
+            freezing.enter_context(inductor.patch(freezing=True))
+            freezing.enter_context(torch.no_grad())
+        yield
+
+
+def compiled_graphs() -> int:
+    """Count the graphs that Dynamo has captured in this process. 0 means that nothing was compiled."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | loop_rolling.Rolled | None:
+    """Return the backend for the graphs, or None for Inductor itself."""
+    transform = _transform(plan.transforms, options)
+    if plan.scope != "rolled":
+        return transform
+    return loop_rolling.around(transform or loop_rolling.inductor(tuple(sorted(options.items()))))
+
+
+def _apart(
+    plan: Plan, call: Any, backend: Callable[[], Callable[..., Any]], is_alone: bool
+) -> Callable[..., Any] | None:
+    """Return a backend that Dynamo tells from all others, or None if the options say everything about the plan.
+
+    Code that Dynamo compiled for a function answers every call of it under an equal backend, under any global settings.
+    The backend says nothing of dynamic shapes, nor of frozen weights, which Dynamo tells apart by module and not by
+    value. So weights that are frozen anew are compiled anew.
+    """
+    if plan.option("freezing"):
+        inside = getattr(call, "inside", call)
+        return Freezing(backend(), getattr(inside, "__self__", inside))
+    if is_alone:
+        return functools.partial(backend())
+    return _dynamic(backend()) if plan.shapes == "dynamic" else None
+
+
+@functools.cache
+def _dynamic(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return one and the same backend for an equal one, so that Dynamo recognizes compiled code."""
+    return functools.partial(backend)
+
+
+def _transform(names: tuple[str, ...], options: dict[str, Any]) -> ComplexToReal | None:
+    """Return the backend that rewrites graphs, or None if the transforms act on the model alone."""
+    names = tuple(name for name in names if name in GRAPH_TRANSFORMS)
+    if len(names) > 1:
+        raise UnsupportedError(f"transforms are {', '.join(names)}, but Inductor takes one that rewrites graphs")
+    return GRAPH_TRANSFORMS[names[0]](tuple(sorted(options.items()))) if names else None
+
+
+def _passes(plan: Plan) -> list[Any]:
+    """Return the passes over Inductor's graphs that a plan asks for."""
+    return [GRAPH_PASSES[name]() for name in plan.transforms if name in GRAPH_PASSES]
+
+
+def _options(plan: Plan) -> dict[str, Any]:
+    """Return the mode's own options with the plan's on top, as `torch.compile` takes a mode or options, not both."""
+    import torch._inductor
+
+    modes = torch._inductor.list_mode_options()
+    if plan.mode not in modes:
+        raise UnsupportedError(f"mode is {plan.mode!r}, but this torch has {', '.join(modes)}")
+    # Freezing is left out: as an option of torch.compile it is ignored without a word.
+    options = {**modes[plan.mode], **{k: v for k, v in plan.options if k != "freezing"}}
+    if plan.capture != "none":
+        options["triton.cudagraphs"] = False
+    for graph_pass in _passes(plan):
+        if (other := torch._inductor.config.post_grad_custom_pre_pass) is not None:
+            raise UnsupportedError(
+                f"Inductor takes one pass over its graphs, and this program has set its own: {other}"
+            )
+        options["post_grad_custom_pre_pass"] = graph_pass
+    if options.get(pdl_waits.OPTION) or torch._inductor.config.triton.enable_pdl:  # or the user's own setting
+        pdl_waits.wait_first()
+    check_options(options)
+    return options
+
+
+def check_options(names: Iterable[str]) -> None:
+    """Refuse names of compiler options that this torch does not have.
+
+    Raises:
+        UnsupportedError: with the first such name, and similar names that exist.
+    """
+    import torch._inductor
+
+    known = torch._inductor.list_options()
+    for name in names:
+        if name not in known:
+            close = did_you_mean(name, known)
+            raise UnsupportedError(f"Inductor option {name!r} does not exist in torch {torch.__version__}{close}")
+
+
+def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy outputs out of the graph's memory, which the next replay overwrites: a caller may hold an answer.
+
+    Raises (on call):
+        UnsupportedError: an output is in an object that trees cannot see into, so that it cannot be copied.
+    """
+    from torch.utils import _pytree
+
+    @functools.wraps(compiled)
+    def owned(*args: Any, **kwargs: Any) -> Any:
+        outputs = compiled(*args, **kwargs)
+        if isinstance(outputs, torch.Tensor):
+            return outputs.clone()
+        return _pytree.tree_map(_own, outputs)
+
+    return owned
+
+
+def _own(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    if is_plain(leaf):
+        return leaf
+    if opaque := opaque_leaves(leaf):
+        raise UnsupportedError(
+            f"an output holds {opaque[0]}: what is in it cannot be copied out of the CUDA graph's memory, which the "
+            "next call overwrites; return tensors in tuples, lists, dicts or dataclasses"
+        )
+    return pytree.map_tensors(torch.Tensor.clone, leaf)

@@ -1,0 +1,40 @@
+"""PyTorch's key of compiled code, made to tell autocasts apart: before 2.13 it says that one is on, and not which.
+
+Under float16 a graph was answered by code compiled for it under bfloat16, in this process or, from disk, in an earlier
+one. PyTorch 2.13 notes the dtype itself (`AOTAutogradCacheDetails.autocast_state`). This does the same before 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+
+from torchwise.compile.private import look_up
+from torchwise.errors import UnsupportedError
+
+DETAILS = ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCacheDetails")
+NOTED = "autocast_state"
+
+
+@functools.cache
+def tell_autocasts_apart() -> None:
+    """Have the key hold the dtype of each autocast in force. Keys without autocast stay the same."""
+    with contextlib.suppress(UnsupportedError):  # a version without such keys
+        details = look_up("a key of compiled code", DETAILS)
+        if NOTED not in details.__init__.__code__.co_names:
+            _note_in(details)
+
+
+def _note_in(details: Any) -> None:
+    make = details.__init__
+
+    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        devices = filter(torch.is_autocast_enabled, ("cpu", "cuda"))
+        if noted := {device: torch.get_autocast_dtype(device) for device in devices}:
+            setattr(self, NOTED, noted)
+
+    details.__init__ = noting

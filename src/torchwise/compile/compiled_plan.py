@@ -1,0 +1,202 @@
+"""From a plan and a model to a callable with the same signature.
+
+The steps are layers around the model, from the inside out. Transforms give the model another form. Memory format and
+precision change that and cast at its edge. A backend compiles the result, and other transforms rewrite its graphs
+there. Capture replays it, and settings hold around each call. A plan that leaves a dimension alone adds no layer for
+it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchwise.compile import regional
+from torchwise.compile.backends import BACKENDS, Backend
+from torchwise.compile.cuda_graphs import CAPTURES
+from torchwise.compile.cuda_graphs.object_inputs import WithObjects
+from torchwise.compile.forward_entry import entry_of
+from torchwise.compile.guards.fast_module_guard import Reads
+from torchwise.compile.io_casts import ByForm, Edge
+from torchwise.compile.recompiles import Recompiles, counted
+from torchwise.compile.settings import settings_for
+from torchwise.compile.shared_copies import DerivedWeights, Guard, share
+from torchwise.compile.signature import opaque_leaves
+from torchwise.compile.train_step import RealizedStep
+from torchwise.compile.transforms import CALL_TRANSFORMS, Layer, known_transforms, transform_model
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.workload.train_step import TrainStep
+from torchwise.workload.workload import Example
+
+
+@dataclass(frozen=True, slots=True)
+class Realized:
+    """A plan made callable.
+
+    Attributes:
+        plan: the plan.
+        call: takes the original's inputs and returns its outputs, dtypes and strides included.
+        lean: for the arguments of a call that was answered, a shorter way for all calls of that signature, to be taken
+            only if neither gradients nor autocast are enabled.
+        close: frees the memory that the plan holds (captured graphs). The callable must not be used afterwards.
+        reads: returns the plain attributes of the model that code compiled so far depends on, or None if it may be any.
+    """
+
+    plan: Plan
+    call: Callable[..., Any]
+    lean: Callable[[tuple[Any, ...], Mapping[str, Any]], Callable[..., Any]]
+    close: Callable[[], None]
+    reads: Callable[[], Reads | None] = lambda: None
+
+
+def compile_plan(
+    call: Callable[..., Any],
+    plan: Plan,
+    example: Example,
+    *,
+    device: str,
+    mode: str,
+    borrow: bool = False,
+    backend: Backend | None = None,
+    recompiles: Recompiles | None = None,
+) -> Realized:
+    """Make `plan` callable for `call`. Nothing is compiled before the first call.
+
+    The original is never changed. A plan changes only a copy, which shares the original's parameters and buffers, or
+    follows them (`DerivedWeights`).
+
+    Args:
+        call: an `nn.Module` or a function.
+        plan: how to run it.
+        example: a batch, if it is a training step.
+        device: "cpu" or "cuda".
+        mode: "inference" or "training".
+        borrow: whether a captured call returns the graph's own outputs, which its next call overwrites.
+        backend: makes the compiled part, in place of the plan's own backend (see `ahead`).
+        recompiles: counts recompiles and new captures for calls that were answered before, and bounds them.
+
+    Raises:
+        UnsupportedError: this torch, or this model, lacks something that the plan needs.
+    """
+    if plan.is_eager:
+        return Realized(plan, call, lambda _args, _kwargs: call, _nothing)
+    recompiles = recompiles or Recompiles()
+    if isinstance(call, TrainStep):
+        return _realized_step(call, plan, example, device, recompiles)
+    if plan.of_a_step:
+        raise UnsupportedError(f"plan {plan} is of a whole training step, but this is a model: give a TrainStep")
+    if unknown := [name for name in plan.transforms if name not in known_transforms()]:
+        raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(known_transforms())}")
+    inside, outside = _inside(call, plan)
+    of_code = recompiles if plan.capture == "none" else recompiles.part(is_told=False)
+    inner = _compiled(inside, plan, device, call, backend, of_code)
+    settings = settings_for(plan)
+    way = getattr(inner, "way", lambda _args, _kwargs: inner)
+    reads: Any = _unknown if "static_form" in plan.transforms else getattr(inner, "reads", _unknown)
+    call = settings.around(inner)
+    if plan.capture == "none":
+        return Realized(
+            plan, outside(call), lambda args, kwargs: outside(settings.around(way(args, kwargs))), _nothing, reads
+        )
+    module = inside if isinstance(inside, torch.nn.Module) else None
+    kind, reads = CAPTURES[plan.capture], getattr(inner, "reads", None)
+    how: dict[str, Any] = {"device": device, "mode": mode, "borrow": borrow, "recompiles": recompiles, "reads": reads}
+    has_objects = bool(opaque_leaves((example.args, dict(example.kwargs))))
+    captured = WithObjects(call, lambda inner: kind(inner, module, **how)) if has_objects else kind(call, module, **how)
+    # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
+    return Realized(
+        plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close, reads
+    )
+
+
+def _realized_step(step: TrainStep, plan: Plan, example: Example, device: str, recompiles: Recompiles) -> Realized:
+    def of_model(call: Callable[..., Any], plan: Plan, example: Example) -> Callable[..., Any]:
+        return compile_plan(call, plan, example, device=device, mode="training", recompiles=recompiles.part()).call
+
+    made = RealizedStep(step, plan, example, device, of_model, recompiles)
+    return Realized(plan, made, lambda _args, _kwargs: made, made.close)
+
+
+def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], Layer]:
+    """Return the callable to compile (`call`, or a form or copy of it), and a layer that keeps it true to `call`.
+
+    The transforms of the model come first. Precision and layout are changed in their result.
+    """
+    form, layers = transform_model(call, plan.transforms)
+    frozen = bool(plan.option("freezing"))
+    if frozen and isinstance(call, torch.nn.Module) and any(map(_counts_statistics, call.modules())):
+        raise UnsupportedError(
+            "freezing folds weights into the code, but batch-norm writes to its statistics on every call while the "
+            "model is in training mode: eval() ends that"
+        )
+    inside, guarded, follows = form, frozen or form is not call, False
+    if isinstance(form, torch.nn.Module) and (plan.precision == "bf16" or plan.memory_format == "channels_last"):
+        derived = DerivedWeights(form, plan)
+        inside, follows = derived.copy, not frozen
+        layers += [derived.following] if follows else []
+    elif isinstance(form, torch.nn.Module) and plan.scope == "regional":
+        inside, guarded = share(form), True
+    if isinstance(call, torch.nn.Module) and guarded:
+        runs = form if follows else inside  # the layer that follows the form tells it
+        is_copy = runs is not call and "static_form" not in plan.transforms  # the model itself declares such a form
+        guard = functools.partial(Guard, call, values=frozen)
+        if is_copy and isinstance(runs, torch.nn.Module):
+            layers.append(guard(copied=runs).around)
+        else:  # each way for a call looks anew: the first may have set something on the model
+            layers.append(lambda inner: guard(itself=runs is call).around(inner))
+    return inside, lambda inner: functools.reduce(lambda wrapped, layer: layer(wrapped), layers, inner)
+
+
+def _counts_statistics(module: torch.nn.Module) -> bool:
+    is_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    return is_norm and module.training and module.running_mean is not None
+
+
+def _compiled(
+    inside: Callable[..., Any],
+    plan: Plan,
+    device: str,
+    original: Callable[..., Any],
+    given: Backend | None,
+    recompiles: Recompiles,
+) -> Callable[..., Any]:
+    """Compile the whole, with its edge for each form of outputs that the original has, or each repeated block."""
+    if not Edge.is_needed(plan):
+        return _compiler(inside, plan, given, recompiles)(lambda call: call)
+    edge = Edge(plan, device)
+    compiled = _compiler(inside, plan, given, recompiles)
+    return ByForm(original, lambda form: edge.outside(compiled(lambda call: edge.around(call, form)), form))
+
+
+def _compiler(
+    inside: Callable[..., Any], plan: Plan, given: Backend | None, recompiles: Recompiles
+) -> Callable[[Layer], Callable[..., Any]]:
+    """Return a compiler that puts an edge around the entry, within the compiled code if possible."""
+    if given is not None and plan.backend != "eager":
+        made = given(entry_of(inside), plan)
+        return lambda edged: edged(made)
+    backend = BACKENDS.get(plan.backend)
+    if backend is None:
+        raise UnsupportedError(f"backend is {plan.backend!r}, but there are {', '.join(BACKENDS)}")
+    if plan.scope == "regional":
+        if not isinstance(inside, torch.nn.Module):
+            raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
+        regional.compile_blocks(inside, lambda block: counted(backend(block, plan), recompiles.part()))
+        return lambda edged: edged(inside)
+    entry, transforms = entry_of(inside), [CALL_TRANSFORMS[name] for name in plan.transforms if name in CALL_TRANSFORMS]
+    layered = functools.partial(functools.reduce, lambda call, transform: transform(call), transforms)
+    return lambda edged: counted(backend(layered(edged(entry)), plan), recompiles)
+
+
+def _unknown() -> Reads | None:
+    """Return None: any attribute of the model may be read."""
+    return None
+
+
+def _nothing() -> None:
+    """Free nothing: there is nothing to free."""

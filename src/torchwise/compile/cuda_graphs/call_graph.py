@@ -1,0 +1,286 @@
+"""A whole call as one CUDA graph: one launch replays every kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from torchwise.compile.cuda_graphs.capture_errors import is_of_capture, refused
+from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
+from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_held
+from torchwise.compile.cuda_graphs.graph_key import Situation, settings_now, situation_of
+from torchwise.compile.cuda_graphs.host_values import HostValues
+from torchwise.compile.cuda_graphs.in_place_replay import Answers, Recorded, Replays
+from torchwise.compile.cuda_graphs.module_buffers import kept_buffers
+from torchwise.compile.cuda_graphs.recorded_graph import (
+    Graph,
+    flat_places,
+    overlap,
+    record,
+    record_in_place,
+    tensors_of,
+)
+from torchwise.compile.guards.fast_module_guard import Reads
+from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.recompiles import Recompiles
+from torchwise.compile.signature import signature_of
+from torchwise.errors import UnsupportedError
+from torchwise.workload import pytree
+
+T = TypeVar("T")
+
+
+class CapturedCall:
+    """Replays `call` from one CUDA graph per signature.
+
+    Outputs are new tensors, so they may be held, unless they are borrowed. Inputs are copied to the memory that the
+    graph reads, and inputs that it writes to are copied back. Both copies end when inputs come a second time from the
+    same memory (`Replays`). Random numbers are fresh on each replay, because PyTorch registers the default generator
+    with every graph.
+
+    Weights changed in place are seen, as the graph reads the same memory. Some changes anywhere in the module lead to a
+    new capture. These are weights that moved, came or went, replaced submodules, rebound plain attributes, hooks, and a
+    switch between training and evaluation. Settings of PyTorch that differ from those of the recording (TF32,
+    determinism, default dtype) lead to one, too. Calls from several threads take turns, and calls from several streams
+    wait for each other, as the graph's memory is one. A replay that is thrown away has drawn its random numbers.
+    Weights that were replaced are kept in memory until the next call, which is the first to notice.
+
+    Some changes go unnoticed, and the replay goes on as before. These are contents of lists and dicts of a module,
+    global variables, and variables that a function closes over, rebound tensors there included. A module that computes
+    on streams itself should use streams of its own. Other work on them meanwhile may share a workspace with a replay.
+
+    Args:
+        call: the callable to record.
+        module: the module behind it, if it is one.
+        device: "cuda".
+        mode: "inference".
+        borrow: whether the graph's own outputs are returned, which the next call overwrites.
+        recompiles: counts new captures after changes, and bounds them.
+        reads: returns the plain attributes that the call depends on, if they are known once it was compiled.
+
+    Raises (on call):
+        UnsupportedError: gradients are enabled and an input requires them (those of weights are not looked at), a
+            tensor lies elsewhere than on the GPU, an input is sparse or nested, an output is in an object that cannot
+            be copied, or the call itself replaces parts of its module.
+    """
+
+    kind = "call"
+    """The value of a plan's `capture` for this class."""
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        module: torch.nn.Module | None,
+        *,
+        device: str,
+        mode: str,
+        borrow: bool = False,
+        recompiles: Recompiles | None = None,
+        reads: Callable[[], Reads | None] | None = None,
+    ) -> None:
+        if device != "cuda":
+            raise UnsupportedError(f"capture is {self.kind!r}, but device is {device!r}: only CUDA has graphs")
+        if mode != "inference":
+            raise UnsupportedError(f"capture is {self.kind!r}, but mode is {mode!r}: a call has no backward pass in it")
+        self._call = call
+        self._module = module
+        self._borrow = borrow
+        self._graphs: dict[Situation, Answers] = {}
+        self._pool: Any = None
+        self._lock = threading.Lock()
+        self._holder: int | None = None  # the thread that holds the lock
+        self._side = RecordingStream()
+        self._device = torch.cuda.current_device()
+        self._capturing = torch._C._cuda_isCurrentStreamCapturing
+        self._raw_stream = torch._C._cuda_getCurrentRawStream  # as in Inductor's generated code: 20 times quicker
+        self._last = torch.cuda.current_stream()
+        self._last_raw = self._last.cuda_stream
+        self._recompiles = recompiles
+        self._watch = ModuleWatch(module, reads or (lambda: None))
+        self._writes_state = False
+        self._host: dict[Situation, HostValues] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as `call` does, by replay."""
+        if torch.is_grad_enabled() and any(t.requires_grad for t in pytree.tensors((args, kwargs))):
+            raise UnsupportedError("an input requires gradients, but a captured call computes none")
+        key = situation_of(args, kwargs)
+        return self._answer(key, self._graphs.get(key), args, kwargs)
+
+    def lean(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return a shorter way for calls of this signature, if neither gradients nor autocast are enabled."""
+        key: Situation = (signature_of(args, dict(kwargs)), None, False)
+        replays = self._graphs.get(key)
+
+        def replay(*args: Any, **kwargs: Any) -> Any:
+            nonlocal replays
+            if replays is None or replays.dropped:
+                replays = self._graphs.get(key)
+            return self._answer(key, replays, args, kwargs)
+
+        return replay
+
+    def close(self) -> None:
+        """Free the graphs and their memory."""
+        with self._lock:
+            self._drop()
+
+    def _answer(self, key: Situation, replays: Answers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Replay first, and look while the GPU works whether the module changed: nothing is lost if it did.
+
+        The answer is then thrown away and made anew. The watch keeps alive everything that a replay may have read. The
+        look comes first only if the replay would write something, to an input or to the module.
+        """
+        me = threading.get_ident()
+        if self._holder == me or self._capturing():  # the model calls itself, or somebody records a graph of it
+            return self._call(*args, **kwargs)
+        with self._lock:
+            self._holder = me
+            try:
+                return self._locked(key, replays, args, kwargs)
+            finally:
+                self._holder = None
+
+    def _locked(self, key: Situation, replays: Answers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self._raw_stream(self._device) != self._last_raw:
+            self._follow()
+        if replays is None or replays.dropped or replays.written or self._writes_state or not replays.settled():
+            return self._looked_first(key, args, kwargs)
+        answer = replays(args, kwargs, self._capture_in_place)
+        if not self._watch.changed():
+            return answer
+        return self._looked_first(key, args, kwargs)
+
+    def _looked_first(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        replays = self._graphs.get(key)
+        if is_held() and (replays is None or not replays.settled() or self._watch.changed()):
+            raise FrozenError("the plan is frozen, and would be captured anew")  # a change may be undone later
+        self._forget_if_changed()
+        replays = self._graphs.get(key)
+        if replays is not None and not replays.settled():
+            self._graphs.pop(key).drop()
+            replays = None
+        if replays is None:
+            replays = self._graphs[key] = self._capture(key, args, kwargs)
+        if replays.written and overlap(tensors_of(args, kwargs)):
+            return self._call(*args, **kwargs)  # inputs may share memory, and a graph has copies of each
+        return replays(args, kwargs, self._capture_in_place)
+
+    def _capture(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answers:
+        versions: list[int | None] = []
+        settings, hosts = settings_now(), self._host
+        hosts.pop(key, None)
+        if not self._graphs:  # a pool whose graphs are gone takes no new ones while borrowed outputs lie in it
+            self._pool = torch.cuda.graph_pool_handle()
+        others = list(self._graphs.values())  # these hold the pool open until this graph is in it
+
+        def warm() -> None:
+            if self._watch.changed():  # lazy modules and caches took shape
+                self._graphs.clear()
+                self._look()
+            versions[:] = self._watch.versions()
+
+        def settled() -> bool:  # holds no more than it needs, as a cycle would leave graphs to the garbage collector
+            host = hosts.get(key)
+            return settings() and (host is None or host.unchanged())
+
+        try:
+            with self._quietly():
+                replays = self._replays(key, args, kwargs, settled, warm)
+                now = self._watch.versions()
+        finally:
+            if not self._graphs:
+                _dropped(others)
+        if self._watch.changed():
+            self._drop()
+            self._look()
+            raise UnsupportedError(
+                "the call replaces tensors, submodules, attributes or the training mode of its own module, which a "
+                "replay does not"
+            )
+        self._writes_state = self._writes_state or now != versions or None in now
+        self._watch.look()  # from now on only at attributes that the call reads, as they are known by now
+        return replays
+
+    def _replays(
+        self,
+        key: Situation,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        settled: Callable[[], bool],
+        warm: Callable[[], None],
+    ) -> Answers:
+        """Warm up, call `warm`, and record the replays for calls like this one, valid for as long as `settled` says."""
+
+        def graph(host: HostValues | None) -> Graph:
+            call = self._call if host is None else host.around(self._call)
+            return record(call, args, kwargs, pool=self._pool, stream=self._side, settled=warm)
+
+        return Replays(self._recorded(key, graph), settled, flat_places(args, kwargs), borrow=self._borrow)
+
+    def _recorded(self, key: Situation, record: Callable[[HostValues | None], T]) -> T:
+        """Record the call as it is, or, if that fails, with the values that it copies from the CPU.
+
+        Raises:
+            UnsupportedError: neither can be recorded.
+        """
+        host = self._host.get(key)
+        while True:
+            known = 0 if host is None else len(host.learnt)
+            try:
+                return record(host)
+            except RuntimeError as error:
+                if not is_of_capture(error):
+                    raise
+                if host is not None and len(host.learnt) == known:
+                    raise refused(error) from error
+            host = self._host.setdefault(key, HostValues())
+            self._pool = torch.cuda.graph_pool_handle()  # the other one may be let go, and not free yet
+
+    def _capture_in_place(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None
+    ) -> Recorded:
+        """Record once more, for calls with inputs and outputs at exactly these addresses."""
+        host = self._host.get(situation_of(args, kwargs))
+        call = self._call if host is None else host.around(self._call)
+        with self._quietly():
+            return record_in_place(call, args, kwargs, wanted, pool=self._pool, stream=self._side)
+
+    @contextlib.contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """Record outside inference mode, as its tensors keep no version that tells of writes.
+
+        Buffers are put back, so that recording is not counted as calls (batch-norm statistics).
+        """
+        with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
+            yield
+
+    def _forget_if_changed(self) -> None:
+        if self._watch.changed():
+            if self._graphs and self._recompiles is not None:
+                self._recompiles.again([self._watch.difference()], at_start=True)
+            self._drop()
+            self._look()
+
+    def _look(self) -> None:
+        self._writes_state = False
+        self._watch.look()
+
+    def _drop(self) -> None:
+        _dropped(self._graphs.values())
+        self._graphs.clear()
+
+    def _follow(self) -> None:
+        """Wait for the stream of the last call if it was another: it may still be using the graph's memory."""
+        current = torch.cuda.current_stream()
+        current.wait_stream(self._last)
+        self._last, self._last_raw = current, current.cuda_stream
+
+
+def _dropped(several: Iterable[Answers]) -> None:
+    for replays in several:
+        replays.drop()

@@ -1,0 +1,143 @@
+"""Obstacles to a capture, named with the line of the user's code that causes each.
+
+There are two ways to find one. Before recording, `synchronisations` watches a call that runs as usual. PyTorch's debug
+mode for synchronising operations reports them, and nothing is left half done. The mode covers neither
+`torch.cuda.synchronize` nor the namespaces `torch.distributed` and `torch.sparse`, as its documentation says.
+Operations that it misses fail while recording, and `refused` turns that failure into words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from torchwise.errors import UnsupportedError, first_line
+
+_SYNCHRONISES = "called a synchronizing CUDA operation"
+_MACHINERY = (
+    str(Path(torch.__file__).parent) + os.sep,  # torchvision beside it is not PyTorch
+    str(Path(__file__).parents[1]) + os.sep,  # compile/, through which every captured call goes
+    *(str(Path(__file__).parents[2] / package) + os.sep for package in ("runtime", "trial", "workload")),
+)
+_watching = threading.RLock()
+"""PyTorch's debug mode and Python's warnings are one for all threads."""
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_REASONS = (
+    ("GradScaler", "GradScaler asks the GPU whether to step unless the optimizer is fused: build it with fused=True"),
+    ("stream is capturing", "it waits for the GPU: keep the decision there (torch.where), or take it out"),
+    ("depend on a capturing", "it uses another stream, to which the capture does not reach"),
+    ("not in capture mode", "it draws from a torch.Generator of its own: only PyTorch's default one is registered"),
+    ("without graph registration", "it draws from a torch.Generator of its own: only PyTorch's default is registered"),
+    ("during CUDA graph capture", "it copies from the CPU, or waits for the GPU: make it on the GPU, or keep it there"),
+)
+
+
+def refused(error: BaseException, what: str = "the call") -> UnsupportedError:
+    """Say in words why recording failed, and at which line, to be raised `from` the error.
+
+    Args:
+        error: the error of the recording. Ending a broken capture raises again, so the first of the chain counts.
+        what: the subject of the recording, for the sentence.
+    """
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
+        chain.append(before)
+    first = next((e for e in reversed(chain) if place_of(e)), chain[-1])
+    frames = "".join(f.name + f.filename for f in traceback.extract_tb(first.__traceback__))
+    said = first_line(str(first)) or type(first).__name__
+    known = f"{said} {'GradScaler' if 'grad_scaler.py' in frames else ''}"
+    why = next((reason for mark, reason in _REASONS if mark in known), said)
+    return UnsupportedError(f"{what} cannot be captured, because of {place_of(first) or type(first).__name__}: {why}")
+
+
+def is_of_capture(error: BaseException) -> bool:
+    """Whether recording failed for a reason of its own, and not, say, for lack of memory."""
+    return any(mark in str(error) for mark, _ in _REASONS) or any(
+        before is not None and is_of_capture(before) for before in {error.__cause__, error.__context__}
+    )
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return the innermost line outside PyTorch that an error came through, such as "model.py:12, in forward: `…`"."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return _place(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
+
+
+@contextlib.contextmanager
+def synchronisations() -> Iterator[list[str]]:
+    """List the places at which the code within waits for the GPU. It runs to its end all the same.
+
+    Other threads are not listed, and while one of them is watched already, this one is not.
+    """
+    found: list[str] = []
+    if not _watching.acquire(blocking=False):
+        yield found
+        return
+    try:
+        with _reported_to(found):
+            yield found
+    finally:
+        _watching.release()
+
+
+@contextlib.contextmanager
+def _reported_to(found: list[str]) -> Iterator[None]:
+    me, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def noted(message: Warning | str, *rest: object, **options: object) -> None:
+            if _SYNCHRONISES in str(message):
+                if threading.get_ident() == me:  # a backward pass passes on the warnings of its threads
+                    found.append(place_of_caller(2))
+            elif not str(message).startswith("Synchronization debug mode is a prototype"):
+                shown(message, *rest, **options)  # type: ignore[arg-type]
+
+        warnings.showwarning = noted
+        warnings.filterwarnings("always", message=_SYNCHRONISES)
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+def synchronises(found: list[str], what: str = "the call") -> UnsupportedError:
+    """Say that the watched call waits for the GPU, and at which line."""
+    if "grad_scaler" in found[0]:
+        return UnsupportedError(f"{what} cannot be captured, because of {found[0]}: {_REASONS[0][1]}")
+    return UnsupportedError(f"{what} cannot be captured, because of {found[0]}: {_REASONS[1][1]}")
+
+
+def place_of_caller(above: int = 1) -> str:
+    """Return the user's innermost line on the stack, with the part of PyTorch that it went through last."""
+    frame: FrameType | None = sys._getframe(above)
+    through = ""
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename.endswith("grad_scaler.py"):
+            through = " (grad_scaler)"
+        frame = frame.f_back
+    return _place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) + through if frame else "it"
+
+
+def _place(file: str, line: int, function: str) -> str:
+    text = linecache.getline(file, line).strip()
+    return f"{Path(file).name}:{line}, in {function}" + (f": `{text}`" if text else "")
+
+
+def _is_users(file: str) -> bool:
+    """Whether code is neither PyTorch's, nor the capture's, nor the standard library's (contextlib, functools)."""
+    if file.startswith((*_MACHINERY, "<frozen")):
+        return False
+    return not file.startswith(_STANDARD) or "-packages" in file

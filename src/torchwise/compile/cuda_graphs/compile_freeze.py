@@ -1,0 +1,94 @@
+"""A frozen plan's calls compile and capture nothing, at any depth below them.
+
+Dynamo compiles anew for a guard that fails, and a module that changed is captured anew. Both take seconds, in which a
+request waits. Dynamo tells when it begins to compile, in the thread that compiles, and so do captures here. Within a
+frozen plan's call either is refused before it begins. Other compilations in the same process go on.
+
+Source: PyTorch's start callbacks, by which it tells distributed programs of compilations.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torchwise.compile.private import Name, check, look_up
+from torchwise.errors import UnsupportedError
+
+WHO = "freezing a plan"
+_HANDLER: Name = ("torch._dynamo.callback", "callback_handler")
+_TRIGGER: Name = ("torch._dynamo.callback", "CallbackTrigger")
+
+
+class FrozenError(UnsupportedError):
+    """A call of a frozen plan for which something would have to be compiled or captured."""
+
+
+class _State(enum.Enum):
+    FREE = enum.auto()
+    HELD = enum.auto()
+    REFUSED = enum.auto()
+
+
+class _Here(threading.local):
+    """This thread's state: in no call of a frozen plan, in one, or in one in which something was refused."""
+
+    state = _State.FREE
+
+
+_HERE = _Here()
+_captures = 0
+"""CUDA graphs that were recorded in this process: by Torchwise, and since a first freeze by PyTorch's own modes."""
+
+
+def hold(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call` for a frozen plan: it compiles and captures nothing.
+
+    Raises:
+        UnsupportedError: this torch does not tell when it compiles.
+        FrozenError (on call): the call would have to compile or capture.
+    """
+    check(WHO, (_HANDLER, _TRIGGER))
+    callbacks: list[Callable[[Any], None]] = look_up(WHO, _HANDLER).start_callbacks
+    here = _HERE
+
+    def held(*args: Any, **kwargs: Any) -> Any:
+        if _refuse_compiling not in callbacks:  # the first time, and after `torch._dynamo.reset()`
+            callbacks.append(_refuse_compiling)
+        before, here.state = here.state, _State.HELD
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:  # Dynamo wraps the error in errors of its own
+            if here.state is _State.REFUSED and not isinstance(error, FrozenError):
+                raise FrozenError("the plan is frozen, and would be compiled anew") from error
+            raise
+        finally:
+            here.state = before
+
+    return held
+
+
+def is_held() -> bool:
+    """Whether this thread is in the call of a frozen plan."""
+    return _HERE.state is not _State.FREE
+
+
+def captured_graphs() -> int:
+    """Count the CUDA graphs recorded in this process, as `compiled_graphs` counts compiled graphs."""
+    return _captures
+
+
+def count_capture() -> None:
+    """Count one more captured graph."""
+    global _captures
+    _captures += 1
+
+
+def _refuse_compiling(event: Any) -> None:
+    if event.callback_trigger is look_up(WHO, _TRIGGER).CUDAGRAPH_RECORDING:
+        count_capture()  # by a mode of torch.compile, which is in the middle of it
+    elif is_held():
+        _HERE.state = _State.REFUSED
+        raise FrozenError("the plan is frozen, and would be compiled anew")

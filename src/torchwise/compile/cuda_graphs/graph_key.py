@@ -1,0 +1,43 @@
+"""The conditions under which a graph was recorded: it does not answer under others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import GlobalStateGuard
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+
+from torchwise.compile.signature import Signature, signature_of
+
+DEVICE = "cuda"
+"""The device of graphs."""
+
+Situation = tuple[Signature, torch.dtype | None, bool]
+"""The signature of the inputs, the dtype of autocast if it is enabled, and whether gradients are enabled."""
+
+
+def situation_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Situation:
+    """Return the key that selects among graphs."""
+    autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    return signature_of(args, dict(kwargs)), autocast, torch.is_grad_enabled()
+
+
+def settings_now() -> Callable[[], bool]:
+    """Return a function that tells whether PyTorch's settings (TF32, determinism, default dtype) are unchanged."""
+    check: Callable[[], bool] = GlobalStateGuard().check
+    return check
+
+
+def steps_aside() -> bool:
+    """Whether no graph may answer now: somebody records one, or a transform of functions (vmap, jvp) is active."""
+    if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+        return True
+    return torch.cuda.is_current_stream_capturing()
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether a graph can reach a tensor."""
+    return tensor.device.type == DEVICE

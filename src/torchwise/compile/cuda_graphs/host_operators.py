@@ -1,0 +1,111 @@
+"""The operators that involve the CPU: those that copy from it, and those that it must wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from torchwise.workload import pytree
+
+aten = torch.ops.aten
+_TO, _COPY = aten._to_copy.default, aten.copy_.default
+_WRITES = (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+_INDEXING = (aten.index.Tensor, *_WRITES)
+_MOVES = (*_INDEXING, aten.where.self)
+"""Operators that copy their arguments to the GPU if these lie on the CPU."""
+_ASKS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+_MASKS = (torch.bool, torch.uint8)
+
+Arguments = tuple[Any, ...]
+
+
+def copies_over(func: Any, args: Arguments, kwargs: Mapping[str, Any], device: str) -> bool:
+    """Whether an operator copies a tensor of the CPU to the device."""
+    if func is _TO:
+        return _lies(args[0], "cpu") and kwargs.get("device") is not None and kwargs["device"].type == device
+    if func is _COPY:
+        return _lies(args[0], device) and _lies(args[1], "cpu")
+    if func not in _MOVES:
+        return False
+    given = pytree.tensors(args)
+    return any(_lies(t, device) for t in given) and any(_lies(t, "cpu") for t in given)
+
+
+def with_brought(args: Arguments, bring: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
+    """Return the arguments with each tensor of the CPU replaced by the result of `bring`."""
+    moved: Arguments = pytree.map_tensors(lambda tensor: bring(tensor) if tensor.device.type == "cpu" else tensor, args)
+    return moved
+
+
+def has_masks(func: Any, args: Arguments) -> bool:
+    """Whether an operator is given masks as indices."""
+    return func in _INDEXING and any(index is not None and index.dtype in _MASKS for index in args[1])
+
+
+def without_masks(args: Arguments, find: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
+    """Return arguments of indexing with each mask replaced by the positions that it marks, as PyTorch does.
+
+    Args:
+        args: the tensor that is indexed, the indices, and any further arguments.
+        find: returns the positions of nonzero elements, as `nonzero` does.
+    """
+    found: list[Any] = []
+    for index in args[1]:
+        found += find(index).unbind(1) if index is not None and index.dtype in _MASKS else [index]
+    return (args[0], found, *args[2:])
+
+
+def waits(func: Any, args: Arguments, kwargs: Mapping[str, Any], device: str) -> bool:
+    """Whether the CPU waits for an operator's result on the device: a number, or a count of elements."""
+    if func is _TO:
+        return _lies(args[0], device) and kwargs.get("device") is not None and kwargs["device"].type == "cpu"
+    if func is _COPY:
+        return _lies(args[0], "cpu") and _lies(args[1], device)
+    if func in _INDEXING:
+        return any(_lies(index, device) and index.dtype in _MASKS for index in args[1])
+    if kwargs.get("output_size") is not None or not any(tag in func.tags for tag in _ASKS):
+        return False
+    return any(_lies(tensor, device) for tensor in pytree.tensors(args))
+
+
+def reads_numbers(func: Any, args: Arguments) -> bool:
+    """Whether an operator waits for numbers that differ on nearly every call."""
+    if func not in (_TO, _COPY, aten._local_scalar_dense.default):
+        return False
+    return any(tensor.is_floating_point() or tensor.is_complex() for tensor in pytree.tensors(args))
+
+
+def one_value_where_masked(func: Any, args: Arguments) -> bool:
+    """Whether an operator writes one value at the positions of a mask, so that it need not wait."""
+    if func not in _WRITES[1:] or (len(args) > 3 and args[3]):
+        return False
+    _, indices, value = args[:3]
+    return len(indices) == 1 and indices[0] is not None and indices[0].dtype in _MASKS and value.numel() == 1
+
+
+def write_where_masked(into: torch.Tensor, indices: Any, value: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Write one value at the positions of a mask, as PyTorch does by itself if no mode sees its operators."""
+    mask = indices[0].to(torch.bool)
+    mask = mask.reshape(*mask.shape, *(1,) * (into.dim() - mask.dim()))
+    if value.is_cpu:  # its value is known: nothing is copied
+        return into.masked_fill_(mask, value.reshape(()))
+    return into.copy_(torch.where(mask, value.reshape(()).to(into), into))
+
+
+def known_of(result: Any, device: str) -> Hashable:
+    """Return everything about an operator's result that Python can know: numbers, sizes, and all values on the CPU."""
+    return tuple(_known(leaf, device) for leaf in _pytree.tree_leaves(result))
+
+
+def _known(leaf: Any, device: str) -> Hashable:
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf), leaf
+    values = () if leaf.device.type == device else tuple(leaf.flatten().tolist())
+    return leaf.dtype, tuple(leaf.shape), values
+
+
+def _lies(thing: Any, device: str) -> bool:
+    return isinstance(thing, torch.Tensor) and thing.device.type == device

@@ -1,0 +1,329 @@
+"""One recorded call: a CUDA graph, and the tensors for its inputs and its outputs.
+
+Sources: PyTorch's `torch.cuda.graph` documentation (warm-up on a side stream, private pools, registered generators).
+vLLM's and PyTorch's own CUDA-graph wrappers for the one-pool-for-all-shapes idiom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchwise.compile.cuda_graphs.capture_stream import RecordingStream, settling_stream, warm_up_stream
+from torchwise.compile.cuda_graphs.compile_freeze import count_capture
+from torchwise.compile.signature import is_strided, opaque_leaves
+from torchwise.errors import UnsupportedError
+from torchwise.workload import pytree
+from torchwise.workload.pytree import PLAIN
+
+WARM_UP_CALLS = 3
+"""Calls before capture. Lazy initialisation, cuDNN's choice and Inductor's compilation must lie behind it."""
+
+recording_alone = threading.RLock()
+"""Held while recording: two recordings would share the default generator's count and the garbage collector's switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A call that can be replayed.
+
+    Attributes:
+        replay: launches the recorded kernels on the current stream.
+        inputs: the tensors that they read, in the order of `tensors_of`.
+        outputs: the call's outputs. Each replay overwrites their tensors.
+        written: positions of the inputs that the call writes to.
+    """
+
+    replay: Callable[[], None]
+    inputs: list[torch.Tensor]
+    outputs: Any
+    written: list[int]
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, borrow: bool = False) -> Any:
+        """Copy the inputs in, replay, and return copies of the outputs, which may be held, or the outputs."""
+        self.run(tensors_of(args, kwargs))
+        return self.outputs if borrow else copied(self.outputs)
+
+    def run(self, given: list[torch.Tensor]) -> None:
+        """Copy the inputs in, replay, and copy the written ones back."""
+        copy_each(self.inputs, given)
+        self.replay()
+        for position in self.written:
+            given[position].copy_(self.inputs[position])
+
+
+def record(
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    pool: Any,
+    stream: RecordingStream,
+    settled: Callable[[], None],
+) -> Graph:
+    """Warm up, and record one call on copies of its inputs.
+
+    Args:
+        call: the callable to record.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        pool: the memory pool that the graphs of one plan share.
+        stream: the plan's own, and no other plan's.
+        settled: called between warm-up and recording.
+
+    Raises:
+        UnsupportedError: a tensor lies elsewhere than on the current GPU, an input is sparse or nested, or an output is
+            in an object that cannot be copied.
+    """
+    args, kwargs, inputs = static_inputs(args, kwargs)
+    warm_up(call, args, kwargs, inputs)
+    settled()
+    before = [t._version for t in inputs]
+    replay, outputs = _recorded(lambda: call(*args, **kwargs), pool=pool, stream=stream)
+    check_outputs(outputs)
+    written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
+    return Graph(replay, inputs, outputs, written)
+
+
+def static_inputs(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
+    """Return copies of the arguments for graphs to read from, and the tensors in them in the order of `tensors_of`.
+
+    Raises:
+        UnsupportedError: a tensor lies elsewhere than on the current GPU, is sparse or nested, or is in an object.
+    """
+    copies: tuple[tuple[Any, ...], dict[str, Any]] = pytree.map_tensors(static, (args, dict(kwargs)))
+    inputs = pytree.tensors(copies)
+    if opaque := opaque_leaves(copies):
+        raise UnsupportedError(f"an input holds {opaque[0]}: what is in it could change without being seen")
+    if not all(map(is_strided, inputs)):  # copying into a sparse tensor gives it other memory
+        raise UnsupportedError("an input is sparse or nested, but a graph needs strided memory")
+    if outside := _elsewhere(inputs):
+        raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays the current GPU's work only")
+    return *copies, inputs
+
+
+def record_in_place(
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    wanted: list[torch.Tensor] | None,
+    *,
+    pool: Any,
+    stream: RecordingStream,
+) -> tuple[Callable[[], None], Any]:
+    """Record one call that is warm already, on the memory of its arguments, with its outputs copied to `wanted`.
+
+    Nothing is computed meanwhile, so that nothing is written either.
+
+    Args:
+        call: as in `record`.
+        args: likewise. The graph reads and writes the memory of these tensors.
+        kwargs: likewise.
+        wanted: a tensor for each tensor in the outputs, in the order of `trees.tensors`, or None to leave them in
+            place.
+        pool: as in `record`.
+        stream: likewise.
+
+    Returns:
+        The replay, and the outputs if they are left in place: the graph's own, which it overwrites.
+    """
+    args, kwargs = pytree.map_tensors(_alias, (args, dict(kwargs)))
+    targets = None if wanted is None else [_alias(target) for target in wanted]
+
+    def whole() -> Any:
+        outputs = call(*args, **kwargs)
+        if targets is None:
+            return outputs
+        copy_each(targets, pytree.tensors(outputs))
+        return None
+
+    return _recorded(whole, pool=pool, stream=stream)
+
+
+def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) -> tuple[Callable[[], None], Any]:
+    """Return the replay of `call`, and its outputs during the recording.
+
+    Other threads may go on using the GPU meanwhile, as one that pins memory for a loader does.
+    """
+    graph, pool = torch.cuda.CUDAGraph(), stream.usable(pool)
+    with recording_alone:
+        try:
+            with (
+                recording_on(stream) as ready,
+                torch.cuda.graph(graph, pool=pool, stream=ready, capture_error_mode="thread_local"),
+            ):
+                outputs = call()
+            count_capture()
+        except BaseException:  # raised again after any error: only allocator and generator must be settled first
+            stream.give_up(graph, pool)
+            settle_generator()
+            raise
+    return graph.replay, outputs
+
+
+@contextlib.contextmanager
+def recording_on(stream: RecordingStream) -> Iterator[torch.cuda.Stream]:
+    """Give the stream to record on, and hold off anything that may disturb a recording."""
+    with (
+        recording_alone,
+        torch.cuda.stream(torch.cuda.current_stream()),  # again: a capture that fails to end leaves its own
+        _own_casts(),
+        _no_collection(),
+        stream.ready() as ready,
+    ):
+        yield ready
+
+
+def collect_garbage() -> None:
+    """Free objects in cycles, CUDA graphs among them, while nothing is recorded: freeing a graph would fail then.
+
+    It collects twice. Compiled code lies in cycles, and the weights that are frozen into it in others behind.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return
+    with recording_alone:
+        for _ in range(2):
+            gc.collect()
+
+
+def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """Copy tensors into as many others of the same layout, in one launch if they have one dtype.
+
+    A step of decoding text returns two tensors a layer. Copies of a few microseconds each would be a good part of it.
+    """
+    if len(into) != len(values):
+        raise ValueError(f"{len(values)} tensors are to be copied into {len(into)}")
+    if len(into) == 1:
+        into[0].copy_(values[0])  # quicker for one
+    elif into:
+        torch._foreach_copy_(into, values)
+
+
+def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """List the tensors in the order of `trees.tensors`, quickly if they are not nested."""
+    places = flat_places(args, kwargs)
+    return pytree.tensors((args, kwargs)) if places is None else [args[place] for place in places]
+
+
+def flat_places(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int] | None:
+    """Return the positions of the tensors in `args`, or None if not all are there, each by itself."""
+    if kwargs or not all(type(arg) is torch.Tensor or type(arg) in PLAIN for arg in args):
+        return None
+    return [place for place, arg in enumerate(args) if type(arg) is torch.Tensor]
+
+
+def copied(outputs: Any) -> Any:
+    """Copy every tensor. The usual containers take a short cut, because this runs on every call."""
+    kind = type(outputs)
+    if kind is torch.Tensor:
+        return outputs.clone()
+    if kind is tuple or kind is list:
+        return kind(map(copied, outputs))
+    if kind is dict:
+        return {name: copied(value) for name, value in outputs.items()}
+    return pytree.map_tensors(torch.Tensor.clone, outputs)
+
+
+def warm_up(call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
+    """Call a few times on a side stream, leaving inputs and random numbers as they were.
+
+    The current stream waits even if the call raises: code that puts the state back must not race with its kernels.
+    """
+    stream = warm_up_stream(torch.cuda.current_device())
+    saved = [t.clone() for t in inputs]
+    generator = torch.cuda.get_rng_state()
+    stream.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_CALLS):
+                call(*args, **kwargs)
+                for tensor, original in zip(inputs, saved, strict=True):
+                    tensor.copy_(original)
+    finally:
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.set_rng_state(generator)
+
+
+def overlap(tensors: list[torch.Tensor]) -> bool:
+    """Whether two of the tensors share a storage, so that a write to one may change memory that another one reads."""
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < len(tensors)
+
+
+@contextlib.contextmanager
+def _own_casts() -> Iterator[None]:
+    """Have autocast cast weights inside the graph: earlier casts are freed when its context ends."""
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing somebody's CUDA graph while another is recorded, which would fail."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def check_outputs(outputs: Any) -> None:
+    """Refuse outputs that a replay would not refresh, or that cannot be copied.
+
+    Raises:
+        UnsupportedError: with the first of them.
+    """
+    if stray := _elsewhere(pytree.tensors(outputs)):
+        raise UnsupportedError(f"an output lies on {stray[0].device}, which a replay would not refresh")
+    if opaque := opaque_leaves(outputs):
+        raise UnsupportedError(
+            f"an output holds {opaque[0]}: what is in it cannot be copied, so that the next replay would overwrite "
+            "it; return tensors in tuples, lists, dicts or dataclasses"
+        )
+
+
+def _elsewhere(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """List the tensors that are not on the current GPU: another one's kernels would run once, and not be recorded."""
+    return [t for t in tensors if t.device.type != "cuda" or t.device.index != torch.cuda.current_device()]
+
+
+def settle_generator() -> None:
+    """End the generator's capture, which a failed capture leaves open: every later draw would raise.
+
+    It does so on a stream that is nobody else's. Later versions clear a stream's workspaces with any graph of it. The
+    default one of `torch.cuda.graph` may have recorded graphs of the user's.
+    """
+    with (
+        contextlib.suppress(RuntimeError, UnsupportedError),
+        torch.cuda.stream(torch.cuda.current_stream()),
+        _no_collection(),
+        torch.cuda.graph(
+            torch.cuda.CUDAGraph(),
+            stream=settling_stream(torch.cuda.current_device()),
+            capture_error_mode="thread_local",
+        ),
+    ):
+        torch.zeros(1, device="cuda")
+
+
+def static(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy for a graph to read from or write to, on every replay."""
+    return tensor.detach().clone()
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as a tensor like those of the warm-up: neither a parameter nor of inference mode."""
+    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

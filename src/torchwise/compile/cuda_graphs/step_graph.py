@@ -1,0 +1,233 @@
+"""A whole training step as one CUDA graph: forward, backward, clipping and the optimizer's update in one launch.
+
+Sources: "CUDA Graphs" in PyTorch's notes (whole-network capture) for static batches, gradients in the graph's pool and
+capturable optimizers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchwise.compile.cuda_graphs.capture_errors import refused
+from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
+from torchwise.compile.cuda_graphs.graph_key import Situation, on_gpu, settings_now, situation_of, steps_aside
+from torchwise.compile.cuda_graphs.recorded_graph import Graph, overlap, record, tensors_of
+from torchwise.compile.cuda_graphs.step_recording import Attempt, Grads, detached
+from torchwise.compile.cuda_graphs.training_state import TrainingState
+from torchwise.compile.guards.code_guard import CodeGuard
+from torchwise.compile.guards.varying_values import STATE, Varied
+from torchwise.compile.recompiles import Recompiles
+from torchwise.errors import UnsupportedError
+from torchwise.workload import pytree
+
+logger = logging.getLogger("torchwise")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recorded step, and the gradients that it reads and leaves.
+
+    Attributes:
+        graph: the recorded step, with the batch as its inputs.
+        entry: for each parameter the gradient tensor that the step adds to or overwrites in place, None if it reads
+            none.
+        left: for each parameter the gradient tensor that the step leaves.
+        settled: whether PyTorch's settings are still those of the recording.
+    """
+
+    graph: Graph
+    entry: Grads
+    left: Grads
+    settled: Callable[[], bool]
+
+
+class CapturedStep:
+    """Answers each call by one training step: the first of its kind as written, the following from one CUDA graph.
+
+    `step(*batch)` may hold everything in a step: `zero_grad`, the forward pass under autocast, the loss, `backward`,
+    clipping, `GradScaler`, `optimizer.step()`. Its outputs come back as copies, detached. Batches are copied in, one
+    graph for each of their signatures, all in one pool of memory.
+
+    The first call of a signature runs as written, and so makes everything that is made lazily (optimizer states,
+    scales, compiled code). The second warms up on a side stream. It then puts everything back bit by bit (parameters,
+    buffers, optimizer states, scales, gradients, random numbers), records, and replays. So each call is exactly one
+    step. Memory for a second copy of that state is needed meanwhile.
+
+    Every call looks for changes. It compares methods in classes, requires_grad, train / eval, autocast, PyTorch's
+    settings and the numbers in `param_groups`, and finds tensors that moved or were replaced. A change starts over as
+    with a first call. So a learning rate that changes on every step must be a tensor on CUDA, `lr=torch.tensor(1e-3,
+    device="cuda")`. Schedulers then write into it.
+
+    The gradients that the step leaves in `.grad` are the graph's own memory, overwritten by the next call. A step that
+    adds to gradients without clearing them (accumulation) finds the current values of `.grad`. Other tensors are copied
+    in, and None counts as zeros. A step that leaves None and is given a gradient runs as written. So does one that
+    writes to a batch whose tensors share memory.
+
+    Python runs only while recording. Prints and counts of the step, or a scheduler inside it, do not happen on replay.
+    Everything that the step writes to must be given, or lie in an object that is given. Anything else is written to
+    while warming up. If the step itself computes a gradient from the last one, `p.grad = p.grad + g`, the last one is
+    not seen to be read.
+
+    Args:
+        step: takes the batch, tensors in any nesting, and returns any nesting of tensors.
+        modules: those that it trains, or whose buffers it writes to.
+        optimizers: those that it steps.
+        scalers: the `torch.amp.GradScaler`s that it uses. Their optimizers must be fused.
+        recompiles: counts new captures after changes, and bounds them.
+
+    Raises:
+        UnsupportedError: (on the first or second call) the step cannot be captured, or (on a later one) a tensor of the
+            batch requires gradients. The message gives the reason, the line, and the way out, and the state is as it
+            was before.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        modules: Sequence[torch.nn.Module] = (),
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        scalers: Sequence[torch.amp.GradScaler] = (),
+        recompiles: Recompiles | None = None,
+    ) -> None:
+        self._step = step
+        self._recompiles = recompiles
+        self._state = TrainingState(modules, optimizers, scalers)
+        self._code = CodeGuard(step, *modules)
+        self._graphs: dict[Situation, Recorded] = {}
+        self._seen: set[Situation] = set()
+        self._told: set[str] = set()
+        self._refusal: str | None = None
+        self._lock = threading.RLock()
+        self._inside = False
+        self._pool: Any = None
+        self._side = RecordingStream()
+        self._last: torch.cuda.Stream | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Take one training step."""
+        with self._lock:
+            if self._inside or torch.is_inference_mode_enabled() or not self._on_gpu(args, kwargs) or steps_aside():
+                return self._plain(args, kwargs)
+            self._inside = True
+            try:
+                return self._answer(situation_of(args, kwargs), args, kwargs)
+            finally:
+                self._inside = False
+
+    def close(self) -> None:
+        """Free the graphs and their memory. The gradients that they left stay."""
+        with self._lock:
+            self._graphs.clear()
+            self._seen.clear()
+
+    def _answer(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._refusal is not None:
+            raise UnsupportedError(self._refusal)
+        if reason := self._state.changed() or self._recoded():
+            self._start_over(reason)
+        recorded = self._graphs.get(key)
+        if recorded is None and key not in self._seen:
+            return self._first(key, args, kwargs)
+        given = tensors_of(args, kwargs)
+        if any(t.requires_grad for t in given):
+            raise UnsupportedError(
+                "a tensor of the batch requires gradients, which a replay would not give it: detach it, and turn its "
+                "gradient on inside the step"
+            )
+        if recorded is None or not recorded.settled():
+            recorded = self._graphs[key] = self._capture(args, kwargs)
+        if recorded.graph.written and overlap(given):
+            return self._plain(args, kwargs)  # inputs may share memory, and a graph has copies of each
+        return self._replayed(recorded, args, kwargs)
+
+    def _first(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step as written, and accept the state that it made lazily: it started over if it made any."""
+        self._state.check()
+        before = self._state.settings()
+        answer = self._plain(args, kwargs)
+        if changed := [name for (name, a), (_, b) in zip(before, self._state.settings(), strict=False) if a != b]:
+            self._refusal = (
+                f"the training step sets {changed[0]}, which a replay does not: step schedulers outside of it"
+            )
+        if self._state.changed():
+            self._graphs.clear()
+            self._seen.clear()
+            self._state.look()
+        self._seen.add(key)
+        return answer
+
+    def _recoded(self) -> str | None:
+        replaced = self._code.replaced()
+        return None if replaced is None else f"{replaced} was replaced"
+
+    def _start_over(self, reason: str) -> None:
+        if self._graphs:
+            if self._recompiles is not None:
+                place = reason.partition(" was ")[0]
+                self._recompiles.again([Varied(place, place, STATE)], at_start=True)
+            way_out = "; a tensor on CUDA in its place could change without that" if " of group " in reason else ""
+            self._tell(f"the training step is captured anew, because {reason}{way_out}", reason.partition(" was ")[0])
+        self._graphs.clear()
+        self._seen.clear()
+        self._state.look()
+        self._code.look()
+
+    def _tell(self, text: str, subject: str = "") -> None:
+        """Warn once of each subject."""
+        subject = subject or text
+        logger.log(logging.INFO if subject in self._told else logging.WARNING, "torchwise: %s", text)
+        self._told.add(subject)
+
+    def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return detached(self._step(*args, **kwargs))
+
+    def _on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        given = [*pytree.tensors((args, kwargs)), *self._state.parameters[:1]]
+        return any(map(on_gpu, given))
+
+    def _replayed(self, recorded: Recorded, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        parameters = self._state.parameters
+        for parameter, left in zip(parameters, recorded.left, strict=True):
+            if left is None and parameter.grad is not None:
+                self._tell(
+                    "a parameter has a gradient for which the step leaves none, so that the step runs as written"
+                )
+                return self._plain(args, kwargs)
+        current = torch.cuda.current_stream()
+        if self._last is not None:
+            current.wait_stream(self._last)  # it may still be using the graph's memory
+        self._last = current
+        with torch.no_grad():
+            for parameter, entry in zip(parameters, recorded.entry, strict=True):
+                if entry is not None and parameter.grad is not entry:
+                    entry.zero_() if parameter.grad is None else entry.copy_(parameter.grad)
+                    parameter.grad = entry
+            answer = recorded.graph(args, kwargs)
+        torch.autograd.graph.increment_version(self._state.written)  # as a step does: copies of weights go by it
+        for parameter, left in zip(parameters, recorded.left, strict=True):
+            if parameter.grad is not left:
+                parameter.grad = left
+        return answer
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorded:
+        if not self._graphs:  # a pool whose graphs are gone takes no new ones while tensors (gradients) lie in it
+            self._pool = torch.cuda.graph_pool_handle()
+        self._state.check()
+        attempt = Attempt(self._step, self._state)
+        try:
+            graph = record(attempt, args, kwargs, pool=self._pool, stream=self._side, settled=attempt.settle)
+            attempt.check()
+        except BaseException as error:  # raised again after any error: only the state must be put back first
+            attempt.undo()
+            if isinstance(error, (UnsupportedError, KeyboardInterrupt, SystemExit)):
+                raise
+            raise refused(error, "the training step") from error
+        if attempt.kept:
+            self._tell(f"{attempt.kept} changes in Python from step to step, and will stand still: a replay runs none")
+        return Recorded(graph, attempt.entry, [p.grad for p in attempt.parameters], settings_now())

@@ -1,0 +1,208 @@
+"""The memory that a training step writes to, beside its batch: the places of all of it, and how to put it back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence, Sized
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+
+from torchwise.compile.cuda_graphs.graph_key import on_gpu
+from torchwise.compile.cuda_graphs.module_buffers import buffers_of
+from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.signature import is_plain, plain_key
+from torchwise.errors import UnsupportedError
+
+_address = torch.Tensor.data_ptr
+_flat = chain.from_iterable
+_requires_grad = attrgetter("requires_grad")
+_values = dict.values
+
+
+def _scaling(attributes: dict[str, Any]) -> tuple[Any, Any]:
+    return attributes.get("_scale"), attributes.get("_growth_tracker")
+
+
+Slot = tuple[dict[Any, Any], Any, Any, str]
+"""A dict, a key, the value that hung there, and its name in messages."""
+
+
+class TrainingState:
+    """The parameters, buffers, optimizer states and gradient scalers of a training step.
+
+    All use of private names of optimizers and of GradScaler sits here.
+
+    Attributes:
+        parameters: every parameter of the modules and of the optimizers, once, as of the last look.
+        written: these and the modules' buffers.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        scalers: Sequence[torch.amp.GradScaler],
+    ) -> None:
+        self._modules = torch.nn.ModuleList(modules)
+        self._optimizers = optimizers
+        self._scalers = scalers
+        for optimizer in optimizers:  # a capturable one would warn of the calls that run as written
+            vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
+        self._watch = ModuleWatch(self._modules)
+        self.look()
+
+    def look(self) -> None:
+        """Take the present memory of the state, and the present numbers, as the reference."""
+        self._watch.look()
+        self._settings = list(self._group_slots())
+        self._states = [slot for slot in self._state_slots() if slot[2] is not None]
+        self._sizes = self._counts()
+        self._kept = self._holders()  # alive, so that no other object gets their identity meanwhile
+        self._pointers = [slot[2].data_ptr() for slot in self._tensors()]
+        held = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        self.parameters = list(dict.fromkeys([*self._modules.parameters(), *held]))
+        self.written: list[torch.Tensor] = [*self.parameters, *self._modules.buffers()]
+        self._trained = [p.requires_grad for p in self.parameters]
+        self._unchanged = self._glance()
+
+    def changed(self) -> str | None:
+        """Return the change since the last look, in words, or None. Values of tensors are not looked at."""
+        if self._watch.changed():
+            return "a module changed: its mode, its structure, or where its tensors lie"
+        if self._unchanged():
+            return None
+        if [p.requires_grad for p in self.parameters] != self._trained:
+            return "requires_grad of a parameter changed"
+        if self._counts() != self._sizes or [*map(id, self._holders())] != [*map(id, self._kept)]:
+            return "an optimizer or a scaler has other groups or state"
+        for holder, key, was, name in (*self._settings, *self._states):
+            now = holder.get(key)
+            if now is not was and not (is_plain(now) and is_plain(was) and plain_key(now) == plain_key(was)):
+                return f"{name} was {_shown(was)} and is {_shown(now)}"
+        if [slot[2].data_ptr() for slot in self._tensors()] != self._pointers:
+            return "the memory of an optimizer's state moved"
+        return None
+
+    def _glance(self) -> Callable[[], bool]:
+        """Return a check, nearly all of it in C, that optimizers and scalers are surely as they are now.
+
+        It runs on every step, and takes a tenth of the time that looking closely takes.
+        """
+        lists = [optimizer.param_groups for optimizer in self._optimizers]
+        groups = [*_flat(lists)]
+        parameters = [group["params"] for group in groups]
+        held = [*lists, *parameters]
+        dicts: list[dict[Any, Any]] = [*(optimizer.state for optimizer in self._optimizers), *groups]
+        dicts += [state for o in self._optimizers for state in o.state.values() if isinstance(state, dict)]
+        scales = [vars(scaler) for scaler in self._scalers]
+        known = [*_flat(map(_values, dicts)), *_flat(held), *_flat(map(_scaling, scales))]
+        holders: list[Sized] = [*dicts, *held]
+        lengths = [*map(len, holders)]
+        tensors = [slot[2] for slot in self._tensors()]
+        states = [optimizer.state for optimizer in self._optimizers]
+        pointers, trained = self._pointers, self._trained
+
+        def unchanged() -> bool:
+            now = chain(_flat(map(_values, dicts)), _flat(held), _flat(map(_scaling, scales)))
+            return (
+                [*map(len, holders)] == lengths
+                and all(map(is_, now, known))
+                and all(
+                    o.state is s and o.param_groups is g
+                    for o, s, g in zip(self._optimizers, states, lists, strict=True)
+                )
+                and [*map(_address, tensors)] == pointers
+                and [*map(_requires_grad, self.parameters)] == trained
+            )
+
+        return unchanged
+
+    def settings(self) -> list[Any]:
+        """Return the numbers in the groups, and the count of writes to each tensor there, to compare."""
+        values = [(name, was) for _, _, was, name in self._group_slots()]
+        return [(name, v._version if isinstance(v, torch.Tensor) else repr(v)) for name, v in values]
+
+    def check(self) -> None:
+        """Refuse state that a graph cannot keep up to date, as of the last look.
+
+        Raises:
+            UnsupportedError: an optimizer is not capturable, or part of the state lies elsewhere than on the GPU.
+        """
+        for number, optimizer in enumerate(self._optimizers):
+            for group in optimizer.param_groups:
+                if group.get("capturable") is False:
+                    raise UnsupportedError(
+                        f"optimizers[{number}] is {type(optimizer).__name__} with capturable=False, which counts its "
+                        "steps where no graph can: build it with capturable=True"
+                    )
+        if outside := [p for p in self.parameters if not on_gpu(p)]:
+            raise UnsupportedError(f"a parameter lies on {outside[0].device}, but a graph trains only what is on CUDA")
+        for _, _, value, name in (*self._settings, *self._states):
+            if isinstance(value, torch.Tensor) and not on_gpu(value):
+                raise UnsupportedError(
+                    f"{name} lies on {value.device}, where a replay neither reads nor advances it: put it on CUDA"
+                )
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all values, and return a function that puts them back, in place, bit by bit."""
+        tensors = [*self.parameters, *(slot[2] for slot in self._tensors())]
+        kept, buffers = [t.detach().clone() for t in tensors], list(buffers_of(self._modules))
+        stages = [copy.deepcopy(vars(scaler).get("_per_optimizer_states")) for scaler in self._scalers]
+        names = [set(vars(optimizer)) for optimizer in self._optimizers]
+        numbers = [slot for slot in (*self._settings, *self._states) if is_plain(slot[2])]
+
+        def restore() -> None:
+            with torch.no_grad():
+                for tensor, value in zip(tensors, kept, strict=True):
+                    tensor.copy_(value)
+                for buffer in buffers:
+                    buffer.put_back()
+            for holder, key, value, _ in numbers:
+                holder[key] = value
+            for scaler, stage in zip(self._scalers, stages, strict=True):
+                if stage is not None:
+                    vars(scaler)["_per_optimizer_states"] = copy.deepcopy(stage)
+            for optimizer, known in zip(self._optimizers, names, strict=True):
+                for name in {"grad_scale", "found_inf"} - known:  # the scaler's, if a step broke off
+                    vars(optimizer).pop(name, None)
+
+        return restore
+
+    def _tensors(self) -> list[Slot]:
+        return [slot for slot in (*self._settings, *self._states) if isinstance(slot[2], torch.Tensor)]
+
+    def _group_slots(self) -> Iterator[Slot]:
+        for number, optimizer in enumerate(self._optimizers):
+            for position, group in enumerate(optimizer.param_groups):
+                for key in group:
+                    if key != "params":
+                        yield group, key, group[key], f"{key} of group {position} of optimizers[{number}]"
+
+    def _state_slots(self) -> Iterator[Slot]:
+        for number, optimizer in enumerate(self._optimizers):
+            for parameter, state in optimizer.state.items():
+                yield optimizer.state, parameter, state, f"the state of optimizers[{number}]"
+                if isinstance(state, dict):
+                    for key, value in state.items():
+                        yield state, key, value, f"the state {key!r} of optimizers[{number}]"
+        for scaler in self._scalers:
+            for key in ("_scale", "_growth_tracker"):
+                yield vars(scaler), key, vars(scaler).get(key), f"{key.strip('_')} of the scaler"
+
+    def _holders(self) -> list[Any]:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return [*(optimizer.state for optimizer in self._optimizers), *groups]
+
+    def _counts(self) -> list[int]:
+        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        scales = sum(vars(scaler).get("_scale") is not None for scaler in self._scalers)
+        trained = [id(p) for group in groups for p in group["params"]]
+        return [scales, len(states), *(len(s) for s in states if isinstance(s, dict)), *trained]
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if is_plain(value) else f"a {type(value).__name__}"

@@ -1,0 +1,222 @@
+"""The code that a callable runs, and whether any of it was replaced: a class patched, a `functools.partial` rebound.
+
+No write to a module or an object shows that, and compilers do not guard it. They take a method as it was when it was
+traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, is_, ne
+from typing import Any
+
+import torch
+
+from torchwise.compile.guards.fast_module_guard import DICT_VERSION
+from torchwise.compile.guards.reachable_code import ReachableCode, find_enclosed
+from torchwise.compile.guards.same_code import is_same_code
+from torchwise.compile.private import look_up
+from torchwise.errors import UnsupportedError
+
+try:
+    version: Callable[[dict[str, Any]], int] = look_up("watching classes", DICT_VERSION)
+except UnsupportedError:  # this torch reads no counts of writes: everything is looked at each time
+    version = functools.partial(lambda count, _: next(count), itertools.count())
+_CODE = (types.FunctionType, types.MethodType, functools.partial)
+_OF_PYTHON = ("builtins", "functools", "types")
+_OF_MODULES = {"__call__", "__getattr__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "forward"}
+"""The methods of `torch.nn.Module` itself that a call of a module goes through."""
+_NOT_CALLED = {"__init__", "__new__", "__init_subclass__", "__repr__"}
+_NOT_CALLED |= {"__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__"}
+"""Methods that make, copy and show objects. Loading Dynamo replaces one of them in `torch.nn.Module`."""
+code_of, defaults_of, keywords_of = map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__"))
+"""The code and defaults of a function, which may be replaced in it, as by tools that load changed source anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The code in a dict: of a class, of an object, of a module's global variables, or of a partial.
+
+    Attributes:
+        owner: the name of the dict's owner.
+        now: the dict.
+        kept: the code that hung there.
+        counts: whether another value there may be code.
+        among: the names that may be code, by default any.
+    """
+
+    owner: str
+    now: dict[str, Any]
+    kept: dict[str, Any]
+    counts: Callable[[str, Any], bool]
+    among: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, owner: str, now: dict[str, Any], counts: Callable[[str, Any], bool]) -> _Names:
+        return cls(owner, now, {name: value for name, value in now.items() if counts(name, value)}, counts)
+
+    @classmethod
+    def among_names(cls, owner: str, now: dict[str, Any], among: frozenset[str]) -> _Names:
+        return cls(owner, now, {name: now[name] for name in among.intersection(now)}, _always, among)
+
+    def replaced(self) -> str | None:
+        for name in {*self.kept, *(self.now if self.among is None else self.among.intersection(self.now))}:
+            now, kept = self.now.get(name), self.kept.get(name)
+            if now is kept or not (name in self.kept or self.counts(name, now)):
+                continue
+            if not is_same_code(now, kept):
+                return f"{self.owner}.{name}"
+        return None
+
+
+class CodeGuard:
+    """The classes, functions and partials behind callables, as they are now.
+
+    A class counts with its bases, and with all of its attributes but plain data. A module counts with attributes that
+    replace a method in it. The guard looks at the classes of all submodules and of the objects that a function closes
+    over. It also looks at the classes of objects that a method is bound to, or that a partial or an object holds. The
+    functions that all these find by name (`ReachableCode`) are looked at, too. Equal code that was made anew is the
+    same.
+
+    Attributes:
+        dicts: where code is looked up. A write there may be code that was replaced.
+        functions: that calls may run.
+        codes: the code of each.
+        defaults: those of the functions that have any.
+    """
+
+    def __init__(self, *calls: Callable[..., Any]) -> None:
+        self._calls = calls
+        self.look()
+
+    def look(self) -> None:
+        """Take the present code as the reference."""
+        behind = list(_behind(self._calls))
+        reached = ReachableCode(_called(behind), dict.fromkeys(map(type, behind)))
+        self.functions = reached.functions
+        self._defaulted = [each for each in self.functions if each.__defaults__]
+        self.codes = [*map(code_of, self.functions)]
+        # Those of keyword-only arguments are kept apart from the others.
+        self._keyworded = [each for each in self.functions if each.__kwdefaults__]
+        self.defaults = self._defaults_now()
+        self._names = [*_names(self._calls, behind), *_found_by_name(behind, reached)]
+        self.dicts = [names.now for names in self._names]
+        self._versions = [*map(version, self.dicts)]
+        self._others: dict[int, str | None] = {}
+
+    def replaced(self) -> str | None:
+        """Return the name of the replaced code, or None."""
+        return self.rebound() or self.rewritten()
+
+    def rebound(self) -> str | None:
+        """Return the name of something that was replaced by other code, or None."""
+        if (versions := [*map(version, self.dicts)]) != self._versions:
+            for place in itertools.compress(itertools.count(), map(ne, versions, self._versions)):
+                self._others[place] = self._names[place].replaced()
+            self._versions = versions
+        return next(filter(None, self._others.values()), None)
+
+    def rewritten(self) -> str | None:
+        """Return the name of a function whose own code or defaults changed, or None."""
+        codes, defaults = [*map(code_of, self.functions)], self._defaults_now()
+        if codes == self.codes and not self.has_other_defaults():
+            return None
+        for function, now, before in zip(self.functions, codes, self.codes, strict=True):
+            if not is_same_code(now, before):
+                return f"the code of {function.__qualname__}"
+        for function, now, before in zip([*self._defaulted, *self._keyworded], defaults, self.defaults, strict=True):
+            if not is_same_code(now, before):
+                return f"a default of {function.__qualname__}"
+        self.codes[:], self.defaults[:] = codes, defaults  # so that an identity check is enough
+        return None
+
+    def has_other_defaults(self) -> bool:
+        """Return whether defaults are other objects than before. Equal ones may be the same all the same."""
+        return not all(map(is_, self._defaults_now(), self.defaults))
+
+    def _defaults_now(self) -> list[Any]:
+        return [*map(defaults_of, self._defaulted), *map(keywords_of, self._keyworded)]
+
+
+def writes_to(dicts: list[dict[str, Any]]) -> int:
+    """Return a number that grows with each write to one of the dicts."""
+    return sum(map(version, dicts))
+
+
+def _behind(calls: Sequence[Callable[..., Any]]) -> Iterator[Any]:
+    """Yield the objects that calls lead to: modules, objects, functions, partials, each once."""
+    seen, waiting = set[int](), list[Any](calls)
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (type, types.BuiltinFunctionType)) or not callable(one):
+            continue
+        seen.add(id(one))
+        yield one
+        if isinstance(one, torch.nn.Module):
+            held = (value for name, value in vars(one).items() if name != "_compiled_call_impl")
+            waiting += [*one.modules(), *(value for value in held if isinstance(value, _CODE))]
+        elif isinstance(one, types.MethodType):
+            waiting += [one.__self__, one.__func__]
+        elif isinstance(one, functools.partial):
+            waiting += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, types.FunctionType):
+            waiting += find_enclosed(one)
+        else:
+            waiting += getattr(one, "__dict__", {}).values()
+
+
+def _called(behind: list[Any]) -> list[Any]:
+    return [each for each in behind if isinstance(each, _CODE)]
+
+
+def _found_by_name(behind: list[Any], reached: ReachableCode) -> Iterator[_Names]:
+    """Yield the dicts other than classes in which called code is looked up by name: in modules of both kinds."""
+    for space in reached.namespaces:
+        yield _Names.among_names(space.owner, space.held, frozenset(space.names))
+    for function in reached.functions:
+        if defaults := function.__kwdefaults__:
+            yield _Names.among_names(f"a default of {function.__qualname__}", defaults, frozenset(defaults))
+    parts = [each for each in behind if isinstance(each, torch.nn.Module)]
+    methods = {cls: _methods_of(cls, reached.names) for cls in {*map(type, parts)}}
+    for part in parts:
+        yield _Names.among_names(type(part).__qualname__, vars(part), methods[type(part)])
+
+
+def _names(calls: Sequence[Any], behind: list[Any]) -> Iterator[_Names]:
+    own = [call for call in calls if not isinstance(call, (torch.nn.Module, types.FunctionType))]
+    for each in behind:
+        if isinstance(each, functools.partial):
+            yield _Names.of("functools.partial.keywords", each.keywords, _always)
+        elif any(each is call for call in own) and hasattr(each, "__dict__"):
+            yield _Names.of(type(each).__qualname__, vars(each), functools.partial(is_called, None))
+    for cls in dict.fromkeys(cls for each in behind for cls in type(each).__mro__):
+        for held in gc.get_referents(cls.__dict__):  # the dict behind Python's proxy, whose writes are counted
+            if type(held) is dict and cls.__module__ not in _OF_PYTHON:
+                yield _Names.of(cls.__qualname__, held, functools.partial(is_called, cls))
+
+
+def _methods_of(cls: type, named: set[str]) -> frozenset[str]:
+    """Return the methods that code calls on such an object, which an attribute of the object would replace.
+
+    Python looks special methods up in the class alone.
+    """
+    held = (item for base in cls.__mro__ for item in vars(base).items())
+    kinds = (staticmethod, classmethod)
+    methods = {name for name, value in held if callable(value) or isinstance(value, kinds)}
+    return frozenset(name for name in methods & named if not name.startswith("__"))
+
+
+def _always(_name: str, _value: Any) -> bool:
+    return True
+
+
+def is_called(cls: type | None, name: str, value: Any) -> bool:
+    """Whether a value in a class, or in an object, may be code that a call runs."""
+    if cls is torch.nn.Module:
+        return name in _OF_MODULES
+    return name not in _NOT_CALLED and (callable(value) or hasattr(value, "__get__"))

@@ -1,0 +1,184 @@
+"""A glance at a module: whether it is surely unchanged, without looking closely.
+
+It runs on every call of a captured graph and of compiled code, nearly all of it in C. It checks that no dict of a
+module was written to, by the counts of writes that Python keeps and Dynamo reads. It checks that the tensors have the
+same memory and layout, by the guards of Dynamo's compiled code. If a dict was written to, it compares every submodule,
+parameter, buffer and plain attribute there by identity. It also checks that nothing was added. If the guards of the
+code are known, only the attributes that it reads are looked at. The classes of the submodules are looked at on every
+call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+
+from torchwise.compile.private import look_up
+from torchwise.compile.signature import guards_of, is_equal, is_strided
+from torchwise.errors import UnsupportedError
+
+Reads = Mapping[tuple[str, ...], Collection[str] | None]
+"""By the path of a submodule, the attributes that something depends on, also on their absence, or None for all."""
+
+_address = torch.Tensor.data_ptr
+_flat = chain.from_iterable
+_MISSING = object()
+
+DICT_VERSION = ("torch._C._dynamo.guards", "dict_version")
+
+STANDARD = frozenset(torch.nn.Module().__dict__) - {"training"}
+"""Attributes that every module has, and that are looked at otherwise or do not bear on its answers."""
+REGISTERED = ("_modules", "_parameters", "_buffers")
+
+
+class Held:
+    """The contents of a dict.
+
+    Args:
+        held: the dict.
+        names: the keys to look at, present or not. By default all of them, and that nothing is added.
+        apart: the keys not to look at in that case.
+    """
+
+    __slots__ = ("_all", "_apart", "_names", "_values", "held")
+
+    def __init__(self, held: dict[str, Any], names: Iterable[str] | None = None, apart: Collection[str] = ()) -> None:
+        self.held = held
+        self._apart = apart if names is None else None
+        self._names = list(names or ())
+        self.look()
+
+    def look(self) -> None:
+        """Take the present contents as the reference."""
+        self._all = list(self.held)  # in their order, in which a Sequential calls its modules
+        if self._apart is not None:
+            self._names = [name for name in self._all if name not in self._apart]
+        self._values = self._now()
+
+    def is_same(self) -> bool:
+        """Whether the very same objects are there, or numbers and texts that are equal."""
+        now = self._now()
+        if not all(map(is_, now, self._values)):
+            if not all(a is b or is_equal(a, b) for a, b in zip(now, self._values, strict=True)):
+                return False
+            self._values = now
+        return self._apart is None or [*self.held] == self._all
+
+    def _now(self) -> list[Any]:
+        get = self.held.get
+        return [get(name, _MISSING) for name in self._names]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors among the reference contents."""
+        return [value for value in self._values if isinstance(value, torch.Tensor)]
+
+
+def glance_at(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[], bool]:
+    """Return a check that a module is surely as it is now. If it says no, a closer look must decide.
+
+    It says no to changes that affect no answer, too: another object with the same memory, another grad mode.
+
+    Args:
+        module: with all its submodules.
+        reads: attributes that something depends on. By default it may depend on all of them. If it depends on none,
+            somebody else looks at the contents of the modules themselves.
+    """
+    children = list(module.modules())
+    if any(isinstance(child, torch.jit.ScriptModule) for child in children):
+        return lambda: False  # their weights and parts hang elsewhere
+    kinds = [*map(type, children)]
+    states = [*map(vars, children)]
+    dicts = [Held(state[kind]) for state in states for kind in REGISTERED]
+    hooks = [state[kind] for state in states for kind in ("_forward_hooks", "_forward_pre_hooks")]
+    if reads is None or reads:
+        dicts += [_attributes(*each) for each in zip(states, names_read(module, children, reads), strict=True)]
+    tensors = [*_flat(held.tensors() for held in dicts)]
+    guards = _guards(tensors)
+    if guards is None:
+        return lambda: False
+    here, there = guards
+    addresses = [*map(_address, tensors)]
+    unwritten = unwritten_since(dicts, hooks)
+    return lambda: (
+        unwritten()
+        and [*map(_address, tensors)] == addresses
+        and [*map(type, children)] == kinds  # another class is no write to a dict
+        and (here(*tensors) or there(*tensors))
+    )
+
+
+def names_read(
+    module: torch.nn.Module, children: list[torch.nn.Module], reads: Reads | None
+) -> list[Collection[str] | None]:
+    """Return for each submodule its attributes that are read."""
+    if reads is None:
+        return [None] * len(children)
+    found: dict[int, set[str] | None] = {id(child): set() for child in children}
+    for path, names in reads.items():
+        child: Any = module
+        for name in path:
+            child = child._modules[name] if child is not None and name in child._modules else None
+        known = found.get(id(child))
+        if names is None:
+            found[id(child)] = None
+        elif known is not None:
+            known |= set(names)
+    return [found[id(child)] for child in children]
+
+
+def _attributes(state: dict[str, Any], names: Collection[str] | None) -> Held:
+    """Return the part of a module's attributes to look at.
+
+    A deletion from a Sequential puts another dict in the place of `_modules`.
+    """
+    return Held(state, apart=STANDARD - {*REGISTERED}) if names is None else Held(state, {*REGISTERED, *names})
+
+
+def unwritten_since(dicts: Sequence[Held], hooks: Sequence[Any]) -> Callable[[], bool]:
+    """Return a check that dicts are unchanged: by their counts of writes, or else by looking closely.
+
+    An attribute that was set and put back, such as `training`, was written to. A look then finds that nothing changed.
+    """
+    lengths = [*map(len, hooks)]  # ordered dicts, which count otherwise
+    try:
+        version = look_up("watching modules", DICT_VERSION)
+    except UnsupportedError:  # this torch reads no counts
+        return lambda: [*map(len, hooks)] == lengths and all(held.is_same() for held in dicts)
+    looked_at = [held.held for held in dicts]
+    seen = [*map(version, looked_at)]
+
+    def unwritten() -> bool:
+        now = [*map(version, looked_at)]
+        if now != seen:
+            if not all(held.is_same() for held, a, b in zip(dicts, now, seen, strict=True) if a != b):
+                return False
+            seen[:] = now
+        return [*map(len, hooks)] == lengths
+
+    return unwritten
+
+
+def _guards(tensors: list[torch.Tensor]) -> tuple[Callable[..., bool], Callable[..., bool]] | None:
+    """Return a check, in one step, that tensors have the same memory and layout, or None if none can tell.
+
+    PyTorch's guards hold in the inference mode that they were made in, so that there are some for each of the two.
+    """
+    if not tensors:
+        return _always, _always
+    if not all(type(t) in (torch.Tensor, torch.nn.Parameter) and is_strided(t) for t in tensors):
+        return None
+    try:
+        here = guards_of(tensors)
+        with torch.inference_mode(not torch.is_inference_mode_enabled()), torch.no_grad():
+            there = guards_of(tensors)
+    except UnsupportedError:
+        return None
+    return here, there
+
+
+def _always() -> bool:
+    return True

@@ -1,0 +1,147 @@
+"""The values that compiled code depends on, by its guards, and which of them differ now.
+
+Dynamo names a guard's subject by an expression over local variables (`L`) and global ones (`G`), such as
+`L['self'].step`. The values of these expressions are noted when something is compiled. They are read again when no
+compiled code fits a call. Notes keep no tensor alive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchwise.compile.signature import is_plain, is_strided, plain_key
+from torchwise.errors import StalePlanError
+
+Noted = dict[str, tuple[str, Any]]
+"""By Dynamo's expression: the kind of a value, and the part of it to compare."""
+
+NUMBER, TEXT, FLAG, VALUE, TENSOR, LENGTH, OBJECT = "number", "text", "flag", "value", "tensor", "length", "object"
+WEIGHT, CONTENT, STATE = "weight", "content", "state"
+"""A setting of PyTorch's, or any other subject of a guard that is no value."""
+_MODULES = re.compile(r"\._modules\['([^']*)'\]")
+_HELD = re.compile(r"\._(?:parameters|buffers)\['([^']*)'\]")
+_OF_CLASS = re.compile(r"dict\(type\((.+)\)\.__dict__\)\['(\w+)'\]")
+_OF_MODULE = re.compile(r"G\['__import_(\w+)'\]\.(.+)")
+_ROOT = re.compile(r"(?P<kind>[LG])\['(?P<name>\w+)'\](?P<rest>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Varied:
+    """A value that compiled code depends on, and that differs from before.
+
+    Attributes:
+        name: as Dynamo writes it.
+        place: the same in words, such as "`step` on the model".
+        kind: of its value, such as `NUMBER`.
+        value: its present value, to show, or "" if there is nothing to show.
+        is_integer: whether it is one now, and was.
+    """
+
+    name: str
+    place: str
+    kind: str
+    value: str = ""
+    is_integer: bool = False
+
+
+class ChangedModelError(StalePlanError):
+    """The model changed since a plan was made of it, in a way that the plan does not follow.
+
+    Attributes:
+        varied: the difference.
+    """
+
+    def __init__(self, message: str, varied: Varied) -> None:
+        super().__init__(message)
+        self.varied = varied
+
+
+def note(values: Iterable[tuple[str, Any]]) -> Noted:
+    """Note values by their expressions."""
+    return {name: _summary(value) for name, value in values if name}
+
+
+def varied(noted: Noted, scope: Mapping[str, Any], owner: str | None) -> list[Varied]:
+    """Return the values that differ now.
+
+    Args:
+        noted: values of before.
+        scope: "L" and "G": the local and the global variables.
+        owner: the local variable of the model.
+    """
+    found = []
+    for name, before in noted.items():
+        try:
+            now = _summary(eval(name, {}, dict(scope)))
+        except Exception:  # it is gone, or its expression uses helpers of Dynamo's own
+            continue
+        if now != before:
+            kind = now[0] if now[0] == before[0] else OBJECT
+            found.append(
+                Varied(
+                    name, place_of(name, owner, scope["L"]), kind, _shown(now), _is_integer(before) and _is_integer(now)
+                )
+            )
+    return found
+
+
+def value_varied(place: str, now: Any) -> Varied:
+    """Return a variation for a place that has another value now."""
+    summary = _summary(now)
+    return Varied(place, place, summary[0], _shown(summary))
+
+
+def place_of(name: str, owner: str | None, variables: Mapping[str, Any]) -> str:
+    """Return the place of an expression of Dynamo's, in words.
+
+    Args:
+        name: the expression.
+        owner: the local variable of the model.
+        variables: the local ones.
+    """
+    if hit := _OF_MODULE.fullmatch(name):
+        return f"`{hit[2]}` of {hit[1].replace('_dot_', '.')}"
+    if hit := _OF_CLASS.fullmatch(name):
+        return f"`{hit[2]}` of the class of {place_of(hit[1], owner, variables)}"
+    root = _ROOT.fullmatch(name)
+    if root is None:
+        return f"`{name}`"
+    rest = _HELD.sub(r".\1", _MODULES.sub(r".\1", root["rest"])).lstrip(".")
+    if root["kind"] == "G":
+        return f"the global variable `{root['name']}{root['rest']}`"
+    if root["name"] in (owner, "self"):
+        whose = "the model" if root["name"] == owner else f"the {type(variables.get('self')).__name__}"
+        return f"`{rest}` on {whose}" if rest else whose
+    return f"`{root['name']}{root['rest']}`"
+
+
+def _summary(value: Any) -> tuple[str, Any]:
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if is_strided(value) else ()
+        return TENSOR, (value.dtype, tuple(value.shape), strides, value.device, value.requires_grad)
+    if is_plain(value):
+        kind = FLAG if isinstance(value, bool) else NUMBER if isinstance(value, (int, float, complex)) else None
+        return kind or (TEXT if isinstance(value, str) else VALUE), plain_key(value)
+    if isinstance(value, (tuple, list, dict, set)):
+        return LENGTH, (type(value), len(value))
+    return OBJECT, (type(value), id(value))
+
+
+def _is_integer(summary: tuple[str, Any]) -> bool:
+    return summary[0] == NUMBER and summary[1][0] is int
+
+
+def _shown(summary: tuple[str, Any]) -> str:
+    kind, value = summary
+    if kind == TENSOR:
+        return f"{str(value[0]).removeprefix('torch.')}{list(value[1])}"
+    if kind == OBJECT:
+        return ""
+    last = value[-1] if isinstance(value, tuple) else value
+    text = last if kind == NUMBER and isinstance(last, str) else repr(last)  # floats are compared by their text
+    return text if len(text) <= 40 else f"{text[:37]}..."

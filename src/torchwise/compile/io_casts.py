@@ -1,0 +1,210 @@
+"""The edge of a model that runs in another precision or layout inside: cast on the way in, restore on the way out.
+
+The casts are part of the compiled code, so that Inductor fuses them with the first and last kernels. The original
+determines the form of the outputs, which may differ for each kind of call: it is run once for each signature.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from torchwise.compile.layout import Order, laid_in, order_of
+from torchwise.compile.signature import Signature, signature_of
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.workload import pytree
+from torchwise.workload.module_state import kept_generators, kept_state
+from torchwise.workload.workload import Example
+
+AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
+"""The type that autocast computes in, by precision."""
+MOST_SIGNATURES = 1024
+"""Most signatures whose outputs are remembered: a plan for dynamic shapes may meet any number of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of the original's outputs for one kind of call.
+
+    Attributes:
+        outputs: dtype of each output tensor, the order of its dimensions in memory, and which input tensor it is, if
+            any.
+        is_traced: whether compilers see the tensors. They do not in an object of a class that PyTorch's trees do not
+            know.
+    """
+
+    outputs: tuple[tuple[torch.dtype, Order | None, int | None], ...]
+    is_traced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The changes to tensors at the edge.
+
+    Attributes:
+        plan: the plan with the precision and memory format.
+        device: "cpu" or "cuda", for autocast.
+    """
+
+    plan: Plan
+    device: str
+
+    @staticmethod
+    def is_needed(plan: Plan) -> bool:
+        """Whether tensors must be cast, or laid out otherwise, at the edge."""
+        return plan.memory_format != "preserve" or plan.precision not in ("native", "tf32")
+
+    def around(self, call: Callable[..., Any], form: Form) -> Callable[..., Any]:
+        """Return `call` with its edge, for calls whose outputs have this form. `call` becomes its attribute `inside`.
+
+        Raises (on call):
+            UnsupportedError: the outputs have another form.
+        """
+        enter, leave, is_traced = self._enter, self._leave, form.is_traced
+
+        def edged(*args: Any, **kwargs: Any) -> Any:
+            given, spec = _pytree.tree_flatten((args, kwargs))
+            args, kwargs = _pytree.tree_unflatten([enter(leaf) for leaf in given], spec)
+            with self._autocast():
+                result = call(*args, **kwargs)
+            if not is_traced:
+                return result
+            leaves, spec = _pytree.tree_flatten(result)
+            return _pytree.tree_unflatten(leave(leaves, given, form), spec)
+
+        edged.inside = call  # type: ignore[attr-defined]
+        return edged
+
+    def outside(self, call: Callable[..., Any], form: Form) -> Callable[..., Any]:
+        """Return the compiled `call` with its edge, and restore outputs that compilers do not see."""
+        if form.is_traced:
+            return call
+
+        def restored(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            leaves: Iterator[Any] = iter(self._leave(pytree.tensors(result), pytree.tensors((args, kwargs)), form))
+            return pytree.map_tensors(lambda _: next(leaves), result)
+
+        return restored
+
+    def _enter(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if self.plan.precision == "bf16" and leaf.is_floating_point():
+            leaf = leaf.to(torch.bfloat16)
+        if self.plan.memory_format == "channels_last" and leaf.dim() == 4:
+            leaf = leaf.to(memory_format=torch.channels_last)
+        return leaf
+
+    def _leave(self, leaves: list[Any], given: list[Any], form: Form) -> list[Any]:
+        inputs = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+        restored: list[Any] = []
+        position = 0
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                if position == len(form.outputs):
+                    raise UnsupportedError("the call returns more tensors than the original did for such inputs")
+                leaf = self._restored(leaf, inputs, *form.outputs[position])
+                position += 1
+            restored.append(leaf)
+        if position != len(form.outputs):
+            raise UnsupportedError("the call returns fewer tensors than the original did for such inputs")
+        return restored
+
+    def _restored(
+        self, leaf: torch.Tensor, inputs: list[torch.Tensor], dtype: torch.dtype, order: Order | None, given: int | None
+    ) -> torch.Tensor:
+        if given is not None:
+            return inputs[given]
+        if leaf.dtype != dtype and not (dtype.is_floating_point and leaf.dtype in self._computed_in()):
+            raise UnsupportedError(f"the call returns {leaf.dtype} where the original returned {dtype} before")
+        return laid_in(leaf.to(dtype), order)
+
+    def _computed_in(self) -> tuple[torch.dtype, ...]:
+        """Return the types that a number may have within when it has another one outside."""
+        if self.plan.precision not in ("bf16", *AUTOCAST):
+            return ()
+        return (torch.float32, AUTOCAST.get(self.plan.precision, torch.bfloat16))
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = AUTOCAST.get(self.plan.precision)
+        return torch.autocast(self.device, dtype) if dtype else nullcontext()
+
+
+class ByForm:
+    """Answers by code for outputs of the form that the original's have for such a call.
+
+    Args:
+        original: is run once for each signature, on copies, which changes nothing of it.
+        make: makes the callable for calls whose outputs have a form.
+
+    Raises (on call):
+        UnsupportedError: a CUDA graph is being recorded, in which the original may not run, and such a call is new.
+        Exception: any error that the original raises.
+    """
+
+    def __init__(self, original: Callable[..., Any], make: Callable[[Form], Callable[..., Any]]) -> None:
+        self._original, self._make = original, make
+        self._forms: dict[Signature, Form] = {}
+        self._made: dict[Form, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as the original does."""
+        key = self._key(args, kwargs)
+        made = self._of(key, args, kwargs)
+        try:
+            return made(*args, **kwargs)
+        except UnsupportedError:  # the original may answer in another form by now
+            self._forms.pop(key, None)
+            raise
+
+    def way(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return the callable for calls of this signature, which was called before, without looking it up."""
+        made = self._of(self._key(args, dict(kwargs)), args, dict(kwargs))
+        return made.way(args, kwargs) if hasattr(made, "way") else made
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
+        return (getattr(self._original, "training", None), *signature_of(args, kwargs))
+
+    def _of(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = form_of(self._original, args, kwargs)
+            if len(self._forms) > MOST_SIGNATURES:
+                del self._forms[next(iter(self._forms))]
+        with self._lock:
+            if form not in self._made:
+                self._made[form] = self._make(form)
+            return self._made[form]
+
+
+def form_of(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Form:
+    """Run the original once on copies of the inputs, to learn the form of its outputs, and put its state back.
+
+    Raises:
+        UnsupportedError: a CUDA graph is being recorded.
+        Exception: any error that the original raises.
+    """
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError("the form of the outputs is not known, and nothing can be run while a graph is recorded")
+    example = Example(args, kwargs).clone()
+    device = "cuda" if any(t.is_cuda for t in example.tensors()) else "cpu"
+    with torch.no_grad(), kept_generators(device), kept_state(original, example.args, example.kwargs):
+        result = original(*example.args, **example.kwargs)
+    outputs, inputs = pytree.tensors(result), pytree.tensors((example.args, dict(example.kwargs)))
+    seen, given = map(_seen_by_compilers, (result, (example.args, dict(example.kwargs))))
+    positions = {id(tensor): at for at, tensor in reversed([*enumerate(inputs)])} if given == len(inputs) else {}
+    forms = tuple((tensor.dtype, order_of(tensor), positions.get(id(tensor))) for tensor in outputs)
+    return Form(forms, seen == len(outputs))
+
+
+def _seen_by_compilers(tree: Any) -> int:
+    return sum(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(tree))

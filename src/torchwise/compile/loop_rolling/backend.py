@@ -1,0 +1,81 @@
+"""The way in to rolling: the backend for `torch.compile(fn, backend=...)`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchwise.compile.loop_rolling import private, repeated_subgraphs, split
+from torchwise.compile.loop_rolling.graph_index import Flow
+from torchwise.compile.noop_check import effective
+from torchwise.errors import UnsupportedError
+
+LONG = 500
+"""Nodes above which a graph without repetitions is not compiled: it would take minutes, and be in vain."""
+
+
+class Rolled:
+    """A backend of `torch.compile` around another one, which is given one body for all repetitions of it.
+
+    A graph without repetitions is compiled as it is if it is short. A long one is left to eager.
+
+    Args:
+        inner: compiles one graph for its inputs, which are fake tensors.
+
+    Attributes:
+        rolled: how many graphs were rolled.
+        reasons: why other graphs were not.
+    """
+
+    compiler_name = "inductor"
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self._inner = inner
+        self.rolled = 0
+        self.reasons: list[str] = []
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph that Dynamo captured."""
+        try:
+            flow = Flow.of(module, inputs)
+            cut = split.parts(flow, repeated_subgraphs.rolled(flow))
+        except UnsupportedError as reason:
+            self.reasons.append(str(reason))
+            is_long = len(module.graph.nodes) > LONG
+            unrolled: Callable[..., Any] = module.forward if is_long else self._inner(module, inputs)
+            return unrolled
+        self.rolled += 1
+        return split.compiled(flow, cut, functools.partial(self._part, flow.fake_mode))
+
+    def _part(self, fake_mode: Any, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        with private.tracing(fake_mode):
+            compiled: Callable[..., Any] = self._inner(module, inputs)
+        return compiled
+
+    @contextlib.contextmanager
+    def effective(self) -> Iterator[None]:
+        """Watch a first call, and the reasons of the inner backend (see `effect.effective`)."""
+        inner = getattr(self._inner, "effective", contextlib.nullcontext)
+        with effective(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
+            yield
+
+
+@functools.cache
+def around(inner: Callable[..., Any]) -> Rolled:
+    """Return the backend around `inner`: one and the same, so that Dynamo recognizes compiled code.
+
+    Raises:
+        UnsupportedError: this torch lacks something that rolling needs.
+    """
+    private.check()
+    return Rolled(inner)
+
+
+@functools.cache
+def inductor(options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """Return Inductor with `options` as such a backend: one and the same for equal options."""
+    return functools.partial(private.compile_fx, config_patches=dict(options))

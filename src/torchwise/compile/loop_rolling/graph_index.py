@@ -1,0 +1,231 @@
+"""A graph that Dynamo captured, as numbers: each node's operation, its inputs, and the memory it writes to in place.
+
+Values are numbered. Node i of the computing nodes makes value i, and input k is value -1 - k.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchwise.compile.loop_rolling import private
+from torchwise.compile.loop_rolling.views import with_parts_first
+from torchwise.errors import UnsupportedError
+from torchwise.workload import pytree
+
+COMPUTES = ("call_function", "call_method", "call_module")
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The flow of values in a graph.
+
+    Attributes:
+        module: the graph with the objects it refers to.
+        nodes: the nodes that compute, in order.
+        values: the values, on fake tensors.
+        reads: the values that each node takes, as often as it takes them.
+        writes: the storages that each node changes in place.
+        results: the values that the graph returns, None where it returns None.
+        fake_mode: the mode that the fake tensors belong to.
+    """
+
+    module: torch.fx.GraphModule
+    nodes: tuple[Node, ...]
+    values: dict[int, Any]
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[frozenset[int], ...]
+    results: tuple[int | None, ...]
+    fake_mode: Any
+
+    @classmethod
+    def of(cls, module: torch.fx.GraphModule, given: Sequence[Any]) -> Flow:
+        """Run the graph once on fake tensors that look like the inputs given, and watch.
+
+        Raises:
+            UnsupportedError: the graph cannot be cut without changing its meaning, with the reason.
+        """
+        module = with_parts_first(module)
+        nodes = tuple(node for node in module.graph.nodes if node.op in COMPUTES)
+        inputs = module.graph.find_nodes(op="placeholder")
+        numbers = {node: number for number, node in enumerate(nodes)}
+        numbers |= {node: -1 - place for place, node in enumerate(inputs)}
+        results = _results(module, numbers)
+        replay = _replayed(module, given)
+        return cls(
+            module=module,
+            nodes=nodes,
+            values={number: replay.env[node] for node, number in numbers.items()},
+            reads=tuple(tuple(numbers[read] for read in _arguments(node) if read in numbers) for node in nodes),
+            writes=tuple(frozenset(map(_storage, replay.written[node])) for node in nodes),
+            results=results,
+            fake_mode=replay.fake_mode,
+        )
+
+    @cached_property
+    def labels(self) -> tuple[Any, ...]:
+        """Each node's operation and the look of its result, without the values that it reads."""
+        return tuple(
+            (node.op, node.target, _form(node), tuple(map(_kind, pytree.tensors(self.values[number]))))
+            for number, node in enumerate(self.nodes)
+        )
+
+    @cached_property
+    def last_use(self) -> dict[int, int]:
+        """The number of the node that reads a value last, or the count of nodes for a returned value."""
+        last = {read: number for number, reads in enumerate(self.reads) for read in reads}
+        return last | dict.fromkeys((r for r in self.results if r is not None), len(self.nodes))
+
+    def kind(self, value: int) -> Any:
+        """Return all that compiled code depends on in a value, or None for a non-tensor, which cannot cross a cut."""
+        found = self.values[value]
+        return _kind(found) if isinstance(found, torch.Tensor) and found.layout is torch.strided else None
+
+    def storages(self, value: int) -> frozenset[int]:
+        """Return the storages that hold a value."""
+        return frozenset(map(_storage, pytree.tensors(self.values[value])))
+
+    def taken(self, start: int, stop: int) -> list[int]:
+        """List the values that nodes from `start` up to `stop` read and do not make, in order of first use."""
+        return list(dict.fromkeys(r for reads in self.reads[start:stop] for r in reads if not start <= r < stop))
+
+    def given(self, start: int, stop: int) -> list[int]:
+        """List the values made from `start` up to `stop` that are used after it."""
+        return [value for value in range(start, stop) if self.last_use.get(value, -1) >= stop]
+
+    def may_cut(self, cuts: Sequence[int]) -> bool:
+        """Whether writes in place stay right with cuts before these nodes.
+
+        Written memory must be touched between two cuts alone, or be made and written to there, and only read later.
+        """
+
+        def apart(numbers: list[int]) -> bool:
+            return len({bisect_right(cuts, number) for number in numbers}) > 1
+
+        return not any(
+            apart(touched) and (not made_here or apart([touched[0], *written]))
+            for made_here, touched, written in self._written
+        )
+
+    @cached_property
+    def _written(self) -> list[tuple[bool, list[int], list[int]]]:
+        """List for each storage that is written to: whether the graph makes it, which nodes touch it, which write."""
+        given = {storage for value in self.values if value < 0 for storage in self.storages(value)}
+        touched: dict[int, list[int]] = {}
+        for number, reads in enumerate(self.reads):
+            for storage in frozenset().union(*(self.storages(value) for value in (number, *reads))):
+                touched.setdefault(storage, []).append(number)
+        return [
+            (storage not in given, touched.get(storage, []), [n for n, w in enumerate(self.writes) if storage in w])
+            for storage in frozenset().union(*self.writes)
+        ]
+
+
+class _Replay(torch.fx.Interpreter):
+    """Runs a graph on fake tensors, and notes the tensors that each node writes to."""
+
+    def __init__(self, module: torch.fx.GraphModule, fake_mode: Any) -> None:
+        # Nothing is freed, neither here nor in `written`. A freed storage would give its address to another.
+        super().__init__(module, garbage_collect_values=False)
+        self.fake_mode = fake_mode
+        self.written: dict[Node, list[torch.Tensor]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        grad = torch.is_grad_enabled()
+        if private.enters_autocast(n.target):  # refused before it is run: nobody would leave it again
+            raise _changes_what_follows(n)
+        with self.fake_mode, _Writes() as watch:
+            result = super().run_node(n)
+        self.written[n] = watch.written
+        silent = n.op in COMPUTES and not watch.written and not pytree.tensors(result)
+        if silent and not (n.target is torch._C._set_grad_enabled and torch.is_grad_enabled() == grad):
+            raise _changes_what_follows(n)
+        return result
+
+
+def _changes_what_follows(node: Node) -> UnsupportedError:
+    called = getattr(node.target, "__name__", node.target)
+    return UnsupportedError(f"{called} in the graph changes how PyTorch computes what follows")
+
+
+class _Writes(TorchDispatchMode):
+    """Takes note of the storages that operators write to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.inplace_view in func.tags:
+            raise UnsupportedError(f"{func} changes the form of a tensor in place")
+        for place, argument in enumerate(func._schema.arguments):
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            if (argument.alias_info and argument.alias_info.is_write) or argument.name in _RUNNING:
+                self.written += pytree.tensors(value)
+        return func(*args, **kwargs)
+
+
+_RUNNING = ("running_mean", "running_var")
+"""Batch norm writes to these without saying so in its schema."""
+
+
+def _replayed(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Replay:
+    if not inputs or not all(isinstance(value, torch.Tensor) for value in inputs):
+        raise UnsupportedError("the graph has inputs that are no tensors, or none")
+    replay = _Replay(module, private.fake_mode_of(inputs))
+    grad = torch.is_grad_enabled()
+    try:
+        replay.run(*(private.fake(value, replay.fake_mode) for value in inputs), enable_io_processing=False)
+    except Exception as error:  # rolling is optional: a graph that cannot be watched is compiled as it is
+        said = str(error).partition("\n")[0]  # the interpreter adds where it stood
+        if isinstance(error, UnsupportedError):
+            raise UnsupportedError(said) from None
+        raise UnsupportedError(
+            f"running the graph on fake tensors failed with {type(error).__name__}: {said}"
+        ) from error
+    finally:
+        torch.set_grad_enabled(grad)
+    return replay
+
+
+def _results(module: torch.fx.GraphModule, numbers: dict[Node, int]) -> tuple[int | None, ...]:
+    returned: Any = module.graph.output_node().args[0]
+    if not isinstance(returned, (tuple, list)) or not all(node is None or node in numbers for node in returned):
+        raise UnsupportedError("the graph returns other things than what it computes")
+    return tuple(None if node is None else numbers[node] for node in returned)
+
+
+def _arguments(node: Node) -> Iterator[Node]:
+    found: list[Node] = []
+    torch.fx.map_arg((node.args, node.kwargs), found.append)
+    yield from found
+
+
+def _form(node: Node) -> str:
+    """Return a node's arguments as text, a mark for each value it reads, and constants by their name."""
+    return repr(torch.fx.map_arg((node.args, node.kwargs), lambda n: _Mark(n.target if n.op == "get_attr" else "")))
+
+
+class _Mark(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    strides = tensor.stride() if tensor.layout is torch.strided else ()
+    form = (type(tensor), repr(tuple(tensor.shape)), repr(strides), tensor.dtype, tensor.device, tensor.layout)
+    return (*form, tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,71 @@
+"""Kernels that start early wait before they touch memory, as not all do by Inductor's `triton.enable_pdl`.
+
+By a programmatic dependent launch a kernel starts while the one before it still runs. `gdc_wait` holds it until that
+one has ended and its writes are seen (PTX ISA, `griddepcontrol`). That is only sound if every kernel waits. One that
+has waited for the kernel before it then knows that all earlier ones have ended. Inductor has a kernel wait where it
+shares memory with the very kernel before it, or else after its first load. A kernel that loads nothing, such as one
+that fills a tensor with zeros or draws a mask from a seed, does not wait at all. Such a kernel may end before the one
+ahead of it. The next, which waits for it alone, then reads memory that is not written yet (torch 2.11 to 2.15,
+`TritonKernel._handle_pdl_before_access`). Verification need not see it: it is a matter of microseconds whether it
+happens.
+
+So each kernel waits first of all here, and only then: after the first wait there is nothing left to wait for. Only the
+launch itself still starts early, which is most of the gain if kernels are short.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torchwise.compile.private import check, look_up
+
+OPTION = "triton.enable_pdl"
+WHO = f"Inductor's {OPTION}"
+KERNEL = ("torch._inductor.codegen.triton", "TritonKernel")
+MEMBERS = [(KERNEL[0], f"{KERNEL[1]}.{name}") for name in ("_filter_pdl", "_enable_pdl_codegen", "GDC_WAIT")]
+DETAILS = ("torch._inductor.codecache", "FxGraphHashDetails")
+
+
+@functools.cache
+def wait_first() -> None:
+    """Have every kernel that is written with the option from now on begin by waiting. Others stay as they are.
+
+    Code that was compiled without it is not taken from a cache.
+
+    Raises:
+        UnsupportedError: this torch writes such kernels in another way.
+    """
+    check(WHO, MEMBERS)
+    _write_waits(look_up(WHO, KERNEL))
+    _note_in_keys(look_up(WHO, DETAILS))
+
+
+def _write_waits(kernel: Any) -> None:
+    finish = kernel._filter_pdl
+
+    def waiting_first(self: Any, code: Any) -> None:
+        # Kernels that torch 2.15 starts early after some products, without the option, stay as they are: their key has
+        # no note.
+        if _is_asked_for() and self._enable_pdl_codegen():
+            code._lines.insert(0, self.GDC_WAIT)
+        finish(self, code)  # keeps the first wait of all
+
+    kernel._filter_pdl = waiting_first
+
+
+def _note_in_keys(details: Any) -> None:
+    make = details.__init__
+
+    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if _is_asked_for():
+            self.kernels_wait_once_and_first = True
+
+    details.__init__ = noting
+
+
+def _is_asked_for() -> bool:
+    from torch._inductor import config
+
+    return bool(config.triton.enable_pdl)

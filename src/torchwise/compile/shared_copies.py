@@ -1,0 +1,317 @@
+"""Copies of a model that share, follow or watch the original's weights."""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise.compile.attribute_sync import Attributes, as_original
+from torchwise.compile.guards.fast_module_guard import STANDARD, Reads
+from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.guards.varying_values import CONTENT, STATE, ChangedModelError, Varied
+from torchwise.errors import UnsupportedError, WorkloadError
+from torchwise.plan import Plan
+from torchwise.workload import pytree
+from torchwise.workload.deep_copy import deep_copy
+
+_ATOMS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, weakref.ref, torch.Tensor)
+"""Types that are not looked into for modules: a deep copy does not copy them either."""
+
+
+def share(
+    module: torch.nn.Module,
+    derive: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    *,
+    with_state: bool = True,
+) -> torch.nn.Module:
+    """Copy a module's structure. Each parameter and buffer becomes `derive` of the original's, or the original's own.
+
+    Plain attributes and dicts of hooks are the original's own, so that later changes to them are seen on both sides. If
+    one holds a module or a weight, it is copied, and only the tensors in lists and dicts are the original's. Without
+    `with_state` all of them are copied so, and a call of the copy leaves no trace there.
+
+    Raises:
+        UnsupportedError: the module cannot be copied. A plan that changes the model's structure cannot be used then.
+    """
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise UnsupportedError("the model is TorchScript or has a part that is, of which no copy can share weights")
+    plain = [value for part in module.modules() for name, value in vars(part).items() if name not in STANDARD]
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in pytree.tensors(plain)}
+    memo |= {id(value): value for value in _apart(module)} if with_state else {}
+    memo |= {id(tensor): derive(tensor) for tensor in _tensors(module)}
+    try:
+        copied: torch.nn.Module = deep_copy(module, memo)
+    except WorkloadError as error:
+        raise UnsupportedError(f"the model cannot be copied: {error}") from error
+    own = {id(part) for part in module.modules()}
+    for name, part in copied.named_modules():
+        if id(part) in own:  # by its __deepcopy__, and changes to the copy would change the user's model
+            raise UnsupportedError(f"the model cannot be copied: the copy of {name or 'it'} is the original itself")
+    return copied
+
+
+def _apart(module: torch.nn.Module) -> list[Any]:
+    """List the plain attributes and dicts of hooks that lead to no module and no weight."""
+    states = [vars(part) for part in module.modules()]
+    values = [state[name] for state in states for name in state if name not in STANDARD or "hooks" in name]
+    weights, apart = set(map(id, _tensors(module))), set[int]()
+    return [value for value in values if not _leads_inside(value, weights, apart)]
+
+
+def _leads_inside(value: Any, weights: set[int], apart: set[int]) -> bool:
+    """Whether a value holds a module or a weight, however deep. If not, add all of its contents to `apart`."""
+    seen, waiting = set[int](), [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, torch.nn.Module) or id(one) in weights:
+            return True
+        if id(one) not in seen and id(one) not in apart and not isinstance(one, _ATOMS):
+            seen.add(id(one))
+            waiting += gc.get_referents(one)
+    apart |= seen
+    return False
+
+
+class DerivedWeights:
+    """A copy of a module in another precision or memory format, updated when the original's weights change.
+
+    The model's writes to the copy's buffers are carried to the original's, and so are attributes that it sets on
+    itself.
+
+    Raises (on call):
+        StalePlanError: the original changed otherwise: submodules, shapes, attributes that lead to modules or weights.
+    """
+
+    def __init__(self, module: torch.nn.Module, plan: Plan) -> None:
+        self._original = module
+        self._plan = plan
+        self._watch = ModuleWatch(module, lambda: _NONE)
+        self._versions = _versions_of(self._watch)  # before the copy: writes meanwhile are copied again
+        with torch.inference_mode(False):  # or writes to the copy's buffers would not be counted
+            self.copy = share(module, lambda tensor: _derive(tensor, plan))
+        self._list_buffers()
+        self._set = attributes_of(module, self.copy, follows=True)
+        for part in self.copy.modules():
+            if isinstance(part, torch.nn.RNNBase):
+                part.flatten_parameters()  # into one piece, or cuDNN does so on every call
+
+    def following(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `call` so that it first copies changed weights over, and then carries its writes to buffers back."""
+
+        def follow(*args: Any, **kwargs: Any) -> Any:
+            self._set.follow()
+            if self._watch.changed() or self._watch.versions() != self._versions:
+                self._refresh()
+            try:
+                answer = call(*args, **kwargs)
+            except BaseException:  # raised again: the original answers in its place, and does the writes
+                if self._wrote():
+                    self._versions = []  # so that the copy is brought back to the original's state
+                raise
+            if self._wrote() and self._versions:  # else another call is copying the weights over
+                self._write_back()
+            if self._set.written():
+                self._carry()
+            return answer
+
+        return follow
+
+    def _list_buffers(self) -> None:
+        pairs = zip(self._original.modules(), self.copy.modules(), strict=True)
+        self._buffers = [(own._buffers, copied._buffers, name) for own, copied in pairs for name in own._buffers]
+        self._counted = self._counts()
+
+    def _carry(self) -> None:
+        """Give the original the attributes that the model set on itself, and go on following it as it is then."""
+        moved = self._watch.changed()  # by somebody else, during the call
+        current = self._watch.versions() == self._versions
+        self._set.carry()
+        self._list_buffers()
+        if not moved:
+            self._watch.look()
+            self._versions = _versions_of(self._watch) if current else []
+
+    def _counts(self) -> list[tuple[torch.Tensor | None, int | None]]:
+        """List the copy's buffers, each with the count of the writes to it."""
+        return [(t, _count(t)) for t in [copied.get(name) for _, copied, name in self._buffers]]
+
+    def _wrote(self) -> bool:
+        """Whether the model wrote to a buffer of the copy, or put another in its place. This runs on every call."""
+        pairs = zip(self._counts(), self._counted, strict=True)
+        return any(new is not old or now != was for (new, now), (old, was) in pairs)
+
+    def _write_back(self) -> None:
+        """Give the original the model's writes, and only those: other buffers may have more precision there."""
+        # Else the original changed during the call, and the next one brings the copy up to date.
+        current = not self._watch.changed() and self._watch.versions() == self._versions
+        with torch.inference_mode(False), torch.no_grad():
+            for (own, copied, name), (old, was) in zip(self._buffers, self._counted, strict=True):
+                kept, written = own.get(name), copied.get(name)
+                if written is not old:  # another was put in its place
+                    own[name] = _like(kept, written)
+                elif kept is not None and written is not None and _count(written) != was:
+                    pytree.write(kept, written)
+        self._counted = self._counts()
+        if current and self._watch.changed():  # by a buffer that took the place of another
+            self._watch.look()
+        self._versions = _versions_of(self._watch) if current else []
+
+    def _refresh(self) -> None:
+        if self._watch.restructured():
+            raise _stale(self._watch)
+        self._versions = []  # until all is copied, no other call may go by the copy
+        self._watch.look()
+        versions = _versions_of(self._watch)
+        with torch.inference_mode(False), torch.no_grad():
+            for source, target in zip(self._original.parameters(), self.copy.parameters(), strict=True):
+                if source.shape != target.shape:
+                    said = f"a weight changed shape from {tuple(target.shape)} to {tuple(source.shape)}"
+                    raise ChangedModelError(said, Varied("", "the shape of a weight", STATE))
+                target.copy_(source)
+            for own, copied, name in self._buffers:
+                self._refresh_buffer(own[name], copied, name)
+        self._set.look()
+        self._list_buffers()
+        self._versions = versions
+
+    def _refresh_buffer(self, source: torch.Tensor | None, copied: dict[str, torch.Tensor | None], name: str) -> None:
+        target = copied[name]
+        if source is None or target is None or target.is_inference() or not _fits(source, target):
+            copied[name] = None if source is None else _derive(source, self._plan)  # it grew, or shrank
+        else:
+            target.copy_(source)
+
+
+class Guard:
+    """Lets code made from a module answer for as long as the module does not change, but by the calls themselves.
+
+    Args:
+        module: the original.
+        values: whether the code holds for the weights' present values only, as when they are frozen into it.
+        copied: the copy that is called in its place, if any. Attributes that it sets on itself are carried over, and
+            attributes set on the original are given to it.
+        itself: whether the module itself is called, so that the code heeds its plain attributes.
+
+    Raises (on call):
+        StalePlanError: it changed.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, *, values: bool, copied: torch.nn.Module | None = None, itself: bool = False
+    ) -> None:
+        def reads() -> Reads | None:
+            return _tensor_attributes(module) if values else _NONE if copied is not None else None
+
+        self._watch = ModuleWatch(module, reads if itself or copied is not None else lambda: None)
+        self._values = values
+        self._set = attributes_of(module, copied, follows=False) if copied is not None else None
+        self._look()
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a call, or a shorter way for one. All that are wrapped share one look at the attributes."""
+
+        def guard(*args: Any, **kwargs: Any) -> Any:
+            self._check()
+            answer = call(*args, **kwargs)
+            if self._set is not None and self._set.written():
+                self._check()  # somebody else may have changed it during the call
+                self._set.carry()
+                self._look()
+            return answer
+
+        return guard
+
+    def _check(self) -> None:
+        if self._values and self._watch.versions() != self._versions:
+            varied = Varied("", "the values of the weights", CONTENT)
+            raise ChangedModelError("the weights changed since they were frozen into the plan", varied)
+        if self._set is not None:
+            self._set.follow()
+        if not self._watch.changed():
+            return
+        if self._set is None or self._values or self._watch.restructured() or self._watch.replaced(buffers=False):
+            raise _stale(self._watch)
+        self._set.follow_buffers()
+        self._watch.look()
+
+    def _look(self) -> None:
+        self._watch.look()
+        self._versions = _versions_of(self._watch) if self._values else []
+
+
+def _stale(watch: ModuleWatch) -> ChangedModelError:
+    """Return the error for a module that changed."""
+    found = watch.difference()
+    return ChangedModelError(f"the model changed since the plan was made for it: {found.place} is another", found)
+
+
+def _tensor_attributes(module: torch.nn.Module) -> Reads:
+    """Return the plain attributes that are tensors, which may be frozen into code."""
+    return {
+        tuple(path.split(".")) if path else (): {
+            name for name, value in vars(part).items() if name not in STANDARD and isinstance(value, torch.Tensor)
+        }
+        for path, part in module.named_modules()
+    }
+
+
+_NONE: Reads = {}
+"""No plain attribute."""
+
+
+def attributes_of(original: torch.nn.Module, copied: torch.nn.Module, *, follows: bool) -> Attributes:
+    """Watch the attributes that calls set on a copy, for the original, with `follows` as for `Attributes`."""
+
+    def is_own(value: Any) -> bool:
+        return _leads_inside(value, {*map(id, _tensors(copied)), *map(id, _tensors(original))}, set())
+
+    return Attributes(original, copied, is_own, follows=follows)
+
+
+def _versions_of(watch: ModuleWatch) -> list[int | None]:
+    """Count the writes to each tensor.
+
+    Raises:
+        UnsupportedError: one was made in inference mode, which keeps no count: new weights would go unnoticed.
+    """
+    versions = watch.versions()
+    if None in versions:
+        raise UnsupportedError(
+            "a weight was made in inference mode, where PyTorch does not count what is written to it, and the plan "
+            "keeps copies of the weights: make the model outside inference mode"
+        )
+    return versions
+
+
+def _like(kept: torch.Tensor | None, written: torch.Tensor | None) -> torch.Tensor | None:
+    """Copy the model's new tensor for a buffer, in the dtype and layout that the original has there."""
+    return None if written is None else as_original(kept, written.detach().clone())
+
+
+def _count(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None or tensor.is_inference() else tensor._version
+
+
+def _fits(source: torch.Tensor, target: torch.Tensor) -> bool:
+    return source.shape == target.shape and source.device == target.device
+
+
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _derive(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
+    # Always memory of its own: a tensor shared with the original would be copied onto itself when it changes.
+    derived = tensor.detach().clone()
+    if plan.precision == "bf16" and tensor.is_floating_point():
+        derived = derived.to(torch.bfloat16)
+    if plan.memory_format == "channels_last" and tensor.dim() == 4:
+        derived = derived.contiguous(memory_format=torch.channels_last)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(derived, tensor.requires_grad)
+    return derived

@@ -1,0 +1,236 @@
+"""The properties that two calls must share if code compiled for one is to serve the other."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.workload import pytree
+from torchwise.workload.memory import Overlap, are_apart, overlap_of, reach_of
+from torchwise.workload.pytree import PLAIN
+
+Signature = tuple[Any, ...]
+
+_address = torch.Tensor.data_ptr
+_NONE: Mapping[str, Any] = {}
+
+
+def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
+    """Return a hashable key: shape, dtype, device and strides of each tensor, plain values, and the nesting.
+
+    The overlap of tensors that share memory counts (`overlap_of`). Code compiled for `f(x, x)` reads one input and not
+    two. And a write to one of two views must be read from the other. Lazy negation and conjugation of a tensor count,
+    too: compiled code and graphs read memory as it is.
+
+    Dataclasses and kinds of dict count by their contents, public attributes included, other objects by their type
+    alone. Nothing may be concluded from two calls that have such an object and share a signature (`opaque_leaves`).
+    Flat positional arguments take a short cut, and tuples, lists and dicts a longer one, because this runs on every
+    call.
+    """
+    if not kwargs:
+        keys: list[Any] = []
+        tensors = []
+        for arg in args:
+            kind = type(arg)
+            if kind is torch.Tensor and is_strided(arg):
+                keys.append(_tensor_key(arg))
+                tensors.append(arg)
+            elif kind in PLAIN:
+                keys.append(plain_key(arg))
+            else:
+                break
+        else:
+            return (*keys, overlap_of(tensors)) if len(tensors) > 1 else tuple(keys)
+    around: list[Any] = []
+    tensors = []
+    if _sort((args, kwargs), tensors, around):
+        return (*around, *map(_tensor_key, tensors), overlap_of(tensors))
+    return (_tree_key((args, kwargs)), overlap_of(pytree.tensors((args, kwargs))))
+
+
+def overlap_in(signature: Signature) -> Overlap | None:
+    """Return the overlap of the tensors of a call with this signature, or None if they lie apart."""
+    found = signature[-1] if signature else None
+    return found if isinstance(found, Overlap) else None
+
+
+def _tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), tensor.is_neg(), tensor.is_conj()
+
+
+def _sort(children: Iterable[Any], tensors: list[torch.Tensor], around: list[Any]) -> bool:
+    """Sort the contents of usual containers into the tensors and, as keys, everything around them.
+
+    Returns:
+        False for anything else than strided tensors and plain values in tuples, lists and dicts: the results so far
+            mean nothing then.
+    """
+    for child in children:
+        kind = type(child)
+        if kind is torch.Tensor:
+            if not is_strided(child):
+                return False
+            tensors.append(child)
+            around.append(kind)
+        elif kind is tuple or kind is list:
+            around.append((kind, len(child)))
+            if not _sort(child, tensors, around):
+                return False
+        elif kind is dict:
+            names = tuple(child)
+            around.append((kind, names))
+            if not all(type(name) is str for name in names) or not _sort(child.values(), tensors, around):
+                return False
+        elif kind in PLAIN:
+            around.append(plain_key(child))
+        else:
+            return False
+    return True
+
+
+def plain_key(leaf: Any) -> Any:
+    """Tell 1 from 1.0 and True, and 0.0 from -0.0. Every NaN is the same."""
+    kind = type(leaf)
+    return (kind, repr(leaf)) if kind is float or kind is complex else (kind, leaf)
+
+
+def is_equal(a: Any, b: Any) -> bool:
+    """Whether two leaves are plain data of one type and value."""
+    return is_plain(a) and is_plain(b) and bool(plain_key(a) == plain_key(b))
+
+
+class Recognizer:
+    """Tells whether a call has the signature of one that was seen, in less time than making it takes.
+
+    It may fail to recognise a call (in another grad or inference mode, say), and never takes a different call for it.
+    PyTorch's own guards look at all tensors in one step: type, dtype, device, layout, shape, strides, lazy negation and
+    conjugation.
+
+    Args:
+        args: of the call seen: distinct strided tensors and plain values, also in tuples, lists and dicts.
+        kwargs: likewise.
+
+    Raises:
+        UnsupportedError: there is something else among them, or this torch lacks those guards.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
+        tensors: list[torch.Tensor] = []
+        self._around: list[Any] = []
+        if not _sort((args, dict(kwargs)), tensors, self._around) or not 0 < len(tensors) == len(set(map(id, tensors))):
+            raise UnsupportedError(
+                "it is recognised by its signature: there are other than distinct strided tensors and values"
+            )
+        leaves = (*args, *kwargs.values())
+        self._is_flat = all(type(leaf) is torch.Tensor or type(leaf) in PLAIN for leaf in leaves)
+        self._given, self._names = len(args), tuple(kwargs)
+        self._places = [place for place, leaf in enumerate(leaves) if type(leaf) is torch.Tensor]
+        self._plain = [(place, plain_key(leaf)) for place, leaf in enumerate(leaves) if type(leaf) in PLAIN]
+        self._reaches, self._overlap = [*map(reach_of, tensors)], overlap_of(tensors)
+        self._addresses = [*map(_address, tensors)]
+        self._check = guards_of(tensors)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> bool:
+        """Whether a call with these arguments surely has the same signature."""
+        if self._is_flat:  # the usual case is the quickest
+            if len(args) != self._given or (tuple(kwargs) != self._names if kwargs else self._names):
+                return False
+            leaves = (*args, *kwargs.values()) if kwargs else args
+            for place, key in self._plain:
+                if plain_key(leaves[place]) != key:
+                    return False
+            given = [leaves[place] for place in self._places] if self._plain else leaves
+            for tensor in given:
+                if getattr(tensor, "is_nested", False):  # PyTorch's guards end the process on a nested one
+                    return False
+            return self._check(*given) and self._lie_alike(given)
+        tensors: list[torch.Tensor] = []
+        around: list[Any] = []
+        if not _sort((args, kwargs), tensors, around) or around != self._around:
+            return False
+        return self._check(*tensors) and self._lie_alike(tensors)
+
+    def _lie_alike(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors, each like one of the call seen, share memory as those do, or none."""
+        if len(self._reaches) == 1:
+            return True
+        addresses = [*map(_address, tensors)]
+        if addresses == self._addresses:  # a program in its stride gives the same addresses again and again
+            return True
+        is_apart = self._overlap is None and are_apart(addresses, self._reaches)
+        if not is_apart and overlap_of(tensors) != self._overlap:
+            return False
+        self._addresses = addresses
+        return True
+
+
+def guards_of(tensors: list[torch.Tensor]) -> Callable[..., bool]:
+    """Return a check that as many tensors are like these, in one step: PyTorch's guards.
+
+    It may say no in another grad or inference mode. A nested tensor must not come near it: it ends the process.
+
+    Raises:
+        UnsupportedError: this torch lacks those guards.
+    """
+    from torch._C._dynamo import guards
+
+    shapes: Any = [list(t.shape) for t in tensors]  # PyTorch's own stub has them wrong
+    strides: Any = [list(t.stride()) for t in tensors]
+    try:
+        made = guards.TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedError(f"torch {torch.__version__} has no such guards: {error}") from error
+    check: Callable[..., bool] = made.check
+    return check
+
+
+def opaque_leaves(tree: Any) -> list[str]:
+    """Describe each leaf that is neither a tensor nor plain data: tensors inside it can be neither found nor copied."""
+    leaves = pytree.named_leaves(tree)
+    return [
+        f"{path or 'it'}, an object of type {type(leaf).__qualname__}"
+        for path, leaf in leaves
+        if not isinstance(leaf, torch.Tensor) and not is_plain(leaf)
+    ]
+
+
+def is_plain(leaf: Any) -> bool:
+    """Whether a leaf is data that is fully described by its value, and that holds no tensor."""
+    return type(leaf) in PLAIN or isinstance(leaf, _plain_types())
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether shape and strides describe a tensor's memory: it is neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+@functools.cache
+def _plain_types() -> tuple[type, ...]:
+    descriptions = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+    return (bool, int, float, complex, str, bytes, enum.Enum, *descriptions)
+
+
+def _tree_key(tree: Any) -> Signature:
+    from torch.utils import _pytree
+
+    leaves, spec = _pytree.tree_flatten(tree)
+    return (spec, *map(_leaf_key, leaves))
+
+
+def _leaf_key(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        if not is_strided(leaf):
+            return (type(leaf), leaf.dtype, leaf.device, leaf.layout)
+        return (type(leaf), *_tensor_key(leaf))
+    if is_plain(leaf):
+        return plain_key(leaf)
+    held = pytree.held_by(leaf)
+    if held is None:
+        return type(leaf)
+    beside = pytree.beside_items(leaf)
+    return (type(leaf), _tree_key(held), _tree_key(beside) if beside else None)

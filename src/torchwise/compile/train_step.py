@@ -1,0 +1,357 @@
+"""A plan for a whole training step: which of its parts are compiled, recomputed, cut or captured.
+
+The step itself stays the one that is written in `torchwise.workload.train_step`: a plan gives it other parts. It trains
+the original, in place. Only the optimizer's form changes meanwhile, and if the plan says so the layout of weights and
+the way through blocks. `close` puts them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from torchwise.compile.backends.inductor import compile as compiled_by_inductor
+from torchwise.compile.cuda_graphs.step_graph import CapturedStep
+from torchwise.compile.forward_entry import calls_forward_alone
+from torchwise.compile.io_casts import AUTOCAST
+from torchwise.compile.optimizer import TunedOptimizer, lay_states
+from torchwise.compile.recompiles import Recompiles, counted
+from torchwise.compile.regional import repeated_blocks
+from torchwise.compile.settings import settings_for
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.workload import pytree
+from torchwise.workload.train_step import Parts, TrainStep, sharded_parts, unwrapped
+from torchwise.workload.workload import Example
+
+Realizer = Callable[[Callable[..., Any], Plan, Example], Callable[..., Any]]
+"""Makes a plan callable for a model."""
+
+
+class RealizedStep:
+    """Takes training steps by a plan: called as the step it was made from, which it trains.
+
+    Args:
+        step: the step to train.
+        plan: how to run it.
+        example: a batch.
+        device: "cpu" or "cuda".
+        realizer: makes the part of the plan that is about the model alone callable.
+        recompiles: counts recompiles for batches of a kind that was trained on before, and bounds them.
+
+    Raises:
+        UnsupportedError: this torch, or this step, lacks something that the plan needs.
+    """
+
+    def __init__(
+        self,
+        step: TrainStep,
+        plan: Plan,
+        example: Example,
+        device: str,
+        realizer: Realizer,
+        recompiles: Recompiles | None = None,
+    ) -> None:
+        self._step = step
+        self._recompiles = recompiles or Recompiles()
+        self._undo = contextlib.ExitStack()
+        try:
+            self.parts = self._parts(plan, example, realizer)
+            self._compute = self._computing(plan, device)
+        except BaseException:  # raised again: the changes for the plan so far must be put back
+            self.close()
+            raise
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        """Take one step, and return its loss, detached."""
+        loss = self.compute(*batch)
+        self._step.advance()
+        return loss
+
+    def compute(self, *batch: Any) -> torch.Tensor:
+        """Take one step without the schedulers and the averaged weights, which are the user's own."""
+        return self._compute(*batch)
+
+    def close(self) -> None:
+        """Free the graphs, and put back the plan's temporary changes. Trained weights stay trained."""
+        self._undo.close()
+
+    def _parts(self, plan: Plan, example: Example, realizer: Realizer) -> Parts:
+        step, written = self._step, self._step.parts()
+        if step.has_hooks:
+            _check_for_hooks(plan)
+        if plan.recompute == "blocks":
+            self._recompute_blocks()
+        if plan.memory_format == "channels_last":
+            self._lay_out()
+        loss = self._loss(plan, example, realizer)
+        autocast = AUTOCAST.get(plan.precision, written.autocast)
+        scaler = written.scaler
+        if plan.precision == "autocast_fp16" and (scaler is None or not scaler.is_enabled()):
+            if isinstance(step.optimizer, torch.optim.LBFGS):
+                raise UnsupportedError("precision is 'autocast_fp16', but LBFGS takes no scaler: leave precision out")
+            if step.has_hooks:
+                raise UnsupportedError(
+                    "precision is 'autocast_fp16', but parameters have hooks, which would be given gradients as a "
+                    "scaler scales them: leave precision out"
+                )
+            brought = torch.amp.GradScaler(step.trained()[0].device.type)
+            self._undo.callback(self._give_scaler_back, brought, scaler)
+            scaler = step.scaler = brought  # of the step's state, for as long
+        return Parts(loss, self._updating(plan), written.pieces * plan.pieces, autocast, scaler)
+
+    def _loss(self, plan: Plan, example: Example, realizer: Realizer) -> Callable[..., torch.Tensor]:
+        """Return forward and loss as the plan has them."""
+        step, of_model = self._step, _of_model(plan)
+        if plan.scope == "loss":
+            if unwrapped(step.model) is not step.model:
+                raise UnsupportedError(
+                    "scope is 'loss', but the model is in DistributedDataParallel, which must see it called: leave "
+                    "scope out"
+                )
+            whole = realizer(_WithLoss(step), replace(of_model, scope="whole"), example)
+            return lambda first, *rest: whole(self._laid_out(first, plan), *rest)
+        loss = step.loss_by(step.model if of_model.is_eager else self._model(of_model, realizer, example))
+        return lambda first, *rest: loss(self._laid_out(first, plan), *rest)
+
+    def _model(self, plan: Plan, realizer: Realizer, example: Example) -> Callable[..., Any]:
+        """Return the model as the plan has it.
+
+        A wrapper that spreads it over ranks sees it called, and finds the plan inside.
+        """
+        model, inner = self._step.model, unwrapped(self._step.model)
+        if sharded_parts(inner):
+            self._compile_in_place(inner, plan)
+            return model
+        if inner is not model and not calls_forward_alone(inner):
+            raise UnsupportedError(
+                "the model is in DistributedDataParallel, which calls it, and a plan in the place of its forward would "
+                "do again what else that call does: remove hooks and a __call__ of its own, or leave the model out"
+            )
+        planned = realizer(inner, plan, _as_example(example.args[0]))
+        if inner is model:
+            return planned
+        self._replace_forward(inner, _InPlace(inner, planned))
+        return model
+
+    def _compile_in_place(self, model: torch.nn.Module, plan: Plan) -> None:
+        """Compile the forward of a sharded model, or of its blocks: it cannot be copied, and its hooks must run."""
+        if plan.backend != "inductor" or plan.transforms:
+            raise UnsupportedError(f"the model is sharded (fully_shard), which {plan} cannot run: it can be compiled")
+        blocks = repeated_blocks(model) if plan.scope == "regional" else [model]
+        if not blocks:
+            raise UnsupportedError("scope is 'regional', but the model has no repeated blocks that dominate it")
+        for part in blocks:
+            compiled = counted(compiled_by_inductor(part.forward, plan), self._recompiles.part())
+            self._replace_forward(part, _InPlace(part, compiled))
+
+    def _updating(self, plan: Plan) -> Callable[[], Any]:
+        optimizer, form = self._step.optimizer, plan.optimizer
+        in_graph, on_gpu = plan.capture == "step", any(p.is_cuda for p in self._step.trained())
+        once = in_graph or form == "compiled"
+        if once and any(getattr(scheduler, "cycle_momentum", False) for scheduler in self._step.schedulers):
+            raise UnsupportedError(
+                "a scheduler changes the optimizer's momentum at every step, which what is compiled or captured once "
+                "does not see: build it with cycle_momentum=False, or leave optimizer and capture out"
+            )
+        if once or form != "preserve":
+            rates = once and bool(self._step.schedulers)
+            tuned = TunedOptimizer(optimizer, form, countable=once and on_gpu, rates=rates)
+            self._undo.callback(tuned.undo)
+        if form != "compiled":
+            return optimizer.step
+        return counted(compiled_by_inductor(_Update(optimizer), Plan(backend="inductor")), self._recompiles.part())
+
+    def _computing(self, plan: Plan, device: str) -> Callable[..., torch.Tensor]:
+        compute: Callable[..., Any] = functools.partial(self._step.compute, self.parts)
+        settings = settings_for(plan)
+        if plan.capture == "none":
+            return settings.around(compute)
+        if unwrapped(self._step.model) is not self._step.model or sharded_parts(self._step.model):
+            raise UnsupportedError("capture is 'step', but what is exchanged between ranks is not captured")
+        if device != "cuda":
+            raise UnsupportedError(f"capture is 'step', but this is {device}: only a CUDA GPU records graphs")
+        scalers = [self.parts.scaler] if self.parts.scaler is not None else []
+        modules = [module for name, module in self._step.modules().items() if name != "ema"]
+        optimizers = [self._step.optimizer]
+        captured = CapturedStep(settings.around(compute), modules, optimizers, scalers, self._recompiles.part())
+        self._undo.callback(captured.close)
+        return captured
+
+    def _give_scaler_back(self, brought: torch.amp.GradScaler, before: torch.amp.GradScaler | None) -> None:
+        if self._step.scaler is brought:  # else the user has set another meanwhile
+            self._step.scaler = before
+
+    def _recompute_blocks(self) -> None:
+        blocks = repeated_blocks(unwrapped(self._step.model))
+        if not blocks:
+            raise UnsupportedError("recompute is 'blocks', but the model has no repeated blocks that dominate it")
+        norms = [m for block in blocks for m in block.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+        if any(norm.track_running_stats for norm in norms):
+            raise UnsupportedError("recompute is 'blocks', but batch-norm in them would count each batch twice")
+        for block in blocks:
+            self._replace_forward(block, functools.partial(_recomputed, block.forward))
+
+    def _replace_forward(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
+        own = vars(module)
+        before = own.get("forward")
+        own["forward"] = forward
+        self._undo.callback(lambda: own.pop("forward") if before is None else own.update(forward=before))
+
+    def _lay_out(self) -> None:
+        model = unwrapped(self._step.model)
+        tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dim() == 4]
+        optimizer = self._step.optimizer
+        strides = [(t, t.stride()) for t in tensors]
+        self._undo.callback(_lay_back, strides, optimizer)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        lay_states(optimizer)
+        if any(group.get("fused") for group in optimizer.param_groups):  # other optimizers heed the layout of both
+            saved = functools.partial(_as_laid_before, strides)
+            self._undo.callback(optimizer.register_load_state_dict_post_hook(lay_states).remove)
+            self._undo.callback(optimizer.register_state_dict_post_hook(saved).remove)
+
+    @staticmethod
+    def _laid_out(inputs: Any, plan: Plan) -> Any:
+        if isinstance(inputs, Mapping):  # the model gets its items alone, and compilers know a dict best
+            inputs = dict(inputs)
+        if plan.memory_format != "channels_last":
+            return inputs
+
+        def lay(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+        return pytree.map_tensors(lay, inputs)
+
+
+class _WithLoss(torch.nn.Module):
+    """A model and its loss, to be compiled as one."""
+
+    def __init__(self, step: TrainStep) -> None:
+        super().__init__()
+        self.model = step.model
+        self.criterion = step.loss
+        self.__dict__["_from"] = step.loss_from
+
+    def forward(self, inputs: Any, *targets: Any) -> torch.Tensor:
+        # Call the module's own parts: a transform puts others in their place.
+        outputs = TrainStep.outputs_of(self.model, inputs)
+        if self.criterion is not None:
+            found: torch.Tensor = self.criterion(outputs, *targets)
+            return found
+        loss: torch.Tensor = self.__dict__["_from"](outputs, *targets)
+        return loss
+
+
+class _InPlace:
+    """A compiled forward in the place of a module's own.
+
+    Copies and pickles of the module get the module's own instead.
+    """
+
+    def __init__(self, module: torch.nn.Module, planned: Callable[..., Any]) -> None:
+        self._module, self._planned, self._before = module, planned, vars(module).get("forward")
+        functools.update_wrapper(self, module.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._planned(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_itself, (self._before,)) if self._before is not None else (written_in_class, (self._module,))
+
+
+def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward
+
+
+def written_in_class(module: torch.nn.Module) -> Callable[..., Any]:
+    """Return a module's forward as its class has it. Copies and pickles come back to it."""
+    forward: Callable[..., Any] = type(module).forward.__get__(module)
+    return forward
+
+
+class _Update:
+    """The optimizer's update as a function that can be compiled."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._step = optimizer.step  # taken now: while a scaler steps, this very object stands in its place
+
+    def __call__(self) -> None:
+        self._step()
+
+
+def _check_for_hooks(plan: Plan) -> None:
+    """Refuse parts that call hooks of parameters at other times than the step as written: it was verified without them.
+
+    Raises:
+        UnsupportedError: with the part of the plan.
+    """
+    if plan.pieces > 1:
+        raise UnsupportedError(
+            f"pieces is {plan.pieces}, but parameters have hooks, which would run once for each piece: leave pieces out"
+        )
+    if plan.capture == "step":
+        raise UnsupportedError(
+            "capture is 'step', but parameters have hooks, which are Python, and a replay runs none: leave capture out"
+        )
+
+
+def _lay_back(tensors: list[tuple[torch.Tensor, tuple[int, ...]]], optimizer: torch.optim.Optimizer) -> None:
+    """Give tensors their former strides."""
+    for tensor, strides in tensors:
+        tensor.data = _laid(tensor.data, strides)
+    lay_states(optimizer)
+
+
+def _as_laid_before(
+    tensors: list[tuple[torch.Tensor, tuple[int, ...]]], optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> dict[str, Any]:
+    """Return an optimizer's checkpoint in the layout of weights without the plan: code that loads it may not look."""
+    had = {id(tensor): (tensor.shape, strides) for tensor, strides in tensors}
+    numbered = enumerate(p for group in optimizer.param_groups for p in group["params"])
+    places = {number: had[id(p)] for number, p in numbered if id(p) in had}
+
+    def before(number: int, value: Any) -> Any:
+        shape, strides = places.get(number, (None, ()))
+        return _laid(value, strides) if isinstance(value, torch.Tensor) and value.shape == shape else value
+
+    states = {number: {k: before(number, v) for k, v in kept.items()} for number, kept in state["state"].items()}
+    return {**state, "state": states}
+
+
+def _laid(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _of_model(plan: Plan) -> Plan:
+    """Return the part of a plan that is about the model alone. Dimensions of the whole step are handled around it."""
+    return replace(
+        plan,
+        precision="native",
+        memory_format="preserve",
+        capture="none",
+        threads=None,
+        optimizer="preserve",
+        recompute="none",
+        pieces=1,
+        scope="whole" if plan.scope == "loss" else plan.scope,
+    )
+
+
+def _as_example(inputs: Any) -> Example:
+    if isinstance(inputs, Mapping):
+        return Example((), dict(inputs))
+    return Example(tuple(inputs)) if isinstance(inputs, (tuple, list)) else Example((inputs,))
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a block so that its activations are computed anew in the backward pass, with the same random numbers."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -1,0 +1,9 @@
+"""Complex → real: complex values are carried as real and imaginary parts, so that Inductor fuses operators on them.
+
+`values` is the pair of parts, and `rules` the effect of each operator on pairs. `rewrite` turns a graph, and `compile`
+is the way in.
+"""
+
+from torchwise.compile.transforms.complex_to_real.compile import ComplexToReal, backend_for
+
+__all__ = ["ComplexToReal", "backend_for"]

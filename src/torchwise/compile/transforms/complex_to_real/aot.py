@@ -1,0 +1,70 @@
+"""A rewritten graph that can be carried to another process: Inductor's code, with the views at its edge beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchwise.compile.transforms.complex_to_real import private
+from torchwise.compile.transforms.complex_to_real.compile import ComplexToReal, around
+from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting
+
+private.check_ahead()
+OutputCode: Any = private.output_code()
+
+
+class RewrittenCode(OutputCode):  # type: ignore[misc]
+    """Inductor's code for a rewritten graph, as AOTAutograd writes and reads compiled graphs.
+
+    Args:
+        compiled: Inductor's own code.
+        rewriting: which inputs and outputs are complex outside.
+    """
+
+    def __init__(self, compiled: Any, rewriting: Rewriting) -> None:
+        super().__init__()
+        self._compiled = compiled
+        self._places = rewriting.complex_inputs, rewriting.complex_outputs
+        self._fx_graph_cache_key = getattr(compiled, "_fx_graph_cache_key", None)
+        self._fx_graph_cache_debug_lines = getattr(compiled, "_fx_graph_cache_debug_lines", None)
+        self._boxed_call = True
+        self._call: Callable[[list[Any]], Sequence[Any]] | None = around(compiled, *self._places)
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        """Answer for a list of the graph's inputs, which is emptied."""
+        assert self._call is not None, "what was read is called after `post_compile`"
+        return self._call(inputs)
+
+    def prepare_for_serialization(self) -> None:
+        """Drop everything that cannot be written. This object is a copy for the file."""
+        self._call, self._compiled = None, copy.copy(self._compiled)
+        self._compiled.prepare_for_serialization()
+
+    def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
+        """Load the code that was read."""
+        if self._call is None:
+            self._compiled = private.loaded(self._compiled, constants)
+        self._compiled.post_compile(example_inputs, constants, graph_kwargs)
+        self._call = around(self._compiled, *self._places)
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """Keep the kernels with the code."""
+        self._compiled.set_triton_bundle(triton_bundle)
+
+
+class ComplexToRealAhead(ComplexToReal):
+    """`ComplexToReal`, for code that is made in one process and called in another."""
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Compile a graph that Dynamo captured, to be stored."""
+        return private.written_by_aot(super().__call__(module, inputs))
+
+    def _cache(self) -> Any:
+        """Leave AOTAutograd's cache on: the cache writes the code, under no key."""
+        return torch.no_grad()
+
+    def _finished(self, compiled: Any, rewriting: Rewriting) -> Any:
+        return RewrittenCode(compiled, rewriting)

@@ -1,0 +1,74 @@
+"""The layout of numbers in memory: an output keeps the strides that eager gives it, gaps and repetitions included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional
+
+from torchwise.compile.transforms.complex_to_real.values import Pair
+
+Strides = Sequence[int]
+
+
+def interleave(pair: Pair, strides: Strides) -> torch.Tensor:
+    """Return both parts as (..., 2), which `view_as_complex` reads as a tensor of `strides`."""
+    if pair.whole is not None and lies(pair.whole, [*(2 * stride for stride in strides), 1]):
+        return pair.whole
+    return arranged(pair.tensors(), strides)
+
+
+def arranged(parts: Sequence[torch.Tensor], strides: Strides) -> torch.Tensor:
+    """Lay one tensor out with `strides`, or two as (..., 2) with twice those.
+
+    A dimension that is repeated (stride 0) is laid out once and expanded. If strides leave gaps, the memory between is
+    padding. Other strides cannot be made this way, and different ones come out. Those are strides that are no multiple
+    of the next smaller one, and strides of elements that share memory otherwise.
+    """
+    size = parts[0].shape
+    thin = [1 if stride == 0 else length for length, stride in zip(size, strides, strict=True)]
+    order = sorted(range(len(size)), key=lambda dim: (thin[dim] != 1, -strides[dim]))
+    room = _room([thin[dim] for dim in order], [strides[dim] for dim in order])
+    laid = [_padded(_narrowed(part, thin).permute(order).unsqueeze(-1), room) for part in parts]
+    whole = torch.stack(laid, dim=-1) if len(laid) > 1 else laid[0].contiguous().unsqueeze(-1)
+    whole = _narrowed(whole, [thin[dim] for dim in order]).select(len(size), 0)
+    whole = whole.permute([*(order.index(dim) for dim in range(len(size))), len(size)])
+    return whole.expand(*size, 2) if len(parts) > 1 else whole.squeeze(-1).expand(size)
+
+
+def lies(tensor: torch.Tensor, strides: Strides) -> bool:
+    """Whether a tensor has those strides. Dimensions of length 0 and 1 do not count, as their strides mean nothing."""
+    dimensions = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return tensor.numel() == 0 or all(length == 1 or ours == theirs for length, ours, theirs in dimensions)
+
+
+def fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor fills its whole memory: without an offset, gaps or repetitions."""
+    filled = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1 and stride != filled:
+            return False
+        filled *= length
+    return tensor.untyped_storage().nbytes() == filled * tensor.element_size()
+
+
+def _room(lengths: list[int], strides: list[int]) -> list[int]:
+    """Return the elements that each dimension, slowest first, takes in memory, and last the distance of elements."""
+    room = list(lengths)
+    for place in range(1, len(lengths)):
+        if lengths[place - 1] > 1:
+            room[place] = max(strides[place - 1] // strides[place], lengths[place])
+    return [*room, strides[-1] if lengths and lengths[-1] > 1 else 1]
+
+
+def _padded(tensor: torch.Tensor, room: list[int]) -> torch.Tensor:
+    missing = [more - length for length, more in zip(tensor.shape, room, strict=True)]
+    padding = [number for more in reversed(missing) for number in (0, more)]
+    return torch.nn.functional.pad(tensor, padding) if any(missing) else tensor
+
+
+def _narrowed(tensor: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    for dim, length in enumerate(lengths):
+        tensor = tensor.narrow(dim, 0, length) if tensor.shape[dim] != length else tensor
+    return tensor

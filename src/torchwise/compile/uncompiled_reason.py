@@ -1,0 +1,63 @@
+"""Why nothing of a model was compiled: the line at which PyTorch gives up, and its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwise.errors import first_line
+from torchwise.workload import train_step
+from torchwise.workload.train_step import TrainStep
+from torchwise.workload.workload import Example
+
+_TORCH = str(Path(torch.__file__).parent)
+_STEPS = str(Path(train_step.__file__))
+_FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)', re.M)
+_EXPLANATION = re.compile(r"^ *Explanation: (?P<text>.+)$", re.M)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def why_uncompiled(call: Callable[..., Any], example: Example) -> str:
+    """Say why nothing of a call was compiled. It is called once more, on a copy of the example.
+
+    PyTorch leaves a function to eager without a word. If it must take it as one graph or not at all, it gives the
+    reason.
+    """
+    if isinstance(call, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        return "it is TorchScript, which torch.compile leaves as it is: give the model that it was made from"
+    if rnn := _rnn(call.model if isinstance(call, TrainStep) else call):
+        return rnn
+    if isinstance(call, TrainStep):
+        call = call.loss_of  # the part that a plan compiles: not the optimizer's part of a step
+    given = example.clone()
+    torch.compiler.reset()  # or it remembers that it left the function to eager
+    try:
+        torch.compile(call, backend="eager", fullgraph=True)(*given.args, **given.kwargs)
+    except Exception as error:  # Dynamo's own errors derive from RuntimeError, and the model may raise anything
+        return _told(str(error)) or "PyTorch does not say why"
+    return "it runs no operator that torch.compile sees, or torch.compiler.disable keeps it from looking"
+
+
+def _rnn(call: Callable[..., Any]) -> str:
+    """Name the RNN that is left to eager by rule."""
+    inside = list(call.modules()) if isinstance(call, torch.nn.Module) else []
+    for kind in (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN, torch.nn.RNNBase):
+        if any(isinstance(each, kind) for each in inside):
+            around = "" if isinstance(call, kind) else ", and so it may leave the functions that call it"
+            return f"PyTorch leaves nn.{kind.__name__} to eager{around}"
+    return ""
+
+
+def _told(text: str) -> str:
+    """Return the reason with the user's innermost line, or else with PyTorch's explanation."""
+    reason = _ADDRESS.sub("", first_line(text)).rstrip(".")
+    frames = [hit for hit in _FRAME.finditer(text) if not hit["file"].startswith((_TORCH, _STEPS))]
+    if frames:
+        last = frames[-1]
+        return f"{reason}, at {last['file']}:{last['line']}, in {last['function']}: `{last['code'].strip()}`"
+    hit = _EXPLANATION.search(text)
+    return f"{reason}: {_ADDRESS.sub('', hit['text']).rstrip('.')}" if hit else reason

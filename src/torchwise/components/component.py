@@ -1,0 +1,261 @@
+"""One part of a program: it runs its original code unless it has a plan that is worth it and allowed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from torchwise.compile.private import look_up
+from torchwise.components.autocast import autocast_of, device_of, under_autocast
+from torchwise.components.config import CompileConfig
+from torchwise.components.kill_switch import VARIABLE, is_disabled
+from torchwise.components.search import Find, Found, by_evidence, judged
+from torchwise.errors import TorchwiseError
+from torchwise.records import Interval
+from torchwise.workload import Example, pytree
+
+logger = logging.getLogger("torchwise")
+
+FIRST = "it was the first call, with whose inputs a plan is then sought"
+BUSY = "a search is going on"
+DISABLED = f"{VARIABLE} is set"
+SWITCHED_OFF = "it is switched off"
+WITHIN = "a part around it runs by a plan, which was proven with this one plain"
+UNUSUAL = "somebody records a CUDA graph, or a transform of functions is active: no time to seek a plan"
+
+_transforms: Callable[[], Any] = look_up("a part of a program", ("torch._C._functorch", "peek_interpreter_stack"))
+_searching = threading.Lock()
+"""Allows one search at a time per process: two would disturb each other's timings. The original answers meanwhile."""
+_here = threading.local()
+"""`within`: this thread is inside a part that runs by a plan. `first`: it is inside a part's first call."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatistics:
+    """Statistics of a part, since it was registered or last cleared.
+
+    Attributes:
+        plan: the plan in use, or None if the original answers.
+        reason: why that plan, or none, is in use, in a sentence.
+        optimized: number of calls that the plan answered.
+        original: number of calls that the original answered, by reason.
+        speedup: the decision's speed-up, whether its plan was kept or not, or None if there is none.
+        compile_s: seconds of the calls that compiled or captured the plan in this process.
+        search_s: seconds of search.
+        failures: number of failed searches and failed calls of the plan, by type of error.
+    """
+
+    plan: str | None = None
+    reason: str = "no plan was sought yet"
+    optimized: int = 0
+    original: Mapping[str, int] = field(default_factory=dict)
+    speedup: Interval | None = None
+    compile_s: float = 0.0
+    search_s: float = 0.0
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+
+class Part:
+    """Answers the calls of one part of a program.
+
+    The original answers the first call, so its errors reach the caller and cost no search. Then the caller waits for a
+    search with the call's inputs, while the original answers other threads. The result, or the failure of the search,
+    is kept until `clear`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        original: Callable[..., Any],
+        config: CompileConfig,
+        find: Find = by_evidence,
+        examples: Sequence[Example] = (),
+        changes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Create a part without a plan.
+
+        Args:
+            name: the part's name in statistics and logs.
+            original: the function or module to tune. It answers whenever the plan does not.
+            config: the part's settings.
+            find: the function that finds a plan.
+            examples: inputs for the search, by default those of the first call.
+            changes: fields of the config that differ from the manager's.
+        """
+        self.name = name
+        self.changes = dict(changes or {})
+        self.original = original
+        self.config = config
+        self._find = find
+        self._examples = tuple(examples)
+        self.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as disabled: a worker must run the original code, and a copy is no part of the program."""
+        return Part, (self.name, self.original, CompileConfig.of("development", autocast=self.config.autocast))
+
+    def configure(self, config: CompileConfig) -> None:
+        """Change the settings. A change of mode forgets the plan of the earlier mode."""
+        before, self.config = self.config, config
+        if before.mode != config.mode:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget the plan, failures and statistics, so that the next call searches again."""
+        self._found: Found | None = None
+        self._calls: Counter[str] = Counter()  # a running search writes to the counter that it began with
+
+    def answer(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call by the plan, or by the original.
+
+        Args:
+            plain: the original as the program sees it.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+
+        Raises:
+            TorchwiseError: the config has no fallback, and the search or the plan failed.
+        """
+        if torch.compiler.is_compiling():
+            return plain(*args, **kwargs)
+        reason, found = self._aside(), self._found
+        if reason is None and found is None:
+            return self._first(plain, args, kwargs)
+        if reason is None and found is not None:
+            if found.optimized is not None:
+                return self._by_plan(found.optimized, args, kwargs)
+            self._raise_unless_fallback(found)
+            reason = found.reason
+        assert reason is not None
+        return self._plainly(reason, plain, args, kwargs)
+
+    def seek(self, examples: Sequence[Example] = ()) -> None:
+        """Search for a plan now, and wait for it. A running search of another thread is waited for, too.
+
+        Raises:
+            TorchwiseError: the config has no fallback, and the search failed.
+        """
+        if getattr(_here, "first", False):  # this thread would wait for itself, and its first call searches later
+            return
+        with _searching:
+            if self._found is None and self._aside() is None:
+                self._seek(self._examples or tuple(examples))
+
+    @property
+    def statistics(self) -> PartStatistics:
+        """The part's statistics so far."""
+        found, original = self._found, Counter(self._calls)
+        if found is None:
+            return PartStatistics(original=dict(original))
+        served = getattr(found.optimized, "statistics", None)
+        failures = Counter(served.failures) if served else Counter()
+        failures.update([type(found.error).__name__] if found.error else [])
+        decision = found.decision
+        return PartStatistics(
+            str(decision.plan) if decision and found.optimized else None,
+            found.reason,
+            served.optimized if served else 0,
+            dict(original + served.original if served else original),
+            decision.speedup if decision else None,
+            served.first_calls_s if served else 0.0,
+            found.seconds,
+            dict(failures),
+        )
+
+    def _aside(self) -> str | None:
+        """Return why no plan may answer now, even one that was found, or None."""
+        if is_disabled():
+            return DISABLED
+        if not self.config.enabled:
+            return SWITCHED_OFF
+        return WITHIN if getattr(_here, "within", False) else None
+
+    def _first(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_unusual():
+            return self._plainly(UNUSUAL, plain, args, kwargs)
+        if not _searching.acquire(blocking=False):
+            return self._plainly(BUSY, plain, args, kwargs)
+        _here.first = True
+        try:
+            if self._found is not None:  # another thread was faster
+                return self._plainly(BUSY, plain, args, kwargs)
+            given = self._examples or _copied(args, kwargs)  # copy before the call, which may write to its inputs
+            result = self._plainly(FIRST, plain, args, kwargs)
+            self._seek(given)
+            return result
+        finally:
+            _here.first = False
+            _searching.release()
+
+    def _seek(self, examples: tuple[Example, ...]) -> None:
+        calls, config, begun = self._calls, self.config, time.perf_counter()
+        logger.info("torchwise: seeking a plan for part %s; the caller waits", self.name)
+        try:
+            original = under_autocast(self.original, config)
+            trains = _trains(original, examples) if config.training is None else config.training
+            found = judged(original, self._find(original, examples, replace(config, training=trains)), config)
+        except Exception as error:  # a failed search must not stop the program: log its error, keep it until clear()
+            found = Found(None, f"no plan could be sought ({type(error).__name__}: {error})", error=error)
+            logger.warning("torchwise: part %s stays plain until clear()", self.name, exc_info=error)
+        if calls is self._calls:  # not cleared meanwhile
+            self._found = replace(found, seconds=time.perf_counter() - begun)
+            logger.info("torchwise: part %s: %s", self.name, found.reason)
+        self._raise_unless_fallback(found)
+
+    def _by_plan(self, optimized: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _here.within = True
+        try:
+            if self.config.autocast is None:
+                result = optimized(*args, **kwargs)
+            else:  # the plan contains its autocast, and leaves calls under an outer autocast to the original
+                with torch.autocast(device_of(self.config), enabled=False):
+                    result = optimized(*args, **kwargs)
+        finally:
+            _here.within = False
+        if not self.config.fallback and (failures := self.statistics.failures):
+            raise TorchwiseError(
+                f"the plan of part {self.name!r} failed ({', '.join(failures)}; the log says how): clear() seeks anew, "
+                "and fallback=True lets the original answer"
+            )
+        return result
+
+    def _plainly(self, reason: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._calls[reason] += 1
+        if self.config.autocast is None:
+            return plain(*args, **kwargs)
+        with autocast_of(self.config):
+            return plain(*args, **kwargs)
+
+    def _raise_unless_fallback(self, found: Found) -> None:
+        if found.error is not None and not self.config.fallback:
+            raise TorchwiseError(
+                f"part {self.name!r}: {found.reason}: clear() seeks anew, and fallback=True lets the original answer"
+            ) from found.error
+
+
+def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Example, ...]:
+    try:
+        return (Example(args, kwargs).clone(),)
+    except Exception:  # an input may be of any kind; the search then says what is wrong with it
+        return (Example(args, kwargs),)
+
+
+def _trains(original: Callable[..., Any], examples: Sequence[Example]) -> bool:
+    """Return whether a call with such inputs needs gradients."""
+    tensors = pytree.tensors([(example.args, dict(example.kwargs)) for example in examples])
+    tensors += list(original.parameters()) if isinstance(original, torch.nn.Module) else []
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _is_unusual() -> bool:
+    """Return whether inputs may differ from their appearance, or may not be copied, right now."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return True
+    return torch.autograd.forward_ad._current_level >= 0 or _transforms() is not None

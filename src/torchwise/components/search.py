@@ -1,0 +1,72 @@
+"""Find a plan for one part, and decide whether it is worth keeping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchwise.components.config import CompileConfig
+from torchwise.records import Decision
+from torchwise.workload import Example
+
+Find = Callable[[Callable[..., Any], Sequence[Example], CompileConfig], Decision]
+"""Decides how to run a callable on such inputs. The config's `training` is already resolved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result of a search.
+
+    Attributes:
+        optimized: the callable that runs by the plan, or None if the original keeps answering.
+        reason: why the plan is used or not.
+        decision: the decision, or None if the search failed.
+        error: the search's error, or None.
+        seconds: duration of the search.
+    """
+
+    optimized: Callable[..., Any] | None
+    reason: str
+    decision: Decision | None = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+def by_evidence(original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
+    """Tune in worker processes, and wait for the decision.
+
+    Raises:
+        InputError: the part or its inputs cannot be sent to a worker.
+        BaselineError: the part raises in a worker, on inputs that it answered here.
+    """
+    from torchwise.api import tune
+
+    return tune(
+        original,
+        examples=examples,
+        calls=config.calls,
+        restarts=config.restarts,
+        allow=config.allow,
+        effort=config.effort,
+        budget=config.budget_s,
+        mode="training" if config.training else "inference",
+        plans=config.plans,
+        store=config.store,
+        progress=config.progress,
+    ).decision
+
+
+def judged(original: Callable[..., Any], decision: Decision, config: CompileConfig) -> Found:
+    """Apply a decision if its speed-up surely reaches the config's minimum."""
+    from torchwise.api import apply
+
+    speedup = decision.speedup
+    if decision.plan.is_eager:
+        return Found(None, decision.reason, decision)
+    if speedup is None or speedup.low < config.minimum_speedup:
+        reason = (
+            f"{decision.plan} is {speedup} times as fast, surely less than minimum_speedup {config.minimum_speedup}"
+        )
+        return Found(None, reason, decision)
+    return Found(apply(original, decision, store=config.store), decision.reason, decision)

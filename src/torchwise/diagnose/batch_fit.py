@@ -1,0 +1,126 @@
+"""`torchwise.fit_batch`: the largest batch that fits, and the one with the highest throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torchwise.diagnose.analysis.job import Scaling
+from torchwise.diagnose.analysis.plans import plan_of
+from torchwise.diagnose.analysis.scale import batch_of
+from torchwise.diagnose.worker_arguments import sent, specified
+from torchwise.errors import InputError, WorkloadError, is_positive
+from torchwise.plan import Plan
+from torchwise.records import Decision, Failure, Outcome, codec
+from torchwise.records.batchfit import BatchFit, SizeTried
+from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, own_caches
+from torchwise.trial.job import EFFORTS, Attempt
+from torchwise.workload import Workload
+from torchwise.workload.user_inputs import given
+
+LIMIT_S = 600.0
+REFINEMENTS = 2
+"""Sizes tried between the largest that fitted and the smallest that did not, each halfway."""
+
+
+def fit_batch(
+    model: Callable[..., Any] | Workload,
+    args: Any = None,
+    *,
+    plan: Plan | Decision | str | None = "eager",
+    memory_limit: int | None = None,
+    largest: int = 65_536,
+    effort: str = "quick",
+    launcher: Launcher | None = None,
+) -> BatchFit:
+    """Find the largest batch that fits under a plan, and the one with the highest throughput.
+
+    The batch starts at its given size and doubles until it fails or passes the limit. Then the gap is halved a few
+    times. Each size runs in a process of its own, on repeated inputs: it is compiled, verified and timed.
+
+    Args:
+        model: a `TrainStep`, an `nn.Module`, a function or a `Workload`.
+        args: an example batch, along the first dimension of every tensor in it.
+        plan: as `torchwise.analyze` takes it.
+        memory_limit: bytes that a call may take at its peak beside weights, optimizer state and inputs, or None for the
+            device's memory.
+        largest: no larger batch is tried.
+        effort: how carefully each size is measured: "quick", "standard" or "thorough".
+        launcher: where the workers run, by default processes of this machine.
+
+    Raises:
+        InputError: an argument cannot be used, or the inputs have no batch.
+    """
+    from torchwise.runtime import unwrap
+    from torchwise.workload.identity import structure
+
+    workload = given(model if isinstance(model, Workload) else unwrap(model), args, None, None)
+    if workload is None:
+        raise InputError(f"model is {model!r}, but must be the step, module, function or Workload itself")
+    if memory_limit is not None and not is_positive(memory_limit):
+        raise WorkloadError(f"memory limit is {memory_limit!r} bytes, but must be above 0")
+    start = batch_of(workload.examples[0], 0).size
+    if not is_positive(largest) or largest < start:
+        raise InputError(f"largest is {largest!r}, but must be a number of at least {start}, the batch that is given")
+    mode = "training" if workload.step else "inference"
+    spec = specified(model, workload, None, mode=mode, objective="throughput", calls=1, restarts=1)
+    chosen = plan_of(plan, None)
+    with sent(workload, spec.target) as file:
+        job = Job(
+            "try",
+            spec,
+            chosen,
+            file.source,
+            effort=EFFORTS[effort],
+            settings=file.settings,
+            structure=structure(workload.call),
+        )
+        tried = _Search(job, launcher or ProcessLauncher(), memory_limit).run(start, largest)
+    return BatchFit(spec.target, chosen, tried, memory_limit)
+
+
+class _Search:
+    def __init__(self, job: Job, launcher: Launcher, memory_limit: int | None) -> None:
+        self._job = job
+        self._launcher = launcher
+        self._limit = memory_limit
+        self._tried: dict[int, SizeTried] = {}
+
+    def run(self, start: int, largest: int) -> tuple[SizeTried, ...]:
+        size, good, bad = start, 0, None
+        while size <= largest:
+            if self._try(size).problem:
+                bad = size
+                break
+            good, size = size, size * 2
+        for _ in range(REFINEMENTS if bad is not None and good else 0):
+            assert bad is not None
+            between = (good + bad) // 2
+            if between in self._tried:
+                break
+            if self._try(between).problem:
+                bad = between
+            else:
+                good = between
+        return tuple(self._tried[size] for size in sorted(self._tried))
+
+    def _try(self, size: int) -> SizeTried:
+        with own_caches() as folder:
+            told = Scaling(replace(self._job, cache_dir=folder), size, 0)
+            answer = self._launcher.run(told, Limits.of_this_machine(LIMIT_S), lambda _stage: None)
+        self._tried[size] = self._judged(size, answer)
+        return self._tried[size]
+
+    def _judged(self, size: int, answer: str | Failure) -> SizeTried:
+        if isinstance(answer, Failure):
+            return SizeTried(size, problem=str(answer))
+        attempt = codec.from_json(answer, Attempt)
+        peak = attempt.costs.peak_memory
+        if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
+            return SizeTried(size, peak_memory=peak, problem=f"not proven: {attempt.verdict.reason}")
+        done = size / attempt.measurement.candidate_time.mid
+        if self._limit is not None and (peak is None or peak > self._limit):
+            shown = "an unknown amount" if peak is None else f"{peak / 2**20:.0f} MiB"
+            return SizeTried(size, done, peak, f"takes {shown}, and the limit is {self._limit / 2**20:.0f} MiB")
+        return SizeTried(size, done, peak)

@@ -1,0 +1,79 @@
+"""The basis for choosing a fix: PyTorch's words on a break, and its line of source."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable
+
+from torchwise.records.compile_events import Break, Mend
+
+_SETTING = re.compile(r"torch\._dynamo\.config\.(?P<name>\w+)")
+
+
+class Look:
+    """The texts about one break.
+
+    Attributes:
+        said: PyTorch's reason, explanation and context, in one text.
+        line: the source line.
+    """
+
+    def __init__(self, found: Break) -> None:
+        self.said = "\n".join((found.reason, found.explanation, found.context))
+        self.line = found.excerpt
+        self._hints = found.hints
+
+    def says(self, pattern: str) -> bool:
+        """Return whether PyTorch's words match."""
+        return re.search(pattern, self.said) is not None
+
+    def reads(self, pattern: str) -> bool:
+        """Return whether the source line matches."""
+        return re.search(pattern, self.line) is not None
+
+    def hinted(self, default: str) -> str:
+        """Return the setting of PyTorch that its hints name.
+
+        They differ from version to version.
+        """
+        hits = [hit["name"] for hint in self._hints if (hit := _SETTING.search(hint))]
+        return f"torch._dynamo.config.{hits[0] if hits else default}"
+
+    @functools.cached_property
+    def statement(self) -> ast.stmt | None:
+        """The statement of the line, or None if the line holds only a part of one."""
+        line = re.sub(r"^elif\b", "if", self.line)
+        for text in (line, f"{line}\n pass"):  # a comment may end the line
+            try:
+                return ast.parse(text).body[0]
+            except (SyntaxError, IndexError):
+                continue
+        return None
+
+    @functools.cached_property
+    def condition(self) -> str:
+        """The condition of the line's `if` or `while`, or empty if it has none."""
+        if self.statement is None:
+            return ""
+        asked = next((node.test for node in ast.walk(self.statement) if isinstance(node, _ASKS)), None)
+        return ast.unparse(asked) if asked else ""
+
+    def called(self, pattern: str) -> str:
+        """Return the first call of the line whose function's name matches, as it is written, or an empty text."""
+        for node in ast.walk(self.statement) if self.statement else ():
+            if isinstance(node, ast.Call) and re.search(pattern, ast.unparse(node.func)):
+                return ast.unparse(node)
+        return ""
+
+    @property
+    def quoted(self) -> str:
+        """The line, short enough to stand in a sentence."""
+        return f"`{self.line if len(self.line) <= 80 else self.line[:77] + '...'}`" if self.line else "this line"
+
+
+_ASKS = (ast.If, ast.While, ast.IfExp, ast.Assert)
+
+Rule = Callable[[Look], Mend | None]
+"""Returns a fix, or None if the break is of another class."""

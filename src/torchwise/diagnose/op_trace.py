@@ -1,0 +1,170 @@
+"""Watch one call of the plain model, operator by operator: the FLOPs of each, and where the host waits for data."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchwise
+from torchwise.compile.tensor_reads import answering
+from torchwise.compile.transforms.numbers_on_gpu import WIDE
+from torchwise.diagnose.flops import VIEWS, flops_of, is_counted
+from torchwise.records.explanation import Place
+from torchwise.workload.layouts import size_of
+
+Shapes = tuple[tuple[int, ...], ...]
+WAITING = {
+    "aten::_local_scalar_dense": ".item(), float(), int(), or an if on a tensor",
+    "aten::nonzero": "nonzero(), or a boolean mask as an index",
+    "aten::masked_select": "masked_select()",
+    "aten::_unique2": "unique()",
+    "aten::equal": "torch.equal()",
+    "aten::repeat_interleave": "repeat_interleave() with a tensor of repeats",
+}
+READS_ONE = "aten::_local_scalar_dense"
+"""The operator by which Python reads one number.
+
+The others return a count, or yes or no.
+"""
+"""Operators whose answer or output size lies in the data: the host needs it to go on."""
+_MACHINERY = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, torchwise.__file__))
+_ZOO = str(Path(torchwise.__file__).parent / "zoo") + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A place at which the host waits for data.
+
+    Attributes:
+        what: the cause of the wait.
+        place: the line.
+        times: in one call.
+        reads: the kind of answer: "yes or no", "how many" (a whole number, or a size), "number" (of float32 or
+            float64), or "" for something else.
+    """
+
+    what: str
+    place: Place
+    times: int
+    reads: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes of the tensors that an operator takes and returns, and its FLOPs, or None if unknown."""
+
+    nbytes: float | None
+    flops: float | None = None
+
+
+@dataclass
+class Observed:
+    """The observations of one call.
+
+    Attributes:
+        work: by operator and the shapes of its tensors.
+        waits: by cause and place.
+        complex_operators: how many operators had complex numbers.
+        operators: how many there were.
+    """
+
+    work: dict[tuple[str, Shapes], Work] = field(default_factory=dict)
+    waits: list[Wait] = field(default_factory=list)
+    complex_operators: int = 0
+    operators: int = 0
+
+
+def observe(call: Callable[[], Any], device: str) -> Observed:
+    """Run `call` once and watch it; only waits for data on `device` count."""
+    watching = _Watching(device)
+    with answering(watching.asked, watching.read), watching:
+        call()
+    seen = watching.seen
+    seen.waits = [Wait(what, place, times, reads) for (what, reads, place), times in watching.waits.items()]
+    return seen
+
+
+def users_place() -> Place | None:
+    """Return the innermost running line outside PyTorch and this package, except for its zoo."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(_ZOO) or not code.co_filename.startswith((*_MACHINERY, "<")):
+            excerpt = linecache.getline(code.co_filename, frame.f_lineno).strip()
+            return Place(code.co_filename, frame.f_lineno, code.co_name, excerpt)
+        frame = frame.f_back
+    return None
+
+
+class _Watching(TorchDispatchMode):
+    def __init__(self, device: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = Observed()
+        self.waits: dict[tuple[str, str, Place], int] = {}
+        self._device = device
+        self._reads = ""  # the question Python has just put, which the next operator answers
+
+    def asked(self, _tensor: torch.Tensor) -> Any:
+        """Note that Python asks for yes or no, and leave the answer to PyTorch."""
+        self._reads = "yes or no"
+        return NotImplemented
+
+    def read(self, tensor: torch.Tensor) -> Any:
+        """Note that Python reads a number, and leave it to PyTorch."""
+        whole = "" if tensor.is_floating_point() or tensor.is_complex() else "how many"
+        self._reads = "yes or no" if tensor.dtype is torch.bool else "number" if tensor.dtype in WIDE else whole
+        return NotImplemented
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (within := self._within(func, args, kwargs)) is not NotImplemented:
+            return within
+        result = func(*args, **kwargs)
+        name, seen = func._schema.name, self.seen
+        seen.operators += 1
+        tensors = _tensors(args)
+        seen.complex_operators += any(t.is_complex() for t in tensors)
+        nbytes = 0.0 if name in VIEWS else float(sum(map(size_of, (*tensors, *_tensors((result,))))))
+        seen.work[name, shapes_of(tensors)] = Work(nbytes, flops_of(func, args, kwargs, result))
+        reads, self._reads = self._reads, ""
+        if (what := self._wait(name, tensors, result)) and (place := users_place()):
+            wait = what, "how many" if name in WAITING and name != READS_ONE else reads, place
+            self.waits[wait] = self.waits.get(wait, 0) + 1
+        return result
+
+    def _within(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the parts of a composite operator, so that they are seen: inference mode hands it on as a whole."""
+        if not torch.is_inference_mode_enabled() or is_counted(func):
+            return NotImplemented
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _wait(self, name: str, tensors: list[torch.Tensor], result: Any) -> str | None:
+        if not any(t.device.type == self._device for t in tensors):
+            return None
+        if name in WAITING:
+            return WAITING[name]
+        to_host = isinstance(result, torch.Tensor) and result.device.type == "cpu"
+        if to_host and self._device != "cpu" and name in ("aten::_to_copy", "aten::copy_"):
+            return ".cpu(), .numpy() or .tolist()"
+        return None
+
+
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the tensors among values, and in the lists among them."""
+    flat = (each for value in values for each in (value if isinstance(value, (tuple, list)) else (value,)))
+    return [each for each in flat if isinstance(each, torch.Tensor)]
+
+
+def shapes_of(tensors: list[torch.Tensor]) -> Shapes:
+    """Return the shapes of tensors, without those of single numbers, which look like none to a profiler."""
+    return tuple(tuple(t.shape) for t in tensors if t.dim())

@@ -1,0 +1,244 @@
+"""Measure the saving of a fix: the run with and without it, in alternation, in the same process."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise.compile import compile_plan
+from torchwise.diagnose.findings.evidence import Fix, place_of_line
+from torchwise.diagnose.fix_trials import settle
+from torchwise.diagnose.fresh_code_copy import twin
+from torchwise.diagnose.kernels import PROFILED
+from torchwise.diagnose.relative_saving import BLOCK_S, measure_until_told, share_saved, share_saved_anywhere
+from torchwise.diagnose.settings import patched
+from torchwise.diagnose.suggestions import NOTHING, Checked
+from torchwise.errors import first_line, raised
+from torchwise.measure import Clock, Mix, Precision, measure_pair
+from torchwise.plan import Plan
+from torchwise.records import Interval, Measurement
+from torchwise.records.answer import Answer
+from torchwise.records.compile_events import Break
+from torchwise.records.explanation import Price, Tried, price_of
+from torchwise.trial.harness import Arena, Calls
+
+BREAKS = 2
+"""Graph breaks in the function that measures the cost of one."""
+
+
+class PairedPrices:
+    """Times fixes against the explained run.
+
+    See `findings.evidence.Prices`.
+
+    Attributes:
+        notes: why a saving is unknown.
+        failures: those notes that say how a fix failed, by the fix.
+
+    Args:
+        arena: with the workload.
+        run: the explained calls, compiled already.
+        call_s: seconds that a call of them takes, of which savings are parts.
+        budget_s: seconds after which no further fix is tried.
+        stage: told of each trial.
+        suggested: the code that was run against graph breaks.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        run: Calls,
+        call_s: float,
+        budget_s: float,
+        stage: Callable[[str], None],
+        suggested: Checked = NOTHING,
+    ) -> None:
+        self.notes: list[str] = []
+        self.failures: dict[Plan | str, str] = {}
+        self._arena, self._run, self._stage, self._suggested = arena, run, stage, suggested
+        self._call_s, self._end = call_s, time.perf_counter() + budget_s
+        self._known: dict[Plan | str, Price | None] = {}
+        self._tried: dict[Fix, Tried | None] = {}
+        self._break: list[Interval | None] = []
+
+    def of_plan(self, plan: Plan) -> Price | None:
+        """Return the plan's saving over the run."""
+        return self._price(plan, lambda: self._planned(plan))
+
+    def without_module_guards(self) -> Price | None:
+        """Return the same code's saving without guards on modules and their weights.
+
+        Both are compiled as a user would. Beside code that reports to the profiler, which takes longer itself, a saving
+        of some microseconds came out half as large again.
+        """
+        skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
+        return self._price("no guards of modules", lambda: self._plain(guard_filter_fn=skip), self._plain)
+
+    def under(self, setting: str) -> Price | None:
+        """Return the saving from compiling under a setting of PyTorch."""
+        return self._price(setting, lambda: self._set(setting))
+
+    def of_line(self, found: Break) -> Price | None:
+        """Return the model's saving with the line that a break's fix gives."""
+        copied = self._suggested.rewritten.get(found)
+        if copied is None or found.mend is None:
+            return None
+        return self._price(place_of_line(found), lambda: self._plain(copied, **self._profiled))
+
+    def tried(self, fix: Fix) -> Tried | None:
+        """Try a fix on a copy of the model, or return None if the budget is spent."""
+        if fix not in self._tried:
+            self._tried[fix] = None if self._is_over(fix.code) else self._try(fix)
+        return self._tried[fix]
+
+    def of_a_break(self) -> Interval | None:
+        """Return the seconds that one graph break costs here by itself."""
+        if not self._break:
+            self._stage("price: a graph break by itself")
+            self._break.append(None if self._is_over("a graph break") else self._cost_of_a_break())
+        return self._break[0]
+
+    def _cost_of_a_break(self) -> Interval | None:
+        if (cost := cost_of_a_break(self._arena.device)) is None:
+            self.notes.append("a graph break by itself: what it costs could not be measured")
+        return cost
+
+    def _price(
+        self, mend: Plan | str, make: Callable[[], Calls], base: Callable[[], Calls] | None = None
+    ) -> Price | None:
+        """Return the saving of a fix over `base`, or over the run if `base` is None."""
+        if mend not in self._known:
+            words = f"plan {mend}" if isinstance(mend, Plan) else mend
+            self._known[mend] = None if self._is_over(words) else self._measured(mend, words, make, base)
+        return self._known[mend]
+
+    def _is_over(self, words: str) -> bool:
+        if time.perf_counter() < self._end:
+            return False
+        self.notes.append(f"{words}: not priced, because the budget was spent; --budget grants more")
+        return True
+
+    def _measured(
+        self, mend: Plan | str, words: str, make: Callable[[], Calls], base: Callable[[], Calls] | None
+    ) -> Price | None:
+        self._stage(f"price: {words}")
+        try:
+            with _more_compilations():
+                mended, run = make(), base() if base else self._run
+            # Under PyTorch's own limit again: code that would be recompiled on every call runs in eager, as for the
+            # user.
+            return self._timed(mended, run, words)
+        except Exception as error:  # with a fix, somebody's model may raise anything: the saving is then unknown
+            self.failures[mend] = f"{words}: not priced, because it failed with {first_line(raised(error))}"
+            self.notes.append(self.failures[mend])
+            return None
+
+    def _timed(self, mended: Calls, run: Calls, words: str) -> Price:
+        """Return the saving of calls over others, which were compiled alike except for the fix."""
+
+        def price(found: Measurement) -> Price:
+            how = f"timed in alternation, {len(found.candidate_s)} rounds: {words}"
+            return price_of(share_saved_anywhere(found), self._call_s, how)
+
+        measured = measure_until_told(
+            lambda: self._arena.measure(mended, run, block_s=BLOCK_S),
+            lambda found: price(found).answer is not Answer.INCONCLUSIVE,
+        )
+        return price(measured)
+
+    def _try(self, fix: Fix) -> Tried:
+        self._stage(f"try: {fix.code}")
+        try:
+            settled = settle(fix, self._arena)
+            if not settled.is_steady:
+                return Tried(fix.code, False, settled.in_words, compilations=settled.compilations)
+            price = self._timed(settled.calls, self._run, fix.code)
+        except Exception as error:  # with a fix, somebody's model may raise anything: the fix then does not help
+            return Tried(fix.code, False, f"failed with {first_line(raised(error))}")
+        return Tried(fix.code, settled.is_alike, settled.in_words, price, settled.compilations)
+
+    def _planned(self, plan: Plan) -> Calls:
+        """Return the calls of a plan, made in the same way as by `torchwise.apply`."""
+        arena, workload = self._arena, self._arena.workload
+        profiled = plan if not profiles(plan, arena.device) else plan.with_choice("options", (PROFILED, True))
+        made = compile_plan(twin(workload.call), profiled, workload.examples[0], device=arena.device, mode=arena.mode)
+        calls = self._settled(arena.runners(made.call))
+        if arena.mode == "training":
+            return calls
+        ways = [made.lean(example.args, example.kwargs) for example in workload.examples]
+        return self._settled([arena.runners(way)[place] for place, way in enumerate(ways)])
+
+    def _set(self, setting: str) -> Calls:
+        with patched(setting, self._suggested.names.get(setting)):
+            return self._plain(**self._profiled)
+
+    @property
+    def _profiled(self) -> dict[str, Any]:
+        """Options that make generated code report to the profiler, as the run's does."""
+        return {PROFILED: True} if self._arena.device == "cpu" else {}
+
+    def _settled(self, calls: Calls) -> Calls:
+        self._arena.first_calls(calls)
+        return calls
+
+    def _plain(self, model: Callable[..., Any] | None = None, **options: Any) -> Calls:
+        """Return the calls compiled as a user compiles them, under options of Inductor."""
+        model = model or twin(self._arena.workload.call)
+        return self._settled(self._arena.runners(torch.compile(model, options=options or None)))
+
+
+def profiles(plan: Plan, device: str) -> bool:
+    """Return whether a plan's generated code can report to the profiler, and so share its code with the run."""
+    return device == "cpu" and plan.backend == "inductor"
+
+
+def cost_of_a_break(device: str) -> Interval | None:
+    """Measure the cost of a graph break: a chain of small operators, compiled with breaks between them and without.
+
+    Returns:
+        Seconds of each break, or None if the machine was too busy to tell.
+    """
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sin().sin()
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x.sin()
+        torch._dynamo.graph_break()  # written out: in a loop, a break makes the whole function run in eager
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    x = torch.ones(16, device=device)
+    with _more_compilations():
+        whole, parts = torch.compile(chain), torch.compile(broken)
+        for call in (whole, parts):
+            for _ in range(3):
+                call(x)
+
+    def saved(found: Measurement) -> Price:
+        return price_of(share_saved(found), found.baseline_time.mid / BREAKS, "")
+
+    told = saved(
+        measure_until_told(
+            lambda: _pair(lambda: whole(x), lambda: parts(x), device),
+            lambda found: saved(found).answer is not Answer.INCONCLUSIVE,
+        )
+    )
+    return None if told.answer is Answer.INCONCLUSIVE else told.per_call_s
+
+
+def _pair(candidate: Callable[[], Any], baseline: Callable[[], Any], device: str) -> Measurement:
+    mend, run = Mix((candidate,), (1.0,)), Mix((baseline,), (1.0,))
+    return measure_pair(mend, run, Clock(device), Precision(0.03, 1.5, BLOCK_S))
+
+
+def _more_compilations() -> Any:
+    """Raise the limit of compilations for one code object: all fixes count towards it."""
+    return importlib.import_module("torch._dynamo.config").patch(
+        recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16
+    )

@@ -1,0 +1,65 @@
+"""Known problems with combinations of software and hardware.
+
+Add a row for a new problem, with the source of the report or measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torchwise.doctor.checks.torch import release
+from torchwise.doctor.finding import Finding, Status, ok
+from torchwise.doctor.system_info import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A combination with a known problem.
+
+    Attributes:
+        applies: whether a machine has this combination.
+        found: the problem.
+        advice: the user's way out.
+        status: `OK` if it only affects code that uses a rare option.
+    """
+
+    applies: Callable[[Facts], bool]
+    found: str
+    advice: str
+    status: Status = Status.WARN
+
+
+PROBLEMS = (
+    Problem(
+        lambda facts: release(facts.torch) == (2, 11),
+        "torch 2.11 miscompiles the broadcast addition of complex tensors (pytorch/pytorch#174891)",
+        "use torch 2.13 or later for complex models; verification refuses a plan that is wrong",
+    ),
+    Problem(
+        lambda facts: (
+            release(facts.torch) == (2, 11)
+            and (facts.cuda_build or "").startswith("13.")
+            and "H200" in (facts.gpu or {}).get("name", "")
+        ),
+        "torch._inductor.aoti_load_package ended the process with SIGSEGV on an H200, with torch 2.11 for CUDA 13.0",
+        "load no AOTInductor packages in a process that must live; use torch.compile's caches instead",
+    ),
+    Problem(
+        lambda facts: (2, 11) <= release(facts.torch) <= (2, 13),
+        "training an LSTM with torch._dynamo.config.allow_rnn=True crashes",
+        "leave allow_rnn off, as it is unless you set it",
+        Status.OK,
+    ),
+)
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Report each known problem of this machine."""
+    if facts.torch == "absent":
+        return
+    mine = [problem for problem in PROBLEMS if problem.applies(facts)]
+    for problem in mine:
+        yield Finding("known problem", problem.status, problem.found, problem.advice)
+    if not mine:
+        yield ok("known problems", f"none with torch {facts.torch}")

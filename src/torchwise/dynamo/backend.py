@@ -1,0 +1,79 @@
+"""The backend function that Dynamo calls for every captured graph.
+
+If the store holds a decision for the graph, it is applied at once. Otherwise workers tune the graph, while Dynamo
+waits. Dynamo's guards come before all of this, so the returned callable only receives inputs of this kind.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchwise.dynamo import lower
+from torchwise.dynamo.decide import decide
+from torchwise.dynamo.graph import Captured
+from torchwise.dynamo.options import Options
+from torchwise.errors import UnsupportedError
+
+logger = logging.getLogger("torchwise")
+
+_logged: set[str] = set()
+
+
+def backend(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    name: str | None = None,  # noqa: ARG001 - newer versions of torch pass it
+) -> Callable[..., Any]:
+    """Return the fastest verified way to run a captured graph: eager, compiled, or captured in a CUDA graph.
+
+    Do not call this, but `torch.compile(model, backend="torchwise", options={...})`. A graph that cannot be measured is
+    compiled by Inductor with its defaults. A graph that Inductor cannot compile either runs unchanged. Each reason is
+    logged once.
+
+    Args:
+        module: the captured graph.
+        inputs: examples of its inputs, weights included.
+        options: the fields of `Options`.
+        mode: must be left out, as measurements choose Inductor's mode.
+        name: name of the compiled code, which torch may pass.
+
+    Raises:
+        InputError: an option is unknown, or its value is invalid.
+    """
+    asked = Options.read(options, mode)
+    place = _place_of(module)
+    try:
+        captured = Captured.of(module, inputs)
+        decision = decide(captured, asked)
+        served = lower.by_decision(captured, decision)
+    except UnsupportedError as error:
+        _log(str(error), place)
+        return lower.unmeasured(module, inputs)
+    except Exception as error:  # after any error the graph must run: the user only asked for a faster model
+        _log(f"{type(error).__name__}: {error}", place)
+        return lower.unmeasured(module, inputs)
+    logger.info("torchwise: the graph at %s runs as %s: %s", place, decision.plan, decision.reason)
+    return served
+
+
+def _log(reason: str, place: str) -> None:
+    if reason not in _logged:
+        _logged.add(reason)
+        logger.warning("torchwise: the graph at %s is left to Inductor, unmeasured: %s", place, reason)
+
+
+def _place_of(module: torch.fx.GraphModule) -> str:
+    """Return the place in the user's code where a graph begins. Torch does not report places in its own modules."""
+    operators = [node for node in module.graph.nodes if node.op.startswith("call")]
+    for node in operators:
+        if found := re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or ""):
+            return ":".join(found[-1])
+    return f"an unknown place ({operators[0] if operators else 'empty'})"

@@ -1,0 +1,72 @@
+"""A check on a terminal: its progress, then failures first, and the sentence with the counts last, where a log ends."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from torchwise.lock.check_results import Check, Checked, State
+from torchwise.records.answer import EXIT_INCONCLUSIVE
+from torchwise.report import format as show
+from torchwise.report import layout
+from torchwise.report.progress import Progress
+
+TITLES = {
+    State.STALE: "Stale: locked for another model, other inputs or other software",
+    State.WRONG: "No longer proven right",
+    State.LOST: "Lost: the plan no longer runs",
+    State.SLOWER: "Slower",
+    State.INCONCLUSIVE: "Inconclusive: right, but the measurements cannot tell whether it is as fast",
+    State.UNKNOWN: "Not checked",
+    State.GOOD: "As locked",
+    State.ELSEWHERE: "Of other hardware, and not checked here",
+}
+"""Headings in the order in which they are shown."""
+UNTOLD = (State.INCONCLUSIVE, State.UNKNOWN)
+"""States that are neither good nor bad."""
+
+
+class CheckProgress(Progress):
+    """Listener of a check that shows the current section, and for how long."""
+
+    def phase(self, name: str) -> None:
+        """Start a section."""
+        self._leader = "section by section"
+        self._begin(show.one_line(name))
+
+
+def render_check(check: Check) -> RenderableType:
+    """Return a check as text."""
+    parts: list[RenderableType] = [layout.trusted(check.trust), Text()] if check.trust else []
+    for state, title in TITLES.items():
+        if rows := check.of(state):
+            lines = [line for row in rows for line in _lines(row)]
+            parts.append(Group(Text(title, style=_style(state)), *lines, Text()))
+    style = {0: "bold green", EXIT_INCONCLUSIVE: "bold yellow"}.get(check.exit_code, "bold red")
+    return Group(*parts, Text(sentence(check), style=style))
+
+
+def sentence(check: Check) -> str:
+    """Return the outcome in a sentence."""
+    counts = ", ".join(f"{len(found)} {state}" for state in State if (found := check.of(state)))
+    if check.exit_code == 1:
+        return f"The lock does not hold here: {counts}."
+    if check.exit_code == EXIT_INCONCLUSIVE:
+        return f"Inconclusive: whether the lock holds here cannot be told: {counts}. Check again on a quieter machine."
+    if check.exit_code == 0:
+        return f"The lock holds here: {counts}."
+    if not any(row.state is not State.ELSEWHERE for row in check.rows):
+        return f"Nothing in the lock is for this machine ({counts}): torchwise tune TARGET && torchwise lock TARGET."
+    return f"The lock could not be checked: {counts}."
+
+
+def _lines(row: Checked) -> list[Text]:
+    named = filter(None, (row.target, row.mode and f"({row.mode} on {row.hardware})"))
+    plan = f", {show.one_line(row.plan)}" if row.plan else ""
+    lines = [f"  {show.one_line(' '.join(named))}{plan}: {show.one_line(row.detail)}"]
+    lines += [f"    {row.way_out}"] if row.way_out else []
+    return list(map(Text, lines))
+
+
+def _style(state: State) -> str:
+    return "bold red" if state.is_regression else "bold yellow" if state in UNTOLD else "bold"

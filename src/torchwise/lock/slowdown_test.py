@@ -1,0 +1,87 @@
+"""Whether a plan became slower than it was when it was locked, judged from locked intervals, without samples.
+
+As in `torchwise compare`, a plan is slower only if its time per call and its speed-up over eager both became worse. The
+whole interval of each must be beyond the threshold. A slower machine slows both the plan and eager. If eager became
+faster, that is no regression of the plan. But a plan that eager has surely overtaken since counts as slower, regardless
+of its own time. If the intervals do not tell, or eager was disturbed, the result is inconclusive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.lock.entry import Entry
+from torchwise.records import Interval, Measurement
+from torchwise.records.answer import Answer, all_of, any_of
+from torchwise.records.measurement import HELD_UP
+from torchwise.records.statistics import CONFIDENCE, ratio_of
+from torchwise.report import format as show
+from torchwise.report import regression
+from torchwise.report.regression import THRESHOLD as THRESHOLD
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Change of a plan's speed.
+
+    Attributes:
+        slower: whether it became slower, which fails a check.
+        detail: the figures, in words.
+        speedup: the speed-up now over the locked one.
+        time: the time per call now over the locked one, or None if none is locked.
+    """
+
+    slower: Answer
+    detail: str
+    speedup: Interval
+    time: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judges speed.
+
+    Attributes:
+        count: number of plans that are judged together. All of their intervals hold together with 95 % (Bonferroni).
+        threshold: relative change to ignore.
+    """
+
+    count: int
+    threshold: float = THRESHOLD
+
+    def __post_init__(self) -> None:
+        self._rule()  # which refuses an invalid threshold
+
+    @property
+    def confidence(self) -> float:
+        """Confidence of each single interval."""
+        return 1 - (1 - CONFIDENCE) / max(self.count, 1)
+
+    def of(self, entry: Entry, measured: Measurement) -> Judgement:
+        """Compare a new measurement with the locked figures of a plan that is not eager."""
+        locked = entry.decision.speedup
+        assert locked is not None, "a plan that is not eager has a speed-up"
+        now = measured.speedup
+        speedup = ratio_of(now, locked, self.confidence)
+        time = ratio_of(measured.candidate_time, entry.plan_s, self.confidence) if entry.plan_s else None
+        detail = self._detail(locked, now, speedup, time)
+        slower = self._slower(locked, now, speedup, time)
+        locked_s = entry.decision.baseline_s
+        if locked_s and (factor := measured.baseline_time.mid / locked_s) > HELD_UP:
+            # A disturbance of eager does not affect the plan in the same way, so their ratio tells nothing.
+            detail += f"; but eager itself took {show.ratio(factor)} its time when the plan was locked: it was held up"
+            slower = Answer.INCONCLUSIVE
+        return Judgement(slower, detail, speedup, time)
+
+    def _slower(self, locked: Interval, now: Interval, speedup: Interval, time: Interval | None) -> Answer:
+        rule = self._rule()
+        lost = all_of(rule.fell(speedup), rule.grew(time) if time else Answer.YES)
+        return any_of(lost, rule.fell(now) if locked.high >= 1 else Answer.NO)
+
+    def _rule(self) -> regression.Judge:
+        return regression.Judge(self.threshold, self.confidence)
+
+    def _detail(self, locked: Interval, now: Interval, speedup: Interval, time: Interval | None) -> str:
+        speeds = f"{show.speedup(now)} eager's speed now, {show.speedup(locked)} locked"
+        each = f", and {show.speedup(time)} its time per call" if time else ""
+        return f"{speeds}: {show.speedup(speedup)} that{each}"

@@ -1,9 +1,0 @@
-"""Rolled: find a loop again in the graph in which Dynamo unrolled it, compile one body, and call it each time.
-
-`periods` finds repetitions in a sequence of labels, and `flow` is a graph as numbers. `stretches` combines the two and
-verifies that repetitions are equal. `split` cuts the graph, and `backend` is the way in.
-"""
-
-from torchwise.realize.rolled.backend import Rolled, around, inductor
-
-__all__ = ["Rolled", "around", "inductor"]

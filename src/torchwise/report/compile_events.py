@@ -1,0 +1,125 @@
+"""Events of the compiler on a terminal: the sentence first, then each place with its fix."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from torchwise.records.compile_events import Break, Compilation, Fallback, Recompile, Watched
+from torchwise.report import format as show
+
+MOST = 20
+"""Maximum entries shown of each kind. The JSON has all."""
+
+
+@dataclass(slots=True)
+class _Function:
+    """All compilations of one function, with its parts between graph breaks."""
+
+    line: int
+    times: int = 0
+    seconds: float = 0.0
+    backend_s: float = 0.0
+    guards: int = 0
+    hits: int = 0
+
+    def add(self, one: Compilation) -> None:
+        """Count one more compilation."""
+        self.line = min(self.line, one.line)
+        self.times += 1
+        self.seconds += one.seconds
+        self.backend_s += one.phases.get("aot_autograd", 0.0)
+        self.guards = max(self.guards, one.guards)
+        self.hits += one.cache_hits
+
+
+def print_watched(seen: Watched, console: Console) -> None:
+    """Print the summary: a sentence, graph breaks with their fixes, recompilations, fallbacks, and compile seconds."""
+    parts: list[RenderableType] = [Text(sentence(seen), style="bold")]
+    parts += _section("Graph breaks", [_break(one) for one in seen.breaks])
+    parts += _section("Recompilations", [_recompile(one) for one in seen.recompiles])
+    parts += _section("Not compiled", [_fallback(one) for one in seen.fallbacks])
+    if seen.compilations:
+        parts += [Text("Compiled", style="bold"), _compiled(seen.compilations)]
+    parts += [Text(f"Note: {show.one_line(note)}", style="dim") for note in seen.notes]
+    console.print(Group(*parts))
+
+
+def sentence(seen: Watched) -> str:
+    """Summarize the events in one sentence."""
+    if not seen.compilations and not seen.breaks:
+        return f"Torchwise watched PyTorch's compiler for {show.seconds(seen.seconds)}: nothing was compiled."
+    recompiled = sum(one.count for one in seen.recompiles)
+    return (
+        f"Torchwise watched PyTorch's compiler for {show.seconds(seen.seconds)}: "
+        f"{show.counted(len(seen.compilations), 'compilation')} in {show.seconds(seen.compile_s)} "
+        f"({show.seconds(seen.trace_s)} of it for this trace), {show.counted(len(seen.breaks), 'graph break')}, "
+        f"{show.counted(recompiled, 'recompilation')}, {show.counted(len(seen.fallbacks), 'fallback')} to eager."
+    )
+
+
+def _section(title: str, entries: list[RenderableType]) -> Iterable[RenderableType]:
+    if not entries:
+        return
+    yield Text(title, style="bold")
+    yield from (Padding(entry, (0, 0, 0, 2)) for entry in entries[:MOST])
+    if len(entries) > MOST:
+        yield Text(f"  and {len(entries) - MOST} more", style="dim")
+
+
+def _break(one: Break) -> RenderableType:
+    often = f", met {show.counted(one.count, 'time')}" if one.count > 1 else ""
+    head = f"{_place(one.file, one.line)} in {one.function}: {one.reason} ({one.code or 'no code'}{often})"
+    parts = [_text(head)]
+    if one.excerpt:
+        parts.append(_text(f"    {one.excerpt}", style="cyan"))
+    if one.mend:
+        parts.append(_text(f"→ {one.mend.words}"))
+        if one.mend.setting:
+            parts.append(_text(f"→ or {one.mend.setting}: {one.mend.consequence}", style="dim"))
+    return Group(*parts)
+
+
+def _recompile(one: Recompile) -> RenderableType:
+    head = f"{_place(one.file, one.line)} in {one.function}, {show.counted(one.count, 'time')}: {one.varies}"
+    return Group(_text(head), _text(f"    guard: {one.guard}", style="dim"))
+
+
+def _fallback(one: Fallback) -> RenderableType:
+    place = f"{_place(one.file, one.line)} in {one.function}: " if one.file else ""
+    often = f" ({show.counted(one.count, 'time')})" if one.count > 1 else ""
+    return _text(f"{place}{one.what}{often}")
+
+
+def _compiled(compilations: Iterable[Compilation]) -> Table:
+    functions: dict[tuple[str, str], _Function] = {}
+    for one in compilations:
+        functions.setdefault((one.file, one.function), _Function(one.line)).add(one)
+    table = Table(box=None, padding=(0, 1), pad_edge=True)
+    table.add_column("function", overflow="fold")
+    for title in ("times", "seconds", "backend", "guards", "cache hits"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for (file, name), all_of in sorted(functions.items(), key=lambda item: -item[1].seconds)[:MOST]:
+        where = f"{_place(file, all_of.line)} in {name}" if file else show.NONE
+        took, backend = show.seconds(all_of.seconds), show.seconds(all_of.backend_s)
+        table.add_row(show.one_line(where), str(all_of.times), took, backend, str(all_of.guards), str(all_of.hits))
+    return table
+
+
+def _place(file: str, line: int) -> str:
+    """The file as a path relative to the current folder if it lies below, so that a click finds it."""
+    with contextlib.suppress(OSError):  # the folder that the program ran in may be gone
+        here = os.getcwd() + os.sep
+        file = file.removeprefix(here)
+    return f"{file}:{line}"
+
+
+def _text(words: str, style: str = "") -> Text:
+    return Text(show.plain(words), style=style)

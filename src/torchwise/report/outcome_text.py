@@ -1,0 +1,203 @@
+"""Why a plan won or lost, as a sentence derived from its records.
+
+A plan loses by its own fault (it failed, answered wrongly, is slower than eager) or against another (it does not pay
+back, it is no faster than the decided plan). The first kind needs the trial alone, so live progress reports it too.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchwise.records import Decision, FailureKind, Outcome, Study, StudyState, Trial, TrialState, Verdict
+from torchwise.records.answer import Answer
+from torchwise.records.trial import speeds_beside
+from torchwise.report import format as show
+from torchwise.report.costs import asked, baseline_cost, cost_of
+from torchwise.report.summary import saved
+
+LONGEST = 240
+"""Maximum characters of a message shown in a sentence, since compilers write pages."""
+
+_FAILURES = {
+    FailureKind.TIMED_OUT: "took too long in {stage}: {message}",
+    FailureKind.DIED: "its process died in {stage}: {message}",
+    FailureKind.RAISED: "raised in {stage}: {message}",
+    FailureKind.OUT_OF_MEMORY: "out of memory in {stage}: {message}",
+    FailureKind.UNSUPPORTED: "not possible here: {message}",
+    FailureKind.HELD_UP: "was held up in {stage}: {message}",
+}
+
+
+def why(trial: Trial, study: Study) -> str:
+    """Say why a trial's plan won or lost, or what it waits for."""
+    if is_decided(trial, study.decision):
+        return decided(study.decision) if study.decision else ""
+    memory = asked(study).objective == "memory"
+    over = _over_the_limit(trial, study)
+    return _unfinished(trial, study) or own_fault(trial, memory=memory) or over or _against_others(trial, study)
+
+
+def is_decided(trial: Trial, decision: Decision | None) -> bool:
+    """Whether the decision is for this trial's plan."""
+    return decision is not None and not decision.plan.is_eager and trial.plan == decision.plan and trial.is_proven
+
+
+def decided(decision: Decision) -> str:
+    """Describe the gain of deciding for the plan."""
+    if decision.plan.is_eager:
+        if decision.is_inconclusive:
+            return "stays, as the measurements cannot tell whether a plan is faster"
+        return "decided: no plan is proven to earn more than it costs"
+    if decision.workload.objective == "memory":
+        return "decided: it needs the least memory at the peak"
+    if decision.saved_s <= 0:
+        return "decided"
+    return f"decided: saves {saved(decision)} over {show.counted(decision.workload.calls, 'call')}"
+
+
+def own_fault(trial: Trial, *, memory: bool = False) -> str:
+    """Say what rules a finished trial out by itself, or return an empty string if nothing does.
+
+    Args:
+        trial: a finished trial.
+        memory: whether memory is the objective, so that a plan need not be faster, only not slower.
+    """
+    verdict, measurement = trial.verdict, trial.measurement
+    if trial.failure:
+        failure = trial.failure
+        return _FAILURES[failure.kind].format(stage=failure.stage, message=show.clipped(failure.message, LONGEST))
+    if verdict and verdict.outcome is Outcome.FAIL:
+        return f"wrong answer: {show.clipped(verdict.reason, LONGEST)}{_figures(verdict)}"
+    if trial.state is TrialState.PRUNED:
+        return _pruned(trial)
+    if trial.state is TrialState.FAIL:
+        return f"failed: {show.clipped(trial.reason, LONGEST) or 'no reason was recorded'}"
+    if verdict is None:
+        return "its answer was not verified, so it cannot be decided for"
+    if verdict.outcome is Outcome.NOT_COMPARABLE:
+        return f"not comparable, so not proven: {show.clipped(verdict.reason, LONGEST)}"
+    if measurement is None or not measurement.candidate_s:
+        return "it was not timed, so it cannot be decided for"
+    if trial.costs is None:
+        return "its compile cost was not measured, so it cannot be decided for"
+    return _not_faster(trial, memory)
+
+
+def _unfinished(trial: Trial, study: Study) -> str:
+    ended = study.state is not StudyState.RUNNING
+    if trial.state is TrialState.WAITING:
+        return "not tried: the search ended first" if ended else "waits for its turn"
+    if trial.state is TrialState.RUNNING:
+        return "interrupted while it was tried" if ended else "is being tried"
+    return ""
+
+
+def _over_the_limit(trial: Trial, study: Study) -> str:
+    limit, peak = asked(study).memory_limit, trial.costs.peak_memory if trial.costs else None
+    if limit is None or (peak is not None and peak <= limit):
+        return ""
+    took = "what it takes is not known" if peak is None else f"it takes {show.size(peak)} at the peak"
+    return f"{took}, and the limit is {show.size(limit)}"
+
+
+def _figures(verdict: Verdict) -> str:
+    """Return the error and the noise floor of the failed check, if it has them."""
+    for check in verdict.checks:
+        if check.outcome is Outcome.FAIL and check.error is not None:
+            floor = "" if check.floor is None else f", noise floor {show.relative_error(check.floor)}"
+            return f" (error {show.relative_error(check.error)}{floor})"
+    return ""
+
+
+def _pruned(trial: Trial) -> str:
+    if trial.measurement and trial.speedup:
+        rounds = show.counted(len(trial.measurement.candidate_s), "round")
+        return f"stopped after {rounds}: at {show.speedup(trial.speedup)} it could no longer lead"
+    return f"stopped early: {show.clipped(trial.reason, LONGEST) or 'it could no longer lead'}"
+
+
+def _not_faster(trial: Trial, memory: bool) -> str:
+    speedup = trial.speedup
+    if speedup is None:
+        return ""
+    if speedup.high < 1:
+        return f"slower than eager: {show.speedup(speedup)}"
+    if speedup.low <= 1 and not memory:
+        if trial.is_faster is Answer.INCONCLUSIVE:
+            return f"inconclusive: {show.speedup(speedup)} eager's speed, so slower or faster"
+        return f"no faster than eager: {show.speedup(speedup)}"
+    return ""
+
+
+def _against_others(trial: Trial, study: Study) -> str:
+    """Say why a verified plan that is not slower than eager lost to another."""
+    decision = study.decision
+    if message := _does_not_pay(trial, study):
+        return message
+    if asked(study).objective == "memory":
+        return _memory(trial, study)
+    if decision is None:
+        return "proven, and pays back"
+    if decision.plan.is_eager:
+        return "faster, but not by enough to be sure that it earns what compiling it costs"
+    return _against_decided(trial, decision, study)
+
+
+def _does_not_pay(trial: Trial, study: Study) -> str:
+    cost, baseline, expected = cost_of(trial, study), baseline_cost(study), asked(study).calls
+    if cost is None or baseline is None:
+        return ""
+    calls = cost.break_even(baseline)
+    if calls <= expected or math.isinf(calls):
+        return ""
+    needed = f"{show.seconds(cost.fixed_s)} of compiling take {show.count(calls)} calls"
+    return f"faster, but does not pay back: {needed}, and {show.count(expected)} are expected"
+
+
+def _against_decided(trial: Trial, decision: Decision, study: Study) -> str:
+    if ratio := speeds_beside(study.trials, trial.plan).get(decision.plan):
+        figures = f"{show.speedup(ratio)} its speed, timed side by side"
+        if ratio.high < 1:
+            return f"slower than {decision.plan}: {figures}"
+        if ratio.low > 1:
+            return _faster(trial, decision, study, figures, ratio.mid)
+        return f"no clear gain over {decision.plan} ({figures}), which is simpler or costs less to compile"
+    speedup, best = trial.speedup, decision.speedup
+    if speedup is None or best is None:
+        return f"{decision.plan} was decided for"
+    figures = f"{show.brief_speedup(speedup)} against {show.brief_speedup(best)}"
+    if speedup.low > best.high:
+        return _faster(trial, decision, study, figures, speedup.mid / best.mid)
+    if speedup.overlaps(best) and speedup.mid < best.mid:
+        return f"measured slower than {decision.plan} ({figures}), though their intervals overlap"
+    if speedup.overlaps(best):
+        return f"no clear gain over {decision.plan} ({figures}), which is simpler or costs less to compile"
+    return f"slower than {decision.plan}: {figures}"
+
+
+def _faster(trial: Trial, decision: Decision, study: Study, figures: str, ratio: float) -> str:
+    """Say that a plan is `ratio` times as fast as the decided one, and that compiling outweighs it, if it does.
+
+    It may have lost for a reason that no record holds, such as a decision among the plans of `--plan` alone.
+    """
+    said = f"faster per call than {decision.plan} ({figures})"
+    chosen = next((t for t in study.trials if is_decided(t, decision)), None)
+    mine, its = cost_of(trial, study), cost_of(chosen, study) if chosen else None
+    if mine is None or its is None:
+        return said
+    saved = asked(study).calls * its.per_call_s * (1 - 1 / ratio)
+    return f"{said}, but compiling it costs more than that saves" if mine.fixed_s - its.fixed_s > saved else said
+
+
+def _memory(trial: Trial, study: Study) -> str:
+    """Describe how a plan's peak memory compares, if memory is the objective."""
+    mine, eager = trial.costs.peak_memory if trial.costs else None, study.eager_peak_memory
+    if mine is None or eager is None:
+        return "its peak memory could not be measured"
+    decision = study.decision
+    figures = f"{show.size(mine)} at the peak against eager's {show.size(eager)}"
+    if decision is None:
+        return f"proven: {figures}"
+    if decision.plan.is_eager or mine >= eager:
+        return f"does not surely need less memory: {figures}"
+    return f"needs more memory than {decision.plan}, or is less simple: {figures}"

@@ -1,0 +1,140 @@
+"""Two studies side by side: their differences, and the outcome of each plan that both tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.records import Interval, Study
+from torchwise.records.scale import EXACT
+from torchwise.records.statistics import CONFIDENCE
+from torchwise.report import format as show
+from torchwise.report.regression import THRESHOLD, Change, Judge, Judged, Timed
+from torchwise.report.template import Theme, render_part
+from torchwise.report.trial_table import Row, rows
+
+TEMPLATE = "beside.html.j2"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBeside:
+    """One plan in both studies, or in one of them.
+
+    Attributes:
+        name: the plan in words.
+        first: its row in the first study, or None if that study did not try it.
+        second: likewise.
+        change: from the first to the second.
+        time: the second's time per call over the first's, or None if it was not verified and timed in both.
+        figures: figures of the change, in words.
+    """
+
+    name: str
+    first: Row | None
+    second: Row | None
+    change: Change
+    time: Interval | None = None
+    figures: str = ""
+
+
+def differences(first: Study, second: Study) -> list[str]:
+    """Describe the differences between two studies and their decisions. Figures of unlike machines say little."""
+    lines = [
+        f"environment: {line.replace(' there,', ' first,').replace(' here', ' second')}"
+        for line in first.environment.differences(second.environment)
+    ]
+    pairs = [
+        ("target", first.workload.target, second.workload.target),
+        ("device", first.workload.device, second.workload.device),
+        ("objective", first.workload.objective, second.workload.objective),
+        ("calls", first.workload.calls, second.workload.calls),
+        ("restarts", first.workload.restarts, second.workload.restarts),
+        ("model and inputs", first.inspection.identity, second.inspection.identity),
+        ("plan", *(str(study.decision.plan) if study.decision else "undecided" for study in (first, second))),
+        ("speed-up", _speedup(first), _speedup(second)),
+    ]
+    return lines + [f"{name}: {one} first, {other} second" for name, one, other in pairs if one != other]
+
+
+def _speedup(study: Study) -> str:
+    return str(study.decision.speedup) if study.decision and study.decision.speedup else "none"
+
+
+def incomparable(first: Study, second: Study) -> str:
+    """Say why times of two studies can never be compared, or return an empty string if they can."""
+    if first.inspection.identity != second.inspection.identity:
+        return "they are of different models, or of other inputs"
+    if first.workload.objective != second.workload.objective:
+        return "one is for latency and one for throughput, and calls are timed in another way for each"
+    return ""
+
+
+def beside(first: Study, second: Study) -> list[PlanBeside]:
+    """Return every plan of either study: those in both first, with the largest changes on top."""
+    one, other = ({row.plan: row for row in rows(study)} for study in (first, second))
+    shared = [plan for plan in one if plan in other]
+    if incomparable(first, second):
+        found = [PlanBeside(row.name, row, other.get(plan), Change.NOT_COMPARED) for plan, row in one.items()]
+        return found + [_alone(None, row) for plan, row in other.items() if plan not in one]
+    timed = sum(timed_of(one[plan], first) is not None for plan in shared)
+    judge = Judge(THRESHOLD, 1 - (1 - CONFIDENCE) / max(timed, 1))
+    found = [_both(judge, (first, one[plan]), (second, other[plan])) for plan in shared]
+    found.sort(key=lambda line: -abs(1 - line.time.mid) if line.time else 0.0)
+    found += [_alone(row, None) for plan, row in one.items() if plan not in other]
+    return found + [_alone(None, row) for plan, row in other.items() if plan not in one]
+
+
+def _alone(first: Row | None, second: Row | None) -> PlanBeside:
+    row = first or second
+    assert row is not None, "a plan is in one of the studies"
+    return PlanBeside(row.name, first, second, Change.NOT_COMPARED)
+
+
+def render_beside(first: Study, second: Study, theme: Theme) -> str:
+    """Return two studies side by side as a part of a page. See `template.render_part`."""
+    plans = beside(first, second)
+    return render_part(
+        TEMPLATE,
+        theme,
+        first=first,
+        second=second,
+        differences=differences(first, second),
+        plans=plans,
+        trusts=[("first", first.trust), ("second", second.trust)],
+        summary=summary(plans, incomparable(first, second)),
+    )
+
+
+def timed_of(row: Row, study: Study) -> Timed | None:
+    """Return the figures of a row if they can be compared: those of eager, or of a verified plan."""
+    if row.trial is None:
+        return Timed(study.eager.baseline_time, EXACT) if study.eager.baseline_s else None
+    if row.speedup is None or row.trial.measurement is None or not row.trial.is_proven:
+        return None
+    return Timed(row.trial.measurement.candidate_time, row.speedup)
+
+
+def figures_of(found: Judged, *, eager: bool) -> str:
+    """Describe how much changed: the time of eager, or the speed-up of a plan."""
+    return f"{show.speedup(found.time)} the time" if eager else f"{show.speedup(found.speedup)} the speed-up"
+
+
+def _both(judge: Judge, before: tuple[Study, Row], after: tuple[Study, Row]) -> PlanBeside:
+    (first, one), (second, other) = before, after
+    a, b = timed_of(one, first), timed_of(other, second)
+    if a and b:
+        found = judge.judge(a, b, eager=one.trial is None)
+        return PlanBeside(one.name, one, other, found.change, found.time, figures_of(found, eager=one.trial is None))
+    change = Change.WRONG if a else Change.RIGHT if b else Change.NOT_COMPARED
+    if a and other.verdict != "failed":  # it died, took too long, or was stopped early
+        change = Change.LOST
+    return PlanBeside(one.name, one, other, change)
+
+
+def summary(plans: list[PlanBeside], why_not: str = "") -> str:
+    """Return the result in a line. `why_not` is as in `incomparable`."""
+    if why_not:
+        return f"The studies are not comparable: {why_not}."
+    shared = [line for line in plans if line.first and line.second]
+    counts = {change: sum(line.change is change for line in shared) for change in Change}
+    words = [f"{count} {change}" for change, count in counts.items() if count]
+    return f"{show.counted(len(shared), 'plan')} in both: {', '.join(words)}." if shared else "No plan is in both."

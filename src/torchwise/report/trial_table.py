@@ -1,0 +1,149 @@
+"""A study as rows for people: eager and every candidate, best first. Every view shows these, so none can disagree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Decision, Interval, Outcome, Study, Trial, Verdict
+from torchwise.report import format as show
+from torchwise.report.outcome_text import decided, is_decided, why
+
+Standing = Literal["decided", "baseline", "proven", "out"]
+_ORDER: tuple[Standing, ...] = ("decided", "baseline", "proven", "out")
+
+_VERDICTS = {Outcome.PASS: "passed", Outcome.FAIL: "failed", Outcome.NOT_COMPARABLE: "not comparable"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table of candidates.
+
+    Attributes:
+        number: of the trial, or None for eager, which is inspected and not tried.
+        plan: the candidate.
+        name: the plan in words.
+        standing: "decided", "baseline", "proven" or "out".
+        is_decided: whether the decision is for this row. Eager can be both baseline and decided.
+        state: of the trial, or "inspected" for eager.
+        speedup: eager's time over the plan's.
+        time: seconds per call, on the scale of eager's time in this study (`Study.economics`), so that times and
+            speed-ups of one table agree.
+        cold_s: cost of the first call with empty caches.
+        warm_s: cost of the first call with full caches.
+        peak_memory: bytes at the peak.
+        baseline_peak_memory: the same for eager, one figure for all rows (`Study.eager_peak_memory`).
+        verdict: "passed", "failed", "not comparable", "reference" for eager, or empty if not verified.
+        error: largest relative error against the reference.
+        floor: eager's own error, the noise floor.
+        why: why it won or lost.
+        trial: the trial behind the row, or None for eager.
+    """
+
+    number: int | None
+    plan: Plan
+    name: str
+    standing: Standing
+    is_decided: bool = False
+    state: str = ""
+    speedup: Interval | None = None
+    time: Interval | None = None
+    cold_s: float | None = None
+    warm_s: float | None = None
+    peak_memory: int | None = None
+    baseline_peak_memory: int | None = None
+    verdict: str = ""
+    error: float | None = None
+    floor: float | None = None
+    why: str = ""
+    trial: Trial | None = None
+
+    @property
+    def memory(self) -> str:
+        """Peak memory, and its comparison with eager's."""
+        if self.peak_memory is None:
+            return show.NONE
+        factor = f" ({show.ratio(self.peak_memory / self.baseline_peak_memory)})" if self.baseline_peak_memory else ""
+        return f"{show.size(self.peak_memory)}{factor}"
+
+
+def rows(study: Study) -> list[Row]:
+    """Return the decided plan, eager, the verified plans by speed-up, then the others in order of proposal.
+
+    Verified plans whose speed-up names no figure come after those that have one.
+    """
+    candidates = [_candidate(trial, study) for trial in study.trials if not trial.plan.is_eager]
+    return sorted([_baseline(study), *candidates], key=_rank)
+
+
+def verdict_word(verdict: Verdict | None) -> str:
+    """Return a verdict in a word or two, or an empty string if there is none."""
+    return _VERDICTS[verdict.outcome] if verdict else ""
+
+
+def _rank(row: Row) -> tuple[int, bool, float]:
+    speed = row.speedup if row.standing == "proven" else None
+    is_figure = speed is None or speed.is_usable
+    return (_ORDER.index(row.standing), not is_figure, -speed.mid if speed and is_figure else 0.0)
+
+
+def _baseline(study: Study) -> Row:
+    inspection, decision = study.inspection, study.decision
+    return Row(
+        number=None,
+        plan=EAGER,
+        name=str(EAGER),
+        standing="baseline",
+        is_decided=_leaves_alone(decision),
+        state="inspected",
+        time=study.eager.baseline_time if study.eager.baseline_s else None,
+        cold_s=inspection.first_call_s,
+        peak_memory=study.eager_peak_memory,
+        verdict="reference",
+        why=decided(decision) if decision and _leaves_alone(decision) else "the baseline: the model left alone",
+    )
+
+
+def _leaves_alone(decision: Decision | None) -> bool:
+    return decision is not None and decision.plan.is_eager
+
+
+def _candidate(trial: Trial, study: Study) -> Row:
+    measurement, verdict, costs = trial.measurement, trial.verdict, trial.costs
+    timed = measurement if measurement and measurement.candidate_s else None
+    chosen = is_decided(trial, study.decision)
+    return Row(
+        number=trial.number,
+        plan=trial.plan,
+        name=show.one_line(str(trial.plan)),
+        standing="decided" if chosen else "proven" if timed and trial.is_proven else "out",
+        is_decided=chosen,
+        state=trial.state.value,
+        speedup=trial.speedup,
+        time=_time(trial, study) if timed and study.eager.baseline_s else None,
+        cold_s=costs.cold_s if costs else None,
+        warm_s=costs.warm_s if costs else None,
+        peak_memory=costs.peak_memory if costs else None,
+        baseline_peak_memory=study.eager_peak_memory,
+        verdict=verdict_word(verdict),
+        error=verdict.error if verdict else None,
+        floor=_floor(verdict),
+        why=show.one_line(why(trial, study)),
+        trial=trial,
+    )
+
+
+def _time(trial: Trial, study: Study) -> Interval:
+    """Return the time of a call, with the ends of eager's own interval if that is no figure."""
+    time, eager = study.economics.seconds_per_call(trial), study.eager.baseline_time
+    if eager.is_usable:
+        return time
+    return Interval(time.low * eager.low / eager.mid, time.mid, time.high * eager.high / eager.mid)
+
+
+def _floor(verdict: Verdict | None) -> float | None:
+    """Return the noise floor beside the largest error, so that the two compare."""
+    checks = [check for check in verdict.checks if check.error is not None] if verdict else []
+    worst = max(checks, key=lambda check: check.error or 0.0, default=None)
+    return worst.floor if worst else None

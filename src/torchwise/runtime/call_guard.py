@@ -1,0 +1,102 @@
+"""Find changes since a plan was applied, in the model itself or around its calls, that keep the plan from answering."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C import _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.nn.modules import module as modules
+
+from torchwise.compile.guards.code_guard import CodeGuard, code_of, version, writes_to
+from torchwise.compile.guards.same_code import is_same_code
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+CALLED = ("forward", "_call_impl")
+"""Functions that a module's own attributes may replace."""
+
+REPLACED = "the model's forward or class was replaced since the plan was applied"
+COMPILED = "model.compile() was called since the plan was applied, and so PyTorch's compiled code answers"
+UNCOMPILED = "what model.compile() had made was taken from the model since the plan was applied"
+
+
+class Changes:
+    """Checks the parts that a plan bypasses: the module's own call, its mode and hooks, and modes around all operators.
+
+    It also checks the code that the module runs (`CodeGuard`). The rest of a module is checked by the code that made
+    something of it (`compile.guards.module_guard`).
+    """
+
+    def __init__(self, original: Any, *, inference: bool) -> None:
+        self._original, self._kind = original, type(original)
+        self._state = vars(original) if isinstance(original, torch.nn.Module) else {}
+        self._training = getattr(original, "training", None)
+        self._is_scripted = isinstance(original, torch.jit.ScriptModule)  # whose mode is not in its state
+        self._called = [*map(self._state.get, CALLED)]
+        self._compiled = self._state.get("_compiled_call_impl")
+        self._code = CodeGuard(original)
+        self._take_code()
+        self._found: str | None = None
+        kinds = HOOKS if inference else HOOKS + BACKWARD_HOOKS
+        self._hooks = [self._state[kind] for kind in kinds if kind in self._state]
+        self._registered = [*map(tuple, self._hooks)]  # each hook has a number of its own
+        self._hooked = any(self._hooks)  # then the plan is made of the module as it is called, hooks included
+
+    def _take_code(self) -> None:
+        code = self._code
+        self._functions, self._codes, self._defaults = code.functions, code.codes, code.defaults
+        self._dicts = code.dicts  # the module's own state among them
+        self._seen = writes_to(self._dicts)
+
+    def found(self) -> str | None:
+        """Return the change, or None. This runs on every call."""
+        if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+            return "a transform of functions (vmap, jvp, grad) is active"
+        if _len_torch_dispatch_stack():  # it would see other operators than the model's, or none
+            return "a mode that watches or replaces operators is active"
+        if modules._has_any_global_hook():  # a plan enters below the call that would run it
+            return "a hook for all modules is registered"
+        written = sum(map(version, self._dicts))
+        if written != self._seen or type(self._original) is not self._kind or self._is_scripted:
+            self._look(written)
+        if self._found is not None:
+            return self._found
+        if [*map(code_of, self._functions)] != self._codes or (self._defaults and self._code.has_other_defaults()):
+            rewritten = self._code.rewritten()
+            if rewritten is not None:
+                return f"{rewritten} was replaced since the plan was applied"
+        if (self._hooked or any(self._hooks)) and [*map(tuple, self._hooks)] != self._registered:
+            return "a hook was registered or removed since the plan was applied"
+        return None
+
+    def _look(self, written: int) -> None:
+        """Examine everything that was written to."""
+        dicts = self._dicts
+        self._found = self._changed()
+        if self._dicts is dicts:
+            self._seen = written
+
+    def _changed(self) -> str | None:
+        if getattr(self._original, "training", None) is not self._training:
+            return "the model changed between train() and eval() since the plan was applied"
+        compiled = self._state.get("_compiled_call_impl")
+        if compiled is not self._compiled:
+            return COMPILED if compiled is not None else UNCOMPILED
+        if not all(map(is_same_code, map(self._state.get, CALLED), self._called)):
+            return REPLACED
+        replaced = self._code.rebound()
+        if replaced is not None:
+            return f"{replaced} was replaced since the plan was applied"
+        return None if type(self._original) is self._kind else self._change_class()
+
+    def _change_class(self) -> str | None:
+        """Accept another class of the same code for the model's own, for example after its file was loaded anew."""
+        if self._code.rewritten() or not is_same_code(type(self._original), self._kind):
+            return REPLACED
+        self._kind = type(self._original)
+        self._code.look()
+        self._take_code()
+        return None

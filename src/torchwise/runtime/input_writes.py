@@ -1,0 +1,177 @@
+"""Find the tensors that calls write to, and whether that matters when inputs share memory in an unverified way.
+
+A call that writes nothing answers the same in any memory layout of its inputs. One that writes may change its own later
+reads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchwise.compile import Signature
+from torchwise.errors import UnsupportedError
+from torchwise.runtime.signature_match import memory, ranks, without_memory
+from torchwise.workload import pytree
+from torchwise.workload.memory import overlap_of
+
+logger = logging.getLogger("torchwise")
+
+OVERLAPS = (
+    "inputs share memory, with each other or with the model, as they did in no proof, and the call may write there"
+)
+MOST_READING = 1024
+"""Signatures that are remembered to write nothing: views of one memory may lie in any number of ways."""
+Slot = tuple[Mapping[str, Any], str]
+"""The place of a tensor in a module: its dict of parameters or buffers, and the name."""
+
+
+class OverlapError(UnsupportedError):
+    """Inputs share memory with the model's tensors, which the call writes to."""
+
+
+class Writes:
+    """Remembers for each signature the tensors that its calls write to, as far as that was observed.
+
+    Args:
+        original: if it is a module, its own tensors are checked.
+        inputs: descriptions of the inputs that the plan was verified on.
+        dynamic: whether it was verified for other sizes as well.
+    """
+
+    def __init__(self, original: Any, inputs: Sequence[str], *, dynamic: bool) -> None:
+        self._module = original if isinstance(original, torch.nn.Module) else None
+        self._kind = ranks if dynamic else without_memory
+        self._proven = {(self._kind(given), memory(given)) for given in inputs}
+        self._reading: dict[Signature, bool] = {}  # whether the original wrote nothing
+        self._written: dict[Signature, list[Slot]] = {}
+
+    def is_proven(self, key: Signature, description: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a first call of a signature shares memory as verified, or may do so as it writes nothing."""
+        if self._reading.get(key, False):
+            return True
+        lies = (self._kind(description), memory(description))
+        return lies in self._proven and not self._meet(_slots(self._module), args, kwargs)
+
+    def may_go_on(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a later call's inputs are apart from the tensors that the first one wrote to."""
+        return key not in self._written or not self._meet(self._written[key], args, kwargs)
+
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, closely: bool = False) -> Look | None:
+        """Record inputs and the module's own tensors before a call, or return None if that is impossible.
+
+        Args:
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+            closely: whether to compare the values of inputs, too, as not every kernel has its writes counted.
+        """
+        try:
+            return Look(pytree.tensors((args, kwargs)), _slots(self._module), closely=closely)
+        except Exception as error:  # an input may be of any kind, and memory may be short
+            logger.debug("torchwise: what a call writes to could not be seen", exc_info=error)
+            return None
+
+    def note(self, key: Signature, look: Look | None) -> None:
+        """Note the writes of the plan's first call of a signature. Without a look, they may be to any tensor."""
+        written = _slots(self._module) if look is None or look.inputs_written() else look.own_written()
+        if written:
+            self._written[key] = written
+
+    def learning(
+        self, key: Signature, original: Callable[..., Any], reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Have the original answer a call for a reason, and see whether it writes nothing: the next may be the plan's.
+
+        Each signature is looked at once.
+        """
+        if key in self._reading or key in self._written:
+            return original(reason, args, kwargs)
+        look = self.look(args, kwargs, closely=True)
+        answer = original(reason, args, kwargs)
+        self._reading[key] = look is not None and not look.inputs_written() and not look.own_written()
+        if len(self._reading) > MOST_READING:
+            del self._reading[next(iter(self._reading))]
+        return answer
+
+    def apart(self, key: Signature, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call`, made to raise if its inputs share memory with tensors that such calls write to.
+
+        Raises (on call):
+            OverlapError: they do.
+        """
+        if key not in self._written:
+            return call
+
+        def apart(*args: Any, **kwargs: Any) -> Any:
+            if not self.may_go_on(key, args, kwargs):
+                raise OverlapError(OVERLAPS)
+            return call(*args, **kwargs)
+
+        return apart
+
+    def _meet(self, own: list[Slot], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an input shares memory with one of the module's tensors."""
+        given = pytree.tensors((args, kwargs))
+        theirs = {place for tensor in given if (place := _place(tensor))}
+        near = [tensor for tensor in _tensors(own) if _place(tensor) in theirs]
+        return any(overlap_of([tensor, one]) is not None for tensor in near for one in given)
+
+
+class Look:
+    """Inputs and a module's own tensors before a call, to be compared after it."""
+
+    def __init__(self, inputs: list[torch.Tensor], own: list[Slot], *, closely: bool) -> None:
+        self.own = own
+        self._counted = [(tensor, _count(tensor)) for tensor in inputs]
+        self._values = [(t, t.detach().clone()) for t, count in self._counted if closely or count is None]
+        self._counts = [*map(_counted, own)]
+
+    def inputs_written(self) -> bool:
+        """Whether an input holds other values, or was written to."""
+        if any(_count(tensor) != count for tensor, count in self._counted):
+            return True
+        return not all(pytree.equal(tensor, values) for tensor, values in self._values)
+
+    def own_written(self) -> list[Slot]:
+        """List the module's own tensors that were written to or replaced, and those that keep no count of writes."""
+        pairs = zip(self.own, self._counts, strict=True)
+        return [slot for slot, was in pairs if was[1] is None or _counted(slot) != was]
+
+
+def _slots(module: torch.nn.Module | None) -> list[Slot]:
+    parts = module.modules() if module is not None else ()
+    held = (holder for part in parts for holder in (part._parameters, part._buffers))
+    return [(holder, name) for holder in held for name, tensor in holder.items() if tensor is not None]
+
+
+def _tensors(slots: list[Slot]) -> list[torch.Tensor]:
+    return [tensor for slot in slots if (tensor := _tensor(slot)) is not None]
+
+
+def _tensor(slot: Slot) -> torch.Tensor | None:
+    try:
+        found: torch.Tensor | None = slot[0][slot[1]]
+    except KeyError:  # it was removed
+        return None
+    return found
+
+
+def _place(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # it is sparse, or stands for another one
+        return 0
+
+
+def _counted(slot: Slot) -> tuple[int, int | None]:
+    """Return which tensor hangs in a place, and how often it was written to."""
+    tensor = _tensor(slot)
+    return id(tensor), _count(tensor) if tensor is not None else None
+
+
+def _count(tensor: torch.Tensor) -> int | None:
+    """Count the writes to a tensor, or return None in inference mode, which does not count them."""
+    return None if tensor.is_inference() else tensor._version

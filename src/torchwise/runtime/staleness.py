@@ -1,0 +1,76 @@
+"""Whether a decision holds for a model on this machine.
+
+Libraries and programs leave marks on a model: that its weights were loaded, its name, who prepared it. An attribute
+that no code reads which a call may run changes no answer, and so it makes no decision stale.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise import environment
+from torchwise.compile.guards.reachable_code import ReachableCode, find_names
+from torchwise.records import Decision
+from torchwise.workload.differences import CODE, Details, another_model, packed, unpacked
+from torchwise.workload.identity import Attributes, structure
+from torchwise.workload.structure_details import details_of
+from torchwise.workload.train_step import TrainStep
+
+ATTRIBUTE = "attribute "
+"""Prefix of the names of attributes in the details of a structure."""
+MOST_FUNCTIONS = 10_000
+
+
+def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
+    """Return how this model or machine differs from the decision's, or None if the decision holds."""
+    if different := decision.environment.differences(environment.detect(decision.environment.device)):
+        return "; ".join(different)
+    if structure(model) == decision.structure:
+        return None
+    details = details_of(model)
+    marks = find_marks(model, unpacked(decision.structure_details), details)
+    if marks and structure(model, marks) == decision.structure:
+        return None
+    return another_model(decision.structure_details, packed(details))
+
+
+def find_marks(model: Callable[..., Any], before: Details, now: Details) -> Attributes:
+    """Return differing attributes that no code reads, with their former values, or {} if anything else differs."""
+    model = model.model if isinstance(model, TrainStep) else model
+    differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if not before or not isinstance(model, torch.nn.Module) or any(not n.startswith(ATTRIBUTE) for n in differing):
+        return {}
+    parts, read = dict(model.named_modules()), names_read_by(model)
+    if read is None:
+        return {}
+    marks: dict[int, dict[str, str | None]] = {}
+    for name in differing:
+        path, _, attribute = name.removeprefix(ATTRIBUTE).rpartition(".")
+        was = before.get(name)
+        if path not in parts or attribute in read or (was or "").startswith(CODE):
+            return {}
+        marks.setdefault(id(parts[path]), {})[attribute] = was
+    return marks
+
+
+def names_read_by(model: torch.nn.Module) -> set[str] | None:
+    """Return the names that code mentions which a call of a model may run, hooks and the objects it holds included.
+
+    None where that is too much code to look through.
+    """
+    parts = list(model.modules())
+    kinds = {cls for part in parts for cls in type(part).__mro__}
+    hooks = [
+        hook for part in parts for held in (part._forward_hooks, part._forward_pre_hooks) for hook in held.values()
+    ]
+    held_kinds = {type(value) for part in parts for value in vars(part).values()}
+    reached = ReachableCode(hooks, kinds | held_kinds, most=MOST_FUNCTIONS)
+    if len(reached.functions) >= MOST_FUNCTIONS:
+        return None
+    of_torch = [cls for cls in kinds if cls.__module__.startswith("torch.") and cls is not torch.nn.Module]
+    functions = [value for cls in of_torch for value in vars(cls).values() if isinstance(value, types.FunctionType)]
+    return reached.names.union(*(find_names(function.__code__) for function in functions))

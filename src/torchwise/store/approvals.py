@@ -1,0 +1,85 @@
+"""The statements behind `Storage` that concern rulings. Each runs in the caller's transaction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, insert, select, update
+
+from torchwise.records import Ruling, Standing
+from torchwise.records.approval import SCHEMA as FORMAT
+from torchwise.store.db_clock import now
+from torchwise.store.postgres import write_alone
+from torchwise.store.rows import dump, load, state_of
+from torchwise.store.schema import rulings
+
+_PINNED = Standing.PINNED.value
+_WAY_OUT = "withdraw it, or read it with the version of Torchwise that wrote it"
+
+
+def put(connection: Connection, ruling: Ruling) -> None:
+    """Insert a ruling in the place of the same plan's. If it is a pin, the previous pin becomes an approval."""
+    write_alone(connection, rulings.name)
+    ruling = replace(ruling, at=ruling.at or now(connection))
+    row = {
+        "target": ruling.target,
+        "mode": ruling.mode,
+        "hardware": ruling.hardware,
+        "plan_id": ruling.plan.id,
+        "standing": ruling.standing.value,
+        "ruled_at": ruling.at,
+        "format": FORMAT,
+        "record": dump(ruling),
+    }
+    _put(connection, row)
+
+
+def rows(connection: Connection) -> list[dict[str, Any]]:
+    """Return all rows as they are, oldest first."""
+    return [dict(row) for row in connection.execute(select(rulings).order_by(rulings.c.ruled_at)).mappings()]
+
+
+def merge(connection: Connection, row: dict[str, Any]) -> None:
+    """Take a row of another store, unless its plan has a later one. Below a later pin, a pin is an approval."""
+    write_alone(connection, rulings.name)
+    held = connection.execute(select(rulings).where(*_scope(row["target"], row["mode"], row["hardware"]))).all()
+    later = [h for h in held if h.ruled_at >= row["ruled_at"]]
+    if any(h.plan_id == row["plan_id"] for h in later):
+        return
+    if row["standing"] == _PINNED and any(h.standing == _PINNED for h in later):
+        row = {**row, "standing": Standing.APPROVED.value}
+    _put(connection, row)
+
+
+def _put(connection: Connection, row: dict[str, Any]) -> None:
+    """Insert a row in the place of the same plan's. If it is a pin, the previous pin becomes an approval."""
+    scope = _scope(row["target"], row["mode"], row["hardware"])
+    connection.execute(delete(rulings).where(*scope, rulings.c.plan_id == row["plan_id"]))
+    if row["standing"] == _PINNED:
+        pinned = update(rulings).where(*scope, rulings.c.standing == _PINNED)
+        connection.execute(pinned.values(standing=Standing.APPROVED.value))
+    connection.execute(insert(rulings).values(row))
+
+
+def remove(connection: Connection, target: str, mode: str, hardware: str, plan_id: str) -> bool:
+    """Delete the ruling of a plan. Return False if there is none."""
+    this = (*_scope(target, mode, hardware), rulings.c.plan_id == plan_id)
+    return connection.execute(delete(rulings).where(*this)).rowcount > 0
+
+
+def read(connection: Connection, target: str | None, mode: str | None, hardware: str | None) -> list[Ruling]:
+    """Read rulings, newest first."""
+    query = select(rulings).order_by(rulings.c.ruled_at.desc(), rulings.c.plan_id)
+    return [_read(row) for row in connection.execute(query.where(*_scope(target, mode, hardware)))]
+
+
+def _scope(target: str | None, mode: str | None, hardware: str | None) -> list[Any]:
+    asked = {"target": target, "mode": mode, "hardware": hardware}
+    return [rulings.c[name] == value for name, value in asked.items() if value is not None]
+
+
+def _read(row: Row[Any]) -> Ruling:
+    name = f"the ruling on plan {row.plan_id} of {row.target}"
+    ruling = load(row.record, Ruling, row=name, written=row.format, known=FORMAT, way_out=_WAY_OUT)
+    return replace(ruling, standing=state_of(row.standing, Standing, row=name, way_out=_WAY_OUT), at=row.ruled_at)

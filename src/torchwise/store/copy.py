@@ -1,0 +1,170 @@
+"""From one store to another, row by row. Nothing is parsed, so every row arrives as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from torchwise.errors import InputError
+from torchwise.parsing import parse_json
+from torchwise.records import StudyState, TrialState
+from torchwise.store import approvals, explanations
+from torchwise.store.claims import require
+from torchwise.store.database import Database
+from torchwise.store.keys import StudyKey
+from torchwise.store.rows import dump
+from torchwise.store.schema import decisions, studies, trials
+from torchwise.store.studies import find
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Result of copying one study.
+
+    Attributes:
+        study: its id in the store that it came from.
+        target: the tuned target.
+        is_new: whether the other store lacked it.
+        trials: number of its trials that the other store lacked.
+    """
+
+    study: int
+    target: str
+    is_new: bool
+    trials: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The rows of a study that are worth copying. A running trial stays its owner's affair, in its own store."""
+
+    study: Row
+    trials: Sequence[Row]
+    decisions: Sequence[Row]
+
+
+def ids(connection: Connection) -> Sequence[int]:
+    """Return all studies, oldest first."""
+    return connection.execute(select(studies.c.id).order_by(studies.c.id)).scalars().all()
+
+
+def read(connection: Connection, study_id: int) -> Found | None:
+    """Read a study, or None if it was deleted meanwhile."""
+    held = _rows(connection, studies, studies.c.id == study_id)
+    if not held:
+        return None
+    done = (trials.c.study_id == study_id, trials.c.state != TrialState.RUNNING.value)
+    decided = _rows(connection, decisions, decisions.c.study_id == study_id)
+    return Found(held[0], sorted(_rows(connection, trials, *done), key=_number), decided)
+
+
+def write(database: Database, found: Found) -> Copied:
+    """Add the rows of a study that `database` lacks, in one transaction."""
+    try:
+        return database.write(partial(_merge, found=found))
+    except IntegrityError:  # PostgreSQL: another process added the study between our look and our insert
+        return database.write(partial(_merge, found=found))
+
+
+def write_others(here: Database, there: Database) -> None:
+    """Add the rulings and explanations that `there` lacks, or has in an older version. Each is one transaction."""
+    for kind in (approvals, explanations):
+        for row in here.read(kind.rows):
+            there.write(partial(kind.merge, row=row))
+
+
+def _merge(connection: Connection, found: Found) -> Copied:
+    key = StudyKey(**{field.name: found.study[field.name] for field in fields(StudyKey)})
+    study_id = find(connection, key)
+    is_new = study_id is None
+    if study_id is None:
+        made = connection.execute(insert(studies).values(_study(found))).inserted_primary_key
+        assert made is not None
+        study_id = int(made[0])
+    require(connection, study_id, lock=True)
+    added = _add_trials(connection, study_id, found.trials)
+    _decide(connection, study_id, found)
+    return Copied(found.study["id"], found.study["target"], is_new, added)
+
+
+def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row]) -> int:
+    """Add the trials of plans that are not finished yet, under their numbers if those are free, and duels."""
+    columns = ("number", "plan_id", "state", "format", "record")
+    held = _rows(connection, trials, trials.c.study_id == study_id, columns=columns)
+    finished = {row["plan_id"]: row for row in held if row["state"] != TrialState.RUNNING.value}
+    lacking = [row for row in rows if row["plan_id"] not in finished]
+    for row in rows:
+        if (there := finished.get(row["plan_id"])) is not None:
+            _add_duel(connection, study_id, there, row)
+    plans = {row["plan_id"] for row in lacking}
+    for row in held:
+        if row["plan_id"] in plans:  # somebody is trying it now: the first result stays, which is this one
+            connection.execute(delete(trials).where(trials.c.study_id == study_id, trials.c.number == row["number"]))
+    numbers = {row["number"] for row in held}
+    following = max([*numbers, *(row["number"] for row in rows)], default=-1) + 1
+    placed = []
+    for row in lacking:
+        number = row["number"]
+        if number in numbers:
+            number, following = following, following + 1
+        placed.append({**row, "study_id": study_id, "number": number})
+    if placed:
+        connection.execute(insert(trials), placed)
+    return len(placed)
+
+
+def _add_duel(connection: Connection, study_id: int, held: Row, row: Row) -> None:
+    """Add a duel to the other store's trial if it lacks one: the decision may depend on it."""
+    if held["format"] != row["format"]:
+        return
+    there, here = _record(held), _record(row)
+    if there and there.get("duel") is None and here.get("duel") is not None:
+        place = (trials.c.study_id == study_id, trials.c.number == held["number"])
+        connection.execute(update(trials).where(*place).values(record=dump({**there, "duel": here["duel"]})))
+
+
+def _record(row: Row) -> Row:
+    """Return the contents of a trial's row, or nothing if it cannot be read, of which every reader is told."""
+    try:
+        found = parse_json(row["record"], constants=True)
+    except InputError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _decide(connection: Connection, study_id: int, found: Found) -> None:
+    """Take each target's decision unless there is a later one. The last of all brings the search's state along."""
+    rows = _rows(connection, decisions, decisions.c.study_id == study_id, columns=("target", "decided_at"))
+    held = {row["target"]: row["decided_at"] for row in rows}
+    later = [row for row in found.decisions if row["decided_at"] > held.get(row["target"], -math.inf)]
+    for row in later:
+        same = (decisions.c.study_id == study_id, decisions.c.target == row["target"])
+        connection.execute(delete(decisions).where(*same))
+        connection.execute(insert(decisions).values({**row, "study_id": study_id}))
+    if any(row["decided_at"] > max(held.values(), default=-math.inf) for row in later):
+        connection.execute(update(studies).where(studies.c.id == study_id).values(_study(found)))
+
+
+def _study(found: Found) -> Row:
+    """Return a study's row without its id. A search that runs elsewhere does not run here."""
+    row = {name: value for name, value in found.study.items() if name != "id"}
+    if row["state"] == StudyState.RUNNING.value:
+        row["state"] = StudyState.INTERRUPTED.value
+    return row
+
+
+def _rows(connection: Connection, table: Table, *where: Any, columns: Sequence[str] | None = None) -> list[Row]:
+    query = select(*(table.c[name] for name in columns or table.c.keys())).where(*where)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _number(row: Row) -> int:
+    return int(row["number"])

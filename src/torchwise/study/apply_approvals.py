@@ -1,0 +1,157 @@
+"""Apply people's approvals to a decision: from records alone, in any process."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torchwise.errors import RefusedPlanError
+from torchwise.plan import EAGER, Legality
+from torchwise.records import Decision, Ruling, Study, Trial
+from torchwise.store.approval_precheck import may_hold_rulings
+from torchwise.study.approval_policy import Rules
+
+if TYPE_CHECKING:
+    from torchwise.decide import History
+    from torchwise.store import Storage
+
+logger = logging.getLogger("torchwise")
+
+
+@dataclass(frozen=True, slots=True)
+class Ruled:
+    """The decision in force.
+
+    Attributes:
+        decision: the plan to run, which is eager if there is a refusal.
+        refusal: why no plan may run, in words, or None if the decision may.
+    """
+
+    decision: Decision
+    refusal: str | None = None
+
+
+def in_force(decision: Decision, store: str | None = None, *, strict: bool = False) -> Ruled:
+    """Return the decision in force under the rulings in a store, which is read once, without waiting.
+
+    If a store cannot be read, the log says so, and the decision holds unchanged. It also holds, without a message, if
+    the file of the default store does not exist.
+
+    Args:
+        decision: the decision to check.
+        store: URL or file of the store, by default in the user's data directory.
+        strict: raise instead.
+
+    Raises:
+        StorageError: with `strict`, the store cannot be read.
+        RefusedPlanError: with `strict`, no verified plan is permitted.
+    """
+    try:
+        found = _looked_up(decision, store)
+    except Exception as error:  # a program must start with the store in any state
+        if strict:
+            raise
+        logger.warning("torchwise: the decision holds, whatever was ruled about its plan: %s", error)
+        return Ruled(decision)
+    if found.refusal and strict:
+        raise RefusedPlanError(f"{found.refusal}: torchwise plans rulings lists what is ruled, and withdraw undoes it")
+    if found.refusal:
+        logger.warning("torchwise: %s, so the original answers", found.refusal)
+    return found
+
+
+def _looked_up(decision: Decision, store: str | None) -> Ruled:
+    if not may_hold_rulings(store, decision.workload.target):
+        return Ruled(decision)
+    from torchwise.store import read_storage
+
+    storage = read_storage(store)
+    if storage is None:
+        return Ruled(decision)
+    with storage:
+        return ruled(decision, storage)
+
+
+def ruled(decision: Decision, storage: Storage) -> Ruled:
+    """Return the decision in force under the rulings on its target, mode and hardware.
+
+    A pinned plan runs, and no other. Without a pin, an approved plan runs if there are approvals, and a rejected plan
+    never does. Eager is permitted unless another plan is pinned. A forbidden plan is replaced by a new decision. It is
+    made among the plans that a study of this very model, inputs, machine and software has verified. A pin is followed
+    even if it does not pay.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    rules = Rules.on(decision, storage)
+    why = rules.against(decision.plan)
+    if why is None:
+        return Ruled(decision)
+    if rules.pin is not None and rules.pin.plan.is_eager:
+        return Ruled(_eager(decision, f"Stay with eager: {rules.pin.in_words()}."))
+    for study in _studies(decision, storage, rules):
+        proven = tuple(t for t in study.trials if t.is_proven and rules.against(t.plan) is None)
+        if proven:
+            return Ruled(_anew(decision, study, proven, rules, why))
+    refusal = f"plan {decision.plan} is refused ({why}), and nothing that is permitted is proven here"
+    return Ruled(_eager(decision, f"Stay with eager: {refusal}."), refusal)
+
+
+def _studies(decision: Decision, storage: Storage, rules: Rules) -> list[Study]:
+    """Return the studies that may have verified a permitted plan: the decision's own first, and then the strictest.
+
+    If nobody named plans, it is one study that tried the chosen plan, so that no other allows more than was requested.
+    """
+    from torchwise.store import StudyKey
+
+    workload, fingerprint = decision.workload, decision.environment.fingerprint
+    place = (workload.device, workload.mode, workload.objective)
+    keys = [StudyKey(decision.identity, fingerprint, *place, allow.value) for allow in Legality]
+    stored = (storage.find_study(key, workload.target) for key in keys)
+    found = sorted(filter(None, stored), key=lambda study: study.decision != decision)
+    if rules.name_plans:
+        return found
+    return [study for study in found if any(trial.plan == decision.plan for trial in study.trials)][:1]
+
+
+def _anew(decision: Decision, study: Study, proven: tuple[Trial, ...], rules: Rules, why: str) -> Decision:
+    """Decide among verified and permitted trials, or with a pin, for its plan."""
+    from torchwise.decide import History, decide
+
+    history = History(decision.workload, study.inspection, proven)
+    if rules.pin is not None:
+        return _pinned(decision, proven[0], history, rules.pin)
+    fresh = decide(history, decision.environment)
+    return replace(fresh, reason=f"{fresh.reason} Not {decision.plan}: {why}.")
+
+
+def _pinned(decision: Decision, trial: Trial, history: History, pin: Ruling) -> Decision:
+    assert trial.costs is not None
+    economics, speedup = history.economics, trial.speedup
+    return replace(
+        decision,
+        plan=trial.plan,
+        reason=f"Run {trial.plan}: {pin.in_words()}. It is proven right, at {speedup} times eager's speed.",
+        speedup=speedup,
+        break_even_calls=economics.break_even_calls(trial),
+        saved_s=economics.baseline_cost - economics.cost(trial).mid,
+        baseline_s=economics.baseline_s,
+        cold_s=trial.costs.cold_s,
+        warm_s=trial.costs.warm_s,
+        error=trial.verdict.error if trial.verdict else None,
+    )
+
+
+def _eager(decision: Decision, reason: str) -> Decision:
+    return replace(
+        decision,
+        plan=EAGER,
+        reason=reason,
+        speedup=None,
+        break_even_calls=None,
+        saved_s=0.0,
+        cold_s=0.0,
+        warm_s=None,
+        error=None,
+    )

@@ -1,0 +1,125 @@
+"""Treat a step with a distributed model as the step of one rank, for which decisions are made."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from torchwise.compile.private import look_up
+from torchwise.errors import InputError
+from torchwise.plan import Plan
+from torchwise.workload.train_step import TrainStep, sharded_parts, unwrapped
+
+WHO = "training with sharded weights"
+SET_TIMEOUT = ("torch.distributed.distributed_c10d", "_set_pg_timeout")
+DYNAMO_CONFIG = ("torch._dynamo", "config")
+_MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
+"""Attributes that `fully_shard` adds to sharded modules."""
+
+
+def bare(step: TrainStep) -> TrainStep:
+    """Return the step of one rank: the same parts, with the model taken out of DistributedDataParallel.
+
+    Raises:
+        InputError: the model is sharded, so no rank has all of it.
+    """
+    if sharded_parts(step.model):
+        raise InputError(
+            "the model is sharded (fully_shard), so that no rank could run a step alone: tune before you shard it, and "
+            "give the decision to torchwise.training.apply afterwards"
+        )
+    return _inner(step)
+
+
+@contextlib.contextmanager
+def as_decided_for(step: TrainStep) -> Iterator[TrainStep]:
+    """Make a step look as before its model was wrapped or sharded, to compare it with a decision's step.
+
+    `fully_shard` gives a module a derived class, and marks the module and its submodules.
+    """
+    classes = [(part, type(part)) for part in sharded_parts(step.model)]
+    marks = [(vars(part), {k: vars(part).pop(k) for k in _MARKS if k in vars(part)}) for part in step.model.modules()]
+    try:
+        for part, sharded in classes:
+            part.__class__ = sharded.__mro__[2]
+        yield _inner(step)
+    finally:
+        for part, sharded in classes:
+            part.__class__ = sharded
+        for attributes, held in marks:
+            attributes.update(held)
+
+
+def unfit_because(plan: Plan) -> str | None:
+    """Return the part of a plan that only works in one process, or None if several ranks can run the plan together."""
+    if plan.capture != "none":
+        return f"capture is {plan.capture!r}, but what is exchanged between ranks is not captured"
+    if plan.scope == "loss":
+        return "scope is 'loss', but what spreads the model over ranks must see it called"
+    return None
+
+
+@contextlib.contextmanager
+def rehearsing(model: torch.nn.Module, patience: float) -> Iterator[None]:
+    """Take steps in which a rank may be much slower than others: without exchange, or with a wait of `patience`.
+
+    Sharded weights must be exchanged in any case. For them, code that cannot be compiled runs as written, as a rank
+    that stopped would leave the others waiting.
+
+    Raises:
+        UnsupportedError: this torch cannot set how long ranks wait.
+    """
+    if sharded_parts(model):
+        with _patient(model, patience), look_up(WHO, DYNAMO_CONFIG).patch(suppress_errors=True):
+            yield
+    elif isinstance(model, DistributedDataParallel):
+        before = model.require_forward_param_sync
+        model.require_forward_param_sync = False  # would broadcast the buffers
+        try:
+            with model.no_sync():
+                yield
+        finally:
+            model.require_forward_param_sync = before
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _patient(model: torch.nn.Module, patience: float) -> Iterator[None]:
+    set_timeout = look_up(WHO, SET_TIMEOUT)
+    before = [(group, _timeout(group)) for group in _groups(model)]
+    for group, _ in before:
+        set_timeout(timedelta(seconds=patience), group)
+    try:
+        yield
+    finally:
+        for group, timeout in before:
+            set_timeout(timeout, group)
+
+
+def _groups(model: torch.nn.Module) -> list[Any]:
+    """Return the distinct process groups over which a model is sharded."""
+    from torch.distributed.tensor import DTensor
+
+    meshes = {id(p.device_mesh): p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}
+    groups = [group for mesh in meshes.values() for group in mesh.get_all_groups()]
+    return list({id(group): group for group in groups}.values())
+
+
+def _timeout(group: Any) -> timedelta:
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    found: timedelta = group._get_backend(device).options._timeout
+    return found
+
+
+def _inner(step: TrainStep) -> TrainStep:
+    found = copy.copy(step)
+    found.model = unwrapped(step.model)
+    return found

@@ -1,0 +1,155 @@
+"""Decide whose error it is: the model's only if the model, run plainly on its own example, raises it.
+
+Plainly means outside all of Torchwise's instruments: dispatch modes, the profiler, copies, generated inputs, float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torchwise.errors import BaselineError, InternalError, TorchwiseError, first_line, raised
+from torchwise.records import Failure, FailureKind
+from torchwise.trial.job import Job
+
+if TYPE_CHECKING:
+    from torchwise.workload import Example, Workload
+
+PLAIN = ("start", "load", "run eager", "eager", "measure")
+"""Stages of a worker in which the model runs plainly, or not at all."""
+T = TypeVar("T")
+
+
+def call_plainly(call: Callable[..., Any], example: Example) -> Any:
+    """Run the model once on an example, which it may write to, and return its answer.
+
+    Raises:
+        BaselineError: it raises.
+    """
+    import torch
+
+    try:
+        answer = call(*example.args, **example.kwargs)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except Exception as error:  # the user's model may raise anything
+        raise raised_by_model(error, example) from error
+    return answer
+
+
+def raised_by_model(error: Exception, example: Example) -> BaselineError:
+    """Return the exception to raise if the model raised an error by itself."""
+    from torchwise.compile.cuda_graphs.capture_errors import place_of
+    from torchwise.workload.identity import describe_example
+
+    place = place_of(error)
+    told = raised(error) + (f" ({place})" if place else "")
+    return BaselineError(f"the model raised {told}; its inputs were {describe_example(example) or 'none'}")
+
+
+class Instruments:
+    """Applies instruments that not every model tolerates. Those that fail are left out, and noted.
+
+    Attributes:
+        notes: the facts that stay unknown for that, and why.
+
+    Args:
+        plain: runs the model plainly.
+    """
+
+    def __init__(self, plain: Callable[[], Any]) -> None:
+        self.notes: list[str] = []
+        self._plain = plain
+
+    def use(self, what: str, look: Callable[[], T], otherwise: T) -> T:
+        """Return the result of `look`, or `otherwise` if only the instrument raises.
+
+        Args:
+            what: the name of the result, for the note.
+            look: the instrument.
+            otherwise: stands for an unknown result.
+
+        Raises:
+            BaselineError: the model raises without it, too.
+        """
+        try:
+            return look()
+        except Exception as error:  # a model may fail under our instruments in any way
+            self._plain()
+            told = first_line(raised(error))
+            self.notes.append(f"{what} is not known: looking for it raised {told}, though the model runs by itself")
+            return otherwise
+
+
+def judged(judge: Callable[[], T], judge_eager: Callable[[], Any]) -> T:
+    """Return a verdict on a candidate, unless the checks also raise for eager in its place.
+
+    Raises:
+        InternalError: the checks cannot be made of this model at all.
+    """
+    try:
+        return judge()
+    except Exception as error:  # a candidate may raise anything: the error is its own unless eager fails as well
+        try:
+            judge_eager()
+        except Exception as ours:  # likewise
+            raise InternalError(
+                "the checks cannot be made of this model: with eager in the candidate's place they raise "
+                f"{raised(ours)}; please report it"
+            ) from ours
+        raise error
+
+
+def blamed(failure: Failure, run_again: Callable[[], str | Failure] | None = None) -> TorchwiseError:
+    """Return the exception to raise if a worker on the plain model ended without an answer.
+
+    Args:
+        failure: how it ended.
+        run_again: runs the model plainly in a worker of its own, or None if that is impossible.
+    """
+    if failure.kind is not FailureKind.RAISED:  # an error that the model raises by itself comes as a `BaselineError`
+        if failure.stage not in PLAIN and run_again is not None:
+            again = run_again()
+            if not isinstance(again, Failure):
+                return _ours(failure)
+            failure = again
+        return BaselineError(f"the model itself, run plainly, {failure}{_traced(failure)}")
+    return _ours(failure)
+
+
+def _ours(failure: Failure) -> InternalError:
+    return InternalError(
+        f"Torchwise failed, and not the model, when it looked at it: {failure}; please report it{_traced(failure)}"
+    )
+
+
+def _traced(failure: Failure) -> str:
+    return f"\n{failure.traceback}" if failure.traceback else ""
+
+
+def check(job: Job, stage: Callable[[str], None]) -> bool:
+    """Run the model once on each example and do nothing else: a worker's task.
+
+    Raises:
+        InputError: the target cannot be loaded.
+        BaselineError: the model raises.
+    """
+    import torch
+
+    from torchwise.trial.loading import load
+
+    workload = load(job)
+    stage("run eager")
+    with torch.set_grad_enabled(job.workload.mode == "training"):
+        check_plainly(workload)
+    return True
+
+
+def check_plainly(workload: Workload) -> None:
+    """Run the model, a training step in the state that it is in and changes, once on each example.
+
+    Raises:
+        BaselineError: it raises.
+    """
+    for example in workload.examples:
+        call_plainly(workload.call, example.clone())

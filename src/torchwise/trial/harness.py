@@ -1,0 +1,197 @@
+"""A workload in a worker, with its clock: run candidates, time them and compare them with eager."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from torchwise.errors import UnsupportedError
+from torchwise.measure import (
+    FEWEST_ROUNDS,
+    LEAST_ROUND_S,
+    LEAST_ROUNDS,
+    Clock,
+    Precision,
+    device_lock,
+    held_memory,
+    make_eviction,
+    measure_pair,
+    peak_memory,
+)
+from torchwise.records import Measurement
+from torchwise.records.measurement import NOT_COLD
+from torchwise.trial.compile_lock import compiling_aside
+from torchwise.trial.inspection import mix_of
+from torchwise.trial.job import Job
+from torchwise.trial.loading import load, runner, with_optimizer_state
+from torchwise.workload import Workload
+from torchwise.workload.layouts import size_of
+from torchwise.workload.module_state import State
+
+SETTLING_CALLS = 4
+"""First calls of each example that count towards the cost of compiling: CUDA graphs record on the second and third."""
+
+Calls = list[Callable[[], Any]]
+"""One call for each example."""
+
+
+class Arena:
+    """Builds and runs candidates, whether plans or contenders.
+
+    Attributes:
+        workload: the job's, on its device.
+        device: "cpu" or "cuda".
+        mode: "inference" or "training".
+        eager: the plain model's calls, run once already, since the libraries' own start-up is not compile time.
+
+    Args:
+        job: the task. Its traits say whether calls change the starting state of the next ones.
+        goes_on: whether such calls go on as in a program, which shows their recompilations. By default they are timed
+            from one state.
+    """
+
+    _state: State | None = None
+    """The state of the model that calls start from, or None if they change none."""
+
+    def __init__(self, job: Job, *, goes_on: bool = False) -> None:
+        self._job, self._goes_on = job, goes_on
+        self.workload = with_optimizer_state(load(job))
+        self.device, self.mode = job.workload.device, job.workload.mode
+        self._clock = Clock(self.device, each=job.workload.objective != "throughput")
+        with self.gradients():
+            self._state = _settled(self.workload) if "stateful" in job.traits and not goes_on else None
+        self.eager = self.runners(self.subject())
+        with self.gradients():
+            for call in self.eager:
+                self._clock.once(call)
+        self.rewind()
+        self._held_before, self._held = held_beside_inputs(self.workload, self.device), 0
+
+    def gradients(self) -> AbstractContextManager[Any]:
+        """Enable gradients in training alone."""
+        import torch
+
+        return torch.set_grad_enabled(self.mode == "training")
+
+    def subject(self) -> Callable[..., Any]:
+        """Return the subject of a candidate: the model, or a copy of a training step, whose state changes."""
+        step = self.workload.step
+        return step.copy() if step else self.workload.call
+
+    def runners(self, call: Callable[..., Any]) -> Calls:
+        """Return the calls of `call` in the form that is timed."""
+        restores = not self._job.traits.isdisjoint(["writes_inputs", "stateful"])
+        mode = "inference" if self.workload.step else self.mode  # a step runs its own backward pass
+        original = None if self.workload.step else self.workload.call  # and puts its state back by itself
+        goes_on, restores = restores and self._goes_on, restores and not self._goes_on
+        made = functools.partial(runner, call, mode=mode, original=original, restores=restores, goes_on=goes_on)
+        return [made(example) for example in self.workload.examples]
+
+    def rewind(self) -> None:
+        """Restore the model's state as it was when loaded, after calls that changed it."""
+        if self._state is not None:
+            self._state.restore()
+
+    def once(self, call: Callable[[], Any]) -> float:
+        """Run `call` once, waiting for the device, and return the seconds."""
+        return self._clock.once(call)
+
+    def first_calls(self, calls: Calls) -> float:
+        """Make the first calls, compilation included, and return the seconds they took beyond steady ones.
+
+        The largest example comes first: graphs of smaller ones then fit into the memory that they share with it. Time
+        in which a compiler waits for the device while others measure is not part of the cost.
+        """
+        calls = [calls[place] for place in _largest_first(self.workload)]
+        with compiling_aside():
+            rounds = [sum(map(self._own_seconds, calls)) for _ in range(SETTLING_CALLS)]
+        self.rewind()
+        self._held = held_since(self._held_before, self.device)
+        return sum(rounds) - SETTLING_CALLS * min(rounds)
+
+    def _own_seconds(self, call: Callable[[], Any]) -> float:
+        before = device_lock.waited_s()
+        return self._clock.once(call) - (device_lock.waited_s() - before)
+
+    def measure(
+        self,
+        candidate: Calls,
+        baseline: Calls,
+        *,
+        prune_below: float | None = None,
+        usual_s: tuple[float | None, float | None] = (None, None),
+        block_s: float = LEAST_ROUND_S,
+        evict: Callable[[], None] | None = None,
+    ) -> Measurement:
+        """Time two sides in alternation, over the shape mix. See `measure_pair`, `Precision` and `Clock`."""
+        sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
+        effort = self._job.effort
+        is_unsteady = {"contended_cores", "short_calls"} <= self._job.traits
+        rounds = LEAST_ROUNDS if is_unsteady else FEWEST_ROUNDS
+        precision = Precision(effort.half_width, effort.measure_s, block_s, rounds)
+        clock = replace(self._clock, evict=evict)
+        return measure_pair(*sides, clock, precision, prune_below=prune_below, usual_s=usual_s)
+
+    def with_cold(self, found: Measurement, candidate: Calls, baseline: Calls) -> Measurement:
+        """Return a measurement of two sides with their times from cold processor caches, measured now.
+
+        If the caches cannot be emptied, a note says so.
+        """
+        try:
+            evict = make_eviction(self.device)
+        except UnsupportedError as error:
+            return replace(found, notes=(*found.notes, f"{NOT_COLD}: {error}"))
+        cold = self.measure(candidate, baseline, evict=evict)
+        return replace(found, cold_candidate_s=cold.candidate_s, cold_baseline_s=cold.baseline_s)
+
+    def memory(self, candidate: Calls) -> tuple[int | None, int | None]:
+        """Return peak memory of the candidate and of eager: the largest over the examples.
+
+        Memory that the candidate holds between calls counts as its own: copies of weights, graphs' pools, frozen
+        constants.
+        """
+        found = [[peak_memory(call, self.device) for call in calls] for calls in (candidate, self.eager)]
+        own, eager = (max((m for m in side if m is not None), default=None) for side in found)
+        return (None if own is None else own + self._held), eager
+
+
+def _settled(workload: Workload) -> State:
+    """Return the state that a model's calls start from, with the lasting effects of its first call, such as a cache.
+
+    If a second call fails, as the first one filled something, they start from the model as it was loaded.
+    """
+    fresh = State.of(workload.call)
+    example = workload.examples[0].clone()
+    workload.call(*example.args, **example.kwargs)
+    settled = State.of(workload.call)
+    example = workload.examples[0].clone()
+    try:
+        workload.call(*example.args, **example.kwargs)
+    except Exception:  # a model may raise anything, and may allow only one call
+        fresh.restore()
+        return fresh
+    settled.restore()
+    return settled
+
+
+def _largest_first(workload: Workload) -> list[int]:
+    """Return the positions of the examples in order of the bytes of their inputs."""
+    sizes = [sum(map(size_of, e.tensors())) for e in workload.examples]
+    return sorted(range(len(sizes)), key=lambda place: -sizes[place])
+
+
+def held_beside_inputs(workload: Workload, device: str) -> int | None:
+    """Return the bytes held with one more copy of the inputs, as every candidate's calls have one."""
+    copies = [example.clone() for example in workload.examples]
+    held = held_memory(device)
+    del copies
+    return held
+
+
+def held_since(before: int | None, device: str) -> int:
+    """Return the bytes held now beyond `before`, or 0 if unknown."""
+    now = held_memory(device)
+    return 0 if now is None or before is None else max(now - before, 0)

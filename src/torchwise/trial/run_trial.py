@@ -1,0 +1,172 @@
+"""One trial from the parent's side: launch, listen, and turn every outcome into a record."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+
+from torchwise.plan import Plan
+from torchwise.records import (
+    Costs,
+    Duel,
+    Failure,
+    FailureKind,
+    Inspection,
+    Measurement,
+    Outcome,
+    Trial,
+    TrialState,
+    codec,
+)
+from torchwise.records.measurement import HELD_UP
+from torchwise.records.trial import with_repeat
+from torchwise.trial.error_origin import blamed
+from torchwise.trial.job import Attempt, Job, Restart
+from torchwise.trial.launcher import Launcher, Limits, OnStage
+from torchwise.trial.stopwatch import Spent
+
+DUEL_WIDTH = 0.01
+"""Relative half-width of a duel's interval at which it stops: plans count as tied within 2 %."""
+
+
+def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Inspection:
+    """Inspect the plain model in a worker.
+
+    Raises:
+        InputError: the target or its inputs cannot be used.
+        BaselineError: the plain model raises, dies, hangs or runs out of memory.
+        InternalError: Torchwise fails during the inspection, and the plain model does not.
+    """
+    answer = launcher.run(job, limits, on_stage)
+    if isinstance(answer, Failure):
+        raise blamed(answer, lambda: launcher.run(replace(job, task="check"), limits, on_stage))
+    return codec.from_json(answer, Inspection)
+
+
+def try_plan(
+    launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage, *, warm: bool = True
+) -> Trial:
+    """Try `trial.plan` in a worker, and start it once more from warm caches if it beat eager.
+
+    Args:
+        launcher: where the workers run.
+        job: of task "try". If it names no folder for caches they are deleted at the end.
+        trial: as it was claimed, state RUNNING.
+        limits: of each worker.
+        on_stage: hears the stages as they are entered.
+        warm: whether to measure the warm cost at all.
+
+    Returns:
+        The trial, finished: COMPLETE, PRUNED or FAIL, with the reason in words.
+    """
+    spent = Spent(on_stage)
+    with nullcontext(job.cache_dir) if job.cache_dir else own_caches() as folder:
+        job = replace(job, task="try", plan=trial.plan, cache_dir=folder)
+        answer = launcher.run(job, limits, spent.stage)
+        if isinstance(answer, Failure):
+            finished = replace(trial, state=TrialState.FAIL, failure=answer, reason=str(answer))
+        else:
+            finished = _judged(trial, codec.from_json(answer, Attempt))
+        if warm and _is_worth_a_warm_start(finished):
+            finished = _with_warm_cost(launcher, job, finished, limits, spent.stage)
+    return replace(finished, seconds=spent.seconds)
+
+
+def hold_duel(
+    launcher: Launcher, job: Job, rival: Plan, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
+) -> Duel:
+    """Time `job.plan` beside a rival, both in one worker.
+
+    Args:
+        launcher: where the worker runs.
+        job: of the plan's trial, with both plans' times in their trials.
+        rival: the other plan, which was verified as well.
+        limits: of the worker.
+        on_stage: hears the stages as they are entered.
+        caches: folders left by the trials of both. Code that is in none is compiled anew.
+    """
+    spent = Spent(on_stage)
+    with own_caches(caches) as folder:
+        effort = replace(job.effort, half_width=min(job.effort.half_width, DUEL_WIDTH))
+        job = replace(job, task="duel", rival=rival, cache_dir=folder, effort=effort)
+        answer = launcher.run(job, limits, spent.stage)
+    if isinstance(answer, Failure):
+        return Duel(rival, failure=answer, seconds=spent.seconds)
+    found = codec.from_json(answer, Measurement)
+    if (times := found.times_as_long(job.usual_s)) > HELD_UP:  # another program may slow down one of them and not both
+        reason = f"one of the plans took {times:.1f} times as long as in its trial"
+        return Duel(rival, failure=Failure(FailureKind.HELD_UP, "measure", reason), seconds=spent.seconds)
+    return Duel(rival, found, seconds=spent.seconds)
+
+
+def _judged(trial: Trial, attempt: Attempt) -> Trial:
+    verdict, measurement = attempt.verdict, attempt.measurement
+    found = replace(trial, verdict=verdict, measurement=measurement, costs=attempt.costs)
+    if verdict.outcome is not Outcome.PASS or measurement is None:
+        return replace(found, state=TrialState.COMPLETE, reason=f"not proven: {verdict.reason}")
+    if measurement.pruned:
+        reason = f"stopped early at {found.speedup}×: it could no longer lead"
+        return replace(found, state=TrialState.PRUNED, reason=reason)
+    return replace(found, state=TrialState.COMPLETE, reason=f"proven, {found.speedup}× eager's speed")
+
+
+def _is_worth_a_warm_start(trial: Trial) -> bool:
+    """Return whether a plan beat eager, so that it may be decided for, and compiles, so that it has a warm cost.
+
+    More processes than its own will tell whether it did beat eager. Here it is enough if it did in that one.
+    """
+    return trial.is_promising and trial.plan.backend != "eager"
+
+
+def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage) -> Trial:
+    assert trial.costs is not None
+    restart = _restarted(launcher, job, limits, on_stage)
+    if isinstance(restart, Failure):
+        message = f"in a second process, from warm caches: {restart.message}"
+        return with_repeat(trial, replace(restart, message=message))
+    costs: Costs = replace(trial.costs, warm_s=restart.warm_s)
+    return with_repeat(replace(trial, costs=costs), restart.measurement)
+
+
+def measure_again(
+    launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
+) -> Measurement | Failure:
+    """Time the job's verified plan beside eager in one more fresh process.
+
+    Args:
+        launcher: where the worker runs.
+        job: of the plan's trial.
+        limits: of the worker.
+        on_stage: hears the stages as they are entered.
+        caches: folders left by the plan's trial. Code that is in none is compiled anew.
+    """
+    with own_caches(caches) as folder:
+        restart = _restarted(launcher, replace(job, cache_dir=folder), limits, on_stage)
+    if isinstance(restart, Failure):
+        return replace(restart, message=f"in one more process: {restart.message}")
+    return restart.measurement
+
+
+def _restarted(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Restart | Failure:
+    # A repeated measurement runs to its end: its plan was not pruned before.
+    answer = launcher.run(replace(job, task="warm", prune_below=None), limits, on_stage)
+    return answer if isinstance(answer, Failure) else codec.from_json(answer, Restart)
+
+
+@contextmanager
+def own_caches(filled_from: Iterable[str] = ()) -> Iterator[str]:
+    """Give a candidate a cache of its own, so that no other candidate's compilation hides its cold cost.
+
+    It is empty, or filled from these folders. Files that cannot be copied are compiled anew.
+    """
+    folder = tempfile.mkdtemp(prefix="torchwise-cache-")
+    try:
+        for other in filled_from:
+            with suppress(OSError):
+                shutil.copytree(other, folder, dirs_exist_ok=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

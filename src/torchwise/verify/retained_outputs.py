@@ -1,0 +1,64 @@
+"""Outputs held across calls: an answer must not change when the next call is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchwise.records import Check, Outcome
+from torchwise.verify.leaves import leaves_of
+from torchwise.workload import pytree
+from torchwise.workload.workload import Example
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_held(call: Callable[..., Any], eager: Callable[..., Any], first: Example, second: Example) -> Check:
+    """Hold the outputs for `first` while `second` is answered twice. They must stay as they were.
+
+    If both inputs are alike, values would not tell. So memory shared between the answers counts too, unless eager's
+    answers share theirs (a model may return a constant).
+    """
+
+    try:
+        same, shares = _hold(call, first, second)
+    except RuntimeError as error:  # PyTorch's CUDA-graph trees raise on the access itself
+        _hold(eager, first, second)  # which raises if it is no fault of the candidate's
+        return Check("held outputs", Outcome.FAIL, f"an output cannot be read after the next call: {error}"[:300])
+    if same and not shares:
+        return Check("held outputs", Outcome.PASS, "outputs stay as they are while later calls are made")
+    stays, shared = _hold(eager, first, second)  # a model may return the very memory that its next call writes to
+    if not same and stays:
+        return Check("held outputs", Outcome.FAIL, "an output held by the caller was overwritten by a later call")
+    if shares and not shared:
+        return Check("held outputs", Outcome.FAIL, "answers of different calls lie in the same memory")
+    return Check("held outputs", Outcome.PASS, "outputs are held as in eager")
+
+
+def _hold(call: Callable[..., Any], first: Example, second: Example) -> tuple[bool, bool]:
+    """Return whether the outputs for `first` stay the same while `second` is answered, and share its memory."""
+    held = _run(call, first)
+    kept = [t.detach().clone() for t in held]
+    later = [*_run(call, second), *_run(call, second)]
+    return all(pytree.equal(now, then) for now, then in zip(held, kept, strict=True)), _share(held, later)
+
+
+def _run(call: Callable[..., Any], example: Example) -> list[torch.Tensor]:
+    import torch
+
+    example = example.clone()
+    with torch.no_grad():
+        return leaves_of(call(*example.args, **example.kwargs)).tensors
+
+
+def _share(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    places = {_place(t) for t in ours if t.numel()} - {0}
+    return any(_place(t) in places for t in theirs if t.numel())
+
+
+def _place(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse and other tensors without one storage
+        return 0

@@ -1,0 +1,341 @@
+"""Run a training step only to observe it: from one state, again and again, as written or by a plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torchwise.verify.observe import Observation
+from torchwise.verify.perturbation import Perturbed
+from torchwise.verify.reference import as_reference, is_alike, is_wide, needed_around, widen, widened
+from torchwise.workload import layouts, pytree
+from torchwise.workload.train_step import TrainStep
+from torchwise.workload.workload import Example
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_SKIPPED = 40
+"""Maximum number of times that a scale is halved: 2 to this power is beyond the first scale of any scaler."""
+QUIET = 1e-3
+"""Relative size of an element of a gradient up to which its sign may be that of a rounding."""
+
+Slot = tuple[int, str]
+"""Which parameter's state, and under which key of it."""
+
+Maker = Callable[[TrainStep], Callable[..., Any]]
+"""Makes a function that takes a step by a plan. It may change the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """The state after some steps.
+
+    Attributes:
+        state: how parameters moved, and all other state, by name.
+        of: the parameter that some of the state belongs to.
+        quiet: for each parameter the elements whose gradients were nearly zero at some step. An optimizer that divides
+            by their size turns a rounding into an update of either sign.
+        slots: the parameter and the key of each entry of the optimizer's state: `{name: (0, "exp_avg")}`.
+    """
+
+    state: dict[str, Any]
+    of: dict[str, str]
+    quiet: dict[str, torch.Tensor]
+    slots: dict[str, Slot] = field(default_factory=dict)
+
+    def forms(self) -> dict[Slot, str]:
+        """Return each slot without the numbers in it: the shapes of its tensors, and its counts."""
+        found: dict[Slot, list[str]] = {}
+        for name, slot in self.slots.items():
+            found.setdefault(slot, []).append(f"{name} {_form(self.state[name])}")
+        return {slot: ", ".join(parts) for slot, parts in found.items()}
+
+    def leaves(self) -> dict[str, Any]:
+        """Return the state by name, with the form of each slot."""
+        return {**self.state, **{form_of(slot): form for slot, form in self.forms().items()}}
+
+
+class Trainee:
+    """A copy of a training step, and how it is taken.
+
+    Attributes:
+        step: the copy.
+        call: takes its next step.
+
+    Args:
+        base: the step to copy, which is never stepped. Its optimizer has its state already.
+        make: the plan's way to take steps, or None to take them as written.
+    """
+
+    def __init__(self, base: TrainStep, make: Maker | None = None) -> None:
+        self.step = base.copy()
+        self.call: Callable[..., Any] = make(self.step) if make else self.step
+        self._context: AbstractContextManager[Any] | None = None
+        self._restore = self.step.snapshot()
+        self._start = {name: p.detach().clone() for name, p in self._named(averages=True)}
+
+    def settle(self, examples: Sequence[Example]) -> None:
+        """Let the scaler, if there is one, find a scale at which all gradients are finite, and start from that.
+
+        A scaler begins far too high, and skips the first steps of a training: that is no fault of a candidate.
+        """
+        scaler = self.step.scaler
+        if scaler is None or not scaler.is_enabled():
+            return
+        self.restart(seed=0)
+        scale = scaler.get_scale()
+        for _ in range(MOST_SKIPPED):
+            if min(self._scales(examples, scale)) >= scale:
+                break
+            scale /= 2
+        self.restart(seed=0)
+        scaler.update(scale)
+        self._restore = self.step.snapshot()
+
+    def _scales(self, examples: Sequence[Example], scale: float) -> Iterator[float]:
+        """Yield the new scale after a step on each example."""
+        scaler = self.step.scaler
+        assert scaler is not None
+        for example in examples:
+            self.restart(seed=0)
+            scaler.update(scale)
+            self.take(example)
+            yield scaler.get_scale()
+
+    def restart(self, seed: int | None) -> None:
+        """Go back to the state of the base, without gradients. Seed all generators, unless the seed is None."""
+        import torch
+
+        self._restore()
+        for _, parameter in self._named():
+            parameter.grad = None  # a step clears those that its optimizer trains, and no others
+        if seed is not None:
+            torch.manual_seed(seed)
+
+    def take(self, example: Example) -> torch.Tensor:
+        """Take one step. Return its loss."""
+        import torch
+
+        batch = example.clone()
+        with torch.enable_grad(), self._around():
+            loss: torch.Tensor = self.call(*batch.args, **batch.kwargs)
+        return loss
+
+    def loss_at(self, example: Example) -> torch.Tensor:
+        """Return the loss of a batch as eager has it with the weights of now, without a step."""
+        import torch
+
+        batch = example.clone()
+        with torch.enable_grad(), self._around():
+            return self.step.loss_of(*batch.args).detach()
+
+    def gradients(self, example: Example, seed: int) -> Observation:
+        """Take one step from the base. Return its loss and the gradients that it left."""
+        self.restart(seed)
+        return self.made(self.take(example))
+
+    def made(self, loss: torch.Tensor) -> Observation:
+        """Return a step's loss, and the gradients that it left."""
+        wanted = [(name, p.grad) for name, p in self._named() if p.requires_grad]
+        found = [(f"gradient of {name}", None if grad is None else _dense(grad)) for name, grad in wanted]
+        return Observation((("loss", loss.detach().clone()), *found), frozenset())
+
+    def answer(self, example: Example) -> list[Any]:
+        """Take one step from the base, with the generators as they are. Return its loss and gradients."""
+        self.restart(None)
+        loss = self.take(example)
+        return [loss.detach().clone(), *(_dense(p.grad) for _, p in self._named() if p.grad is not None)]
+
+    def after(self, examples: Sequence[Example], seed: int) -> After:
+        """Take one step on each example from the base. Return how parameters moved, and all other state.
+
+        If there are schedulers, the learning rate is halved before the last step: a plan that holds it constant shows
+        so.
+        """
+        self.restart(seed)
+        trained = {id(p): number for number, p in enumerate(self.step.trained())}
+        quiet: dict[str, torch.Tensor] = {}
+        for number, example in enumerate(examples, 1):
+            if number == len(examples) and self.step.schedulers:
+                self._halve_rates()
+            self.take(example)
+            for name, gradient in ((n, p.grad) for n, p in self._named() if p.grad is not None):
+                quiet[name] = quiet.get(name, False) | _is_quiet(gradient)
+        found: dict[str, Any] = {}
+        of: dict[str, str] = {}
+        slots: dict[str, Slot] = {}
+        for name, parameter in self._named(averages=True):
+            if id(parameter) in trained or name.startswith("ema."):
+                found[f"update of {name}"] = _dense(parameter).double() - _dense(self._start[name]).double()
+                of[f"update of {name}"] = name
+            else:
+                found[f"{name}, which is not trained,"] = "moved" if self._moved(name, parameter) else "as it was"
+        for name, module in self.step.modules().items():
+            parts = [(n + part, t) for n, b in module.named_buffers() for part, t in layouts.strided_parts(b.detach())]
+            found |= {f"{name} buffer {part}": tensor.clone() for part, tensor in parts}
+        names = {trained[id(p)]: name for name, p in self._named() if id(p) in trained}
+        for number, parameter in enumerate(self.step.trained()):
+            for key, held in self.step.optimizer.state.get(parameter, {}).items():
+                for path, value in pytree.named_leaves(held, str(key)):
+                    leaf = f"optimizer's {path} of parameter {number}"
+                    found[leaf], of[leaf], slots[leaf] = _copied(value), names.get(number, ""), (number, str(key))
+        return After(found, of, quiet, slots)
+
+    def _moved(self, name: str, parameter: torch.Tensor) -> bool:
+        return not pytree.equal(parameter, self._start[name])
+
+    def _halve_rates(self) -> None:
+        import torch
+
+        for group in self.step.optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].mul_(0.5)
+            else:
+                group["lr"] *= 0.5
+
+    def losses(self, examples: Sequence[Example], seed: int) -> list[float]:
+        """Take one step on each example from the base. Return the losses, read after the last step."""
+        self.restart(seed)
+        kept = [self.take(example) for example in examples]
+        return [float(loss) for loss in kept]
+
+    def _named(self, *, averages: bool = False) -> list[tuple[str, torch.nn.Parameter]]:
+        return [
+            (f"{name}.{n}" if name != "model" else n, p)
+            for name, module in self.step.modules().items()
+            if name != "ema" or averages
+            for n, p in module.named_parameters()
+        ]
+
+    @contextlib.contextmanager
+    def inside(self, context: AbstractContextManager[Any]) -> Iterator[Trainee]:
+        """Take steps inside a context, such as a mode."""
+        self._context = context
+        try:
+            yield self
+        finally:
+            self._context = None
+
+    def _around(self) -> AbstractContextManager[Any]:
+        return self._context or contextlib.nullcontext()
+
+
+class ReferenceTrainee(Trainee):
+    """The step in float64, without autocast and scaler, drawing the random numbers that eager draws on its device.
+
+    Args:
+        base: the step to copy.
+        device: the device to run on, or None for its own.
+
+    Raises:
+        Exception: any error of the copy. There is no reference then.
+    """
+
+    def __init__(self, base: TrainStep, device: str | None = None) -> None:
+        super().__init__(_float64_of(base, device))
+        self._needed: Callable[[], AbstractContextManager[Any]] = as_reference
+
+    @classmethod
+    def of(cls, base: TrainStep, example: Example, device: str | None = None) -> ReferenceTrainee | None:
+        """Return the step in float64, without a mode that it can do without (see `verify.reference.Reference`).
+
+        Args:
+            base: the step to copy.
+            example: the example to try it on.
+            device: the device to run on, or None for its own.
+
+        Returns:
+            The step, or None if it cannot be taken, or needs a mode in which eager answers otherwise.
+        """
+        try:
+            found = cls(base, device)
+            is_own = base.autocast is None and is_wide(example.tensors(), *base.modules().values())
+            found._needed = needed_around(lambda mode: found._tried(example, mode), is_wide=is_own)
+            found.gradients(example, seed=0)
+            if found._needed is as_reference and not (device or _is_alike_under_a_mode(Trainee(base), example)):
+                return None
+        except Exception:  # a model may refuse float64 in any way, and the most precise eager replaces it
+            return None
+        return found
+
+    def take(self, example: Example) -> torch.Tensor:
+        """Take one step in float64. Return its loss."""
+        return super().take(widen(example))
+
+    def _around(self) -> AbstractContextManager[Any]:
+        return self._context or self._needed()
+
+    def _tried(self, example: Example, mode: AbstractContextManager[Any]) -> None:
+        with self.inside(mode):
+            self.gradients(example, seed=0)
+
+
+def _is_alike_under_a_mode(eager: Trainee, example: Example) -> bool:
+    plain = eager.gradients(example, seed=0)
+    with eager.inside(Perturbed(0.0)):
+        return is_alike(plain, eager.gradients(example, seed=0))
+
+
+def _float64_of(base: TrainStep, device: str | None) -> TrainStep:
+    """Return a copy in float64. Counts of steps stay, as optimizers want them."""
+    step = base.copy().to(device) if device else base.copy()
+    step.autocast = step.scaler = None
+    for module in step.modules().values():
+        module._apply(widened)
+    for state in step.optimizer.state.values():
+        state.update({k: pytree.map_tensors(widened, v) for k, v in state.items() if k != "step"})
+    return step
+
+
+def quiet(base: TrainStep) -> tuple[TrainStep, bool]:
+    """Return a copy in which PyTorch's own dropouts drop nothing, and whether there were any."""
+    import torch
+
+    step, found = base.copy(), False
+    for module in step.modules()["model"].modules():
+        for name in ("p", "dropout"):
+            kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase)
+            if isinstance(module, kinds) and isinstance(getattr(module, name, None), float):
+                found |= getattr(module, name) > 0
+                setattr(module, name, 0.0)
+    return step, found
+
+
+def form_of(slot: Slot) -> str:
+    """Return the name of the form of a slot."""
+    return f"the form of optimizer's {slot[1]} of parameter {slot[0]}"
+
+
+def _form(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        is_count = value.numel() == 1 and not (value.is_floating_point() or value.is_complex())
+        return f"{value.item()}" if is_count else f"of shape {tuple(value.shape)}"
+    return repr(value) if isinstance(value, (bool, int, str, type(None))) else type(value).__name__
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a gradient or a parameter in one layout: how it lies in memory is the plan's own business."""
+    import torch
+
+    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    return dense.clone(memory_format=torch.contiguous_format)
+
+
+def _copied(value: Any) -> Any:
+    import torch
+
+    if type(value) is float:
+        return torch.tensor(value, dtype=torch.float64)  # rounded as tensors are
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _is_quiet(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a mask of elements so small beside the others of their tensor that roundings decide, without zeros."""
+    dense = widened(_dense(gradient)).abs()
+    return (dense > 0) & (dense <= QUIET * dense.square().mean().sqrt())
