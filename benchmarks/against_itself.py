@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from dispatch import applied
+from dispatch import apply_plan
 
 from torchwise import environment
 from torchwise.measure import LEAST_ROUND_S, Clock, Mix, Precision, measure_pair
@@ -41,7 +41,7 @@ def main() -> None:
     with torch.no_grad():
         for name in options.targets:
             workload = target.load(name, device=options.device, seed=0)
-            kept = applied(workload.call, Plan(), workload.examples[0], options.device)
+            kept = apply_plan(workload.call, Plan(), workload.examples[0], options.device)
             sides = {"eager": workload.call, "kept": kept}
             found = [compare(sides, workload, Clock(options.device), precision, name) for _ in range(options.times)]
             summarize(name, found)

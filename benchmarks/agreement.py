@@ -38,7 +38,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from torchwise.decide.history import TIE
-from torchwise.records import Economics, Interval, Study, codec
+from torchwise.records import CostModel, Interval, Study, codec
 from torchwise.records.answer import EXIT_INCONCLUSIVE
 from torchwise.records.study import study_from_dict
 
@@ -61,18 +61,18 @@ def main() -> None:
     options = parser.parse_args()
     quiet = json.loads(options.against.read_text()) if options.against else []
     runs = [run for file in options.earlier for run in json.loads(file.read_text())]
-    runs = runs if options.among_themselves else [judged(run, quiet) for run in runs]
+    runs = runs if options.among_themselves else [add_judgement(run, quiet) for run in runs]
     with computing(options.busy if options.runs else 0):
         for number in range(options.runs):
-            runs.append(judged(tune(options), quiet))
+            runs.append(add_judgement(tune(options), quiet))
             print(number, json.dumps(runs[-1]), flush=True)
             report(runs, options)  # after every run, so that an interrupted run keeps its results
     if options.among_themselves:
-        runs = [judged(run, [other for other in runs if other is not run]) for run in runs]
+        runs = [add_judgement(run, [other for other in runs if other is not run]) for run in runs]
     print(report(runs, options))
 
 
-def judged(run: dict[str, object], quiet: list[dict[str, object]]) -> dict[str, object]:
+def add_judgement(run: dict[str, object], quiet: list[dict[str, object]]) -> dict[str, object]:
     """Return a run with the judgement of its decision, if there are runs to judge it by."""
     return run | ({"judged": judge(run, quiet)} if quiet else {})
 
@@ -129,8 +129,8 @@ def summary(study: Study) -> dict[str, object]:
     """Return the decision, its cost, and every candidate with its speed-up."""
     decision = study.decision
     assert decision is not None
-    economics = Economics(decision.baseline_s, study.workload.calls, study.workload.restarts)
-    costs = {str(t.plan): economics.cost(t) for t in study.trials if t.is_proven}
+    economics = CostModel(decision.baseline_s, study.workload.calls, study.workload.restarts)
+    costs = {str(t.plan): economics.cost(t) for t in study.trials if t.is_verified}
     cost = costs.get(str(decision.plan), Interval(*[economics.baseline_cost] * 3))
     return {
         "plan": str(decision.plan),
@@ -138,7 +138,7 @@ def summary(study: Study) -> dict[str, object]:
         "answer": decision.answer,
         "saved_s": decision.saved_s,
         "trust": study.trust.sentence,
-        "speedups": {str(t.plan): asdict(t.speedup) for t in study.trials if t.is_proven and t.speedup},
+        "speedups": {str(t.plan): asdict(t.speedup) for t in study.trials if t.is_verified and t.speedup},
         "speedup": asdict(decision.speedup or Interval(1.0, 1.0, 1.0)),
         "cost": {name: value / economics.baseline_cost for name, value in asdict(cost).items()},
         "tried": {str(t.plan): f"{t.speedup or ''} {t.reason}" for t in study.trials},

@@ -58,7 +58,7 @@ def _error(answer: Any, right: torch.Tensor) -> float:
     return float((found - right).abs().max() / right.abs().max())
 
 
-def described(taken: list[float]) -> dict[str, float]:
+def summarize_times(taken: list[float]) -> dict[str, float]:
     """Return a distribution in milliseconds."""
     ordered = sorted(taken)
     at = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
@@ -109,9 +109,13 @@ def main() -> None:
         "environment": str(environment.detect(options.device)),
         "threads": torch.get_num_threads(),
         "seconds until optimize returned": round(asked_s, 2),
-        "ms per call": {"alone": described(alone), "searching": described(searching), "after": described(after)},
-        "added stall ms": described(searching)["max"] - described(alone)["max"],
-        "p99 over p99 alone": described(searching)["p99"] / described(alone)["p99"],
+        "ms per call": {
+            "alone": summarize_times(alone),
+            "searching": summarize_times(searching),
+            "after": summarize_times(after),
+        },
+        "added stall ms": summarize_times(searching)["max"] - summarize_times(alone)["max"],
+        "p99 over p99 alone": summarize_times(searching)["p99"] / summarize_times(alone)["p99"],
         "plan": str(fast.decision.plan),
         "answered by the plan": fast.statistics.optimized,
         "answered by the original": sum(fast.statistics.original.values()),

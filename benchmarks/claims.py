@@ -59,28 +59,30 @@ def lines_of(claim: dict[str, object], rows: list[Row]) -> list[str]:
             r for r in found if r.contender not in ("eager", OURS) and r.contender == claim.get("by", r.contender)
         ]
         ours = [row for row in found if row.contender == OURS]
-        modes = judged(claim, theirs) if theirs or "precision" not in claim else ("no mode lowers the precision", "")
-        cells = [*modes, *judged(claim, ours)]
+        modes = (
+            check_claim(claim, theirs) if theirs or "precision" not in claim else ("no mode lowers the precision", "")
+        )
+        cells = [*modes, *check_claim(claim, ours)]
         lines.append(f"| {claim['system']} | {claim['says']} | {target.partition('@')[2]} | {' | '.join(cells)} |")
     return lines or [f"| {claim['system']} | {claim['says']} | – | not measured | | not measured | |"]
 
 
-def judged(claim: dict[str, object], rows: list[Row]) -> tuple[str, str]:
+def check_claim(claim: dict[str, object], rows: list[Row]) -> tuple[str, str]:
     """Return the measurement, and whether the claim holds."""
     if not rows:
         return "not measured", ""
     best = max(rows, key=lambda row: row.speedup.mid if row.speedup else 0.0)
     if "memory" in claim:
-        return judged_memory(float(str(claim["memory"])), best)
+        return check_memory(float(str(claim["memory"])), best)
     speed, claimed = best.speedup, float(str(claim["speed"]))
     assert speed is not None
     verdict = "held" if speed.low >= claimed else "not held" if speed.high < claimed else "in the interval"
     if "precision" in claim and best.precision == "native":
         verdict = "not by it: its own precision is faster"
-    return f"{named(best)}{speed}×", verdict
+    return f"{mode_prefix(best)}{speed}×", verdict
 
 
-def judged_memory(claimed: float, row: Row) -> tuple[str, str]:
+def check_memory(claimed: float, row: Row) -> tuple[str, str]:
     assert row.performance is not None
     costs = row.performance.costs
     if not costs.peak_memory or not costs.baseline_peak_memory:
@@ -88,10 +90,10 @@ def judged_memory(claimed: float, row: Row) -> tuple[str, str]:
     saved = 1 - costs.peak_memory / costs.baseline_peak_memory
     if saved < 0.005:
         return "none saved", "not held"
-    return f"{named(row)}{100 * saved:.0f} % saved", "held" if saved >= claimed else "not held"
+    return f"{mode_prefix(row)}{100 * saved:.0f} % saved", "held" if saved >= claimed else "not held"
 
 
-def named(row: Row) -> str:
+def mode_prefix(row: Row) -> str:
     """Return the row's mode. Torchwise has its own column."""
     return "" if row.contender == OURS else f"{row.contender} "
 

@@ -51,7 +51,7 @@ def start(arm: str, target: str, device: str, file: str) -> None:
     print(json.dumps({stage: end - begin for stage, (begin, end) in zip(STAGES, pairwise(clock), strict=True)}))
 
 
-def started(arm: str, options: argparse.Namespace, file: str) -> dict[str, float]:
+def time_start(arm: str, options: argparse.Namespace, file: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
         command = [sys.executable, __file__, options.target, "--device", options.device, "--start", arm, "--file", file]
@@ -88,7 +88,7 @@ def main() -> None:
         arms: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
         for _ in range(options.starts):
             for arm in ARMS:
-                arms[arm].append(started(arm, options, file))
+                arms[arm].append(time_start(arm, options, file))
     print(f"{options.target} on {options.device}, plan {plan}, torch {made.manifest.environment.torch}")
     print(f"medians (largest) of {options.starts} starts, seconds; load average {os.getloadavg()[0]:.1f}")
     for arm, runs in arms.items():

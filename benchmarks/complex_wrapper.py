@@ -57,7 +57,7 @@ def contenders(call: Callable[..., Any], example: Example, device: str) -> dict[
     return {
         "eager": lambda: call(*example.args),
         "inductor": ours(Plan(backend="inductor")),
-        "PyTorch's wrapper": wrapped(call, *example.args),
+        "PyTorch's wrapper": compile_with_wrapper(call, *example.args),
         "complex_to_real": ours(Plan(backend="inductor", transforms=("complex_to_real",))),
         "complex_to_real + structure_of_arrays": ours(
             Plan(backend="inductor", transforms=("complex_to_real", "structure_of_arrays"))
@@ -65,7 +65,7 @@ def contenders(call: Callable[..., Any], example: Example, device: str) -> dict[
     }
 
 
-def wrapped(call: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+def compile_with_wrapper(call: Callable[..., Any], *args: Any) -> Callable[[], Any]:
     """Compile with PyTorch's wrapper, as a new function so that no other compilation serves it."""
 
     def own(*given: Any) -> Any:
@@ -94,7 +94,9 @@ def race(racers: dict[str, Callable[[], Any]], device: str) -> dict[str, list[fl
 
 def fft(device: str) -> str:
     try:
-        wrapped(lambda z: torch.fft.fft(z * 2j) + 1j, torch.randn(64, dtype=torch.complex64, device=device))
+        compile_with_wrapper(
+            lambda z: torch.fft.fft(z * 2j) + 1j, torch.randn(64, dtype=torch.complex64, device=device)
+        )
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
     return "compiled"

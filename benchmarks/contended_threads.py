@@ -45,7 +45,7 @@ def main() -> None:
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, FEATURES)
     with computing(0 if options.quiet else 1, [max(os.sched_getaffinity(0))]), torch.no_grad():
         decision = decide(model, x, options.budget)
-        ways: dict[str, Way] = {"eager": model, "eager, 1 thread": on_one_thread(model)}
+        ways: dict[str, Way] = {"eager": model, "eager, 1 thread": limit_to_one_thread(model)}
         for mode in MODES:  # `compile` marks the model it is given
             ways[f"torch.compile {mode}"] = torch.compile(copy.deepcopy(model), mode=mode)
         ways["torchwise"] = tw.apply(model, decision)
@@ -68,7 +68,7 @@ def decide(model: torch.nn.Module, x: torch.Tensor, budget: float) -> Any:
         return tw.tune(model, (x,), calls=10_000_000, effort="quick", budget=budget, store=store).decision
 
 
-def on_one_thread(model: Way) -> Way:
+def limit_to_one_thread(model: Way) -> Way:
     """Wrap the model to use one thread for its own calls, as a user would write it."""
 
     def call(x: torch.Tensor) -> Any:

@@ -96,7 +96,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)  # now, so that an hour of measurement is not lost at the end
     if options.pool:  # judged as in a search of the requested effort
-        pool = replace(joined([Pool.from_json(file.read_bytes()) for file in options.pool]), effort=options.effort)
+        pool = replace(join_pools([Pool.from_json(file.read_bytes()) for file in options.pool]), effort=options.effort)
     else:
         pool = collect(options)
     text = report(pool)
@@ -114,12 +114,12 @@ def collect(options: argparse.Namespace) -> Pool:
     pool = Pool(here, options.effort, options.busy, date, options.threads)
     job = Job("coverage:sample", WorkloadSpec("coverage:none", device=options.device), effort=EFFORTS[options.effort])  # type: ignore[arg-type]
     if options.threads:
-        settings = ProcessSettings.of_this_process()
+        settings = ProcessSettings.from_this_process()
         job = replace(job, settings=replace(settings, threads=options.threads))
     launcher, until = ProcessLauncher(), time.monotonic() + 60 * options.minutes
     with competing() if options.busy else contextlib.nullcontext():
         while len(pool.processes) < options.processes and time.monotonic() < until:
-            answer = launcher.run(job, Limits.of_this_machine(600), hear)
+            answer = launcher.run(job, Limits.from_free_memory(600), hear)
             if isinstance(answer, Failure):
                 raise SystemExit(f"a process failed: {answer}")
             found = codec.from_json(answer, dict[str, Measurement])
@@ -133,7 +133,7 @@ def collect(options: argparse.Namespace) -> Pool:
     return pool
 
 
-def joined(pools: Sequence[Pool]) -> Pool:
+def join_pools(pools: Sequence[Pool]) -> Pool:
     """Join the processes of several pools, if they were measured alike."""
     first, *others = pools
     for other in others:
@@ -221,7 +221,7 @@ def tell(group: Sequence[Measurement], here: Environment, effort: str) -> Told:
     return Told(trial.speedup, len(trial.processes), answer if decision.plan.is_eager else "faster")
 
 
-def turned(timed: Measurement) -> Measurement:
+def swap_sides(timed: Measurement) -> Measurement:
     """Return the measurement with the sides swapped: the longer copy as the plan."""
     device = timed.baseline_device_s, timed.candidate_device_s
     swapped = replace(timed, candidate_s=timed.baseline_s, baseline_s=timed.candidate_s)
@@ -246,7 +246,7 @@ def report(pool: Pool) -> str:
         timed = [process[str(more)] for process in pool.processes]
         sides = [("the model beside itself", timed)] if more == 0 else []
         if more:
-            sides = [(f"the model beside {more} % more", timed), (f"{more} % more", [turned(one) for one in timed])]
+            sides = [(f"the model beside {more} % more", timed), (f"{more} % more", [swap_sides(one) for one in timed])]
         lines += [line(name, side, groups, pool) for name, side in sides]
     lines += [
         "",

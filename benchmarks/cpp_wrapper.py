@@ -17,7 +17,7 @@ import torch
 
 from torchwise import environment
 from torchwise.measure import Clock
-from torchwise.trial.inspection import _watched
+from torchwise.trial.inspection import _trace_operators
 
 BLOCKS, CALLS, LENGTHS = 40, 50, (5, 20, 60)
 
@@ -32,9 +32,9 @@ def main() -> None:
     with torch.no_grad():
         for length in LENGTHS:
             call = functools.partial(chain, length=length)
-            _, operators = _watched(lambda call=call: call(x, weight))
+            _, operators = _trace_operators(lambda call=call: call(x, weight))
             python, cpp = (torch.compile(call, options={"cpp_wrapper": wrapped}) for wrapped in (False, True))
-            eager_us, python_us, cpp_us = timed([call, python, cpp], x, weight)
+            eager_us, python_us, cpp_us = time_calls([call, python, cpp], x, weight)
             saved = (python_us - cpp_us) / (operators or 1)
             print(f"| {operators} | {eager_us:.1f} | {python_us:.1f} | {cpp_us:.1f} | {saved:.2f} |")
 
@@ -45,17 +45,17 @@ def chain(x: torch.Tensor, weight: torch.Tensor, length: int) -> torch.Tensor:
     return x
 
 
-def timed(calls: list[Any], x: torch.Tensor, weight: torch.Tensor) -> list[float]:
+def time_calls(calls: list[Any], x: torch.Tensor, weight: torch.Tensor) -> list[float]:
     """Return the microseconds per call of each, as medians of alternating blocks."""
     clock = Clock("cpu")
-    blocks = [functools.partial(repeated, call, x, weight) for call in calls]
+    blocks = [functools.partial(repeat_call, call, x, weight) for call in calls]
     for block in blocks:
         block()
     rounds = [[clock.once(block) for block in blocks] for _ in range(BLOCKS)]
     return [statistics.median(seconds) / CALLS * 1e6 for seconds in zip(*rounds, strict=True)]
 
 
-def repeated(call: Any, x: torch.Tensor, weight: torch.Tensor) -> None:
+def repeat_call(call: Any, x: torch.Tensor, weight: torch.Tensor) -> None:
     for _ in range(CALLS):
         call(x, weight)
 

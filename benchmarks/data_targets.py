@@ -43,11 +43,11 @@ class DetectionHead(torch.nn.Module):
         boxes, scores = boxes[found], scores[found]
         order = scores.argsort(descending=True)
         boxes, scores = boxes[order], scores[order]
-        kept = suppressed(boxes, self.overlap)
+        kept = suppress_boxes(boxes, self.overlap)
         return boxes[kept], scores[kept]
 
 
-def suppressed(boxes: torch.Tensor, overlap: float) -> torch.Tensor:
+def suppress_boxes(boxes: torch.Tensor, overlap: float) -> torch.Tensor:
     """Return a mask of kept boxes, by greedy non-maximum suppression from the first box on, in plain PyTorch."""
     area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
     low = torch.maximum(boxes[:, None, :2], boxes[None, :, :2])

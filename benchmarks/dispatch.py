@@ -72,7 +72,7 @@ def contenders(layers: int, device: str, example: Example) -> dict[str, Callable
     plans = {"inductor": Plan(backend="inductor")}
     racers: dict[str, Callable[..., object]] = {
         "eager": model(),
-        "applied: eager": applied(model(), Plan(), example, device),
+        "applied: eager": apply_plan(model(), Plan(), example, device),
         "torch.compile default": torch.compile(model()),
     }
     if device == "cuda":
@@ -81,18 +81,18 @@ def contenders(layers: int, device: str, example: Example) -> dict[str, Callable
     for name, plan in plans.items():
         realized = compile_plan(model(), plan, example, device=device, mode="inference")
         realized.call(*example.args, **example.kwargs)
-        racers[f"realized: {name}"] = realized.lean(example.args, example.kwargs)
-        racers[f"applied: {name}"] = applied(model(), plan, example, device)
+        racers[f"realized: {name}"] = realized.bypass(example.args, example.kwargs)
+        racers[f"applied: {name}"] = apply_plan(model(), plan, example, device)
     racers["signature alone"] = lambda *args, **kwargs: signature_of(args, kwargs)
     return racers
 
 
-def applied(model: torch.nn.Module, plan: Plan, example: Example, device: str) -> Callable[..., object]:
+def apply_plan(model: torch.nn.Module, plan: Plan, example: Example, device: str) -> Callable[..., object]:
     """Apply `plan` by a decision for this model, these inputs and this machine."""
-    return torchwise.apply(model, decided(model, plan, example, device), strict=True)
+    return torchwise.apply(model, make_decision(model, plan, example, device), strict=True)
 
 
-def decided(model: Callable[..., object], plan: Plan, example: Example, device: str) -> torchwise.Decision:
+def make_decision(model: Callable[..., object], plan: Plan, example: Example, device: str) -> torchwise.Decision:
     """Return the decision for `plan`, as a study of this model on this machine would make it."""
     return torchwise.Decision(
         plan=plan,

@@ -22,7 +22,7 @@ from pathlib import Path
 import torchwise
 from torchwise import environment
 from torchwise.plan import Plan
-from torchwise.records.trial import speeds_beside
+from torchwise.records.trial import relative_speeds
 
 CALLS = 10**12
 """Expected calls, so many that the faster plan is worth any duel."""
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, first: Plan, second: Plan) -> dict[str, flo
             progress=False,
         )
     speeds = {trial.plan: trial.measurement.speedup.mid for trial in study.trials if trial.measurement}
-    duel = speeds_beside(study.trials, second).get(first)
+    duel = relative_speeds(study.trials, second).get(first)
     both = speeds[second] / speeds[first] if len(speeds) == 2 else None
     return {"trials": both, "duel": duel.mid if duel else None}
 
@@ -80,7 +80,9 @@ def report(options: argparse.Namespace, plans: list[Plan], runs: list[dict[str, 
         "| search | by trials | by duel |",
         "|---|---|---|",
     ]
-    lines += [f"| {number} | {shown(run['trials'])} | {shown(run['duel'])} |" for number, run in enumerate(runs)]
+    lines += [
+        f"| {number} | {format_ratio(run['trials'])} | {format_ratio(run['duel'])} |" for number, run in enumerate(runs)
+    ]
     lines += ["", f"Relative standard deviation: {spread(runs, 'trials')} by trials, {spread(runs, 'duel')} by duel."]
     text = "\n".join(lines) + "\n"
     options.out.mkdir(parents=True, exist_ok=True)
@@ -91,7 +93,7 @@ def report(options: argparse.Namespace, plans: list[Plan], runs: list[dict[str, 
     return text
 
 
-def shown(ratio: float | None) -> str:
+def format_ratio(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.3f}"
 
 

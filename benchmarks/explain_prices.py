@@ -22,13 +22,13 @@ from torch import nn
 
 from torchwise.compile import compile_plan
 from torchwise.diagnose.explain import explain
-from torchwise.diagnose.fresh_code_copy import twin
+from torchwise.diagnose.fresh_code_copy import copy_with_fresh_code
 from torchwise.diagnose.relative_saving import BLOCK_S, share_saved
 from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.records import Interval
 from torchwise.records.answer import Answer
-from torchwise.records.explanation import Price
+from torchwise.records.explanation import Saving
 from torchwise.workload import Example
 
 Call = Callable[..., Any]
@@ -135,33 +135,33 @@ class Case:
 
 
 def _like(kind: type[nn.Module]) -> Callable[[Call, tuple[torch.Tensor, ...]], Call]:
-    def mended(call: Call, _args: tuple[torch.Tensor, ...]) -> Call:
+    def compile_fixed(call: Call, _args: tuple[torch.Tensor, ...]) -> Call:
         assert isinstance(call, nn.Module)
         other = kind().eval()
         other.load_state_dict(call.state_dict())
         compiled: Call = torch.compile(other)
         return compiled
 
-    return mended
+    return compile_fixed
 
 
-def _planned(plan: Plan, call: Call, args: tuple[torch.Tensor, ...]) -> Call:
+def _apply_plan(plan: Plan, call: Call, args: tuple[torch.Tensor, ...]) -> Call:
     """Return the result of `torchwise.apply` for the plan that a finding names."""
-    made = compile_plan(twin(call), plan, Example(args), device="cpu", mode="inference")
+    made = compile_plan(copy_with_fresh_code(call), plan, Example(args), device="cpu", mode="inference")
     with torch.no_grad():
         for _ in range(4):
             made.call(*args)
-    return made.lean(args, {})
+    return made.bypass(args, {})
 
 
-def _unguarded(call: Call, _args: tuple[torch.Tensor, ...]) -> Call:
+def _compile_without_guards(call: Call, _args: tuple[torch.Tensor, ...]) -> Call:
     skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
-    compiled: Call = torch.compile(twin(call), options={"guard_filter_fn": skip})
+    compiled: Call = torch.compile(copy_with_fresh_code(call), options={"guard_filter_fn": skip})
     return compiled
 
 
 def _reads_scalars(call: Call, args: tuple[torch.Tensor, ...]) -> Call:
-    compiled: Call = torch.compile(twin(call))
+    compiled: Call = torch.compile(copy_with_fresh_code(call))
 
     with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.no_grad():
         compiled(*args)
@@ -169,7 +169,7 @@ def _reads_scalars(call: Call, args: tuple[torch.Tensor, ...]) -> Call:
 
 
 CASES = {
-    "guards": Case("guards", lambda: (Deep().eval(), (torch.randn(4, 16),)), _unguarded),
+    "guards": Case("guards", lambda: (Deep().eval(), (torch.randn(4, 16),)), _compile_without_guards),
     "branch": Case("graph break", lambda: (Branching().eval(), (torch.randn(16, 64),)), _like(Branchless)),
     "item": Case("graph break", lambda: (Reading().eval(), (torch.randn(16, 64),)), _reads_scalars),
     "complex": Case(
@@ -188,26 +188,27 @@ def check(name: str) -> bool:
     case = CASES[name]
     call, args = case.fault()
     told = explain(call, args, budget=float(os.environ.get("BUDGET", "45")))
-    found = next((one for one in told.findings if one.kind == case.kind and one.price), None)
-    if found is None or found.price is None:
+    found = next((one for one in told.findings if one.kind == case.kind and one.saving), None)
+    if found is None or found.saving is None:
         print(f"{name}: no finding of kind {case.kind!r} with a price; {'; '.join(told.notes)}")
         return False
-    price, plan = found.price, found.plan
+    price, plan = found.saving, found.plan
     share, call_s = (
-        _saved(call, _planned(plan, call, args) if plan else case.mended(call, args), args),
+        _measure_saving(call, _apply_plan(plan, call, args) if plan else case.mended(call, args), args),
         told.execution.call_s.mid,
     )
     saved = Interval(share.low * call_s, share.mid * call_s, share.high * call_s)
     honest = _is_honest(price, saved)
     mend = f"plan {plan}" if plan else "by hand"
     print(
-        f"{name}, {mend}: predicted {_shown(price.per_call_s)} {price.basis}, saved {_shown(saved)}: {honest}",
+        f"{name}, {mend}: predicted {_format_interval(price.per_call_s)} {price.basis}, "
+        f"saved {_format_interval(saved)}: {honest}",
         flush=True,
     )
     return honest
 
 
-def _saved(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval:
+def _measure_saving(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval:
     """Return the share of a call that the fix saves."""
     now = torch.compile(call)
     with torch.no_grad():
@@ -219,7 +220,7 @@ def _saved(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval
     return share_saved(found)
 
 
-def _is_honest(price: Price, saved: Interval) -> bool:
+def _is_honest(price: Saving, saved: Interval) -> bool:
     """Return whether the saving is in the estimate's interval, or within a quarter of the estimate from it."""
     if price.answer is Answer.INCONCLUSIVE:
         return False
@@ -228,7 +229,7 @@ def _is_honest(price: Price, saved: Interval) -> bool:
     return within or abs(saved.mid - predicted.mid) <= NEAR * abs(predicted.mid)
 
 
-def _shown(found: Interval) -> str:
+def _format_interval(found: Interval) -> str:
     return f"{found.mid * 1e6:.2f} µs [{found.low * 1e6:.2f}, {found.high * 1e6:.2f}]"
 
 

@@ -27,9 +27,9 @@ import simpy
 from store_scale import a_study, a_trial, claim_and_release
 
 from torchwise.decide import History, StagedSampler
-from torchwise.plan import Legality, Plan, PlanSpace
+from torchwise.plan import Numerics, Plan, PlanSpace
 from torchwise.records import Study, StudyState
-from torchwise.store import Owner, Storage, StudyKey, open_storage
+from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.study.run import HEARTBEAT_S
 
 FLEETS = (1, 10, 100, 1000)
@@ -51,7 +51,7 @@ class Service:
         share: share of a request's seconds that blocks other requests: 1 for sequential requests, less for parallel
             ones.
         think: making a sampler's proposal.
-        artefact_bytes: size of a decided plan's artifact.
+        artifact_bytes: size of a decided plan's artifact.
         bandwidth: bytes per second of the artifacts' storage.
     """
 
@@ -59,7 +59,7 @@ class Service:
     write: float
     share: float
     think: float
-    artefact_bytes: float
+    artifact_bytes: float
     bandwidth: float
 
 
@@ -111,7 +111,7 @@ class Fleet:
             rate / ideal,
             self._busy / span,
             waits[int(0.95 * (len(waits) - 1))],
-            self._devices * self._service.artefact_bytes / self._service.bandwidth,
+            self._devices * self._service.artifact_bytes / self._service.bandwidth,
         )
 
     def _device(self) -> Generator[simpy.Event, Any, None]:
@@ -152,37 +152,37 @@ def most_devices(service: Service, trial_s: float) -> int:
     return int(1 / service.share / (each / trial_s + service.write / HEARTBEAT_S))
 
 
-def measured(url: str, artefact_bytes: float, bandwidth: float, clients: int) -> Service:
+def measure_service(url: str, artifact_bytes: float, bandwidth: float, clients: int) -> Service:
     """Time the store at `url` and a sampler, here and now."""
     with open_storage(url) as storage:
-        study = filled(storage)
+        study = fill_study(storage)
         read = middle(lambda: storage.get_study(study.id))
-        write = middle(lambda: claimed_and_released(storage, study.id)) / 2
-        think = middle(lambda: proposed(study))
+        write = middle(lambda: claim_then_release(storage, study.id)) / 2
+        think = middle(lambda: propose_next(study))
     share = min(1 / side_by_side(url, study.id, clients) / (read + 2 * write), 1.0)
-    return Service(read, write, share, think, artefact_bytes, bandwidth)
+    return Service(read, write, share, think, artifact_bytes, bandwidth)
 
 
-def filled(storage: Storage) -> Study:
+def fill_study(storage: Storage) -> Study:
     """Make a study with as many trials as a search of effort standard leaves."""
     example = a_study(0)
-    study = storage.create_study(StudyKey.of(example), replace(example, state=StudyState.RUNNING))
+    study = storage.create_study(StudyKey.from_study(example), replace(example, state=StudyState.RUNNING))
     for number in range(TRIALS):
-        trial = storage.claim_trial(study.id, Plan(threads=number + 1), "worth a try", Owner.current())
+        trial = storage.claim_trial(study.id, Plan(threads=number + 1), "worth a try", LeaseOwner.current())
         if trial is not None:
             storage.finish_trial(study.id, replace(a_trial(number), number=trial.number))
     return storage.get_study(study.id)
 
 
-def claimed_and_released(storage: Storage, study: int) -> None:
+def claim_then_release(storage: Storage, study: int) -> None:
     """Do two writes of a trial, with a plan that no other process has."""
     claim_and_release(storage, study, Plan(threads=1000 + os.getpid()))
 
 
-def proposed(study: Study) -> object:
+def propose_next(study: Study) -> object:
     """Request a sampler's next proposal, given half of the trials."""
     known = tuple(study.trials[: TRIALS // 2])
-    space = PlanSpace("cpu", "inference", study.inspection.traits, Legality.REORDERED, "standard")
+    space = PlanSpace("cpu", "inference", study.inspection.traits, Numerics.SAME_PRECISION, "standard")
     return StagedSampler(space).ask(History(study.workload, study.inspection, known))
 
 
@@ -210,7 +210,7 @@ def cycles(url: str, study: int, seconds: float = 5.0) -> float:
         storage.get_study(study)
         start = time.perf_counter()
         while time.perf_counter() - start < seconds:
-            claimed_and_released(storage, study)
+            claim_then_release(storage, study)
             storage.get_study(study)
             count += 1
         return count / (time.perf_counter() - start)
@@ -223,7 +223,7 @@ def table(service: Service, outcomes: list[Outcome], trial_s: float) -> Iterator
         f"one after another; a proposal {service.think * 1e3:.2f} ms"
     )
     yield (
-        f"assumed: a trial of {trial_s:g} s, {TRIALS} a study; artefacts of {service.artefact_bytes / 1e6:g} MB, "
+        f"assumed: a trial of {trial_s:g} s, {TRIALS} a study; artifacts of {service.artifact_bytes / 1e6:g} MB, "
         f"from where {service.bandwidth / 1e9:g} GB/s come"
     )
     yield f"{'devices':>8}{'trials/h':>12}{'efficiency':>12}{'store busy':>12}{'waits, p95':>13}{'roll-out':>11}"
@@ -239,15 +239,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", default="", help="URL of an empty store; a new SQLite file where none is given")
     parser.add_argument("--trial-s", type=float, default=20.0, help="mean seconds of a trial")
-    parser.add_argument("--artefact-mb", type=float, default=10.0, help="megabytes of a package")
-    parser.add_argument("--bandwidth", type=float, default=1.25, help="GB/s of the place of artefacts: 10 Gbit/s")
+    parser.add_argument("--artifact-mb", type=float, default=10.0, help="megabytes of a package")
+    parser.add_argument("--bandwidth", type=float, default=1.25, help="GB/s of the place of artifacts: 10 Gbit/s")
     parser.add_argument("--clients", type=int, default=4, help="processes that ask the store at once, to time it")
     parser.add_argument("--hours", type=float, default=0.5, help="simulated")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         url = options.store or f"{folder}/fleet.db"
-        service = measured(url, options.artefact_mb * 1e6, options.bandwidth * 1e9, options.clients)
+        service = measure_service(url, options.artifact_mb * 1e6, options.bandwidth * 1e9, options.clients)
     outcomes = [Fleet(service, devices, options.trial_s).run(options.hours) for devices in FLEETS]
     print("\n".join(table(service, outcomes, options.trial_s)))
     if options.json:

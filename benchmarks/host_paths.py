@@ -13,10 +13,10 @@ from functools import partial
 
 import torch
 from bytecodes import count_bytecodes
-from dispatch import applied, decided
+from dispatch import apply_plan, make_decision
 
 import torchwise
-from torchwise.bucketing import Padding, apply_buckets, prove
+from torchwise.bucketing import Padding, apply_buckets, verify_padding
 from torchwise.components import CompileConfig, CompileManager
 from torchwise.plan import Plan
 from torchwise.records import Interval
@@ -46,8 +46,8 @@ def build_paths() -> Paths:
     buckets = pad_to_bucket(Product().eval(), example)
     return {
         "the model alone": partial(Product().eval(), whole),
-        "stay with eager": partial(applied(Product().eval(), Plan(), example, "cpu"), whole),
-        "compiled plan": partial(applied(Product().eval(), COMPILED, example, "cpu"), whole),
+        "stay with eager": partial(apply_plan(Product().eval(), Plan(), example, "cpu"), whole),
+        "compiled plan": partial(apply_plan(Product().eval(), COMPILED, example, "cpu"), whole),
         "bucket, as it came": partial(buckets, whole),
         "bucket, padded": partial(buckets, short),
         "part": partial(CompileManager(find=find_plan).register(Product().eval()), whole),
@@ -55,15 +55,15 @@ def build_paths() -> Paths:
 
 
 def pad_to_bucket(model: torch.nn.Module, example: Example) -> Callable[..., object]:
-    proof = prove(model, example.args, padding=Padding({"x": 0}), buckets=(len(example.args[0]),))
-    return apply_buckets(model, decided(model, COMPILED, example, "cpu"), proof)
+    proof = verify_padding(model, example.args, padding=Padding({"x": 0}), buckets=(len(example.args[0]),))
+    return apply_buckets(model, make_decision(model, COMPILED, example, "cpu"), proof)
 
 
 def find_plan(
     original: Callable[..., object], examples: Sequence[Example], _config: CompileConfig
 ) -> torchwise.Decision:
     """Decide for compilation at once, with a speed-up, as a part keeps no plan without one."""
-    return replace(decided(original, COMPILED, examples[0], "cpu"), speedup=Interval(1.9, 2.0, 2.1))
+    return replace(make_decision(original, COMPILED, examples[0], "cpu"), speedup=Interval(1.9, 2.0, 2.1))
 
 
 def count_paths(paths: Paths) -> dict[str, int]:

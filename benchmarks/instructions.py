@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--complex-to-real", action="store_true")
     options = parser.parse_args()
     with pretended():
-        source = written(options)
+        source = generate_source(options)
     form = "complex numbers as real ones" if options.complex_to_real else "as it is"
     print(f"{options.target}, {form}, torch {torch.__version__}, Triton {triton.__version__}, sm_90")
     for name, text in re.findall(r"async_compile\.triton\('(\w+)', '''(.*?)'''", source, re.DOTALL):
@@ -94,27 +94,27 @@ def pretended() -> Iterator[None]:
         yield
 
 
-def written(options: argparse.Namespace) -> str:
+def generate_source(options: argparse.Namespace) -> str:
     """Return the program that Inductor writes."""
     backend = ComplexToReal({})
-    compiled = backend._compiled if options.complex_to_real else compile_fx.compile_fx_inner
+    compiled = backend._compile_graph if options.complex_to_real else compile_fx.compile_fx_inner
 
     class Written(BaseException):
         pass
 
-    def kept(source: str, *_: Any, **__: Any) -> None:
+    def raise_source(source: str, *_: Any, **__: Any) -> None:
         raise Written(source)
 
     try:
-        with mock.patch.object(codecache.PyCodeCache, "write", kept):
-            compiled(*on_a_gpu(options.target))
+        with mock.patch.object(codecache.PyCodeCache, "write", raise_source):
+            compiled(*trace_for_gpu(options.target))
     except Written as found:
         if not backend.reasons:
             return str(found)
     raise SystemExit("; ".join(backend.reasons) or "Inductor wrote nothing")
 
 
-def on_a_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
+def trace_for_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
     """Trace a target on the CPU with fake tensors, and mark everything in it as on a GPU."""
     workload = target.load(name, device="cpu", seed=0)
     example = workload.examples[0]
@@ -147,7 +147,7 @@ def show(name: str, text: str) -> None:
     print(f"\n{name}")
     for chosen in blocks(name, text):
         sizes = {key: value for key, value in chosen.kwargs.items() if key.endswith("BLOCK")}
-        path = longest_loop(disassembled(name, text, chosen))
+        path = longest_loop(disassemble(name, text, chosen))
         each = math.prod(sizes.values()) / (32 * chosen.num_warps)
         words = " ".join(f"{key}={value}" for key, value in sizes.items()) + f" num_warps={chosen.num_warps}"
         if path is None:
@@ -158,20 +158,20 @@ def show(name: str, text: str) -> None:
 
 def blocks(name: str, text: str) -> list[Any]:
     """Return the block sizes that Inductor would try, and for many rows also those with one row per thread."""
-    found = loaded(name, text).configs
+    found = load_kernel(name, text).configs
     if any("R0_BLOCK" in one.kwargs for one in found):
         found += [triton.Config({"XBLOCK": rows, "R0_BLOCK": 1}, num_warps=4) for rows in (256, 512, 1024)]
     return found
 
 
-def loaded(name: str, text: str) -> Any:
+def load_kernel(name: str, text: str) -> Any:
     """Return the kernel in a source text, without a driver."""
     return getattr(codecache.PyCodeCache.load(text.replace("triton_helpers.set_driver_to_gpu()", "")), name)
 
 
-def disassembled(name: str, text: str, chosen: Any) -> str:
+def disassemble(name: str, text: str, chosen: Any) -> str:
     """Compile a kernel for one block size, and return its disassembled machine code."""
-    tuned, kernel = loaded(name, text), loaded(name, TUNED.sub("", text))
+    tuned, kernel = load_kernel(name, text), load_kernel(name, TUNED.sub("", text))
     signature, [attributes] = tuned.triton_meta["signature"], tuned.triton_meta["configs"]
     places = {argument: (place,) for place, argument in enumerate(signature)}
     constants = {places[size]: number for size, number in chosen.kwargs.items() if size in places}

@@ -43,7 +43,7 @@ def is_bound(row: Row, peaks: Peaks) -> bool:
 
 def line_of(row: Row, benchmark: Benchmark) -> str:
     """Return the line of a target, or "" if its time is inconclusive."""
-    found = scale_of(benchmark, row.workload).of(row)
+    found = scale_of(benchmark, row.workload).find_scaled(row)
     share = found.roofline_share(benchmark.peaks) if found else None
     if found is None or share is None:
         return ""

@@ -34,15 +34,18 @@ def main() -> None:
     with torch.no_grad():
         for threads in options.threads:
             torch.set_num_threads(threads)
-            print(f"{threads} threads, nothing compiled: eager {taken(clock, call, given)}")
+            print(f"{threads} threads, nothing compiled: eager {time_calls(clock, call, given)}")
         compiled = torch.compile(call)
         compiled(*given)
         for threads in options.threads:
             torch.set_num_threads(threads)
-            print(f"{threads} threads: eager {taken(clock, call, given)}, default {taken(clock, compiled, given)}")
+            print(
+                f"{threads} threads: eager {time_calls(clock, call, given)}, "
+                f"default {time_calls(clock, compiled, given)}"
+            )
 
 
-def taken(clock: Clock, call: Callable[..., Any], given: tuple[Any, ...]) -> str:
+def time_calls(clock: Clock, call: Callable[..., Any], given: tuple[Any, ...]) -> str:
     """Return the median and the range of 90 % of the calls, in ms."""
     seconds = sorted(clock.once(lambda: call(*given)) * 1e3 for _ in range(CALLS))
     low, high = seconds[CALLS // 20], seconds[-CALLS // 20]

@@ -73,7 +73,7 @@ def main() -> None:
     end = time.monotonic() + asked.seconds
     asked.out.mkdir(parents=True, exist_ok=True)
     gpus = asked.gpus.split(",") if asked.gpus else present()
-    done = ended(asked.out)
+    done = read_finished(asked.out)
     text = asked.jobs.read_text().replace("{all}", str(len(gpus)))
     jobs = [Job(**job) for job in tomllib.loads(text)["job"]]
     jobs = [job for job in jobs if any(word in job.name for word in asked.only) and job.name not in done]
@@ -93,7 +93,7 @@ def present() -> list[str]:
     return [str(number) for number, _ in enumerate(re.findall(r"^GPU ", listed, re.MULTILINE))]
 
 
-def ended(out: Path) -> dict[str, dict[str, float]]:
+def read_finished(out: Path) -> dict[str, dict[str, float]]:
     file = out / "jobs.json"
     found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
     return found
@@ -168,7 +168,7 @@ def reap(lane: Lane, out: Path) -> None:
         del lane.running[name]
         took = round(time.monotonic() - begun)
         (out / "jobs.json").write_text(
-            json.dumps(ended(out) | {name: {"exit_code": process.returncode, "seconds": took}}, indent=1)
+            json.dumps(read_finished(out) | {name: {"exit_code": process.returncode, "seconds": took}}, indent=1)
         )
         print(f"{name}: exit code {process.returncode} after {took} s", flush=True)
 

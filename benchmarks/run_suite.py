@@ -51,10 +51,10 @@ def main() -> None:
     if options.only:
         targets = [target for target in targets if any(word in target for word in options.only)]
     for other in options.without:
-        targets = unfinished(targets, suite.contenders, Benchmark.from_json(other.read_bytes()))
+        targets = list_unfinished(targets, suite.contenders, Benchmark.from_json(other.read_bytes()))
     merge(options.results)  # the parts of a killed run
     done = read(options.results)
-    targets = unfinished(targets, suite.contenders, done)
+    targets = list_unfinished(targets, suite.contenders, done)
     gpus = options.gpus.split(",") if options.gpus else [""]
     begun_with = done.environment.cpus if done else None
     lanes = lanes_on(gpus, sorted(os.sched_getaffinity(0)), options.beside, begun_with)
@@ -62,11 +62,11 @@ def main() -> None:
         work(options, targets, done, lanes)
     finally:
         merge(options.results)
-    left = unfinished(targets, suite.contenders, read(options.results))
+    left = list_unfinished(targets, suite.contenders, read(options.results))
     print(f"{len(left)} targets are left to run" + (": run this again" if left else ""))
 
 
-def unfinished(targets: list[str], contenders: tuple[str, ...], done: Benchmark | None) -> list[str]:
+def list_unfinished(targets: list[str], contenders: tuple[str, ...], done: Benchmark | None) -> list[str]:
     """Return the targets that lack a row of some contender. Refused ones count, as they may have been fixed since."""
     have = {(row.workload.target, row.contender) for row in done.rows if not row.refused} if done else set()
     return [target for target in targets if any((target, name) not in have for name in contenders)]

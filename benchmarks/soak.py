@@ -132,7 +132,7 @@ def main() -> None:
     torch.set_num_threads(1)  # calls are tiny: with more threads, only their waits would be timed
     with torch.no_grad():
         found = soak(options)
-    print(written(found, options), end="")
+    print(write_result(found, options), end="")
     sys.exit(bool(found.faults))
 
 
@@ -140,11 +140,11 @@ def soak(options: argparse.Namespace) -> Soak:
     torch.manual_seed(0)
     drawn = np.random.default_rng(0)
     model = Block().to(options.device).eval()
-    fast = served(model, options.device, drawn)
+    fast = serve_plan(model, options.device, drawn)
     bucketing.warm_up(fast, print)
     here, plan = environment.detect(options.device), fast.decision.plan
     machine = f"{here.gpu or here.cpu}, {here.cpus} CPUs, torch {here.torch}, {plan}"
-    found = before(options, machine)
+    found = resume_or_start(options, machine)
     earlier = Counter(found.original), found.compiles, found.captures, found.first_calls, found.beyond
     inputs = torch.randn(4 * LARGEST, WIDTH, device=options.device)
     found.memory.append([])
@@ -154,15 +154,15 @@ def soak(options: argparse.Namespace) -> Soak:
         while found.calls < options.calls and time.monotonic() < end:
             found.memory[-1].append(psutil.Process().memory_info().rss)
             one_round(fast, model, inputs, sizes(drawn, min(ROUND, options.calls - found.calls)), options, found)
-            counted(fast, found, earlier)
-            written(found, options)
+            add_counts(fast, found, earlier)
+            write_result(found, options)
             memory = found.memory[-1][-1] / 2**20
             print(f"{found.calls:12,} calls, {found.seconds:.0f} s, {memory:.1f} MiB, {found.wrong} wrong", flush=True)
     found.memory[-1].append(psutil.Process().memory_info().rss)
     return found
 
 
-def before(options: argparse.Namespace, machine: str) -> Soak:
+def resume_or_start(options: argparse.Namespace, machine: str) -> Soak:
     """Return the result to continue, or a new one."""
     if options.resume is None:
         return Soak(options.calls, machine)
@@ -194,7 +194,7 @@ def one_round(
     found.latencies = dict(Counter(found.latencies) + Counter({str(n): times for n, times in buckets.items()}))
 
 
-def counted(fast: Any, found: Soak, earlier: tuple[Counter[str], int, int, int, int]) -> None:
+def add_counts(fast: Any, found: Soak, earlier: tuple[Counter[str], int, int, int, int]) -> None:
     """Add the counts of this run to those of earlier ones."""
     original, compiles, captures, first_calls, beyond = earlier
     sized, counts = bucketing.counts_of(fast), fast.statistics
@@ -210,12 +210,12 @@ def sizes(drawn: np.random.Generator, count: int) -> list[int]:
     return found
 
 
-def served(model: torch.nn.Module, device: str, drawn: np.random.Generator) -> torch.nn.Module:
+def serve_plan(model: torch.nn.Module, device: str, drawn: np.random.Generator) -> torch.nn.Module:
     """Serve a plan that compiles, without a search, which is not the subject here."""
     seen = [size for size in sizes(drawn, 100_000) if size <= LARGEST]
     example = torch.randn(LARGEST, WIDTH, device=device)
     buckets = bucketing.buckets_for(seen)
-    proof = bucketing.prove(model, (example,), padding=bucketing.Padding({"x": 0}), buckets=buckets)
+    proof = bucketing.verify_padding(model, (example,), padding=bucketing.Padding({"x": 0}), buckets=buckets)
     capture = "call" if device == "cuda" else "none"
     decision = torchwise.Decision(
         plan=Plan(backend="inductor", capture=capture),
@@ -236,7 +236,7 @@ def served(model: torch.nn.Module, device: str, drawn: np.random.Generator) -> t
     return bucketing.apply_buckets(model, decision, proof)
 
 
-def written(found: Soak, options: argparse.Namespace) -> str:
+def write_result(found: Soak, options: argparse.Namespace) -> str:
     """Write the result as JSON and as text, and return the text."""
     percentiles = {name: round(found.percentile(share), 1) for name, share in PERCENTILES.items()}
     rate = found.calls / found.seconds

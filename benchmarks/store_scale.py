@@ -40,7 +40,7 @@ from torchwise.records import (
     TrialState,
     Verdict,
 )
-from torchwise.store import Owner, Storage, StudyKey, open_storage
+from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.store.claims import record_of
 from torchwise.store.rows import dump
 from torchwise.store.schema import decisions, studies, trials
@@ -83,7 +83,7 @@ def a_decision(study: Study) -> Decision:
 
 def fill(storage: Storage, count: int, each: int) -> None:
     """Add `count` studies with `each` trials. All studies have the same trials."""
-    me = Owner.current()
+    me = LeaseOwner.current()
     owned = {"owner_host": me.host, "owner_pid": me.pid, "owner_started": me.started, "heartbeat": time.time()}
     alike = [{**owned, "number": number, **record_of(a_trial(number))} for number in range(each)]
     for first in range(1, count + 1, BATCH):
@@ -101,7 +101,12 @@ def add(connection: Connection, numbers: range, alike: list[dict[str, object]]) 
 
 def study_row(number: int, study: Study) -> dict[str, object]:
     """Return the columns of a study."""
-    row = {"id": number, **asdict(StudyKey.of(study)), "target": study.workload.target, "state": study.state.value}
+    row = {
+        "id": number,
+        **asdict(StudyKey.from_study(study)),
+        "target": study.workload.target,
+        "state": study.state.value,
+    }
     ended = {"created_at": study.created_at, "seconds": 100.0, "excluded": json.dumps([])}
     return {**row, **ended, "format": "torchwise.study/1", "record": dump(study)}
 
@@ -140,7 +145,7 @@ def questions(url: str, storage: Storage, newest: int, folder: str) -> dict[str,
         "torchwise report --json --html": ("report", one, "--json", f"{folder}/r.json", "--html", f"{folder}/r.html"),
         "torchwise store info": ("store", "info"),
     }
-    mine, unused = replace(Owner.current(), pid=1), Plan(threads=4711)
+    mine, unused = replace(LeaseOwner.current(), pid=1), Plan(threads=4711)
     return {
         **{name: command(*text, "--store", url) for name, text in words.items()},
         "list_studies(limit=50)": lambda: storage.list_studies(limit=50),
@@ -148,7 +153,7 @@ def questions(url: str, storage: Storage, newest: int, folder: str) -> dict[str,
         "list_studies(target)": lambda: storage.list_studies(target),
         "decisions(target), its history": lambda: storage.decisions(target=target),
         "decisions(identity)": lambda: storage.decisions(identity=a_study(newest).inspection.identity),
-        "find_study": lambda: storage.find_study(StudyKey.of(a_study(newest))),
+        "find_study": lambda: storage.find_study(StudyKey.from_study(a_study(newest))),
         "get_study": lambda: storage.get_study(newest // 2),
         "reclaim": lambda: storage.reclaim(newest),
         "heartbeat": lambda: storage.heartbeat(mine),
@@ -158,12 +163,12 @@ def questions(url: str, storage: Storage, newest: int, folder: str) -> dict[str,
 
 def claim_and_release(storage: Storage, study_id: int, plan: Plan) -> None:
     """Claim a trial, as every trial does at its start, and release it."""
-    trial = storage.claim_trial(study_id, plan, "to time it", Owner.current())
+    trial = storage.claim_trial(study_id, plan, "to time it", LeaseOwner.current())
     assert trial is not None
     storage.release_trial(study_id, trial.number)
 
 
-def timed(work: Callable[[], object]) -> tuple[float, float, float]:
+def time_runs(work: Callable[[], object]) -> tuple[float, float, float]:
     """Return the seconds of the first run, then the medians of later runs' seconds and CPU seconds."""
     took = []
     for _ in range(1 + RUNS):
@@ -201,7 +206,7 @@ def main() -> int:
         slow = []
         print(f"{'':34s}{'first':>9s}{'then':>9s}{'CPU':>9s}")
         for name, work in questions(given.url, storage, newest.id, folder).items():
-            first, then, spent = timed(work)
+            first, then, spent = time_runs(work)
             print(f"{name:34s}{first:7.3f} s{then:7.3f} s{spent:7.3f} s", flush=True)
             slow += [name] if then >= 1 and name.startswith("torchwise") else []
     print(f"a second or more, of the runs after the first: {', '.join(slow) or 'none'}")

@@ -26,7 +26,7 @@ OURS = "torchwise"
 
 
 def main() -> None:
-    print(overview(together(read(*sys.argv[1:]))))
+    print(overview(merge_benchmarks(read(*sys.argv[1:]))))
 
 
 def current(page: str) -> list[Benchmark]:
@@ -39,11 +39,11 @@ def read(*files: str | Path) -> list[Benchmark]:
     return [Benchmark.from_json(Path(file).read_bytes()) for file in files]
 
 
-def together(benchmarks: Iterable[Benchmark]) -> Benchmark:
+def merge_benchmarks(benchmarks: Iterable[Benchmark]) -> Benchmark:
     """Return the complete targets of several results as one, sorted."""
     found: dict[str, tuple[Row, ...]] = {}
     for benchmark in benchmarks:
-        rows = {workload.target: benchmark.of(workload) for workload in benchmark.workloads}
+        rows = {workload.target: benchmark.select_rows(workload) for workload in benchmark.workloads}
         most = max(map(len, rows.values()))
         found |= {target: own for target, own in rows.items() if len(own) == most}
     return replace(benchmark, rows=tuple(row for target in sorted(found) for row in found[target]))

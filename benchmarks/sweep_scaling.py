@@ -95,7 +95,7 @@ def report(several: dict[str, Any], one: dict[str, Any], devices: int) -> str:
     for a, b in zip(several["studies"], one["studies"], strict=True):
         verdicts.append(agreement(a, b))
         times = f"{a['seconds']:.0f} | {b['seconds']:.0f}"
-        lines.append(f"| {a['target']} | {times} | {_decided(a)} | {_decided(b)} | {verdicts[-1]} |")
+        lines.append(f"| {a['target']} | {times} | {_decision_text(a)} | {_decision_text(b)} | {verdicts[-1]} |")
     ratio = one["seconds"] / several["seconds"]
     slower = median_interval(
         [a["seconds"] / b["seconds"] for a, b in zip(several["studies"], one["studies"], strict=True)]
@@ -130,7 +130,7 @@ def agreement(a: dict[str, Any], b: dict[str, Any]) -> str:
     return "tied"
 
 
-def _decided(study: dict[str, Any]) -> str:
+def _decision_text(study: dict[str, Any]) -> str:
     if study["plan"] is None:
         return "–"
     plan, speedup = codec.from_builtins(study["plan"], Plan), study["speedup"]

@@ -36,12 +36,12 @@ from pathlib import Path
 from run_suite import Lane, lanes_on, start_on
 
 from torchwise.decide import History
-from torchwise.plan import EAGER, Legality, Plan, PlanSpace
+from torchwise.plan import EAGER, Numerics, Plan, PlanSpace
 from torchwise.plan.space import choices_of
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
 from torchwise.trial.candidate import calls_of
-from torchwise.trial.harness import Arena
+from torchwise.trial.harness import Harness
 from torchwise.trial.job import EFFORTS, Job
 
 CALLS = 10**12
@@ -72,8 +72,8 @@ def main() -> None:
     name += "" if options.effort == "standard" else f"-{options.effort}"
     options.stem = options.out / f"{options.date}-{options.label or options.device}-time-to-decide-{name}"
     if options.try_all:
-        search = stored(options, "search")
-        tune(options, "all", plans=meant(space_of(search), search, options.choices))
+        search = load_study(options, "search")
+        tune(options, "all", plans=limit_choices(space_of(search), search, options.choices))
         return
     if options.finals:
         finals(options)
@@ -112,7 +112,7 @@ def path_of(options: argparse.Namespace, part: str, kind: str = "db") -> Path:
     return Path(f"{options.stem}.{part}.{kind}")
 
 
-def stored(options: argparse.Namespace, store: str) -> Study:
+def load_study(options: argparse.Namespace, store: str) -> Study:
     with open_storage(str(path_of(options, store))) as storage:
         [study] = storage.list_studies()
         return storage.get_study(study.id)
@@ -121,7 +121,7 @@ def stored(options: argparse.Namespace, store: str) -> Study:
 def space_of(study: Study) -> list[Plan]:
     """List every plan that the search could have reached, simple ones first."""
     traits = History(study.workload, study.inspection, study.trials).traits
-    space = PlanSpace(study.workload.device, study.workload.mode, traits, Legality.of(study.allow), study.effort)
+    space = PlanSpace(study.workload.device, study.workload.mode, traits, Numerics.of(study.allow), study.effort)
     found, border = {EAGER: None}, [EAGER]
     while border:
         border = [plan for each in border for plan, _ in space.neighbours(each) if plan not in found]
@@ -129,7 +129,7 @@ def space_of(study: Study) -> list[Plan]:
     return [plan for plan in found if not plan.is_eager]
 
 
-def meant(space: list[Plan], search: Study, most: int | None) -> list[Plan]:
+def limit_choices(space: list[Plan], search: Study, most: int | None) -> list[Plan]:
     """Leave out plans of more than `most` choices, but not those that the search tried."""
     tried = {trial.plan for trial in search.trials}
     return [plan for plan in space if most is None or len(choices_of(plan)) <= most or plan in tried]
@@ -149,13 +149,13 @@ def run_again(part: str, date: str, lanes: list[Lane], budget: float = 1.0) -> b
 
 def finals(options: argparse.Namespace) -> None:
     """Time the plans near the best against it, in this process, and write their relative speeds."""
-    search, everything = stored(options, "search"), stored(options, "all")
+    search, everything = load_study(options, "search"), load_study(options, "all")
     speeds = speeds_of(everything)
     best = max(speeds, key=speeds.__getitem__)
     near = sorted((p for p in speeds if speeds[p] >= (1 - NEAR) * speeds[best]), key=lambda p: -speeds[p])[:MOST_NEAR]
     decided = search.decision.plan if search.decision else EAGER
     near += [decided] if decided in speeds and decided not in near else []
-    arena = Arena(Job("try", everything.workload, effort=FINALS, traits=everything.inspection.traits))
+    arena = Harness(Job("try", everything.workload, effort=FINALS, traits=everything.inspection.traits))
     ratios = {str(best): 1.0}
     with arena.gradients():
         calls = {plan: calls_of(arena, plan) for plan in near}
@@ -166,7 +166,7 @@ def finals(options: argparse.Namespace) -> None:
 
 def speeds_of(everything: Study) -> dict[Plan, float]:
     """Return the speed-up over eager of each right plan, from its trial."""
-    return {EAGER: 1.0} | {trial.plan: speed_of(trial) for trial in everything.trials if trial.is_proven}
+    return {EAGER: 1.0} | {trial.plan: speed_of(trial) for trial in everything.trials if trial.is_verified}
 
 
 def once_more(speeds: dict[Plan, float], ratios: dict[str, float]) -> dict[Plan, float]:
@@ -179,12 +179,12 @@ def once_more(speeds: dict[Plan, float], ratios: dict[str, float]) -> dict[Plan,
 
 
 def report(options: argparse.Namespace) -> str:
-    search, everything = stored(options, "search"), stored(options, "all")
+    search, everything = load_study(options, "search"), load_study(options, "all")
     speeds = speeds_of(everything)
     again = json.loads(path_of(options, "finals", "json").read_text())
     speeds |= once_more(speeds, again["ratios"])
     space, known = space_of(search), {trial.plan for trial in everything.trials}
-    to_try = meant(space, search, options.choices)
+    to_try = limit_choices(space, search, options.choices)
     unfinished = [plan for plan in to_try if plan not in known]
     best = max(speeds.values())
     curves = {"search": curve(search.trials, speeds), "everything": curve(everything.trials, speeds)}

@@ -60,7 +60,7 @@ def main() -> None:
         return
     result = measure(options)
     if options.max_autotune:
-        result[AUTOTUNE] = autotuned(options)
+        result[AUTOTUNE] = time_autotune(options)
     write(result, options)
     print(table(result))
 
@@ -86,16 +86,16 @@ class Training:
             self.model.parameters(), 1e-4, fused=True, capturable=cuda and name.startswith("captured")
         )
         self.forward = self._forward(name)
-        self.step: Callable[..., torch.Tensor] = self._written
+        self.step: Callable[..., torch.Tensor] = self._run_step
         if name.startswith("captured"):
-            self.step = torchwise.captured_step(self._written, self.model, self.optimizer)
+            self.step = torchwise.captured_step(self._run_step, self.model, self.optimizer)
 
     def _forward(self, name: str) -> Callable[..., torch.Tensor]:
         if name in ("eager", "captured eager"):
             return self.model
         return torch.compile(self.model, mode="default" if name == "captured compiled" else name)
 
-    def _written(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def _run_step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(x.device.type, torch.bfloat16):
             logits = self.forward(x)
@@ -178,7 +178,7 @@ def turn(step: Callable[..., Any], given: list[tuple[torch.Tensor, torch.Tensor]
     return (time.perf_counter() - start) / STEPS_A_TURN * 1e3
 
 
-def autotuned(options: argparse.Namespace) -> dict[str, Any]:
+def time_autotune(options: argparse.Namespace) -> dict[str, Any]:
     """Time `max-autotune` in a separate process, which may exceed its time limit."""
     file = Path(options.out, "max-autotune.tmp.json")
     file.parent.mkdir(parents=True, exist_ok=True)

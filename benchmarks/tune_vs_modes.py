@@ -104,7 +104,7 @@ def step(
     return {"wall_s": wall, **json.loads(file.read_text())}
 
 
-def by_hand(mode: str):  # type: ignore[no-untyped-def]
+def make_hand_step(mode: str):  # type: ignore[no-untyped-def]
     def run(target: str, device: str) -> dict[str, object]:
         import torch
 
@@ -157,7 +157,7 @@ def side_by_side(target: str, device: str) -> dict[str, object]:
     }
 
 
-STEPS = {"side": side_by_side, **{f"hand-{mode}": by_hand(mode) for mode in MODES}}
+STEPS = {"side": side_by_side, **{f"hand-{mode}": make_hand_step(mode) for mode in MODES}}
 
 
 def contender(call, mode):  # type: ignore[no-untyped-def]

@@ -44,12 +44,12 @@ def main() -> None:
         calls = steady(torch.compile(model), x, options.calls)
         per_call = calls() / options.calls
         print(f"a call of {options.layers} compiled layers takes {per_call * 1e6:.1f} us")
-        show("calls with a watch", race(watched(calls), calls, options.rounds))
+        show("calls with a watch", race(wrap_in_watch(calls), calls, options.rounds))
         show("calls without, the control", race(calls, calls, options.rounds))
         for backend in ("inductor", "eager"):
-            compiles = compiling(model, x, backend)
+            compiles = compile_timer(model, x, backend)
             compiles()
-            show(f"compiling, {backend}", race(watched(compiles), compiles, options.compilations))
+            show(f"compiling, {backend}", race(wrap_in_watch(compiles), compiles, options.compilations))
 
 
 def chain(layers: int, width: int) -> torch.nn.Module:
@@ -64,7 +64,7 @@ def steady(call: Callable[..., object], x: torch.Tensor, calls: int) -> Timer:
     for _ in range(20):
         call(x)
 
-    def timed() -> float:
+    def measure_time() -> float:
         for _ in range(10):  # the start and end of a watch used the processor's caches
             call(x)
         synchronize(x)
@@ -74,13 +74,13 @@ def steady(call: Callable[..., object], x: torch.Tensor, calls: int) -> Timer:
         synchronize(x)
         return now(x) - start
 
-    return timed
+    return measure_time
 
 
-def compiling(model: torch.nn.Module, x: torch.Tensor, backend: str) -> Timer:
+def compile_timer(model: torch.nn.Module, x: torch.Tensor, backend: str) -> Timer:
     """Time a first call, with warm caches of Inductor on disk and a reset compiler."""
 
-    def timed() -> float:
+    def measure_time() -> float:
         torch._dynamo.reset()
         call = torch.compile(model, backend=backend)
         start = now(x)
@@ -88,17 +88,17 @@ def compiling(model: torch.nn.Module, x: torch.Tensor, backend: str) -> Timer:
         synchronize(x)
         return now(x) - start
 
-    return timed
+    return measure_time
 
 
-def watched(timer: Timer) -> Timer:
+def wrap_in_watch(timer: Timer) -> Timer:
     """Wrap a timer in a watch, whose start and end are not timed."""
 
-    def timed() -> float:
+    def measure_time() -> float:
         with watch(print=False):
             return timer()
 
-    return timed
+    return measure_time
 
 
 def race(first: Timer, second: Timer, rounds: int) -> Interval:

@@ -28,9 +28,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     waiting = [file.src_uri for file in files.documentation_pages()]
     while waiting:
         page = waiting.pop()
-        text = (root / in_repository(page)).read_text()
-        for uri in {in_site(target(page, link)) for link in LINK.findall(text)}:
-            source = root / in_repository(uri)
+        text = (root / to_repository_path(page)).read_text()
+        for uri in {to_site_path(target(page, link)) for link in LINK.findall(text)}:
+            source = root / to_repository_path(uri)
             if uri.startswith(ALONG) and source.is_file() and files.get_file_from_path(uri) is None:
                 files.append(File.generated(config, uri, abs_src_path=str(source)))
                 waiting += [uri] if uri.endswith(".md") else []
@@ -39,20 +39,22 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Have links lead to where the files lie in the site."""
     own = page.file.src_uri
-    return LINK.sub(lambda link: posixpath.relpath(in_site(target(own, link[1])), posixpath.dirname(own)), markdown)
+    return LINK.sub(
+        lambda link: posixpath.relpath(to_site_path(target(own, link[1])), posixpath.dirname(own)), markdown
+    )
 
 
 def target(page: str, link: str) -> str:
     """Return the path in the repository of what a page of the site links to."""
-    return posixpath.normpath(posixpath.join(posixpath.dirname(in_repository(page)), link))
+    return posixpath.normpath(posixpath.join(posixpath.dirname(to_repository_path(page)), link))
 
 
-def in_repository(uri: str) -> str:
+def to_repository_path(uri: str) -> str:
     """Return the path in the repository of what lies at `uri` in the site."""
     return uri.removeprefix(ALONG) if uri.startswith(ALONG) else f"docs/{uri}"
 
 
-def in_site(path: str) -> str:
+def to_site_path(path: str) -> str:
     """Return the place in the site of a path in the repository."""
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{ALONG}{path}"
 

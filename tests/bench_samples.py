@@ -164,11 +164,11 @@ class Heard:
         self.rows.append(row)
         self.benchmark = benchmark
 
-    def timed_again(self, benchmark: Benchmark, row: Row) -> None:
+    def update_row(self, benchmark: Benchmark, row: Row) -> None:
         self.rows = [row if heard.key == row.key else heard for heard in self.rows]
         self.benchmark = benchmark
 
 
-def without_samples(row: Row) -> Row:
+def fail_row(row: Row) -> Row:
     """Return a timed row, turned into one that failed."""
     return replace(row, performance=None, state=RowState.FAILED, failure=CRASH, reason=str(CRASH))

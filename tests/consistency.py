@@ -16,7 +16,7 @@ from typing import Any
 
 from torchwise.records import Interval, Measurement, Study
 from torchwise.records.answer import Answer, Reliability
-from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Price
+from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Saving
 from torchwise.records.processes import cold_speedup_across
 from torchwise.report import format as show
 from torchwise.report.explain.terminal import MOST_KERNELS as SHOWN_KERNELS
@@ -84,12 +84,15 @@ def _cells_of_text(study: Study, text: str) -> Iterator[dict[str, str]]:
     for line in lines[start + 1 :]:
         if not line.strip() or line.lstrip().startswith(("Worth", "Next", "Not tried", "Why")):
             break
-        cells = {name: line[_left(line, begin, end) : _right(line, begin, end)].strip() for name, begin, end in header}
+        cells = {
+            name: line[_find_left_edge(line, begin, end) : _right(line, begin, end)].strip()
+            for name, begin, end in header
+        }
         if cells["per call"] and not set(line) <= set(" ─━"):
             yield {**cells, "number": str(next(numbers))}
 
 
-def _left(line: str, begin: int, end: int) -> int:
+def _find_left_edge(line: str, begin: int, end: int) -> int:
     """Return the position at which the cell over a column's name begins."""
     at = min(end, len(line)) - 1
     found = [match for match in re.finditer(r"\S+(?: \S+)*", line) if match.start() < end and match.end() > begin]
@@ -174,11 +177,11 @@ def _check_json(study: Study, data: dict[str, Any]) -> None:
 def _check_decision(study: Study, words: str) -> None:
     """Check savings and break-even of the sentence against the times of the table."""
     decision = study.decision
-    if decision is None or decision.plan.is_eager or study.economics.baseline_s == 0:
+    if decision is None or decision.plan.is_eager or study.cost_model.baseline_s == 0:
         return
     chosen = next(row for row in rows(study) if row.is_decided)
     assert chosen.time is not None, "the decided plan has no time"
-    economics, trial = study.economics, chosen.trial
+    economics, trial = study.cost_model, chosen.trial
     assert trial is not None
     is_figure = trial.speedup is not None and trial.speedup.is_usable
     each = economics.seconds_per_call(trial)
@@ -298,21 +301,21 @@ def _check_savings(record: Explanation, call_s: float) -> None:
         assert costs or within, f"{name}: a saving of {saved} s is not within 0 and the call's {call_s:.3g} s"
 
 
-def _prices(record: Explanation) -> Iterator[tuple[str, Price]]:
+def _prices(record: Explanation) -> Iterator[tuple[str, Saving]]:
     for finding in record.findings:
-        if finding.price:
-            yield finding.title, finding.price
+        if finding.saving:
+            yield finding.title, finding.saving
         for tried in finding.tried:
-            if tried.price:
-                yield tried.fix, tried.price
+            if tried.saving:
+                yield tried.fix, tried.saving
 
 
 def _check_order(record: Explanation) -> None:
     """Largest saving first, unknown savings last."""
     calls = record.workload.calls
-    known = [one.price is not None and one.price.is_ranked for one in record.findings]
+    known = [one.saving is not None and one.saving.is_ranked for one in record.findings]
     assert known == sorted(known, reverse=True), "a finding whose saving is not known stands before one that is"
-    saved = [one.price.over(calls) for one in record.findings if one.price and one.price.is_ranked]
+    saved = [one.saving.average_saving_s(calls) for one in record.findings if one.saving and one.saving.is_ranked]
     assert saved == sorted(saved, reverse=True), f"findings are not in the order of their savings: {saved}"
     if not record.is_ranked:
         assert all(price.answer is Answer.INCONCLUSIVE for _, price in _prices(record)), "savings of an unusable time"
@@ -335,12 +338,12 @@ def _check_kernels(record: Explanation, call_s: float) -> None:
 def _check_advice(record: Explanation) -> None:
     """No recommendation was timed without a gain."""
     for one in record.findings:
-        price = one.price
+        price = one.saving
         if price and price.basis is not Basis.ESTIMATED and price.answer is not Answer.YES and not price.once_s:
-            withheld = one.mend.startswith(("Not recommended", "What was tried saves nothing"))
-            assert withheld, f"{one.title}: its saving is {price.answer}, but it is advised to {one.mend}"
+            withheld = one.fix.startswith(("Not recommended", "What was tried saves nothing"))
+            assert withheld, f"{one.title}: its saving is {price.answer}, but it is advised to {one.fix}"
         for tried in one.tried:
-            known = tried.price is None or tried.price.answer is Answer.YES or tried.price.once_s
+            known = tried.saving is None or tried.saving.answer is Answer.YES or tried.saving.once_s
             assert known or not tried.helps, f"{tried.fix} is said to help, without a gain"
 
 
@@ -359,10 +362,10 @@ def _check_headline(record: Explanation, shown: Figures) -> None:
 
 def _check_finding(finding: Finding, title: str, shown: Figures, call_s: float) -> None:
     shown.check_says(title)
-    if finding.price is None:
+    if finding.saving is None:
         return
     after = re.escape(_flat(title)) + r" "
-    saved, price = finding.price.per_call_s, finding.price
+    saved, price = finding.saving.per_call_s, finding.saving
     if price.answer is Answer.INCONCLUSIVE:
         shown.check_says(f"{_flat(title)} could not be measured" if not price.once_s else "could not be measured")
     elif saved.low > 0:

@@ -38,7 +38,7 @@ def check_benchmark(benchmark: Benchmark, text: str, markdown: str, page: str) -
     assert page.count('class="decided"') == starred, "the page marks other rows than the terminal"
     for row in benchmark.rows:
         _check_duel(row, benchmark, text)
-    scaled = [scale_of(benchmark, row.workload).of(row) for row in benchmark.rows]
+    scaled = [scale_of(benchmark, row.workload).find_scaled(row) for row in benchmark.rows]
     timed = [(one.speedup, one.row.performance.processes) for one in scaled if one and one.row.performance]
     unfolded = re.sub(r"<summary>.*?</summary>", " ", page)  # summaries repeat the details below them
     for where, said in (("the terminal", text), ("Markdown", markdown.replace("\\", "")), ("the page", unfolded)):
@@ -94,7 +94,7 @@ def _check_means(table: list[Cells], text: str) -> None:
 def _check_duel(row: Row, benchmark: Benchmark, text: str) -> None:
     scale = scale_of(benchmark, row.workload)
     rival = next((one for one in scale.rows if one.row.contender == row.rival and one.row.is_right), None)
-    ours = scale.of(row)
+    ours = scale.find_scaled(row)
     if row.duel is None or not row.is_right or rival is None or ours is None or not row.speed_over_rival.is_usable:
         return
     if row.rival == "eager":  # the row itself says how the two compare
@@ -140,7 +140,7 @@ def check_lock_check(check: Check, text: str) -> None:
         slower = exceeds(row.speedup.inverse, 1 + check.threshold)
         longer = exceeds(row.time, 1 + check.threshold) if row.time else Answer.YES
         assert all_of(slower, longer) is Answer.NO, f"as locked by {row.speedup} the speed-up and {row.time} the time"
-    if check.of(State.INCONCLUSIVE):
+    if check.select_rows(State.INCONCLUSIVE):
         assert check.exit_code, "something cannot be told, and the exit code is 0"
         assert "The lock holds here" not in text
 
@@ -190,7 +190,7 @@ def _check_plan_of(
         agree(read_seconds(tables["speed"][0][2]), own_s, "the plan's time, call by call and on the whole")
     if "Saved a call" not in facts or analysis.plan.is_eager:
         return
-    saved, slack = analysis.economics.baseline_s - own_s, 0.011 * eager_s
+    saved, slack = analysis.cost_model.baseline_s - own_s, 0.011 * eager_s
     assert abs(read_seconds(facts["Saved a call"]) - saved) <= slack, f"{facts['Saved a call']} of {eager_s} - {own_s}"
     for calls, eager, _ in tables.get("economics", ()):
         agree(read_seconds(eager), float(calls.replace(",", "")) * eager_s, f"eager after {calls} calls")

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders import CREATED_AT, HERE, a_measurement, a_plan, a_study, a_trial, an_inspection
-from explain_samples import explanation, finding, price
+from explain_samples import explanation, make_finding, price
 from torchwise.records import Measurement, Study
-from torchwise.store import Owner, StudyKey, open_storage
+from torchwise.store import LeaseOwner, StudyKey, open_storage
 from torchwise.workload import WorkloadSpec
 
 TARGET = "zoo:vision.resnet50"
@@ -44,12 +44,12 @@ def a_filled_store(path: Path) -> str:
         )
         begun = a_study((), decided=None, workload=WorkloadSpec("zoo:tutorial.fusion_demo"))
         begun = replace(begun, inspection=an_inspection(identity="abab"))
-        running = storage.create_study(StudyKey.of(begun), begun)
-        me = Owner.current()
+        running = storage.create_study(StudyKey.from_study(begun), begun)
+        me = LeaseOwner.current()
         for plan, speed in ((PLAIN, 1.3), (LAST, None)):
             claimed = storage.claim_trial(running.id, plan, "a neighbour", me)
             assert claimed is not None
             if speed:
                 storage.finish_trial(running.id, a_trial(claimed.number, plan, speed))
-        storage.keep_explanation(explanation(finding("guards", price(2e-3))))
+        storage.keep_explanation(explanation(make_finding("guards", price(2e-3))))
     return str(path)

@@ -26,12 +26,12 @@ def decision_for(captured: Captured, plan: Plan) -> Decision:
     )  # fmt: skip
 
 
-def captured_of(call: Callable[..., Any], *args: Any, **compile: Any) -> Captured:
+def capture_graph(call: Callable[..., Any], *args: Any, **compile: Any) -> Captured:
     """Capture the one graph of a call, as Dynamo gives it to a backend."""
     found: list[Captured] = []
 
     def take(module: torch.fx.GraphModule, inputs: Any) -> Any:
-        found.append(Captured.of(module, inputs))
+        found.append(Captured.from_graph(module, inputs))
         return module.forward
 
     torch._dynamo.reset()

@@ -9,23 +9,23 @@ from typing import Any
 from torchwise import environment
 from torchwise.diagnose.findings.evidence import Evidence, Fix
 from torchwise.diagnose.kernels import Profiled
-from torchwise.diagnose.op_trace import Observed
+from torchwise.diagnose.op_trace import OpTrace
 from torchwise.diagnose.stages import Code
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
-from torchwise.records.compile_events import Break, Compilation, Watched
+from torchwise.records.compile_events import Break, Compilation, CompileEvents
 from torchwise.records.explanation import (
     Basis,
     Capturable,
     Execution,
     Explanation,
     Finding,
+    FixTrial,
     Kernel,
     Limits,
-    Place,
-    Price,
+    Saving,
+    SourceLocation,
     Stage,
-    Tried,
 )
 from torchwise.workload import WorkloadSpec
 
@@ -33,14 +33,14 @@ CALL_S = 100e-6
 COMPILATION = Compilation("0/0", "forward", "model.py", 10, 5.0, guards=40)
 
 
-def price(mid: float, *, basis: Basis = Basis.MEASURED, once_s: float = 0.0) -> Price:
-    return Price(Interval(mid * 0.9, mid, mid * 1.1), basis, "somehow", once_s)
+def price(mid: float, *, basis: Basis = Basis.MEASURED, once_s: float = 0.0) -> Saving:
+    return Saving(Interval(mid * 0.9, mid, mid * 1.1), basis, "somehow", once_s)
 
 
-def priced(found: Finding) -> Price:
+def potential_saving(found: Finding) -> Saving:
     """Return the potential saving of a finding, which must have one."""
-    assert found.price is not None
-    return found.price
+    assert found.saving is not None
+    return found.saving
 
 
 def evidence(**changes: Any) -> Evidence:
@@ -50,11 +50,11 @@ def evidence(**changes: Any) -> Evidence:
         device="cpu",
         plan=None,
         measurement=Measurement((CALL_S,) * 5, (2 * CALL_S,) * 5),
-        watched=Watched(5.0, compilations=(COMPILATION,)),
+        watched=CompileEvents(5.0, compilations=(COMPILATION,)),
         code=Code(1, Counter(), Counter()),
         execution=Execution(Interval(CALL_S, CALL_S, CALL_S), 95e-6, 2e-6, 40, 1.0),
         profiled=Profiled((kernel,), 95e-6, 2e-6, 1.0, 1.0),
-        observed=Observed(operators=5),
+        observed=OpTrace(operators=5),
     )
     return replace(clean, **changes)
 
@@ -64,38 +64,38 @@ class FixedPrices:
 
     def __init__(
         self,
-        found: Price | None = None,
+        found: Saving | None = None,
         a_break: Interval | None = None,
-        unguarded: Price | None = None,
-        fixes: dict[str, Tried] | None = None,
+        unguarded: Saving | None = None,
+        fixes: dict[str, FixTrial] | None = None,
     ) -> None:
         self.asked: list[Any] = []
         self.failures: dict[Plan | str, str] = {}
         self._fixes = fixes or {}
         self._found, self._break, self._unguarded = found, a_break, unguarded or found
 
-    def of_plan(self, plan: Plan) -> Price | None:
+    def measure_plan(self, plan: Plan) -> Saving | None:
         self.asked.append(plan)
         return self._found
 
-    def without_module_guards(self) -> Price | None:
+    def measure_without_guards(self) -> Saving | None:
         self.asked.append("no guards of modules")
         return self._unguarded
 
-    def under(self, setting: str) -> Price | None:
+    def measure_setting(self, setting: str) -> Saving | None:
         self.asked.append(setting)
         return self._found
 
-    def of_line(self, found: Break) -> Price | None:
-        assert found.mend is not None
-        self.asked.append(found.mend.line)
+    def measure_line(self, found: Break) -> Saving | None:
+        assert found.fix is not None
+        self.asked.append(found.fix.line)
         return self._found
 
-    def tried(self, fix: Fix) -> Tried | None:
+    def try_fix(self, fix: Fix) -> FixTrial | None:
         self.asked.append(fix.kind)
         return self._fixes.get(fix.kind)
 
-    def of_a_break(self) -> Interval | None:
+    def measure_break(self) -> Interval | None:
         self.asked.append("a break")
         return self._break
 
@@ -112,7 +112,7 @@ def explanation(*findings: Finding, **changes: Any) -> Explanation:
         kernels=seen.kernels,
         findings=findings,
         capturable=Capturable(None, ("there are no CUDA graphs on a CPU",)),
-        watched=seen.watched,
+        compile_events=seen.watched,
         notes=("the machine is noisy",),
         seconds=12.0,
         limits=Limits(1e10, 1e11),
@@ -120,6 +120,6 @@ def explanation(*findings: Finding, **changes: Any) -> Explanation:
     return replace(whole, **changes)
 
 
-def finding(kind: str = "guards", found: Price | None = None, **changes: Any) -> Finding:
-    place = Place("/home/me/model.py", 12, "forward", "if h.mean() > 0:")
+def make_finding(kind: str = "guards", found: Saving | None = None, **changes: Any) -> Finding:
+    place = SourceLocation("/home/me/model.py", 12, "forward", "if h.mean() > 0:")
     return replace(Finding(kind, f"{kind} cost time", "because", "mend it", found, (place,)), **changes)

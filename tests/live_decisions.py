@@ -11,7 +11,7 @@ from torchwise.workload import Example, WorkloadSpec
 from torchwise.workload.identity import describe_example, structure
 
 
-def decided(model: object, plan: Plan, *args: torch.Tensor, **options: object) -> Decision:
+def make_decision(model: object, plan: Plan, *args: torch.Tensor, **options: object) -> Decision:
     return Decision(
         plan,
         "because",

@@ -28,7 +28,7 @@ class PostgresServer:
         self._names = itertools.count()
         self._template: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._ordinary = unprivileged(folder)
+        self._ordinary = drop_privileges(folder)
         made = ["--no-sync", "--locale=C", "--encoding=UTF8", "--username=postgres", "--auth=trust"]
         self._run(["initdb", *made, "-D", str(folder / "data")], check=True, capture_output=True)
         rules = folder / "data" / "pg_hba.conf"
@@ -98,7 +98,7 @@ class PostgresServer:
         return str(self._programs / name)
 
 
-def unprivileged(folder: Path) -> dict[str, Any]:
+def drop_privileges(folder: Path) -> dict[str, Any]:
     """Return how to start a process that is not root, as PostgreSQL demands, and hand it the folder."""
     found: dict[str, Any] = {"cwd": folder, "env": {**os.environ, "LC_ALL": "C"}}
     if os.geteuid() != 0:

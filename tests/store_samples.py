@@ -23,6 +23,7 @@ from sqlalchemy import create_engine, text
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Plan
 from torchwise.records import (
+    Approval,
     Check,
     Costs,
     Decision,
@@ -32,7 +33,6 @@ from torchwise.records import (
     Interval,
     Measurement,
     Outcome,
-    Ruling,
     Standing,
     Study,
     StudyState,
@@ -40,9 +40,9 @@ from torchwise.records import (
     TrialState,
     Verdict,
 )
-from torchwise.records.compile_events import Watched
+from torchwise.records.compile_events import CompileEvents
 from torchwise.records.explanation import Capturable, Execution, Explanation, Finding, Kernel, Stage
-from torchwise.store import Owner, Storage, StudyKey, open_storage
+from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.store.location import locate
 from torchwise.workload import WorkloadSpec
 
@@ -94,8 +94,10 @@ def a_decision(plan: Plan = INDUCTOR, **changes: Any) -> Decision:
     return replace(decision, **changes)
 
 
-def a_ruling(plan: Plan = INDUCTOR, standing: Standing = Standing.APPROVED, **changes: Any) -> Ruling:
-    ruling = Ruling("zoo:tutorial.fusion_demo", "inference", HERE.hardware, plan, standing, "bob", "it is calm", at=1e9)
+def a_ruling(plan: Plan = INDUCTOR, standing: Standing = Standing.APPROVED, **changes: Any) -> Approval:
+    ruling = Approval(
+        "zoo:tutorial.fusion_demo", "inference", HERE.hardware, plan, standing, "bob", "it is calm", at=1e9
+    )
     return replace(ruling, **changes)
 
 
@@ -110,31 +112,31 @@ def an_explanation(plan: Plan | None = None, **changes: Any) -> Explanation:
         kernels=(Kernel("h\u00f6he", 2.0, 0.125),),
         findings=(Finding("guards", "7 guards", "they are checked", "leave them out"),),
         capturable=Capturable(None),
-        watched=Watched(0.5),
+        compile_events=CompileEvents(0.5),
         created_at=1e9,
     )
     return replace(told, **changes)
 
 
-def finished(trial: Trial) -> Trial:
+def complete_trial(trial: Trial) -> Trial:
     costs = Costs(10.0, warm_s=2.5, peak_memory=1 << 40)
     return replace(
         trial, state=TrialState.COMPLETE, measurement=FASTER, verdict=PASSED, costs=costs, seconds=12.5, started_at=1e9
     )
 
 
-def failed(trial: Trial) -> Trial:
+def fail_trial(trial: Trial) -> Trial:
     failure = Failure(FailureKind.DIED, "compile", "SIGSEGV", "line 1\nline 2 with \u00e9 and \x00")
     return replace(trial, state=TrialState.FAIL, failure=failure, started_at=1e9)
 
 
 def create(storage: Storage, study: Study | None = None) -> Study:
     study = study or a_study()
-    return storage.create_study(StudyKey.of(study), study)
+    return storage.create_study(StudyKey.from_study(study), study)
 
 
-def claim(storage: Storage, study_id: int, plan: Plan = INDUCTOR, owner: Owner | None = None) -> Trial:
-    trial = storage.claim_trial(study_id, plan, "it is worth a try", owner or Owner.current())
+def claim(storage: Storage, study_id: int, plan: Plan = INDUCTOR, owner: LeaseOwner | None = None) -> Trial:
+    trial = storage.claim_trial(study_id, plan, "it is worth a try", owner or LeaseOwner.current())
     assert trial is not None
     return trial
 
@@ -150,8 +152,8 @@ def take_part(path: str, barrier: Barrier, pipe: Connection, plans: list[Plan], 
     with open_storage(path) as storage:
         study = create(storage)
         for plan in plans:
-            if trial := storage.claim_trial(study.id, plan, f"of {seed}", Owner.current()):
-                storage.finish_trial(study.id, finished(trial))
+            if trial := storage.claim_trial(study.id, plan, f"of {seed}", LeaseOwner.current()):
+                storage.finish_trial(study.id, complete_trial(trial))
                 claimed.append((trial.number, plan.id))
     pipe.send(claimed)
 
@@ -178,7 +180,7 @@ def all_at_once(path: str, count: int, pipe: Connection, plans: list[Plan]) -> N
 
 def finish_one_and_run_another(path: str, study_id: int, pipe: Connection) -> None:
     storage = open_storage(path)
-    storage.finish_trial(study_id, finished(claim(storage, study_id, INDUCTOR)))
+    storage.finish_trial(study_id, complete_trial(claim(storage, study_id, INDUCTOR)))
     claim(storage, study_id, TUNED)
     pipe.send("finished one")
     time.sleep(60)
@@ -199,9 +201,9 @@ def dump() -> str:
     with tempfile.TemporaryDirectory() as folder, mock.patch("time.time", return_value=1e9):
         path = Path(folder) / "torchwise.db"
         with open_storage(str(path)) as storage:
-            study, gone = create(storage, a_study(created_at=1e9)), Owner("long gone", 1, 1e9)
-            storage.finish_trial(study.id, finished(claim(storage, study.id, TUNED, gone)))
-            storage.finish_trial(study.id, failed(claim(storage, study.id, Plan(capture="call"), gone)))
+            study, gone = create(storage, a_study(created_at=1e9)), LeaseOwner("long gone", 1, 1e9)
+            storage.finish_trial(study.id, complete_trial(claim(storage, study.id, TUNED, gone)))
+            storage.finish_trial(study.id, fail_trial(claim(storage, study.id, Plan(capture="call"), gone)))
             claim(storage, study.id, INDUCTOR, gone)
             storage.conclude(
                 study.id,

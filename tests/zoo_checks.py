@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchwise.verify.reference import widened
+from torchwise.verify.reference import widen_tensor
 from torchwise.workload import Workload, pytree
 from torchwise.zoo import Entry
 
@@ -42,7 +42,7 @@ def worst_error(ours: list[torch.Tensor], reference: list[torch.Tensor]) -> floa
     for mine, right in zip(ours, reference, strict=True):
         if continuous([right]):
             assert right.dtype in (torch.float64, torch.complex128)
-            worst = max(worst, float((widened(mine) - right).abs().max() / right.abs().max()))
+            worst = max(worst, float((widen_tensor(mine) - right).abs().max() / right.abs().max()))
         else:
             assert torch.equal(mine, right)
     return worst

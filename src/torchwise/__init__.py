@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torchwise.lazy import attributes
+from torchwise.former_names import PACKAGES, install
+from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torchwise.diagnose.explain import explain
     from torchwise.diagnose.watch import watch
     from torchwise.errors import TorchwiseError
-    from torchwise.plan import EAGER, Legality, Plan
+    from torchwise.plan import EAGER, Numerics, Plan
     from torchwise.records import Decision
     from torchwise.serving import export_metrics, freeze, unfreeze, unwrap
     from torchwise.steps import captured_loop, captured_step, rollout
@@ -37,7 +38,7 @@ _HOMES = {
     "CompileManager": "components",
     "Decision": "records",
     "Example": "workload",
-    "Legality": "plan",
+    "Numerics": "plan",
     "Plan": "plan",
     "Study": "api",
     "TorchwiseError": "errors",
@@ -71,7 +72,7 @@ __all__ = [
     "CompileManager",
     "Decision",
     "Example",
-    "Legality",
+    "Numerics",
     "Plan",
     "Study",
     "TorchwiseError",
@@ -98,9 +99,10 @@ __all__ = [
     "watch",
 ]
 
-_PACKAGES = ("artefact", "errors", "lock", "shapes", "training", "zoo")
-"""Parts with names of their own, such as `torchwise.training.tune`."""
-_load = attributes(__name__, _HOMES)
+_PACKAGES = ("artifact", "bucketing", "components", "errors", "lock", "training", "zoo", *PACKAGES)
+"""Packages with names of their own, such as `torchwise.training.tune`, and those by their former names."""
+_load = load_attributes(__name__, _HOMES, {"Legality": "Numerics"})
+install()
 
 
 def __getattr__(name: str) -> Any:

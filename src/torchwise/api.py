@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torchwise.environment import default_device
 from torchwise.errors import InputError, StalePlanError
-from torchwise.plan import Legality, Plan
+from torchwise.plan import Numerics, Plan
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
 from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
-from torchwise.workload.user_inputs import device_of, given, name_of
+from torchwise.workload.user_inputs import device_of, name_of, read_workload
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
@@ -89,7 +89,7 @@ def tune(
     examples: Sequence[Example] | None = None,
     calls: int = DEFAULT_CALLS,
     restarts: int = 1,
-    allow: Legality | str = Legality.REORDERED,
+    allow: Numerics | str = Numerics.SAME_PRECISION,
     effort: str = "standard",
     budget: float | None = None,
     objective: str = "latency",
@@ -114,7 +114,7 @@ def tune(
         examples: several example inputs with weights, in place of `args`.
         calls: calls expected over the lifetime that the decision is for.
         restarts: process starts over that lifetime.
-        allow: "exact", "reordered" (default), "reduced" (lower precision) or "swapped" (other operators).
+        allow: "exact", "same-precision" (default), "lower-precision" or "substituted" (other operators).
         effort: "quick", "standard" or "thorough".
         budget: seconds of search after which no further trial starts. None uses the effort's own, or no limit if plans
             are named.
@@ -142,7 +142,7 @@ def tune(
     from torchwise.trial import ProcessLauncher
     from torchwise.trial.loading import save
 
-    request, workload = _asked(
+    request, workload = _make_request(
         model,
         args,
         kwargs,
@@ -170,7 +170,7 @@ def tune(
             return Study(found, storage.place if store else None)
 
 
-def _asked(
+def _make_request(
     model: Any,
     args: Any,
     kwargs: dict[str, Any] | None,
@@ -178,7 +178,7 @@ def _asked(
     examples: Sequence[Example] | None = None,
     calls: int = DEFAULT_CALLS,
     restarts: int = 1,
-    allow: Legality | str = Legality.REORDERED,
+    allow: Numerics | str = Numerics.SAME_PRECISION,
     effort: str = "standard",
     budget: float | None = None,
     objective: str = "latency",
@@ -197,14 +197,14 @@ def _asked(
     from torchwise.runtime import unwrap
     from torchwise.study import Request
     from torchwise.trial import ProcessSettings
-    from torchwise.workload.differences import packed
+    from torchwise.workload.differences import pack_details
     from torchwise.workload.identity import structure
     from torchwise.workload.structure_details import details_of
 
     if isinstance(plans, Plan):
         raise InputError("plans is one Plan, but must be several, or one in a list: plans=[plan]")
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
-    workload = given(model, args, kwargs, examples)
+    workload = read_workload(model, args, kwargs, examples)
     if workload is not None and workload.step:
         mode = "training"
     name = name_of(model)
@@ -218,12 +218,12 @@ def _asked(
         memory_limit=memory_limit,
     )
     chosen = tuple(plans) if plans is not None else None
-    request = Request(spec, Legality.of(allow), effort, budget, chosen, fresh=fresh, cold=cold)
+    request = Request(spec, Numerics.of(allow), effort, budget, chosen, fresh=fresh, cold=cold)
     if workload is None:
         return request, None
     # The structure is read here, in the process that has the source of a script or notebook.
-    code, details = structure(workload.call), packed(details_of(workload.call))
-    settings = ProcessSettings.of_this_process()
+    code, details = structure(workload.call), pack_details(details_of(workload.call))
+    settings = ProcessSettings.from_this_process()
     request = replace(request, settings=settings, structure=code, structure_details=details)
     return request, replace(workload, name=name)
 
@@ -284,7 +284,7 @@ def apply(
         StorageError: with `strict`, the store cannot be read.
     """
     from torchwise.runtime import stale_because, unwrap
-    from torchwise.study.apply_approvals import Ruled, in_force
+    from torchwise.study.apply_approvals import EffectiveDecision, apply_stored_approvals
 
     decision = decision.decision if isinstance(decision, Study) else decision
     if not isinstance(decision, Decision):
@@ -298,13 +298,13 @@ def apply(
         raise StalePlanError(f"the decision is stale ({stale}): tune again")
     if stale:
         logger.warning("torchwise: the decision is stale (%s), so the original answers: tune again", stale)
-        found = Ruled(decision, f"the decision is stale ({stale})")
+        found = EffectiveDecision(decision, f"the decision is stale ({stale})")
     else:
-        found = in_force(decision, store, strict=strict)
-    return wrapped(model, found.decision, found.refusal, borrow=borrow, canary=canary)
+        found = apply_stored_approvals(decision, store, strict=strict)
+    return wrap_model(model, found.decision, found.refusal, borrow=borrow, canary=canary)
 
 
-def wrapped(
+def wrap_model(
     model: Any, decision: Decision, refusal: str | None = None, **options: Any
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
     """Return `model` running by a decision that holds here, regardless of approvals."""
@@ -372,19 +372,19 @@ def optimize(
 def _optimize_in_background(
     model: Any, args: Any, kwargs: dict[str, Any] | None, canary: int | None, **options: Any
 ) -> OptimizedModule | OptimizedFunction:
-    from torchwise.background import Order, start, undecided
+    from torchwise.background import Order, initial_decision, start
 
     store = options.pop("store", None)
     options.pop("progress", None)
-    request, workload = _asked(model, args, kwargs, **options)
+    request, workload = _make_request(model, args, kwargs, **options)
     if request.workload.mode != "inference":
         raise InputError(
             f"mode is {request.workload.mode!r}, but only plans for inference are swapped in from the background: "
             "tune first, then apply"
         )
     assert workload is not None, "optimize takes no target"
-    decision = undecided(workload, request)
-    optimized: Any = wrapped(workload.call, decision, decision.reason, canary=canary)
+    decision = initial_decision(workload, request)
+    optimized: Any = wrap_model(workload.call, decision, decision.reason, canary=canary)
     order = Order(request, tuple(dict.fromkeys(("quick", request.effort))), store, tuple(sys.path))
     vars(optimized)["background"] = start(optimized, workload, order, canary)
     served: OptimizedModule | OptimizedFunction = optimized

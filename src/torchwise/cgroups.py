@@ -23,7 +23,7 @@ def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
     return None if least == math.inf else least
 
 
-def throttled_s(root: Path = ROOT, own: Path = OWN) -> float | None:
+def read_throttled_s(root: Path = ROOT, own: Path = OWN) -> float | None:
     """Return the seconds for which groups of this process were stopped as a quota was spent, or None if unknown.
 
     The seconds of all groups are added up, so that an increase in any of them shows.

@@ -79,21 +79,21 @@ class Environment:
     @property
     def hardware(self) -> str:
         """The machine in words, without its limits: "NVIDIA H200, 143771 MiB; 16 × AMD EPYC 9555, Linux x86_64"."""
-        return self._in_words(f"{self.cpus} × {self.cpu}, {self.system}")
+        return self._describe_machine(f"{self.cpus} × {self.cpu}, {self.system}")
 
     @property
     def limited_hardware(self) -> str:
         """The same with the limit, if there is one: "16 × AMD EPYC 9555 (1.5 cores allowed), Linux x86_64"."""
         limit = "" if self.cpu_limit is None else f" ({self.cpu_limit:g} cores allowed)"
-        return self._in_words(f"{self.cpus} × {self.cpu}{limit}, {self.system}")
+        return self._describe_machine(f"{self.cpus} × {self.cpu}{limit}, {self.system}")
 
-    def _in_words(self, host: str) -> str:
+    def _describe_machine(self, host: str) -> str:
         if self.device == "cpu":
             return host
         memory = f", {self.gpu_memory_mib} MiB" if self.gpu_memory_mib else ""
         return f"{self.gpu or self.device}{memory}; {host}"
 
-    def differing(self, other: Environment) -> list[str]:
+    def list_different_fields(self, other: Environment) -> list[str]:
         """Return the names of the fields that differ. A limit only counts if both sides are known."""
         plain = (field.name for field in fields(self) if field.name not in ("hostname", "cores_allowed"))
         found = [name for name in plain if getattr(self, name) != getattr(other, name)]
@@ -103,10 +103,11 @@ class Environment:
     def differences(self, other: Environment) -> list[str]:
         """Name each factor that differs, as "torch: 2.11.0 there, 2.13.0 here". `other` is here."""
         return [
-            f"{_label(name)}: {self._shown(name)} there, {other._shown(name)} here" for name in self.differing(other)
+            f"{_label(name)}: {self._format_field(name)} there, {other._format_field(name)} here"
+            for name in self.list_different_fields(other)
         ]
 
-    def _shown(self, name: str) -> str:
+    def _format_field(self, name: str) -> str:
         value = getattr(self, name)
         return f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -93,7 +93,7 @@ class RefusedPlanError(TorchwiseError):
     """Approvals of plans (pinned, approved, rejected) permit none that is verified for this model."""
 
 
-def raised(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return an exception as Python prints it. If it has no message, add where it was raised."""
     name = type(error).__name__
     if str(error).strip():

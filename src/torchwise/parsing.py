@@ -32,7 +32,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _SHORT.maxlevel = 2
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return a value as messages show it: short, however large or deep it is."""
     return _SHORT.repr(value)
 
@@ -83,7 +83,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
         InputError: it is no JSON, or holds refused data (a key twice, a number that is not finite). The message names
             the place.
     """
-    text = _decoded(text)
+    text = _decode(text)
     if not text.strip():
         raise InputError("it is empty, but must be JSON")
     try:
@@ -115,7 +115,7 @@ def parse_toml(text: str | bytes, *, constants: bool = False) -> dict[str, Any]:
         InputError: it is no TOML, or holds a number that is not finite. The message names the place.
     """
     try:
-        return tomllib.loads(_decoded(text), parse_float=float if constants else _finite)
+        return tomllib.loads(_decode(text), parse_float=float if constants else _finite)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"it is no TOML: {error}") from None
     except RecursionError:
@@ -124,7 +124,7 @@ def parse_toml(text: str | bytes, *, constants: bool = False) -> dict[str, Any]:
         raise InputError(f"it holds a number that is refused: {error}") from None
 
 
-def _decoded(text: str | bytes) -> str:
+def _decode(text: str | bytes) -> str:
     if isinstance(text, str):
         return text
     if text.startswith(_BYTE_ORDER_MARKS):
@@ -175,11 +175,11 @@ def _refusal(text: str) -> str:
     def number(text: str) -> Any:
         return _Odd(text) if not math.isfinite(float(text)) else 0.0
 
-    def whole(text: str) -> Any:
+    def parse_int(text: str) -> Any:
         return _Odd(text) if len(text) > 4000 else 0  # Python refuses to read such a one
 
     try:
-        made = json.loads(text, object_pairs_hook=_Pairs, parse_float=number, parse_int=whole, parse_constant=_Odd)
+        made = json.loads(text, object_pairs_hook=_Pairs, parse_float=number, parse_int=parse_int, parse_constant=_Odd)
     except json.JSONDecodeError as error:  # further on
         return _syntax(error)
     except RecursionError:
@@ -187,12 +187,12 @@ def _refusal(text: str) -> str:
     for place, value in _walk(made, "$"):
         if isinstance(value, _Odd):
             return f"{_short(place)} is {_short(value, 20)}, but must be a finite number of some digits"
-        if isinstance(value, _Pairs) and (twice := next(_repeated(value), None)) is not None:
-            return f"{_short(place)} has the key {shown(twice)} twice, but each may stand there once"
+        if isinstance(value, _Pairs) and (twice := next(_find_duplicates(value), None)) is not None:
+            return f"{_short(place)} has the key {short_repr(twice)} twice, but each may stand there once"
     return "it holds a number that cannot be read"
 
 
-def _repeated(pairs: _Pairs) -> Iterator[str]:
+def _find_duplicates(pairs: _Pairs) -> Iterator[str]:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:

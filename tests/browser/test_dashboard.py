@@ -163,7 +163,7 @@ def test_a_plan_is_pinned_by_keys_alone(served: Served, browser: Any) -> None:
     page.locator(".torchwise").get_by_text("calmer under load").wait_for(timeout=SHOWN_MS)
     environment = a_version("2.11.0+cu130", 1.6).environment
     with open_storage(served.store) as storage:
-        (ruling,) = storage.rulings(TARGET, "inference", environment.hardware)
+        (ruling,) = storage.approvals(TARGET, "inference", environment.hardware)
     assert (ruling.standing, ruling.plan, ruling.reason) == (Standing.PINNED, LAST, "calmer under load")
     page.context.close()
 

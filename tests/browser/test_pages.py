@@ -14,10 +14,10 @@ import pytest
 from analysis_samples import an_analysis
 from bench_samples import a_benchmark, a_row, ours, some_rows
 from builders import a_failure, a_study, samples
-from explain_samples import explanation, finding, price
+from explain_samples import explanation, make_finding, price
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
-from torchwise.records.explanation import Basis, Explanation, Kernel, Place, Price, Stage
+from torchwise.records.explanation import Basis, Explanation, Kernel, Saving, SourceLocation, Stage
 from torchwise.report.analysis import render_analysis_html
 from torchwise.report.bench import render_bench_html
 from torchwise.report.explain import render_explanation_html
@@ -50,15 +50,15 @@ def an_explanation() -> Explanation:
         Kernel("cpp_fused_mean_relu_3", 1.0, 40e-6, 4e4, None, 0.02, generated=True),
         Kernel("aten::max_pool2d_with_indices", 1.0, 2e-3, 4e6, None, 0.05),
     )
-    unclear = Price(Interval(-3e-6, 1e-6, 5e-6), Basis.MEASURED, "timed in alternation, 40 rounds: no guards")
-    most = Price(
+    unclear = Saving(Interval(-3e-6, 1e-6, 5e-6), Basis.MEASURED, "timed in alternation, 40 rounds: no guards")
+    most = Saving(
         Interval(0.0, 1e-3, 4e-3), Basis.ESTIMATED, "its time beyond the roofline is the most there is to save"
     )
     return explanation(
-        finding("slower", price(2e-3), plan=WIDE),
-        finding("roofline", most, title=f"{fused}17 reaches 34% of what this hardware can do"),
-        finding("unclear", unclear, places=(Place(LONG, 12, "forward", f"x = self.layer(x)  # {LONG}"),)),
-        finding("no price"),
+        make_finding("slower", price(2e-3), plan=WIDE),
+        make_finding("roofline", most, title=f"{fused}17 reaches 34% of what this hardware can do"),
+        make_finding("unclear", unclear, places=(SourceLocation(LONG, 12, "forward", f"x = self.layer(x)  # {LONG}"),)),
+        make_finding("no price"),
         measurement=Measurement(samples(0.024, 60), samples(0.031, 60, seed=1), calls_per_round=4),
         stages=tuple(Stage(name, s, "8 nodes", "2 fused kernels", ("kernels-0_0.py",)) for name, s in times.items()),
         kernels=kernels,

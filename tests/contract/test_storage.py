@@ -23,33 +23,33 @@ from store_samples import (
     a_study,
     an_explanation,
     claim,
+    complete_trial,
     create,
-    failed,
-    finished,
+    fail_trial,
 )
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import (
+    Approval,
     Duel,
     Failure,
     FailureKind,
     Interval,
-    Ruling,
     Standing,
     Study,
     StudyState,
     Trial,
     TrialState,
 )
-from torchwise.store import ExplanationSummary, Owner, Storage, StudyKey, open_storage
+from torchwise.store import ExplanationSummary, LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.workload import WorkloadSpec
 
-ME = Owner.current()
-ELSEWHERE = Owner("another-host", 1, 1e9)
+ME = LeaseOwner.current()
+ELSEWHERE = LeaseOwner("another-host", 1, 1e9)
 GONE = replace(ME, started=ME.started - 3600)  # this process's number, held by an earlier process
 
 
-def decided(storage: Storage, study_id: int, plan: Plan = INDUCTOR, **changes: object) -> None:
+def conclude_study(storage: Storage, study_id: int, plan: Plan = INDUCTOR, **changes: object) -> None:
     decision = a_decision(plan, **changes)
     storage.conclude(study_id, state=StudyState.DECIDED, decision=decision, excluded=["bf16: not allowed"], seconds=2.5)
 
@@ -85,7 +85,7 @@ class StorageContract:
         assert study == a_study(id=study.id, created_at=study.created_at)
         assert before <= study.created_at <= time.time()
         assert storage.get_study(study.id) == study
-        assert storage.find_study(StudyKey.of(study)) == study
+        assert storage.find_study(StudyKey.from_study(study)) == study
 
     def test_a_given_time_is_kept(self, storage: Storage) -> None:
         assert create(storage, a_study(created_at=1e9)).created_at == 1e9
@@ -108,9 +108,9 @@ class StorageContract:
         ids=["identity", "fingerprint", "device", "mode", "objective", "allow"],
     )
     def test_each_part_of_the_key_tells_studies_apart(self, storage: Storage, study: Study, other: Study) -> None:
-        assert storage.find_study(StudyKey.of(other)) is None
+        assert storage.find_study(StudyKey.from_study(other)) is None
         assert create(storage, other).id != study.id
-        assert StudyKey.of(other) != StudyKey.of(study)
+        assert StudyKey.from_study(other) != StudyKey.from_study(study)
 
     def test_trials_and_decision_of_a_new_study_are_not_taken(self, storage: Storage) -> None:
         assert create(storage, a_study(id=77, decision=a_decision())).decision is None
@@ -129,12 +129,12 @@ class StorageContract:
     def test_nothing_is_written_for_a_missing_study(self, storage: Storage, study: Study) -> None:
         for act in (
             lambda: storage.claim_trial(4711, INDUCTOR, "", ME),
-            lambda: storage.finish_trial(4711, finished(claim(storage, study.id))),
+            lambda: storage.finish_trial(4711, complete_trial(claim(storage, study.id))),
             lambda: storage.keep_duel(4711, INDUCTOR, Duel(TUNED)),
             lambda: storage.keep_repeat(4711, INDUCTOR, FASTER),
             lambda: storage.reclaim(4711),
             lambda: storage.delete_study(4711),
-            lambda: decided(storage, 4711),
+            lambda: conclude_study(storage, 4711),
         ):
             with pytest.raises(StorageError, match="there is no study 4711"):
                 act()
@@ -148,16 +148,16 @@ class StorageContract:
         assert [summary.id for summary in storage.list_studies("app:1000000000.0", limit=2)] == [ids[2]]
 
     def test_the_list_tells_what_a_study_holds(self, storage: Storage, study: Study) -> None:
-        storage.finish_trial(study.id, finished(claim(storage, study.id)))
+        storage.finish_trial(study.id, complete_trial(claim(storage, study.id)))
         claim(storage, study.id, TUNED)
         (summary,) = storage.list_studies()
         assert (summary.state, summary.trials, summary.plan, summary.speedup) == (StudyState.RUNNING, 2, None, None)
-        decided(storage, study.id)
+        conclude_study(storage, study.id)
         (summary,) = storage.list_studies()
         assert (summary.target, summary.device, summary.mode) == ("zoo:tutorial.fusion_demo", "cpu", "inference")
         assert (summary.state, summary.plan) == (StudyState.DECIDED, "inductor")
         assert summary.speedup == Interval(1.75, 2.0, 2.25)
-        decided(storage, study.id, EAGER, speedup=None)
+        conclude_study(storage, study.id, EAGER, speedup=None)
         (summary,) = storage.list_studies()
         assert (summary.plan, summary.speedup) == ("eager", None)
 
@@ -167,7 +167,7 @@ class StorageContract:
         other = create(storage, a_study("2d" * 8))
         claim(storage, other.id)
         claim(storage, study.id)
-        decided(storage, other.id)
+        conclude_study(storage, other.id)
         storage.delete_study(other.id)
         assert [summary.id for summary in storage.list_studies()] == [study.id]
         assert storage.decisions() == []
@@ -189,15 +189,15 @@ class StorageContract:
         claim(storage, study.id)
         assert claim(storage, create(storage, a_study("2d" * 8)).id).number == 0
 
-    @pytest.mark.parametrize("end", [finished, failed], ids=["complete", "failed"])
+    @pytest.mark.parametrize("end", [complete_trial, fail_trial], ids=["complete", "failed"])
     def test_a_finished_trial_comes_back_as_it_was(self, storage: Storage, study: Study, end: object) -> None:
         trial = end(claim(storage, study.id, TUNED))  # type: ignore[operator]
         storage.finish_trial(study.id, trial)
         assert storage.get_study(study.id).trials == (trial,)
 
     def test_a_finished_trial_has_one_duel(self, storage: Storage, study: Study) -> None:
-        other = finished(claim(storage, study.id, TUNED))
-        trial = finished(claim(storage, study.id))
+        other = complete_trial(claim(storage, study.id, TUNED))
+        trial = complete_trial(claim(storage, study.id))
         duel, later = Duel(TUNED, FASTER, seconds=3.0), Duel(TUNED, seconds=9.0)
         storage.keep_duel(study.id, trial.plan, duel)
         assert storage.get_study(study.id).trials[1].state is TrialState.RUNNING, "a claim is no finished trial"
@@ -208,7 +208,7 @@ class StorageContract:
             assert storage.get_study(study.id).trials == (other, replace(trial, duel=duel))
 
     def test_a_finished_trial_has_what_further_processes_found(self, storage: Storage, study: Study) -> None:
-        trial = finished(claim(storage, study.id))
+        trial = complete_trial(claim(storage, study.id))
         assert storage.keep_repeat(study.id, trial.plan, FASTER) is None, "a claim is no finished trial"
         storage.finish_trial(study.id, trial)
         for many in (1, 2):
@@ -223,7 +223,7 @@ class StorageContract:
 
     def test_infinity_comes_back(self, storage: Storage, study: Study) -> None:
         measurement = replace(FASTER, candidate_s=(float("inf"), 1e-300, 0.1))
-        trial = replace(finished(claim(storage, study.id)), measurement=measurement)
+        trial = replace(complete_trial(claim(storage, study.id)), measurement=measurement)
         storage.finish_trial(study.id, trial)
         assert storage.get_study(study.id).trials == (trial,)
 
@@ -231,12 +231,12 @@ class StorageContract:
         trial = claim(storage, study.id)
         assert storage.claim_trial(study.id, INDUCTOR, "", ME) is None
         assert storage.claim_trial(study.id, INDUCTOR, "", ELSEWHERE) is None
-        storage.finish_trial(study.id, failed(trial))
+        storage.finish_trial(study.id, fail_trial(trial))
         assert storage.claim_trial(study.id, INDUCTOR, "", ME) is None
-        storage.finish_trial(study.id, failed(claim(storage, study.id, TUNED, GONE)))
+        storage.finish_trial(study.id, fail_trial(claim(storage, study.id, TUNED, GONE)))
         assert storage.claim_trial(study.id, TUNED, "", ME) is None
 
-    @pytest.mark.parametrize("ended", [failed, finished])
+    @pytest.mark.parametrize("ended", [fail_trial, complete_trial])
     def test_what_is_finished_is_claimed_again_where_that_is_asked_for(
         self, storage: Storage, study: Study, ended: Callable[[Trial], Trial]
     ) -> None:
@@ -246,7 +246,7 @@ class StorageContract:
         assert trial is not None
         assert (trial.number, trial.reason, trial.state) == (0, "once more", TrialState.RUNNING)
         assert storage.claim_trial(study.id, INDUCTOR, "", ELSEWHERE, again=seen) is None
-        storage.finish_trial(study.id, replace(finished(trial), started_at=trial.started_at))
+        storage.finish_trial(study.id, replace(complete_trial(trial), started_at=trial.started_at))
         assert storage.claim_trial(study.id, INDUCTOR, "", ME, again=seen) is None, "another process had it again"
 
     def test_a_dead_owner_s_trial_is_taken_over_under_its_number(self, storage: Storage, study: Study) -> None:
@@ -264,16 +264,16 @@ class StorageContract:
 
     def test_the_first_result_of_a_plan_stays(self, storage: Storage, study: Study) -> None:
         trial = claim(storage, study.id)
-        storage.finish_trial(study.id, finished(trial))
-        storage.finish_trial(study.id, failed(trial))
-        assert storage.get_study(study.id).trials == (finished(trial),)
+        storage.finish_trial(study.id, complete_trial(trial))
+        storage.finish_trial(study.id, fail_trial(trial))
+        assert storage.get_study(study.id).trials == (complete_trial(trial),)
 
     def test_a_result_whose_claim_was_taken_away_is_kept(self, storage: Storage, study: Study) -> None:
         trial = claim(storage, study.id)
         storage.release_trial(study.id, trial.number)
         other = claim(storage, study.id, TUNED)
-        storage.finish_trial(study.id, finished(trial))
-        assert storage.get_study(study.id).trials == (other, replace(finished(trial), number=1))
+        storage.finish_trial(study.id, complete_trial(trial))
+        assert storage.get_study(study.id).trials == (other, replace(complete_trial(trial), number=1))
 
     def test_a_released_trial_is_as_if_never_claimed(self, storage: Storage, study: Study) -> None:
         storage.release_trial(study.id, claim(storage, study.id).number)
@@ -282,7 +282,7 @@ class StorageContract:
         storage.release_trial(study.id, 99)
 
     def test_a_finished_trial_is_not_released(self, storage: Storage, study: Study) -> None:
-        trial = finished(claim(storage, study.id))
+        trial = complete_trial(claim(storage, study.id))
         storage.finish_trial(study.id, trial)
         storage.release_trial(study.id, trial.number)
         assert storage.get_study(study.id).trials == (trial,)
@@ -290,11 +290,11 @@ class StorageContract:
     # Owners
 
     def test_the_dead_are_reclaimed_and_the_living_are_not(self, storage: Storage, study: Study) -> None:
-        done = finished(claim(storage, study.id, Plan(threads=1), GONE))
+        done = complete_trial(claim(storage, study.id, Plan(threads=1), GONE))
         storage.finish_trial(study.id, done)
         claim(storage, study.id, INDUCTOR, GONE)
         mine, theirs = claim(storage, study.id, TUNED), claim(storage, study.id, Plan(threads=2), ELSEWHERE)
-        claim(storage, study.id, Plan(threads=3), replace(ME, pid=unused_pid()))
+        claim(storage, study.id, Plan(threads=3), replace(ME, pid=find_free_pid()))
         other = create(storage, a_study("2d" * 8))
         claim(storage, other.id, INDUCTOR, GONE)
         assert storage.reclaim(study.id) == [INDUCTOR, Plan(threads=3)]
@@ -318,7 +318,7 @@ class StorageContract:
     # Ends
 
     def test_a_conclusion_adds_time_and_replaces_the_rest(self, storage: Storage, study: Study) -> None:
-        decided(storage, study.id)
+        conclude_study(storage, study.id)
         found = storage.get_study(study.id)
         assert (found.state, found.excluded, found.seconds) == (StudyState.DECIDED, ("bf16: not allowed",), 2.5)
         assert found.decision == a_decision()
@@ -326,16 +326,16 @@ class StorageContract:
         found = storage.get_study(study.id)
         assert (found.state, found.excluded, found.seconds) == (StudyState.INTERRUPTED, (), 4.0)
         assert found.decision == a_decision()
-        decided(storage, study.id, TUNED)
+        conclude_study(storage, study.id, TUNED)
         assert storage.get_study(study.id).decision == a_decision(TUNED)
 
     def test_decisions_are_newest_first_and_by_target_and_identity(self, storage: Storage, study: Study) -> None:
         other = create(storage, a_study("2d" * 8))
         app = {"workload": WorkloadSpec("app:factory"), "identity": "2d" * 8}
-        decided(storage, other.id, **app)
-        decided(storage, study.id)
+        conclude_study(storage, other.id, **app)
+        conclude_study(storage, study.id)
         assert storage.decisions() == [a_decision(), a_decision(**app)]
-        decided(storage, other.id, TUNED, **app)
+        conclude_study(storage, other.id, TUNED, **app)
         assert storage.decisions() == [a_decision(TUNED, **app), a_decision()]
         assert storage.decisions(target="app:factory") == [a_decision(TUNED, **app)]
         assert storage.decisions(identity="1d" * 8) == [a_decision()]
@@ -343,7 +343,7 @@ class StorageContract:
 
     def test_each_target_of_a_study_keeps_its_decision(self, storage: Storage, study: Study) -> None:
         app = WorkloadSpec("app:factory", calls=7)
-        decided(storage, study.id)
+        conclude_study(storage, study.id)
         asked = (app, "quick")
         mine = a_decision(TUNED, workload=app)
         storage.conclude(study.id, state=StudyState.DECIDED, decision=mine, excluded=[], seconds=0, asked=asked)
@@ -353,14 +353,14 @@ class StorageContract:
         assert (last.workload, last.decision) == (app, mine)
         assert (first.workload, first.decision) == (a_decision().workload, a_decision())
         assert storage.get_study(study.id, "app:none") == replace(last, decision=None)
-        assert storage.find_study(StudyKey.of(study), "zoo:tutorial.fusion_demo") == first
+        assert storage.find_study(StudyKey.from_study(study), "zoo:tutorial.fusion_demo") == first
         listed = [storage.list_studies(target) for target in (None, "app:factory", "zoo:tutorial.fusion_demo")]
         assert [[(row.id, row.target, row.plan) for row in rows] for rows in listed] == [
             [(study.id, "app:factory", str(TUNED))],
             [(study.id, "app:factory", str(TUNED))],
             [(study.id, "zoo:tutorial.fusion_demo", str(INDUCTOR))],
         ]
-        decided(storage, study.id, EAGER)
+        conclude_study(storage, study.id, EAGER)
         assert storage.decisions() == [a_decision(EAGER), mine]
         assert storage.get_study(study.id).decision == a_decision(EAGER)
         storage.delete_study(study.id)
@@ -386,10 +386,10 @@ class StorageContract:
     # From elsewhere
 
     def test_an_imported_study_comes_whole(self, storage: Storage, study: Study) -> None:
-        done = finished(claim(storage, study.id))
+        done = complete_trial(claim(storage, study.id))
         storage.finish_trial(study.id, done)
         running = claim(storage, study.id, TUNED)
-        decided(storage, study.id)
+        conclude_study(storage, study.id)
         whole = storage.get_study(study.id)
         assert whole.trials == (done, running)
         with pytest.raises(StorageError, match=f"study {study.id} is of the same model, machine and rules"):
@@ -403,7 +403,7 @@ class StorageContract:
         assert storage.import_study(a_study()).state is StudyState.INTERRUPTED
 
     def test_an_import_with_a_plan_twice_adds_nothing(self, storage: Storage, study: Study) -> None:
-        done = finished(claim(storage, study.id))
+        done = complete_trial(claim(storage, study.id))
         with pytest.raises(StorageError, match="two trials of one plan or number"):
             storage.import_study(a_study("2d" * 8, trials=(done, replace(done, number=1))))
         assert len(storage.list_studies()) == 1
@@ -420,17 +420,17 @@ class StorageContract:
         ]
         for ruling in rulings:
             storage.rule(ruling)
-        assert storage.rulings() == sorted(rulings, key=lambda ruling: -ruling.at)
-        assert storage.rulings(target="app:factory") == [rulings[2]]
-        assert storage.rulings(mode="training") == [rulings[3]]
-        assert storage.rulings(hardware="another machine") == [rulings[4]]
-        assert storage.rulings("zoo:tutorial.fusion_demo", "inference", HERE.hardware) == [rulings[1], rulings[0]]
-        assert storage.rulings("app:none") == []
+        assert storage.approvals() == sorted(rulings, key=lambda ruling: -ruling.at)
+        assert storage.approvals(target="app:factory") == [rulings[2]]
+        assert storage.approvals(mode="training") == [rulings[3]]
+        assert storage.approvals(hardware="another machine") == [rulings[4]]
+        assert storage.approvals("zoo:tutorial.fusion_demo", "inference", HERE.hardware) == [rulings[1], rulings[0]]
+        assert storage.approvals("app:none") == []
 
     def test_a_ruling_without_a_time_gets_the_store_s(self, storage: Storage) -> None:
         before = time.time()
         storage.rule(a_ruling(at=0.0))
-        (ruling,) = storage.rulings()
+        (ruling,) = storage.approvals()
         assert before - 60 <= ruling.at <= time.time() + 60  # a server has a clock of its own
 
     def test_a_ruling_replaces_the_one_on_the_same_plan(self, storage: Storage) -> None:
@@ -438,7 +438,7 @@ class StorageContract:
         storage.rule(a_ruling(TUNED))
         rejected = a_ruling(standing=Standing.REJECTED, by="ann", at=2e9)
         storage.rule(rejected)
-        assert storage.rulings() == [rejected, a_ruling(TUNED)]
+        assert storage.approvals() == [rejected, a_ruling(TUNED)]
 
     def test_a_new_pin_makes_the_older_an_approval(self, storage: Storage) -> None:
         elsewhere = a_ruling(INDUCTOR, Standing.PINNED, hardware="another machine")
@@ -446,12 +446,12 @@ class StorageContract:
         storage.rule(a_ruling(INDUCTOR, Standing.PINNED))
         storage.rule(a_ruling(EAGER, Standing.REJECTED))
         storage.rule(a_ruling(TUNED, Standing.PINNED, at=2e9))
-        assert standings(storage.rulings(hardware=HERE.hardware)) == {
+        assert standings(storage.approvals(hardware=HERE.hardware)) == {
             INDUCTOR: "approved",
             EAGER: "rejected",
             TUNED: "pinned",
         }
-        assert storage.rulings(hardware="another machine") == [elsewhere]
+        assert storage.approvals(hardware="another machine") == [elsewhere]
 
     def test_a_ruling_is_withdrawn_once(self, storage: Storage) -> None:
         ruling = a_ruling()
@@ -459,16 +459,16 @@ class StorageContract:
         for other in (("app:none", "inference", HERE.hardware), (ruling.target, "training", HERE.hardware)):
             assert not storage.withdraw(*other, INDUCTOR.id)
         assert not storage.withdraw(ruling.target, ruling.mode, ruling.hardware, TUNED.id)
-        assert storage.rulings() == [ruling]
+        assert storage.approvals() == [ruling]
         assert storage.withdraw(ruling.target, ruling.mode, ruling.hardware, INDUCTOR.id)
         assert not storage.withdraw(ruling.target, ruling.mode, ruling.hardware, INDUCTOR.id)
-        assert storage.rulings() == []
+        assert storage.approvals() == []
 
     def test_of_pins_that_come_at_once_one_stays(self, storage: Storage) -> None:
         plans = [Plan(threads=count) for count in range(1, 9)]
         with ThreadPoolExecutor(len(plans)) as pool:
             list(pool.map(lambda plan: storage.rule(a_ruling(plan, Standing.PINNED)), plans))
-        assert sorted(standings(storage.rulings()).values()) == [*["approved"] * 7, "pinned"]
+        assert sorted(standings(storage.approvals()).values()) == [*["approved"] * 7, "pinned"]
 
     # Explanations
 
@@ -516,17 +516,17 @@ class StorageContract:
         for table in ("rulings", "explanations"):
             spoil(storage, f"UPDATE torchwise_{table} SET record = '{{}}'")
         with pytest.raises(StorageError, match=rf"the ruling on plan {INDUCTOR.id} of zoo:.* cannot be .*withdraw it"):
-            storage.rulings()
+            storage.approvals()
         with pytest.raises(StorageError, match=rf"^explanation {kept} cannot be read: .*explain the target again"):
             storage.get_explanation(kept)
         assert len(storage.explanations()) == 1
         spoil(storage, "UPDATE torchwise_rulings SET format = 'torchwise.newer/9'")
         with pytest.raises(StorageError, match=r"has format 'torchwise.newer/9', but this version reads"):
-            storage.rulings()
+            storage.approvals()
 
     def test_a_broken_row_is_named_and_spoils_no_list(self, storage: Storage, study: Study) -> None:
-        storage.finish_trial(study.id, finished(claim(storage, study.id)))
-        decided(storage, study.id)
+        storage.finish_trial(study.id, complete_trial(claim(storage, study.id)))
+        conclude_study(storage, study.id)
         spoil(storage, "UPDATE torchwise_trials SET record = '{\"number\": 0'")
         with pytest.raises(StorageError, match=rf"trial 0 of study {study.id} cannot be read"):
             storage.get_study(study.id)
@@ -543,7 +543,7 @@ class StorageContract:
     @pytest.mark.parametrize("table", ["studies", "trials", "decisions"])
     def test_a_row_of_a_newer_format_is_named(self, storage: Storage, study: Study, table: str) -> None:
         claim(storage, study.id)
-        decided(storage, study.id)
+        conclude_study(storage, study.id)
         spoil(storage, f"UPDATE torchwise_{table} SET format = 'torchwise.newer/9'")
         with pytest.raises(StorageError, match=rf"study {study.id} has format 'torchwise.newer/9', but this version"):
             storage.get_study(study.id)
@@ -556,11 +556,11 @@ class StorageContract:
             storage.get_study(study.id)
 
 
-def standings(rulings: list[Ruling]) -> dict[Plan, str]:
+def standings(rulings: list[Approval]) -> dict[Plan, str]:
     return {ruling.plan: ruling.standing.value for ruling in rulings}
 
 
-def unused_pid() -> int:
+def find_free_pid() -> int:
     return next(pid for pid in range(2**22 - 1, 1, -1) if not psutil.pid_exists(pid))
 
 

@@ -32,10 +32,10 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         (torchwise, "explain", {"budget": 0.0}),
         (bucketing, "fit", {"plans": [ONE_THREAD], "effort": "quick"}),
     ):
-        monkeypatch.setattr(module, name, changed(getattr(module, name), changes))
+        monkeypatch.setattr(module, name, override_keywords(getattr(module, name), changes))
 
 
-def changed(function: Callable[..., Any], changes: dict[str, Any]) -> Callable[..., Any]:
+def override_keywords(function: Callable[..., Any], changes: dict[str, Any]) -> Callable[..., Any]:
     """Return the function with these keywords in place of the given ones."""
 
     @functools.wraps(function)
@@ -77,13 +77,13 @@ class Masked(nn.Module):
         return (self.table(tokens) * weight).sum(1) / weight.sum(1)
 
 
-def of_shapes(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def prepare_bucketing(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     tokens = torch.randint(1, 32, (2, 32))
     sizes = dict.fromkeys(range(1, 33), 1)
     return {"model": Masked().eval(), "tokens": tokens, "mask": torch.ones_like(tokens), "seen": sizes}
 
 
-def of_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def prepare_components(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("TORCHWISE_DISABLE", "1")  # plain code: the search for parts is tested elsewhere
 
     class Program(nn.Module):
@@ -97,13 +97,13 @@ def of_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"program": Program(), "carry": lambda x: x + 1, "stream": [torch.randn(2, 8)]}
 
 
-def of_training(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def prepare_training(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     # Two studies and a batch suffice: loss curves that give no sure comparison, and times that say little.
     monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], measure_s=0.2, extra_draws=0, noise_s=0.2))
     return {}
 
 
-def of_tutorial(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def prepare_tutorial(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     only_captured(monkeypatch)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -113,16 +113,16 @@ def of_tutorial(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def only_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `torch.compile` capture graphs and not compile them. Breaks and recompilations come from the capture."""
-    monkeypatch.setattr(torch, "compile", changed(torch.compile, {"backend": "eager"}))
+    monkeypatch.setattr(torch, "compile", override_keywords(torch.compile, {"backend": "eager"}))
 
 
-def of_watch(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def prepare_watch(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     only_captured(monkeypatch)
     step, sizes = torch.compile(lambda x: print(x + 1), dynamic=False), itertools.count(4)
     return {"train": lambda: step(torch.ones(next(sizes)))}  # compiled anew, and broken by `print`, each time
 
 
-def of_serving(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def prepare_serving(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     import pytorch_lightning as lightning
 
     class Lit(lightning.LightningModule):
@@ -149,18 +149,18 @@ def of_serving(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"model": model, "x": x, "trainer": trainer, "decision": decision, "loader": loader, "page_somebody": print}
 
 
-def of_artefacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def prepare_artifacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     study = torchwise.tune(model := small(), (x := torch.randn(4, 8),))
     return {"model": model, "x": x, "study": study, "log": logging.getLogger("service")}
 
 
 OF_PAGE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
-    "docs/artefacts.md": of_artefacts,
+    "docs/artifacts.md": prepare_artifacts,
     "docs/loops.md": lambda _monkeypatch: {"starts": [torch.rand(64, 64)]},
-    "docs/parts.md": of_parts,
-    "docs/serving.md": of_serving,
-    "docs/shapes.md": of_shapes,
-    "docs/training.md": of_training,
-    "docs/tutorial.md": of_tutorial,
-    "docs/watch.md": of_watch,
+    "docs/parts.md": prepare_components,
+    "docs/serving.md": prepare_serving,
+    "docs/shapes.md": prepare_bucketing,
+    "docs/training.md": prepare_training,
+    "docs/tutorial.md": prepare_tutorial,
+    "docs/watch.md": prepare_watch,
 }

@@ -14,11 +14,11 @@ def row(choice: Choice) -> str:
     field, value = choice.value if choice.field == "options" else choice.key
     named = f"`{field}`" if value is True else f"`{field}: {value}`"
     modes = "" if len(choice.modes) == 2 else f", {choice.modes[0]}"
-    traits = [*choice.needs, *(f"no {trait}" for trait, _ in choice.unless)]
+    traits = [*choice.required_traits, *(f"no {trait}" for trait, _ in choice.excluded_by)]
     needs = ", ".join(trait.replace("_", " ") for trait in traits) or "–"
     where = PLACES[choice.devices] + modes
     effort = ", or quick with ".join([choice.effort, *filter(None, [" or ".join(choice.quick_with).replace("_", " ")])])
-    return f"| {named} | {choice.summary} | {where} | {choice.legality} | {effort} | {needs} |"
+    return f"| {named} | {choice.summary} | {where} | {choice.numerics} | {effort} | {needs} |"
 
 
 def test_every_choice_is_on_the_page_as_it_is() -> None:

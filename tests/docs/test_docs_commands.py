@@ -81,7 +81,7 @@ def leaves(command: Any) -> Iterator[Any]:
         yield command
 
 
-def understood(words: list[str]) -> bool:
+def can_parse(words: list[str]) -> bool:
     """Have the command line read the words of a command, and do nothing."""
     command = typer.main.get_command(app)
     for leaf in leaves(command):
@@ -93,12 +93,12 @@ def understood(words: list[str]) -> bool:
 
 @pytest.mark.parametrize(("where", "text"), [pair for pair in COMMANDS if pair[1].startswith("torchwise ")])
 def test_the_command_line_understands(where: str, text: str) -> None:
-    assert understood(shlex.split(text, comments=True)[1:])
+    assert can_parse(shlex.split(text, comments=True)[1:])
 
 
 def test_what_the_command_line_does_not_know_is_found() -> None:
-    assert not understood(["tune", "zoo:tutorial.fusion_demo", "--speed", "high"])
-    assert not understood(["plans", "lost"])
+    assert not can_parse(["tune", "zoo:tutorial.fusion_demo", "--speed", "high"])
+    assert not can_parse(["plans", "lost"])
 
 
 @pytest.mark.slow

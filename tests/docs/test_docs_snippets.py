@@ -31,7 +31,7 @@ WITH_PYTHON = tuple(dict.fromkeys(page for page, _line, _source in SNIPPETS))
 MODULES = {
     "torchwise": "torchwise",
     "tw": "torchwise",
-    "artefact": "torchwise.artifact",
+    "artifact": "torchwise.artifact",
     "shapes": "torchwise.bucketing",
 }
 
@@ -88,15 +88,15 @@ def test_the_snippets_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_name_and_keyword_of_torchwise_exists(page: str, line: int, source: str) -> None:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
-            found(node)
-        elif isinstance(node, ast.Call) and (called := found(node.func)) is not None:
+            resolve_name(node)
+        elif isinstance(node, ast.Call) and (called := resolve_name(node.func)) is not None:
             taken = inspect.signature(called).parameters
             open_end = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
             unknown = [word.arg for word in node.keywords if word.arg and word.arg not in taken]
             assert open_end or not unknown, f"{page}:{line}: {ast.unparse(node)}"
 
 
-def found(node: ast.expr) -> Any:
+def resolve_name(node: ast.expr) -> Any:
     """Return the object that `torchwise.…` names, or None for another expression.
 
     Raises:

@@ -12,7 +12,7 @@ from doc_pages import blocks
 from typer.testing import CliRunner
 
 from postgres_server import PostgresServer
-from store_samples import a_study, claim, create, finished
+from store_samples import a_study, claim, complete_trial, create
 from torchwise.cli import app
 from torchwise.cluster import read_manifest
 from torchwise.cluster.manifest import Entry
@@ -36,7 +36,7 @@ def test_the_way_to_a_server_prints_what_the_page_shows(
     file, server = str(tmp_path / "store.db"), postgres.database()
     with open_storage(file) as storage:
         for study in (create(storage, a_study("a")), create(storage, a_study("b"))):
-            storage.finish_trial(study.id, finished(claim(storage, study.id)))
+            storage.finish_trial(study.id, complete_trial(claim(storage, study.id)))
     with open_storage(server) as storage:
         place = storage.place
     monkeypatch.setenv("TORCHWISE_STORE", file)
@@ -57,7 +57,7 @@ def test_the_way_takes_three_commands_at_most(page: str, ends: str) -> None:
 def test_the_manifest_is_what_the_page_says_of_it(tmp_path: Path) -> None:
     file, ((_line, text),) = tmp_path / "sweep.toml", blocks(CLUSTER, "toml")
     file.write_text(text)
-    tasks = read_manifest(file).on("cpu").tasks
+    tasks = read_manifest(file).with_device("cpu").tasks
     shown = [block for _line, block in blocks(CLUSTER, "text")]
     for task in tasks:
         task.request()

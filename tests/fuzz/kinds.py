@@ -17,7 +17,7 @@ from lock_samples import an_entry
 import store_samples as stored
 from analysis_samples import an_analysis
 from bench_samples import a_benchmark, some_rows
-from explain_samples import COMPILATION, finding, price
+from explain_samples import COMPILATION, make_finding, price
 from torchwise import environment
 from torchwise.artifact import package
 from torchwise.artifact.manifest import Manifest
@@ -30,14 +30,14 @@ from torchwise.lock import schema, toml
 from torchwise.lock.check_results import Check, Checked, State
 from torchwise.parsing import parse_json
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Decision, Duel, Interval, Ruling, Study, Trial, codec
+from torchwise.records import Approval, Decision, Duel, Interval, Study, Trial, codec
 from torchwise.records.analysis import Analysis
 from torchwise.records.batchfit import BatchFit, SizeTried
 from torchwise.records.benchmark import Benchmark
-from torchwise.records.bisection import Bisection, Culprit, Operation, Repro, Sighting, Step, Subgraph, Symptom
+from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Step, Subgraph, Symptom
 from torchwise.records.codec import Document
-from torchwise.records.compile_events import Break, Fallback, FallbackKind, Frame, Mend, Recompile, Watched
-from torchwise.records.explanation import Explanation, Limits, Place
+from torchwise.records.compile_events import Break, CodeFix, CompileEvents, Fallback, FallbackKind, Frame, Recompile
+from torchwise.records.explanation import Explanation, Limits, SourceLocation
 from torchwise.report.bench import read_benchmark
 from torchwise.report.comparison import Comparison, compare
 from torchwise.store.rows import dump, load
@@ -74,22 +74,26 @@ def kinds(folder: Path) -> list[Kind]:
     documents = [_document(kind, *samples) for kind, samples in _documents().items()]
     return [
         _plan(), *documents, _study(), _benchmark_file(folder), _lock(folder), _manifest(folder), _suite(folder),
-        _artefact(), _backend_options(), _parts_config(), *_rows(),
+        _artifact(), _backend_options(), _parts_config(), *_rows(),
     ]  # fmt: skip
 
 
 def _plan() -> Kind:
-    def told(plan: Plan) -> Any:
+    def to_plain(plan: Plan) -> Any:
         return {"schema": "torchwise.plan/1", **codec.to_builtins(plan), "options": dict(plan.options)}
 
-    plans = (TUNED, Plan(capture="step", optimizer="fused", pieces=4), Plan(threads=2, memory_format="channels_last"))
-    return Kind("plan", tuple(plan.to_json().encode() for plan in plans), Plan.from_json, told)
+    plans = (
+        TUNED,
+        Plan(capture="step", optimizer="fused", microbatches=4),
+        Plan(threads=2, memory_format="channels_last"),
+    )
+    return Kind("plan", tuple(plan.to_json().encode() for plan in plans), Plan.from_json, to_plain)
 
 
 def _documents() -> dict[type[Document], tuple[Document, ...]]:
     here, spec = stored.HERE, stored.a_study().workload
     frame = Frame("model.py", 12, "forward")
-    watched = Watched(
+    watched = CompileEvents(
         9.0,
         (
             Break(
@@ -100,7 +104,7 @@ def _documents() -> dict[type[Document], tuple[Document, ...]]:
                 "print",
                 hints=("do not",),
                 stack=(frame,),
-                mend=Mend("print", "go"),
+                fix=CodeFix("print", "go"),
             ),
         ),
         (Recompile("forward", "model.py", 3, "L['x'].size()[0] == 8", stack=(frame,), compile_ids=("0/1",)),),
@@ -108,15 +112,16 @@ def _documents() -> dict[type[Document], tuple[Document, ...]]:
         (Fallback(FallbackKind.COMPLEX, "aten.mul"),),
     )
     explained = stored.an_explanation(
-        TUNED, findings=(replace(finding(found=price(1e-3)), places=(Place("a.py", 3),), plan=TUNED),), watched=watched,
+        TUNED, findings=(replace(make_finding(found=price(1e-3)),
+        places=(SourceLocation("a.py", 3),), plan=TUNED),), compile_events=watched,
         limits=Limits(1e12, 1e13),
     )  # fmt: skip
     bisected = Bisection(
-        spec, here, Sighting(Symptom.CRASH, "died", "SIGSEGV"), TUNED, stage="inductor",
-        culprit=Culprit("pass", "fuse", place=3, of=9, workaround={"epilogue_fusion": False, "max_fusion_size": 1}),
+        spec, here, Observation(Symptom.CRASH, "died", "SIGSEGV"), TUNED, stage="inductor",
+        cause=Cause("pass", "fuse", place=3, of=9, workaround={"epilogue_fusion": False, "max_fusion_size": 1}),
         subgraph=Subgraph(0, (Operation("add", "torch.add", "add = torch.add(x, y)"),), 12),
         repro=Repro("repro.py", confirmed=True, standalone=True), notes=("nothing else",), seconds=60.0,
-        steps=(Step("eager", Sighting(Symptom.NONE), 2.5),),
+        steps=(Step("eager", Observation(Symptom.NONE), 2.5),),
     )  # fmt: skip
     checked = Checked("a.py:make", "inference", "8 × CPU", State.SLOWER, "slower", locked=Interval(1.9, 2.0, 2.1))
     analysed = an_analysis(batches=())
@@ -133,11 +138,11 @@ def _documents() -> dict[type[Document], tuple[Document, ...]]:
         Explanation: (explained,),
         Bisection: (bisected,),
         Analysis: (_few_samples(replace(analysed, steady=few)),),
-        Watched: (watched,),
+        CompileEvents: (watched,),
         BatchFit: (BatchFit("a.py:make", TUNED, sizes, 2**30),),
         Comparison: (compared,),
         Check: (Check((checked,), 0.05, 0.99),),
-        Ruling: (stored.a_ruling(TUNED),),
+        Approval: (stored.a_ruling(TUNED),),
     }  # fmt: skip
 
 
@@ -161,9 +166,9 @@ def _document(kind: type[Document], *samples: Document) -> Kind:
 
 
 def _study() -> Kind:
-    trial = stored.finished(Trial(0, TUNED))
+    trial = stored.complete_trial(Trial(0, TUNED))
     duel = Duel(EAGER, stored.FASTER, seconds=3.0)
-    trials = (replace(trial, duel=duel), stored.failed(Trial(1, Plan(threads=2))), Trial(2, Plan(capture="call")))
+    trials = (replace(trial, duel=duel), stored.fail_trial(Trial(1, Plan(threads=2))), Trial(2, Plan(capture="call")))
     study = stored.a_study(trials=trials, excluded=("tf32: it is for cuda",), decision=stored.a_decision(TUNED))
     samples = (study.to_json().encode(), stored.a_study().to_json().encode())
     return Kind("study", samples, Study.from_json, Study.to_dict)
@@ -187,10 +192,10 @@ def _lock(folder: Path) -> Kind:
         file.write_bytes(data)
         return lock_file.read(file)
 
-    def told(lock: Any) -> Any:
+    def to_plain(lock: Any) -> Any:
         return tomllib.loads(lock.to_toml())
 
-    def written(data: Any) -> bytes:
+    def to_bytes(data: Any) -> bytes:
         """Write a lock as somebody would who knows how its sections are signed."""
         lines = [toml.pair("schema", data["schema"])] if isinstance(data, dict) and "schema" in data else []
         for target, modes in data.items():
@@ -203,7 +208,7 @@ def _lock(folder: Path) -> Kind:
                     lines += [toml.pair("digest", schema._digest(key, tomllib.loads("\n".join(lines[-len(plain) :]))))]
         return "\n".join(lines).encode(errors="surrogatepass")
 
-    return Kind("lock", (lock_file.Lock().with_entries(entries).to_toml().encode(),), read, told, _toml, written)
+    return Kind("lock", (lock_file.Lock().with_entries(entries).to_toml().encode(),), read, to_plain, _toml, to_bytes)
 
 
 def _toml(data: bytes) -> Any:
@@ -287,7 +292,7 @@ about = "nightly"
     return Kind("suite", (text.encode(), b'targets = ["zoo"]\n'), read, asdict, _toml, _tables)
 
 
-def _artefact() -> Kind:
+def _artifact() -> Kind:
     made = Manifest("0.1.0", environment.detect("cpu"), {}, {"avx2": True}, 12.0, 1.5, 0)
     code = {"inductor/ab/cab.py": b"import torch\n" * 9, "triton/ab/kernel.json": b"{}"}
     _, sample = package.pack(made, stored.a_decision(TUNED), code)
@@ -296,7 +301,7 @@ def _artefact() -> Kind:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return {name: json.loads(archive.read(f"{name}.json")) for name in ("manifest", "decision")}
 
-    def written(data: Any) -> bytes:
+    def to_bytes(data: Any) -> bytes:
         """Pack the changed data, and tell its true size and digest."""
         decision = json.dumps(data.get("decision")).encode(errors="surrogatepass")
         manifest = data.get("manifest")
@@ -311,10 +316,10 @@ def _artefact() -> Kind:
                 archive.writestr(name, content)
         return packed.getvalue()
 
-    def told(found: Any) -> Any:
+    def to_plain(found: Any) -> Any:
         return {name: codec.to_builtins(getattr(found.info, name)) for name in ("manifest", "decision")}
 
-    return Kind("artifact", (sample,), lambda data: package.unpack("a.tw", data), told, plain, written)
+    return Kind("artifact", (sample,), lambda data: package.unpack("a.tw", data), to_plain, plain, to_bytes)
 
 
 def _backend_options() -> Kind:
@@ -329,7 +334,7 @@ def _backend_options() -> Kind:
     return Kind(
         "backend options",
         (json.dumps(sample).encode(),),
-        _of_mapping(lambda d: Options.read(d, None)),
+        _wrap_reader(lambda d: Options.read(d, None)),
         asdict,
         of_python=True,
     )
@@ -340,21 +345,22 @@ def _parts_config() -> Kind:
         "enabled": True, "mode": "max-autotune", "lazy": False, "minimum_speedup": 1.5, "effort": "quick", "calls": 9,
         "budget_s": 5.0, "allow": "reordered", "restarts": 2, "training": None, "autocast": "bfloat16", "device": "cpu",
     }  # fmt: skip
-    read = _of_mapping(lambda data: CompileConfig().changed(**data))
+    read = _wrap_reader(lambda data: CompileConfig().changed(**data))
     return Kind("parts config", (json.dumps(sample).encode(),), read, asdict, of_python=True)
 
 
-def _of_mapping(read: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], Any]:
-    def parsed(data: bytes) -> Any:
+def _wrap_reader(read: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], Any]:
+    def parse_mapping(data: bytes) -> Any:
         found = parse_json(data)
         return read(found if isinstance(found, dict) else {"data": found})
 
-    return parsed
+    return parse_mapping
 
 
 def _rows() -> list[Kind]:
     records = {
-        "trial": stored.finished(Trial(0, TUNED)), "study": stored.a_study(), "decision": stored.a_decision(TUNED),
+        "trial": stored.complete_trial(Trial(0, TUNED)), "study": stored.a_study(),
+        "decision": stored.a_decision(TUNED),
         "ruling": stored.a_ruling(TUNED), "explanation": stored.an_explanation(TUNED),
     }  # fmt: skip
 

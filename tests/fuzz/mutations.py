@@ -96,20 +96,20 @@ def _token(data: bytes, draw: random.Random) -> tuple[int, int]:
 
 def slip(data: Any, others: list[Any], draw: random.Random) -> Any:
     """Return data with one slip in them, now and then with two."""
-    data = _copied(data)
+    data = _copy_data(data)
     for _ in range(draw.choice((1, 1, 1, 1, 2))):
-        data = _slipped(data, _path(data, draw), others, draw)
+        data = _apply_slip(data, _path(data, draw), others, draw)
     return data
 
 
-def _slipped(data: Any, path: Path, others: list[Any], draw: random.Random) -> Any:
-    value = _at(data, path)
+def _apply_slip(data: Any, path: Path, others: list[Any], draw: random.Random) -> Any:
+    value = _value_at(data, path)
     if not path:
         return draw.choice((*ODD_VALUES, [data], {"data": data})) if draw.random() < 0.05 else data
-    holder, key = _at(data, path[:-1]), path[-1]
+    holder, key = _value_at(data, path[:-1]), path[-1]
     kind = draw.randrange(8)
     if kind == 0:
-        holder[key] = _copied(draw.choice(ODD_VALUES))
+        holder[key] = _copy_data(draw.choice(ODD_VALUES))
     elif kind == 1:
         del holder[key]
     elif kind == 2 and isinstance(holder, dict):
@@ -118,21 +118,21 @@ def _slipped(data: Any, path: Path, others: list[Any], draw: random.Random) -> A
         holder.update(items)
     elif kind == 3:
         other = draw.choice(others)
-        holder[key] = _copied(_at(other, _path(other, draw)))
+        holder[key] = _copy_data(_value_at(other, _path(other, draw)))
     elif kind == 4 and isinstance(value, list):
         holder[key] = draw.choice((value * 2, value[::-1], value[1:], [*value, *value[:1]]))
     elif kind == 5 and isinstance(holder, dict):
-        holder[draw.choice((misspelt(str(key), draw), "note", "schema", "id"))] = _copied(value)
+        holder[draw.choice((misspelt(str(key), draw), "note", "schema", "id"))] = _copy_data(value)
     elif kind == 6:
         other = _path(data, draw)
         if other and other[: len(path)] != path and path[: len(other)] != other:  # neither lies in the other
-            holder[key], _at(data, other[:-1])[other[-1]] = _at(data, other), value
+            holder[key], _value_at(data, other[:-1])[other[-1]] = _value_at(data, other), value
     else:
-        holder[key] = nudged(value, draw)
+        holder[key] = nudge_value(value, draw)
     return data
 
 
-def nudged(value: Any, draw: random.Random) -> Any:
+def nudge_value(value: Any, draw: random.Random) -> Any:
     """Return a value close to the given one, or far off."""
     if isinstance(value, bool) or value is None:
         return draw.choice((not value, int(bool(value)), str(value)))
@@ -171,11 +171,11 @@ def _path(data: Any, draw: random.Random) -> Path:
     return path
 
 
-def _copied(data: Any) -> Any:
+def _copy_data(data: Any) -> Any:
     return pickle.loads(pickle.dumps(data))
 
 
-def _at(data: Any, path: Path) -> Any:
+def _value_at(data: Any, path: Path) -> Any:
     for step in path:
         data = data[step]
     return data

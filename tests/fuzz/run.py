@@ -61,7 +61,7 @@ def fuzz(kind: Kind, others: list[bytes], each: int, seed: int) -> Found:
     draw, found, start = random.Random(f"{kind.name} {seed}"), Found(), time.process_time()
     plain = [kind.plain(sample) for sample in kind.samples]
     for _ in range(each):
-        data = mutated(kind, plain, others, draw)
+        data = mutate_file(kind, plain, others, draw)
         try:
             outcome = judge(kind, data)
         except TorchwiseError as error:
@@ -79,7 +79,7 @@ def fuzz(kind: Kind, others: list[bytes], each: int, seed: int) -> Found:
     return found
 
 
-def mutated(kind: Kind, plain: list[Any], others: list[bytes], draw: random.Random) -> bytes:
+def mutate_file(kind: Kind, plain: list[Any], others: list[bytes], draw: random.Random) -> bytes:
     """Return a damaged file."""
     place = draw.randrange(len(kind.samples))
     how = draw.random()

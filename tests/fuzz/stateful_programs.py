@@ -34,7 +34,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torchwise as tw
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile import compile_plan
 from torchwise.records import Outcome, Verdict
 from torchwise.trial.plain_call import run_plainly
@@ -231,7 +231,7 @@ def check_program(seed: int, plan: tw.Plan) -> str:
         _check_that_it_is_not_random(workload)
         model = fresh
         workload = Workload(model, workload.examples)
-        before = State.of(model)
+        before = State.from_call(model)
         verdict = _verdict(workload, plan, stateful=moved)
         if before.changes():
             raise Failed(f"verifying left {sorted(before.changes())} changed")
@@ -265,7 +265,7 @@ def _serve(names: dict[str, Any], model: Any, example: Example, plan: tw.Plan, s
     """Serve calls beside a plain copy. Return the first difference."""
     draw = random.Random(seed)
     plain = copy.deepcopy(model)
-    decision = dataclasses.replace(decided(model, plan), inputs=(describe_example(example),))
+    decision = dataclasses.replace(make_decision(model, plan), inputs=(describe_example(example),))
     fast = tw.apply(model, decision)
     caches = [names["Cache"](), names["Cache"]()]
     for number in range(2 * CALLS):

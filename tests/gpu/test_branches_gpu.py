@@ -28,7 +28,7 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-def captured_by(call: Callable[..., Any], *args: torch.Tensor, capture: str = "branches", **fields: Any) -> Any:
+def capture_call(call: Callable[..., Any], *args: torch.Tensor, capture: str = "branches", **fields: Any) -> Any:
     plan = Plan(capture=capture, **fields)
     return compile_plan(call, plan, Example(args), device="cuda", mode="inference").call
 
@@ -62,11 +62,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[captured.Path]:
     paths: list[captured.Path] = []
     record = captured.record_path
 
-    def noted(*args: Any, **options: Any) -> captured.Path:
+    def append_path(*args: Any, **options: Any) -> captured.Path:
         paths.append(record(*args, **options))
         return paths[-1]
 
-    monkeypatch.setattr(captured, "record_path", noted)
+    monkeypatch.setattr(captured, "record_path", append_path)
     return paths
 
 
@@ -74,7 +74,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[captured.Path]:
 def test_both_ways_answer_as_eager_does_and_are_recorded_once(backend: str, recorded: list[captured.Path]) -> None:
     torch.manual_seed(0)
     net = Asks().cuda().eval()
-    call = captured_by(net, draw(), backend=backend)
+    call = capture_call(net, draw(), backend=backend)
     for sign in (1, 1, -1, 1, -1, -1, 1):
         given = draw().abs() * sign
         torch.testing.assert_close(call(given), net(given))
@@ -83,7 +83,7 @@ def test_both_ways_answer_as_eager_does_and_are_recorded_once(backend: str, reco
 
 def test_a_series_of_questions_takes_as_many_ways_as_it_is_long(recorded: list[captured.Path]) -> None:
     torch.manual_seed(0)
-    call = captured_by(series, draw())
+    call = capture_call(series, draw())
     draws = [draw().clamp(-1, 1) * scale for scale in (0.001, 0.1, 0.4, 0.7, 0.9) for _ in range(3)]
     for given in draws + draws[::-1]:
         assert torch.equal(call(given), series(given))
@@ -94,7 +94,7 @@ def test_a_series_of_questions_takes_as_many_ways_as_it_is_long(recorded: list[c
 @pytest.mark.parametrize("target", ["branch", "break_branch", "break_list"])
 def test_programs_of_the_zoo(target: str, recorded: list[captured.Path]) -> None:
     workload = load(f"tutorial.{target}@medium", device="cuda")
-    call = captured_by(workload.call, *workload.examples[0].args)
+    call = capture_call(workload.call, *workload.examples[0].args)
     for seed in range(4):
         for example in workload.reseed(seed):
             assert torch.equal(call(*example.args), workload.call(*example.args))
@@ -103,7 +103,7 @@ def test_programs_of_the_zoo(target: str, recorded: list[captured.Path]) -> None
 
 def test_answers_that_are_held_are_not_overwritten() -> None:
     net = Asks().cuda().eval()
-    call = captured_by(net, draw())
+    call = capture_call(net, draw())
     inputs = [draw().abs() * sign for sign in (1, -1, 1, -1, 1)]
     answers = [call(given) for given in inputs]
     for given, answer in zip(inputs, answers, strict=True):
@@ -114,7 +114,7 @@ def test_weights_changed_in_place_are_seen_and_those_that_moved_are_recorded_ane
     recorded: list[captured.Path],
 ) -> None:
     net = Asks().cuda().eval()
-    call = captured_by(net, draw())
+    call = capture_call(net, draw())
     up, down = draw().abs(), -draw().abs()
     call(up), call(down)
     net.layer.weight.mul_(0.5)
@@ -133,7 +133,7 @@ def test_nothing_between_two_questions_warns_of_nothing() -> None:
             return y
         return y * 2
 
-    call = captured_by(early, draw())
+    call = capture_call(early, draw())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for given in (draw().abs(), -draw().abs() - 2, draw().abs()):
@@ -142,7 +142,7 @@ def test_nothing_between_two_questions_warns_of_nothing() -> None:
 
 def test_calls_of_threads_and_streams_take_turns() -> None:
     net = Asks().cuda().eval()
-    call = captured_by(net, draw())
+    call = capture_call(net, draw())
     wrong: list[int] = []
 
     def work(seed: int) -> None:
@@ -169,7 +169,7 @@ def test_an_error_of_the_model_is_its_own_and_other_ways_are_recorded_afterwards
         return y if x.mean() > 0 else -y
 
     given = draw().abs()
-    call = captured_by(picky, given)
+    call = capture_call(picky, given)
     assert torch.equal(call(given), given * 2)
     with pytest.raises(ValueError, match="not while it is recorded"):
         call(given + 200)
@@ -195,10 +195,10 @@ def test_what_pieces_cannot_replay_is_refused(call: Callable[..., Any], said: st
     expected = torch.randn(4, device="cuda")
     torch.manual_seed(3)
     with pytest.raises(UnsupportedError, match=said):
-        captured_by(call, given)(given)
+        capture_call(call, given)(given)
     assert torch.equal(given, before)
     assert torch.equal(torch.randn(4, device="cuda"), expected)
-    again = captured_by(lambda x: x * 2 if x.mean() > 0 else x, given)  # on a stream that the refused one had
+    again = capture_call(lambda x: x * 2 if x.mean() > 0 else x, given)  # on a stream that the refused one had
     assert torch.equal(again(given), given * 2)
 
 
@@ -218,24 +218,24 @@ def test_a_buffer_that_is_written_is_refused_and_put_back() -> None:
             return forward(x)
 
     with pytest.raises(UnsupportedError, match="writes to its inputs or its module"):
-        captured_by(Counts(), draw())(draw())
+        capture_call(Counts(), draw())(draw())
     assert torch.equal(norm.running_mean, before)
 
 
 def test_numbers_that_stay_are_others_on_every_replay() -> None:
-    def scaled(x: torch.Tensor) -> torch.Tensor:
+    def scale_by_mean(x: torch.Tensor) -> torch.Tensor:
         return x / x.abs().mean().item() + x.max().item()
 
-    call = captured_by(scaled, draw(), capture="call", transforms=("numbers_on_gpu",))
+    call = capture_call(scale_by_mean, draw(), capture="call", transforms=("numbers_on_gpu",))
     for scale in (1.0, 10.0, 0.1, 3.0):
         given = draw(scale)
-        torch.testing.assert_close(call(given), scaled(given))
+        torch.testing.assert_close(call(given), scale_by_mean(given))
     assert "item" not in vars(torch.Tensor)
 
 
 def test_the_zoo_s_program_that_reads_a_number() -> None:
     workload = load("tutorial.break_item@medium", device="cuda")
-    call = captured_by(workload.call, *workload.examples[0].args, capture="call", transforms=("numbers_on_gpu",))
+    call = capture_call(workload.call, *workload.examples[0].args, capture="call", transforms=("numbers_on_gpu",))
     for seed in range(3):
         for example in workload.reseed(seed):
             torch.testing.assert_close(call(*example.args), workload.call(*example.args))
@@ -256,6 +256,6 @@ def test_the_zoo_s_program_that_reads_a_number() -> None:
 def test_numbers_that_python_needs_are_refused(call: Callable[..., Any], said: str) -> None:
     given = draw()
     with pytest.raises(UnsupportedError, match=said):
-        captured_by(call, given, capture="call", transforms=("numbers_on_gpu",))(given)
-    again = captured_by(lambda x: x / x.max().item(), given, capture="call", transforms=("numbers_on_gpu",))
+        capture_call(call, given, capture="call", transforms=("numbers_on_gpu",))(given)
+    again = capture_call(lambda x: x / x.max().item(), given, capture="call", transforms=("numbers_on_gpu",))
     torch.testing.assert_close(again(given), given / given.max())

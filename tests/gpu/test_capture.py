@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 from torchwise.compile import compile_plan  # noqa: E402
 from torchwise.compile.cuda_graphs import capture_stream  # noqa: E402
 from torchwise.errors import UnsupportedError  # noqa: E402
-from torchwise.measure import held_memory  # noqa: E402
+from torchwise.measure import measure_memory_use  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.trial.harness import held_beside_inputs, held_since  # noqa: E402
+from torchwise.trial.harness import measure_memory_with_inputs, memory_growth  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 CAPTURE = Plan(capture="call")
 
 
-def captured(call: object, *args: torch.Tensor) -> object:
+def capture_call(call: object, *args: torch.Tensor) -> object:
     return compile_plan(call, CAPTURE, Example(args), device="cuda", mode="inference").call  # type: ignore[arg-type]
 
 
@@ -46,14 +46,14 @@ def x(rows: int = 4) -> torch.Tensor:
 
 
 def test_it_answers_as_eager_does_on_fresh_inputs(net: torch.nn.Module) -> None:
-    call = captured(net, x())
+    call = capture_call(net, x())
     for rows in (4, 8, 4, 1):
         given = x(rows)
         assert torch.equal(call(given), net(given))  # type: ignore[operator]
 
 
 def test_held_outputs_are_not_overwritten(net: torch.nn.Module) -> None:
-    call = captured(net, x())
+    call = capture_call(net, x())
     first_input = x()
     first = call(first_input)  # type: ignore[operator]
     call(x())  # type: ignore[operator]
@@ -61,7 +61,7 @@ def test_held_outputs_are_not_overwritten(net: torch.nn.Module) -> None:
 
 
 def test_noise_is_fresh_on_every_replay_and_follows_the_seed() -> None:
-    call = captured(torch.nn.Dropout(0.5).train(), x())
+    call = capture_call(torch.nn.Dropout(0.5).train(), x())
     ones = torch.ones(4, 32, device="cuda")
     call(ones)  # type: ignore[operator]
     torch.manual_seed(1)
@@ -76,14 +76,14 @@ def test_capturing_uses_up_no_random_numbers() -> None:
     given = x()
     torch.manual_seed(5)
     expected = [given + torch.randn_like(given), torch.randn(3, device="cuda")]
-    call = captured(lambda t: t + torch.randn_like(t), given)
+    call = capture_call(lambda t: t + torch.randn_like(t), given)
     torch.manual_seed(5)
     assert torch.equal(call(given), expected[0])  # type: ignore[operator]
     assert torch.equal(torch.randn(3, device="cuda"), expected[1])
 
 
 def test_weights_changed_in_place_are_seen(net: torch.nn.Module) -> None:
-    call = captured(net, x())
+    call = capture_call(net, x())
     given = x()
     call(given)  # type: ignore[operator]
     net[0].weight.mul_(2.0)
@@ -91,7 +91,7 @@ def test_weights_changed_in_place_are_seen(net: torch.nn.Module) -> None:
 
 
 def test_weights_that_moved_lead_to_a_new_capture(net: torch.nn.Module) -> None:
-    call = captured(net, x())
+    call = capture_call(net, x())
     given = x()
     call(given)  # type: ignore[operator]
     net[0].weight = torch.nn.Parameter(torch.randn(32, 32, device="cuda"))
@@ -103,7 +103,7 @@ def test_inputs_that_the_call_writes_are_written_back() -> None:
         t.add_(1.0)
         return t * 2
 
-    call = captured(writes, x())
+    call = capture_call(writes, x())
     for _ in range(2):
         given = x()
         expected = given + 1
@@ -116,7 +116,7 @@ def test_inputs_written_in_inference_mode_are_written_back() -> None:
     def writes(t: torch.Tensor) -> torch.Tensor:
         return t.add_(1.0)
 
-    call = captured(writes, x())
+    call = capture_call(writes, x())
     with torch.inference_mode():
         given = x()
         expected = given + 1
@@ -129,7 +129,7 @@ def test_batch_norm_statistics_move_once_per_call() -> None:
         return torch.nn.BatchNorm1d(32).cuda().train()
 
     ours, theirs = fresh(), fresh()
-    call = captured(ours, x())
+    call = capture_call(ours, x())
     for _ in range(3):
         given = x()
         call(given)  # type: ignore[operator]
@@ -143,7 +143,7 @@ def test_threads_take_turns(net: torch.nn.Module) -> None:
 
     On one CPU core one call of 200 once differed (H200, torch 2.11), with no word of which side was wrong.
     """
-    call = captured(net, x())
+    call = capture_call(net, x())
     call(x())  # type: ignore[operator]
     wrong: list[str] = []
     given = [[torch.randn(4, 32, device="cuda") for _ in range(50)] for _ in range(4)]
@@ -191,7 +191,7 @@ def test_recording_leaves_products_of_other_threads_alone(core: str) -> None:
         for thread in threads:
             thread.start()
         for _ in range(100):
-            fresh = captured(torch.nn.Linear(32, 32).cuda(), x())
+            fresh = capture_call(torch.nn.Linear(32, 32).cuda(), x())
             fresh(x())  # type: ignore[operator]
     finally:
         done.set()
@@ -226,7 +226,7 @@ def test_plans_replay_beside_each_other_in_workspaces_of_their_own(bias: bool) -
     plans = []
     for _ in range(3):
         model, given = split_along_the_inner_dimension(bias)
-        plans.append((captured(model, given), given))
+        plans.append((capture_call(model, given), given))
         plans[-1][0](given)  # type: ignore[operator]
     expected = [call(given) for call, given in plans]  # type: ignore[operator]
     wrong = [0] * len(plans)
@@ -253,7 +253,7 @@ def test_a_thread_that_never_multiplied_matrices_records() -> None:
 
     def work() -> None:
         with torch.no_grad():
-            answers.append(captured(torch.relu, given)(given))  # type: ignore[operator]
+            answers.append(capture_call(torch.relu, given)(given))  # type: ignore[operator]
 
     threads = [threading.Thread(target=work) for _ in range(3)]  # at once: a thread takes the handle of one that ended
     for thread in threads:
@@ -271,11 +271,11 @@ def test_a_plan_that_dies_leaves_its_workspace_to_the_next(bias: bool, monkeypat
     )  # those of other threads lack some workspaces
     torch.manual_seed(0)
     model, given = split_along_the_inner_dimension(bias)
-    expected = captured(model, given)(given)  # type: ignore[operator]
+    expected = capture_call(model, given)(given)  # type: ignore[operator]
     gc.collect()
     held = []
     for turn in range(6):
-        call = captured(model, given)
+        call = capture_call(model, given)
         assert torch.equal(call(given), expected)  # type: ignore[operator]
         if turn % 2:
             check_after_others_cleared(call, given, expected)
@@ -291,7 +291,7 @@ def test_a_plan_that_dies_leaves_its_workspace_to_the_next(bias: bool, monkeypat
 def test_what_is_recorded_anew_finds_workspaces_that_stay(bias: bool) -> None:
     torch.manual_seed(0)
     model, given = split_along_the_inner_dimension(bias)
-    call = captured(model, given)
+    call = capture_call(model, given)
     for _ in range(2):
         call(given)  # type: ignore[operator]
         model.weight.data = torch.randn_like(model.weight)  # the next call records anew, in a pool of its own
@@ -321,7 +321,7 @@ def test_forces_are_captured_and_replayed_after_the_workspaces_were_cleared() ->
     torch.manual_seed(0)
     model, given = Forces().cuda().eval(), torch.randn(64, 64, device="cuda")
     for _ in range(2):  # the second plan takes the first one's stream
-        call = captured(model, given)
+        call = capture_call(model, given)
         expected = call(given)  # type: ignore[operator]
         torch.testing.assert_close(expected, model(given), rtol=1e-4, atol=1e-2)  # of numbers about 1000
         check_after_others_cleared(call, given, expected)
@@ -336,7 +336,7 @@ def test_streams_wait_for_each_other() -> None:
         return t
 
     big = [torch.randn(1024, 1024, device="cuda") for _ in range(2)]
-    call = captured(slow, big[0])
+    call = capture_call(slow, big[0])
     expected = [slow(t) for t in big]
     call(big[0])  # type: ignore[operator]
     torch.cuda.synchronize()
@@ -350,7 +350,7 @@ def test_streams_wait_for_each_other() -> None:
 
 
 def test_autocast_and_plain_calls_do_not_share_a_graph(net: torch.nn.Module) -> None:
-    call = captured(net, x())
+    call = capture_call(net, x())
     given = x()
     plain = call(given)  # type: ignore[operator]
     with torch.autocast("cuda", torch.bfloat16):
@@ -362,7 +362,7 @@ def test_autocast_and_plain_calls_do_not_share_a_graph(net: torch.nn.Module) -> 
 def test_a_recurrent_net_is_captured() -> None:
     gru = torch.nn.GRU(16, 32, 2, batch_first=True).cuda().eval()
     given = torch.randn(2, 5, 16, device="cuda")
-    call = captured(gru, given)
+    call = capture_call(gru, given)
     ours, theirs = call(given), gru(given)  # type: ignore[operator]
     assert torch.allclose(ours[0], theirs[0], atol=1e-6)
     assert torch.allclose(ours[1], theirs[1], atol=1e-6)
@@ -370,11 +370,11 @@ def test_a_recurrent_net_is_captured() -> None:
 
 def test_inputs_on_the_cpu_are_refused(net: torch.nn.Module) -> None:
     with pytest.raises(UnsupportedError, match="lies on cpu"):
-        captured(lambda t, index: t * index.cuda(), x(), torch.ones(1))(x(), torch.ones(1))  # type: ignore[operator]
+        capture_call(lambda t, index: t * index.cuda(), x(), torch.ones(1))(x(), torch.ones(1))  # type: ignore[operator]
 
 
 def test_gradients_are_refused(net: torch.nn.Module) -> None:
-    call = captured(net, x())
+    call = capture_call(net, x())
     with torch.enable_grad(), pytest.raises(UnsupportedError, match="requires gradients"):
         call(x().requires_grad_())  # type: ignore[operator]
 
@@ -384,10 +384,10 @@ def test_other_work_goes_on_after_a_call_that_cannot_be_captured(net: torch.nn.M
         return t * float(t.sum().item())
 
     with pytest.raises(UnsupportedError, match=r"the call cannot be captured, because of .*in synchronises: `.*item"):
-        captured(synchronises, x())(x())  # type: ignore[operator]
+        capture_call(synchronises, x())(x())  # type: ignore[operator]
     given = x()
     torch.cuda.synchronize()
-    assert torch.equal(captured(net, given)(given), net(given))  # type: ignore[operator]
+    assert torch.equal(capture_call(net, given)(given), net(given))  # type: ignore[operator]
 
 
 def test_a_signature_that_cannot_be_captured_leaves_the_others_and_the_current_stream_alone() -> None:
@@ -396,7 +396,7 @@ def test_a_signature_that_cannot_be_captured_leaves_the_others_and_the_current_s
     def picky(t: torch.Tensor) -> torch.Tensor:
         return t * float(t.sum().item()) if len(t) == 3 else t * 2
 
-    call, first, stream = captured(picky, x()), x(), torch.cuda.current_stream()
+    call, first, stream = capture_call(picky, x()), x(), torch.cuda.current_stream()
     assert torch.equal(call(first), first * 2)  # type: ignore[operator]
     for _ in range(2):
         with pytest.raises(UnsupportedError, match="item"):
@@ -404,13 +404,13 @@ def test_a_signature_that_cannot_be_captured_leaves_the_others_and_the_current_s
         assert torch.cuda.current_stream() == stream
     for given in (x(8), x(16), first):
         assert torch.equal(call(given), given * 2)  # type: ignore[operator]
-    noisy = captured(lambda t: t + torch.randn_like(t), first)
+    noisy = capture_call(lambda t: t + torch.randn_like(t), first)
     assert not torch.equal(noisy(first), noisy(first))  # type: ignore[operator]
 
 
 def test_memory_used_on_two_streams_is_given_out_again_after_a_capture_that_failed() -> None:
     with pytest.raises(UnsupportedError):
-        captured(lambda t: t * float(t.sum().item()), x())(x())  # type: ignore[operator]
+        capture_call(lambda t: t * float(t.sum().item()), x())(x())  # type: ignore[operator]
     other = torch.cuda.Stream()
     for _ in range(2):
         torch.cuda.synchronize()
@@ -428,7 +428,7 @@ def test_deterministic_programs_are_captured_and_replayed_after_the_workspaces_w
     model, given = split_along_the_inner_dimension(bias=True)
     torch.use_deterministic_algorithms(True)
     try:
-        call = captured(model, given)
+        call = capture_call(model, given)
         expected = call(given)  # type: ignore[operator]
         check_after_others_cleared(call, given, expected)
     finally:
@@ -440,7 +440,7 @@ def test_calls_are_captured_under_anomaly_detection() -> None:
         torch.ones(1, requires_grad=True).sum().backward()  # so that this thread has differentiated
     given = x()
     with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():
-        assert torch.equal(captured(torch.relu, given)(given), torch.relu(given))  # type: ignore[operator]
+        assert torch.equal(capture_call(torch.relu, given)(given), torch.relu(given))  # type: ignore[operator]
 
 
 # ---- a module that changes after it was captured
@@ -469,7 +469,7 @@ def changing() -> Net:
     return Net().cuda().eval()
 
 
-def drawn(*shape: int) -> torch.Tensor:
+def draw_tensor(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda")
 
 
@@ -477,14 +477,14 @@ CHANGES = {
     "submodule replaced": lambda m: m.body.__setitem__(0, torch.nn.Linear(32, 32).cuda()),
     "submodule added": lambda m: setattr(m, "extra", torch.nn.Tanh()),
     "submodule removed": lambda m: m.body.__delitem__(1),
-    "parameter registered": lambda m: m.register_parameter("late", torch.nn.Parameter(drawn(32))),
-    "parameter where None was": lambda m: setattr(m.body[1], "bias", torch.nn.Parameter(drawn(32))),
+    "parameter registered": lambda m: m.register_parameter("late", torch.nn.Parameter(draw_tensor(32))),
+    "parameter where None was": lambda m: setattr(m.body[1], "bias", torch.nn.Parameter(draw_tensor(32))),
     "parameter set to None": lambda m: setattr(m.body[0], "bias", None),
-    "buffer registered": lambda m: m.register_buffer("late", drawn(32)),
-    "buffer replaced": lambda m: setattr(m, "shift", drawn(32)),
+    "buffer registered": lambda m: m.register_buffer("late", draw_tensor(32)),
+    "buffer replaced": lambda m: setattr(m, "shift", draw_tensor(32)),
     "plain attribute rebound": lambda m: setattr(m.norm, "eps", 1.0),
     "hook registered": lambda m: m.norm.register_forward_hook(lambda _m, _i, out: out + 1),
-    "weights moved": lambda m: setattr(m.body[0].weight, "data", drawn(32, 32)),
+    "weights moved": lambda m: setattr(m.body[0].weight, "data", draw_tensor(32, 32)),
     "one submodule to training": lambda m: m.norm.train(),
     "all to training": lambda m: m.train(),
 }
@@ -492,7 +492,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
 def test_a_changed_module_is_captured_again(changing: Net, change: object) -> None:
-    call = captured(changing, x())
+    call = capture_call(changing, x())
     given = x()
     before = call(given)  # type: ignore[operator]
     assert torch.allclose(before, changing(given), atol=1e-5)
@@ -504,17 +504,17 @@ def test_a_changed_module_is_captured_again(changing: Net, change: object) -> No
 
 
 def test_what_was_removed_and_what_came_are_followed_in_turn(changing: Net) -> None:
-    call = captured(changing, x())
+    call = capture_call(changing, x())
     given = x()
     for _ in range(2):
-        changing.register_buffer("late", drawn(32))
+        changing.register_buffer("late", draw_tensor(32))
         assert torch.allclose(call(given), changing(given), atol=1e-5)  # type: ignore[operator]
         del changing.late
         assert torch.allclose(call(given), changing(given), atol=1e-5)  # type: ignore[operator]
 
 
 def test_an_unchanged_module_is_captured_once(changing: Net) -> None:
-    call = captured(changing, x())
+    call = capture_call(changing, x())
     given = x()
     call(given)  # type: ignore[operator]
     graphs = list(map(id, call._graphs.values()))  # type: ignore[attr-defined]
@@ -536,7 +536,7 @@ def test_a_replay_that_is_thrown_away_has_written_nothing() -> None:
             return t * self.scale
 
     module = Counting()
-    call = captured(module, x())
+    call = capture_call(module, x())
     given = x()
     for scale in (1.0, 1.0, 2.0, 3.0):
         module.scale = scale
@@ -554,7 +554,7 @@ def test_an_input_is_written_once_also_when_the_module_changed() -> None:
     module = Adding()
     module.step = 1.0
     given = torch.zeros(4, device="cuda")
-    call = captured(module, given.clone())
+    call = capture_call(module, given.clone())
     for step, expected in ((1.0, 1.0), (1.0, 2.0), (5.0, 7.0)):
         module.step = step
         call(given)  # type: ignore[operator]
@@ -562,7 +562,7 @@ def test_an_input_is_written_once_also_when_the_module_changed() -> None:
 
 
 def test_memory_of_replaced_weights_is_not_read_by_others_meanwhile(net: torch.nn.Module) -> None:
-    call = captured(net, x())
+    call = capture_call(net, x())
     given = x()
     call(given)  # type: ignore[operator]
     for layer in net[::2]:
@@ -575,7 +575,7 @@ def test_the_lean_way_answers_alike_and_follows_changes(changing: Net) -> None:
     realized = compile_plan(changing, CAPTURE, Example((x(),)), device="cuda", mode="inference")
     given = x()
     realized.call(given)
-    lean = realized.lean((given,), {})
+    lean = realized.bypass((given,), {})
     assert torch.allclose(lean(given), changing(given), atol=1e-5)
     changing.norm.eps = 1.0
     assert torch.allclose(lean(given), changing(given), atol=1e-5)
@@ -588,7 +588,7 @@ def test_others_may_clear_the_workspaces_of_matrix_products() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(3))).cuda().half().eval()
     # Few rows and many columns: products that are split and summed in the workspace.
     given = torch.randn(8, 512, device="cuda").half()
-    call = captured(model, given)
+    call = capture_call(model, given)
     expected = call(given)  # type: ignore[operator]
     check_after_others_cleared(call, given, expected)
 
@@ -596,7 +596,7 @@ def test_others_may_clear_the_workspaces_of_matrix_products() -> None:
 def test_a_captured_graph_and_those_of_torch_compile_live_side_by_side(net: torch.nn.Module) -> None:
     given = x()
     expected = net(given)
-    call = captured(net, given)
+    call = capture_call(net, given)
     call(given)  # type: ignore[operator]
     compiled = torch.compile(net, mode="reduce-overhead")
     for _ in range(10):
@@ -608,26 +608,26 @@ def test_a_captured_graph_and_those_of_torch_compile_live_side_by_side(net: torc
 def test_the_inputs_of_a_candidate_are_not_its_own_memory() -> None:
     given = torch.randn(2**24, device="cuda")
     workload = Workload(torch.relu, (Example((given,)),))
-    before = held_beside_inputs(workload, "cuda")
+    before = measure_memory_with_inputs(workload, "cuda")
     kept = [example.clone() for example in workload.examples]
-    assert held_since(before, "cuda") < 2**20
+    assert memory_growth(before, "cuda") < 2**20
     kept += [example.clone() for example in workload.examples]
-    assert held_since(before, "cuda") >= given.nbytes
+    assert memory_growth(before, "cuda") >= given.nbytes
 
 
 def test_memory_that_a_graph_keeps_is_counted() -> None:
     given = torch.randn(256, 1024, device="cuda")
-    call = captured(lambda t: (t.repeat(64, 1) * 2).sum(0), given)
-    before = held_memory("cuda")
+    call = capture_call(lambda t: (t.repeat(64, 1) * 2).sum(0), given)
+    before = measure_memory_use("cuda")
     call(given)  # type: ignore[operator]
-    after = held_memory("cuda")
+    after = measure_memory_use("cuda")
     assert before is not None
     assert after is not None
     assert after - before >= 64 * given.nbytes, "an intermediate result stays reserved between replays"
 
 
 def test_outputs_in_nested_containers_are_copied() -> None:
-    call = captured(lambda t: {"a": [t * 2, (t * 3, None)], "b": 4}, x())
+    call = capture_call(lambda t: {"a": [t * 2, (t * 3, None)], "b": 4}, x())
     given = x()
     first = call(given)  # type: ignore[operator]
     call(x())  # type: ignore[operator]
@@ -649,7 +649,7 @@ def test_a_buffer_that_took_shape_on_the_first_call_is_read() -> None:
             return t * self.table[: t.shape[0], None]
 
     module = Cached()
-    call = captured(module, x())
+    call = capture_call(module, x())
     for rows in (4, 8, 4, 8):
         given = x(rows)
         assert torch.equal(call(given), module(given))  # type: ignore[operator]
@@ -666,7 +666,7 @@ def test_a_call_that_rebinds_its_own_buffer_is_refused() -> None:
             return t + self.count
 
     with pytest.raises(UnsupportedError, match="replaces tensors"):
-        captured(Rebinding(), x())(x())  # type: ignore[operator]
+        capture_call(Rebinding(), x())(x())  # type: ignore[operator]
 
 
 # ---- outputs that cannot be copied, and inputs that hold tensors
@@ -686,11 +686,11 @@ class Batch:
 @pytest.mark.parametrize("wrap", [Opaque, lambda t: [t, Opaque(t)], lambda t: Batch(Opaque(t))])  # type: ignore[arg-type]
 def test_an_output_that_cannot_be_copied_is_refused(wrap: object) -> None:
     with pytest.raises(UnsupportedError, match="an object of type Opaque"):
-        captured(lambda t: wrap(t * 2), x())(x())  # type: ignore[operator]
+        capture_call(lambda t: wrap(t * 2), x())(x())  # type: ignore[operator]
 
 
 def test_outputs_in_dataclasses_are_copied() -> None:
-    call = captured(lambda t: Batch(t * 2, 3.0), x())
+    call = capture_call(lambda t: Batch(t * 2, 3.0), x())
     given = x()
     first = call(given)  # type: ignore[operator]
     call(x())  # type: ignore[operator]
@@ -699,13 +699,13 @@ def test_outputs_in_dataclasses_are_copied() -> None:
 
 
 def test_inputs_in_dataclasses_are_captured_by_shape_and_value() -> None:
-    def scaled(batch: Batch) -> torch.Tensor:
+    def scale_batch(batch: Batch) -> torch.Tensor:
         return batch.values * batch.scale
 
-    call = captured(scaled, Batch(x()))  # type: ignore[arg-type]
+    call = capture_call(scale_batch, Batch(x()))  # type: ignore[arg-type]
     for rows, scale in ((4, 1.0), (8, 1.0), (4, 2.0), (4, 1.0)):
         batch = Batch(x(rows), scale)
-        assert torch.equal(call(batch), scaled(batch))  # type: ignore[operator]
+        assert torch.equal(call(batch), scale_batch(batch))  # type: ignore[operator]
     assert len(call._graphs) == 3  # type: ignore[attr-defined]
 
 

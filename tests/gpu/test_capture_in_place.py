@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torchwise.compile import compile_plan  # noqa: E402
 from torchwise.compile.cuda_graphs.in_place_replay import MOST_GRAPHS, SETTLING_CALLS  # noqa: E402
-from torchwise.measure import held_memory  # noqa: E402
+from torchwise.measure import measure_memory_use  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.workload import Example, pytree  # noqa: E402
 
@@ -26,12 +26,12 @@ def _without_gradients() -> object:
         yield
 
 
-def captured(call: Any, *args: torch.Tensor, backend: str = "eager", borrow: bool = False) -> Any:
+def capture_call(call: Any, *args: torch.Tensor, backend: str = "eager", borrow: bool = False) -> Any:
     plan = Plan(capture="call", backend=backend)
     return compile_plan(call, plan, Example(args), device="cuda", mode="inference", borrow=borrow).call
 
 
-def settled(call: Any, *args: torch.Tensor) -> Any:
+def call_until_recorded(call: Any, *args: torch.Tensor) -> Any:
     """Call until nothing is recorded any more, and check that something was."""
     for _ in range(SETTLING_CALLS + 1):
         call(*args)
@@ -51,8 +51,8 @@ def x() -> torch.Tensor:
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_values_that_changed_in_their_place_are_read(backend: str) -> None:
     model, given = net(), x()
-    call = captured(model, given, backend=backend)
-    replays = settled(call, given)
+    call = capture_call(model, given, backend=backend)
+    replays = call_until_recorded(call, given)
     for tensor in replays.graph.inputs:
         tensor.fill_(float("nan"))
     for _ in range(4):
@@ -63,8 +63,8 @@ def test_values_that_changed_in_their_place_are_read(backend: str) -> None:
 
 def test_held_outputs_stay_and_new_inputs_are_read() -> None:
     model, given = net(), x()
-    call = captured(model, given)
-    settled(call, given)
+    call = capture_call(model, given)
+    call_until_recorded(call, given)
     inputs = [x() for _ in range(8)]
     held = [call(one) for one in inputs]
     again = [call(given) for _ in range(8)]
@@ -75,8 +75,8 @@ def test_held_outputs_stay_and_new_inputs_are_read() -> None:
 
 def test_noise_is_fresh_and_follows_the_seed() -> None:
     given = torch.zeros(64, device="cuda")
-    call = captured(lambda x: x + torch.randn_like(x), given)
-    settled(call, given)
+    call = capture_call(lambda x: x + torch.randn_like(x), given)
+    call_until_recorded(call, given)
     answers = [call(given) for _ in range(6)]
     assert len({float(answer[0]) for answer in answers}) == 6
     torch.manual_seed(5)
@@ -87,8 +87,8 @@ def test_noise_is_fresh_and_follows_the_seed() -> None:
 
 def test_weights_that_changed_or_moved_are_seen() -> None:
     model, given = net(), x()
-    call = captured(model, given)
-    settled(call, given)
+    call = capture_call(model, given)
+    call_until_recorded(call, given)
     model[0].weight.mul_(2)
     assert torch.equal(call(given), model(given))
     model[0].weight = torch.nn.Parameter(torch.randn(32, 32, device="cuda"))
@@ -100,7 +100,7 @@ def test_weights_that_changed_or_moved_are_seen() -> None:
 def test_inputs_are_written_once_per_call_in_their_place(inference: bool) -> None:
     with torch.inference_mode(inference):
         given = torch.zeros(16, device="cuda")
-        call = captured(lambda x: x.add_(1) * 2, given)
+        call = capture_call(lambda x: x.add_(1) * 2, given)
         for number in range(1, SETTLING_CALLS + 4):
             answer = call(given)
             assert torch.equal(given, torch.full_like(given, number))
@@ -113,15 +113,15 @@ def test_compiled_code_takes_inputs_of_inference_mode() -> None:
     model = net()
     with torch.inference_mode():
         given = x()
-        call = captured(model, given, backend="inductor")
-        settled(call, given)
+        call = capture_call(model, given, backend="inductor")
+        call_until_recorded(call, given)
         assert torch.allclose(call(given), model(given), atol=1e-5)
 
 
 def test_outputs_may_be_read_on_another_stream() -> None:
     given = torch.randn(1 << 20, device="cuda")
-    call = captured(torch.sin, given)
-    settled(call, given)
+    call = capture_call(torch.sin, given)
+    call_until_recorded(call, given)
     other = torch.cuda.Stream()
     copies = []
     for number in range(12):
@@ -139,8 +139,8 @@ def test_outputs_may_be_read_on_another_stream() -> None:
 
 def test_calls_from_two_streams_wait_for_each_other() -> None:
     given = torch.randn(1 << 20, device="cuda")
-    call = captured(lambda x: (x * 2 + 1).sin(), given)
-    settled(call, given)
+    call = capture_call(lambda x: (x * 2 + 1).sin(), given)
+    call_until_recorded(call, given)
     streams, answers = [torch.cuda.Stream() for _ in range(2)], []
     torch.cuda.synchronize()
     for number in range(10):
@@ -152,7 +152,7 @@ def test_calls_from_two_streams_wait_for_each_other() -> None:
 
 
 def test_shapes_take_turns_in_the_same_memory() -> None:
-    call = captured(lambda x: (x * 2, {"sum": x.sum(0)}), torch.randn(8, 8, device="cuda"))
+    call = capture_call(lambda x: (x * 2, {"sum": x.sum(0)}), torch.randn(8, 8, device="cuda"))
     for number in range(3 * SETTLING_CALLS):
         given = torch.full((8, 4 + 4 * (number % 3)), float(number), device="cuda")
         twice, sums = call(given)
@@ -166,13 +166,13 @@ def test_graphs_in_place_share_their_memory() -> None:
         return (x.expand(4096, -1) * 2).sin().sum(0)
 
     given = torch.randn(4096, device="cuda")
-    call = captured(heavy, given)
+    call = capture_call(heavy, given)
     call(given)
     torch.cuda.empty_cache()
-    once = held_memory("cuda") or 0
-    settled(call, given)
+    once = measure_memory_use("cuda") or 0
+    call_until_recorded(call, given)
     torch.cuda.empty_cache()
-    assert 0 < (held_memory("cuda") or 0) <= once + (16 << 20), "the intermediate values take 128 MiB"
+    assert 0 < (measure_memory_use("cuda") or 0) <= once + (16 << 20), "the intermediate values take 128 MiB"
 
 
 def test_borrowed_outputs_are_right_until_the_next_call() -> None:
@@ -180,7 +180,7 @@ def test_borrowed_outputs_are_right_until_the_next_call() -> None:
         return x * 2, x.sum()
 
     given = x()
-    borrowed = captured(call, given, borrow=True)
+    borrowed = capture_call(call, given, borrow=True)
     places = set()
     for number in range(SETTLING_CALLS + 4):
         given.fill_(number)
@@ -192,7 +192,7 @@ def test_borrowed_outputs_are_right_until_the_next_call() -> None:
 
 def test_weights_that_an_outer_autocast_has_cast_are_cast_in_the_graph() -> None:
     model, given = net(), x()
-    call = captured(model, given)
+    call = capture_call(model, given)
     for _ in range(3):  # leaving the context frees its casts
         with torch.autocast("cuda", torch.bfloat16):
             for _ in range(4):
@@ -207,7 +207,7 @@ def test_weights_that_an_outer_autocast_has_cast_are_cast_in_the_graph() -> None
 
 def test_a_module_that_changed_while_borrowed_outputs_live_is_captured_again() -> None:
     model, given = net(), x()
-    call = captured(model, given, borrow=True)
+    call = capture_call(model, given, borrow=True)
     for _ in range(4):
         held = call(given)
     model[0].weight = torch.nn.Parameter(torch.randn(32, 32, device="cuda"))
@@ -218,7 +218,7 @@ def test_a_module_that_changed_while_borrowed_outputs_live_is_captured_again() -
 
 def test_another_thread_may_use_the_gpu_while_a_call_is_recorded() -> None:
     given, stop = x(), threading.Event()
-    call = captured(lambda x: x * 2, given)
+    call = capture_call(lambda x: x * 2, given)
 
     def pin() -> None:
         while not stop.is_set():
@@ -236,9 +236,9 @@ def test_another_thread_may_use_the_gpu_while_a_call_is_recorded() -> None:
 
 
 def test_a_graph_in_the_hands_of_the_garbage_collector_spoils_no_recording() -> None:
-    def left_behind() -> None:
+    def leave_cycle() -> None:
         model, given = net(), x()
-        call = captured(model, given)
+        call = capture_call(model, given)
         cycle = [call]
         cycle.append(cycle)
         for _ in range(4):
@@ -254,9 +254,9 @@ def test_a_graph_in_the_hands_of_the_garbage_collector_spoils_no_recording() -> 
     gc.set_threshold(10)
     try:
         for _ in range(5):
-            left_behind()
+            leave_cycle()
             given = x()
-            call = captured(collects, given)
+            call = capture_call(collects, given)
             for _ in range(4):
                 assert torch.equal(call(given), given * 2)
     finally:

@@ -37,7 +37,7 @@ def test_a_rewritten_program_answers_as_in_complex128(name: str, capture: str) -
             answers = pytree.tensors(realized.call(*example.args, **example.kwargs))
             assert worst_error(answers, reference) < 1e-4
         first = [answer.clone() for answer in answers]
-        realized.lean(example.args, example.kwargs)(*example.args, **example.kwargs)
+        realized.bypass(example.args, example.kwargs)(*example.args, **example.kwargs)
         assert all(torch.equal(a, b) for a, b in zip(answers, first, strict=True)), "held answers stay"
     realized.close()
 

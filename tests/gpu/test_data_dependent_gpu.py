@@ -33,7 +33,7 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-def captured_by(call: Callable[..., Any], *args: Any, capture: str = "call", **fields: Any) -> Any:
+def capture_call(call: Callable[..., Any], *args: Any, capture: str = "call", **fields: Any) -> Any:
     plan = Plan(capture=capture, **fields)
     return compile_plan(call, plan, Example(args), device="cuda", mode="inference").call
 
@@ -57,13 +57,13 @@ BRINGS: dict[str, Callable[[torch.Tensor], Any]] = {
     "written to": lambda x: torch.tensor([1.0, 2.0], device="cuda").mul_(x[0, 0]),
     "a number that is the same on every call": lambda x: x * torch.tensor(3.0, device="cuda").item(),
     "a size that is the same on every call": lambda x: x[:, torch.tensor([True, False] * 4, device="cuda")],
-    "a default device": lambda x: x + _on_gpu_by_default(),
+    "a default device": lambda x: x + _make_on_default_gpu(),
     "one value under a mask": lambda x: x.clone().index_put_((x > 0,), x[0, 0]) * torch.arange(8).to(x.device),
-    "a number under a mask": lambda x: _written(x.clone(), x > 0, 0.5) * torch.arange(8).to(x.device),
+    "a number under a mask": lambda x: _write_masked(x.clone(), x > 0, 0.5) * torch.arange(8).to(x.device),
 }
 
 
-def _on_gpu_by_default() -> torch.Tensor:
+def _make_on_default_gpu() -> torch.Tensor:
     with torch.device("cuda"):
         return torch.tensor([3.0])
 
@@ -81,14 +81,14 @@ def check(call: Callable[..., Any], made: Callable[..., Any], *shape: int, calls
 
 @pytest.mark.parametrize("call", BRINGS.values(), ids=list(BRINGS))
 def test_what_is_copied_from_the_cpu_is_captured(call: Callable[..., Any]) -> None:
-    check(call, captured_by(call, draw()))
+    check(call, capture_call(call, draw()))
 
 
 def test_inductors_own_code_copies_from_the_cpu_too() -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x * torch.arange(8).to(x.device)) + torch.tensor([0.5, 2.0], device=x.device)[0]
 
-    made = captured_by(call, draw(), backend="inductor")
+    made = capture_call(call, draw(), backend="inductor")
     for _ in range(3):
         torch.testing.assert_close(made(given := draw()), call(given))
 
@@ -99,7 +99,7 @@ def test_what_the_model_keeps_on_the_cpu_is_copied_anew_when_it_was_written_to()
     def call(x: torch.Tensor) -> torch.Tensor:
         return x * table.to(x.device)
 
-    made = captured_by(call, draw())
+    made = capture_call(call, draw())
     check(call, made)
     table.mul_(2)
     check(call, made)
@@ -117,7 +117,7 @@ def test_what_the_model_keeps_on_the_cpu_is_copied_anew_when_it_was_written_to()
 )
 def test_what_is_another_on_each_call_is_refused(call: Callable[..., Any], said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
-        captured_by(call, given := draw())(given)
+        capture_call(call, given := draw())(given)
     assert torch.randn(3, device="cuda").shape == (3,), "nothing is left half recorded"
 
 
@@ -131,7 +131,7 @@ SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "repeated": lambda x: torch.repeat_interleave(x[:, 0], (x[:, 1] > 0).long() + 1) * 2,
     "as many as": lambda x: x.flatten()[: int((x > 0).sum())] * 2,
     "a whole number": lambda x: x * (x > 0).sum().item(),
-    "several under a mask": lambda x: _written(x.clone(), x > 0, x[x > 0] * 2) + 1,
+    "several under a mask": lambda x: _write_masked(x.clone(), x > 0, x[x > 0] * 2) + 1,
     "and yes or no": lambda x: x[x > 0] if x.mean() > 0 else x[x < 0] * 2,
     "and from the CPU": lambda x: x[x > 0] * torch.tensor(0.5).to(x.device),
     "counted": lambda x: torch.bincount((x > 0).long().flatten()) * 2,
@@ -139,14 +139,14 @@ SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def _written(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+def _write_masked(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
     x[mask] = value
     return x
 
 
 @pytest.mark.parametrize("call", SIZES.values(), ids=list(SIZES))
 def test_what_depends_on_how_many_there_are_is_captured_in_pieces(call: Callable[..., Any]) -> None:
-    made = captured_by(call, draw(), capture="branches")
+    made = capture_call(call, draw(), capture="branches")
     draws = [draw() for _ in range(4)]
     for given in [*draws, *draws[::-1], *draws]:
         expected = call(given)
@@ -161,7 +161,7 @@ def test_as_many_as_before_is_replayed_and_another_number_is_recorded_once(monke
     def call(x: torch.Tensor) -> torch.Tensor:
         return x[x > 0].sort().values.cumsum(0)
 
-    made = captured_by(call, draw(), capture="branches")
+    made = capture_call(call, draw(), capture="branches")
     for count in (3, 5, 3, 3, 5, 5, 3, 40, 5):
         given = -draw().abs().flatten()
         given[torch.randperm(48, device="cuda")[:count]] *= -1
@@ -178,18 +178,18 @@ def test_other_ways_to_suppress_boxes(greedy: str) -> None:
             left = left[1:][(boxes[left[1:]] - boxes[left[0]]).abs().sum(1) > 1.5]
         return torch.stack(kept)
 
-    def by_torchvision(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def torchvision_nms(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         nms = pytest.importorskip("torchvision").ops.nms
         return nms(torch.cat([boxes, boxes + 1], dim=1), scores, 0.3)
 
-    suppress = while_any if greedy.startswith("while") else by_torchvision
+    suppress = while_any if greedy.startswith("while") else torchvision_nms
 
     def call(x: torch.Tensor) -> torch.Tensor:
         boxes, scores = x[:, :2], x[:, 2]
         found = scores > 0
         return boxes[found][suppress(boxes[found], scores[found])]
 
-    made = captured_by(call, draw(24, 8), capture="branches")
+    made = capture_call(call, draw(24, 8), capture="branches")
     draws = [draw(24, 8) for _ in range(3)]
     for given in draws * 3:
         torch.testing.assert_close(made(given), call(given), rtol=0, atol=0)
@@ -205,7 +205,7 @@ def test_programs_whose_work_depends_on_their_data(name: str, backend: str, monk
 
     workload = getattr(data_targets, name)()
     model, (given,) = workload.call.cuda(), workload.examples[0].args
-    made = captured_by(model, given.cuda(), capture="branches", backend=backend)
+    made = capture_call(model, given.cuda(), capture="branches", backend=backend)
     draws = [torch.randn_like(given).cuda() for _ in range(3)]
     for x in draws * 3:
         torch.testing.assert_close(made(x), model(x), rtol=0, atol=0)

@@ -44,21 +44,21 @@ def test_captured_graphs_answer_as_eager_does(plan: Plan, monkeypatch: pytest.Mo
     decide_for(plan, monkeypatch)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)).cuda()
 
-    def broken(x: torch.Tensor) -> torch.Tensor:
+    def break_graph(x: torch.Tensor) -> torch.Tensor:
         x = model(x)
         torch._dynamo.graph_break()
         return model(x)
 
-    compiled = torch.compile(broken, backend=entry)
+    compiled = torch.compile(break_graph, backend=entry)
     with torch.no_grad():
         inputs = [torch.randn(8, 64, device="cuda") for _ in range(30)]
         held = [compiled(x) for x in inputs]  # no later answer overwrites an earlier one
         for x, answer in zip(inputs, held, strict=True):
-            torch.testing.assert_close(answer, broken(x), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(answer, break_graph(x), rtol=1e-3, atol=1e-4)
         model[0].weight.mul_(2)
-        torch.testing.assert_close(compiled(inputs[0]), broken(inputs[0]), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(compiled(inputs[0]), break_graph(inputs[0]), rtol=1e-3, atol=1e-4)
         model[0].weight = torch.nn.Parameter(torch.zeros(64, 64, device="cuda"))
-        torch.testing.assert_close(compiled(inputs[0]), broken(inputs[0]), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(compiled(inputs[0]), break_graph(inputs[0]), rtol=1e-3, atol=1e-4)
 
 
 def test_a_captured_plan_answers_a_training_call_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,12 +48,12 @@ class Asking(Small):
         return y * 2 if y.mean() > 0 else y
 
 
-def explained(model: torch.nn.Module, *args: torch.Tensor, **options: object) -> Explanation:
+def explain_model(model: torch.nn.Module, *args: torch.Tensor, **options: object) -> Explanation:
     return explain(model.cuda().eval(), args, budget=30, **options)  # type: ignore[arg-type]
 
 
 def test_kernels_are_timed_by_the_device_and_held_against_the_roofline() -> None:
-    told = explained(torch.nn.Linear(4096, 4096), torch.randn(4096, 4096, device="cuda"))
+    told = explain_model(torch.nn.Linear(4096, 4096), torch.randn(4096, 4096, device="cuda"))
     assert told.limits is not None
     assert told.limits.bandwidth > 1e11
     (product,) = [kernel for kernel in told.kernels if kernel.flops]
@@ -65,31 +65,31 @@ def test_kernels_are_timed_by_the_device_and_held_against_the_roofline() -> None
 
 
 def test_what_waits_for_the_host_is_said_and_a_graph_is_the_mend() -> None:
-    told = explained(Small(), torch.randn(4, 64, device="cuda"))
+    told = explain_model(Small(), torch.randn(4, 64, device="cuda"))
     assert told.execution.host_share > 0.3
     found = {one.kind: one for one in told.findings}
     assert "host-bound" in found, told.notes
-    assert found["host-bound"].price is not None
+    assert found["host-bound"].saving is not None
     assert told.capturable.answer is True
 
 
 def test_a_wait_for_the_device_is_found_at_its_line(tmp_path: Path) -> None:
-    told = explained(Waiting(), torch.randn(4, 64, device="cuda"), artefacts=tmp_path)
+    told = explain_model(Waiting(), torch.randn(4, 64, device="cuda"), artifacts=tmp_path)
     found = [one for one in told.findings if one.kind in ("graph break", "synchronisation")]
     assert found
     assert all(place.file == __file__ for one in found for place in one.places)
     assert any("item()" in place.excerpt for one in found for place in one.places)
-    assert any(one.price is not None and one.price.basis is Basis.MEASURED for one in found), told.notes
+    assert any(one.saving is not None and one.saving.basis is Basis.MEASURED for one in found), told.notes
     assert told.capturable.answer is True, (told.capturable, told.notes)
     assert "numbers_on_gpu" in told.capturable.reasons[0]
-    assert all((tmp_path / name).exists() for stage in told.stages for name in stage.artefacts)
+    assert all((tmp_path / name).exists() for stage in told.stages for name in stage.artifacts)
 
 
 def test_a_question_is_mended_by_a_capture_in_pieces() -> None:
-    told = explained(Asking(), torch.randn(4, 64, device="cuda"))
+    told = explain_model(Asking(), torch.randn(4, 64, device="cuda"))
     (found,) = [one for one in told.findings if one.kind == "synchronisation"]
     assert found.plan is not None
     assert found.plan.capture == "branches"
-    assert found.price is not None
-    assert found.price.basis is Basis.MEASURED, told.notes
+    assert found.saving is not None
+    assert found.saving.basis is Basis.MEASURED, told.notes
     assert told.capturable.answer is False

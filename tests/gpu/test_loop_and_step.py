@@ -262,7 +262,7 @@ class Training:
         if captured:
             self.step = torchwise.captured_step(self.step, self.model, self.optimizer, self.scaler)
 
-    def everything(self) -> list[Any]:
+    def collect_state(self) -> list[Any]:
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         grads = [p.grad for p in self.model.parameters()]
         scale = [t for t in (self.scaler._scale, self.scaler._growth_tracker) if t is not None]
@@ -282,7 +282,7 @@ def batches(count: int, rows: int = 8) -> list[tuple[Any, Any]]:
 
 
 def assert_alike(ours: Training, theirs: Training) -> None:
-    for a, b in zip(ours.everything(), theirs.everything(), strict=True):
+    for a, b in zip(ours.collect_state(), theirs.collect_state(), strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -309,7 +309,9 @@ def test_a_plain_step_is_bit_equal() -> None:
         torch.manual_seed(1)
         for batch in batches(10):
             training.step(*batch)
-    assert all(a is None or torch.equal(a, b) for a, b in zip(ours.everything(), theirs.everything(), strict=True))
+    assert all(
+        a is None or torch.equal(a, b) for a, b in zip(ours.collect_state(), theirs.collect_state(), strict=True)
+    )
 
 
 def test_each_replay_drops_others() -> None:
@@ -324,17 +326,17 @@ def test_recording_takes_no_step() -> None:
     training = Training("scaler", "adamw fused", captured=True)
     first, second = batches(2)
     training.step(*first)
-    before, numbers = training.everything(), torch.cuda.get_rng_state()
+    before, numbers = training.collect_state(), torch.cuda.get_rng_state()
     seen: list[list[Any]] = []
     capture = training.step._capture  # type: ignore[attr-defined]
 
-    def looked_at(*given: Any) -> Any:
+    def capture_and_record(*given: Any) -> Any:
         recorded = capture(*given)
-        seen.append(training.everything())
+        seen.append(training.collect_state())
         assert torch.equal(torch.cuda.get_rng_state(), numbers)
         return recorded
 
-    training.step._capture = looked_at  # type: ignore[attr-defined]
+    training.step._capture = capture_and_record  # type: ignore[attr-defined]
     training.step(*second)
     parameters = len(list(training.model.parameters()))
     (after,) = seen
@@ -397,7 +399,7 @@ def test_a_compiled_model_trains_alike() -> None:
         training.model.forward = torch.compile(training.model.forward)
         for batch in batches(6):
             training.step(*batch)
-    for a, b in zip(trainings[0].everything(), trainings[1].everything(), strict=True):
+    for a, b in zip(trainings[0].collect_state(), trainings[1].collect_state(), strict=True):
         assert a is None or torch.allclose(a.float(), b.float(), atol=2e-2)
 
 
@@ -410,7 +412,7 @@ def test_autocast_around_the_step_casts_the_weights_of_each_step() -> None:
     assert_alike(*trainings)
 
 
-def waiting(training: Training, x: Any, y: Any) -> float:
+def step_with_item(training: Training, x: Any, y: Any) -> float:
     training.optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(training.model(x), y)
     loss.backward()
@@ -420,14 +422,14 @@ def waiting(training: Training, x: Any, y: Any) -> float:
 
 def test_a_step_that_waits_is_named_and_takes_nothing() -> None:
     training = Training("plain", "adamw foreach", captured=False)
-    step = torchwise.captured_step(lambda x, y: waiting(training, x, y), training.model, training.optimizer)
+    step = torchwise.captured_step(lambda x, y: step_with_item(training, x, y), training.model, training.optimizer)
     first, second = batches(2)
     step(*first)
-    before, numbers = training.everything(), torch.cuda.get_rng_state()
+    before, numbers = training.collect_state(), torch.cuda.get_rng_state()
     for _ in range(2):
         with pytest.raises(UnsupportedError, match=r"test_loop_and_step.py:\d+, in waiting: `return loss.item\(\)`"):
             step(*second)
-        assert all(a is None or torch.equal(a, b) for a, b in zip(before, training.everything(), strict=True))
+        assert all(a is None or torch.equal(a, b) for a, b in zip(before, training.collect_state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), numbers)
 
 

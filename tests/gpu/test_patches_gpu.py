@@ -16,7 +16,7 @@ from torchwise.compile import compile_plan  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.records import Outcome  # noqa: E402
 from torchwise.verify import StepSubject, Subject, verify, verify_step  # noqa: E402
-from torchwise.verify.step_runner import Trainee  # noqa: E402
+from torchwise.verify.step_runner import StepRunner  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 from torchwise.zoo import load  # noqa: E402
 
@@ -62,7 +62,7 @@ def test_a_step_that_trains_patches_as_products_passes() -> None:
     def make(copy: Any) -> Any:
         return compile_plan(copy, plan, examples[0], device="cuda", mode="training").call
 
-    verdict = verify_step(StepSubject(Workload(step, examples), Trainee(step, make), make), noise_budget_s=2.0)
+    verdict = verify_step(StepSubject(Workload(step, examples), StepRunner(step, make), make), noise_budget_s=2.0)
     assert verdict.outcome is Outcome.PASS, verdict.reason
 
 
@@ -82,7 +82,7 @@ def test_kernels_that_start_early_answer_the_same(operation: str) -> None:
 KERNEL = re.compile(r"async_compile\.triton\('\w+', '''(.*?)'''", re.DOTALL)
 
 
-def between(x: Any, index: Any) -> Any:
+def sum_rows(x: Any, index: Any) -> Any:
     """Sum rows into places.
 
     A kernel that fills them with zeros runs between the one that sums and the one that adds.
@@ -99,10 +99,10 @@ def test_a_kernel_that_loads_nothing_waits_as_the_others_do() -> None:
     examples = [Example((torch.rand(3000, 3000, device="cuda", generator=draws), index)) for _ in range(2)]
     with torch.no_grad():
         made = compile_plan(
-            between, Plan(backend="inductor", options=EARLY), examples[0], device="cuda", mode="inference"
+            sum_rows, Plan(backend="inductor", options=EARLY), examples[0], device="cuda", mode="inference"
         )
         _, [code] = run_and_get_code(made.call, *examples[0].args)
-        right = [between(example.args[0].double(), index) for example in examples]
+        right = [sum_rows(example.args[0].double(), index) for example in examples]
         for number in range(200):
             which = number % 2  # so that a value read too soon is the other's
             torch.testing.assert_close(made.call(*examples[which].args).double(), right[which], rtol=1e-4, atol=0)

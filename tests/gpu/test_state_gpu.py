@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torchwise  # noqa: E402
-from live_decisions import decided  # noqa: E402
+from live_decisions import make_decision  # noqa: E402
 from torchwise.environment import detect  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.workload import Example, WorkloadSpec  # noqa: E402
@@ -34,8 +34,8 @@ def _without_gradients() -> object:
         yield
 
 
-def served(model: Any, plan: Plan, example: Example) -> Any:
-    found = decided(model, plan)
+def serve_plan(model: Any, plan: Plan, example: Example) -> Any:
+    found = make_decision(model, plan)
     found = dataclasses.replace(
         found,
         inputs=(describe_example(example),),
@@ -71,7 +71,7 @@ def test_a_decoding_step_with_a_cache_of_ones_own(plan: Plan) -> None:
     torch.manual_seed(0)
     model = Step().cuda().eval()
     plain = copy.deepcopy(model)
-    fast = served(model, plan, Example((torch.randn(1, 1, 32, device="cuda"), Cache())))
+    fast = serve_plan(model, plan, Example((torch.randn(1, 1, 32, device="cuda"), Cache())))
     kept = []
     for conversation in range(3):
         ours, theirs = Cache(), Cache()
@@ -82,14 +82,14 @@ def test_a_decoding_step_with_a_cache_of_ones_own(plan: Plan) -> None:
                     cache.at.zero_()
             x = torch.randn(1, 1, 32, device="cuda")
             kept.append((fast(x, ours), plain(x, theirs)))
-            assert not _apart({"cache": ours}, {"cache": theirs}), (conversation, step)
+            assert not _list_differences({"cache": ours}, {"cache": theirs}), (conversation, step)
     for ours, theirs in kept:  # outputs are held meanwhile
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert fast.statistics.optimized == 36
     assert not fast.statistics.failures
 
 
-def _apart(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+def _list_differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     """List the differences between two objects beyond rounding."""
     one, other = (State(things).leaves() for things in (ours, theirs))
     assert one.keys() == other.keys()
@@ -127,7 +127,7 @@ def test_decoding_with_a_static_cache_of_transformers(name: str, plan: Plan) -> 
         ids, where = torch.tensor([[token]], device="cuda"), torch.tensor([at], device="cuda")
         return {"input_ids": ids, "cache_position": where, **given}
 
-    fast = served(model, plan, Example((), step(7, 5, _static_cache(model, 5))))
+    fast = serve_plan(model, plan, Example((), step(7, 5, _static_cache(model, 5))))
     for prompt in (5, 9, 5):
         ours, theirs = _static_cache(plain, prompt), _static_cache(plain, prompt)
         for number in range(10):
@@ -178,7 +178,7 @@ def test_state_of_a_model_is_served_right_whatever_the_plan_makes_of_it(
     torch.manual_seed(0)
     model = kind().cuda().eval()
     plain = copy.deepcopy(model)
-    fast = served(model, plan, Example((torch.randn(4, 32, device="cuda"),)))
+    fast = serve_plan(model, plan, Example((torch.randn(4, 32, device="cuda"),)))
     held = []
     for number in range(10):
         x = torch.randn(4, 32, device="cuda")
@@ -217,7 +217,7 @@ def test_an_overlap_of_inputs_is_not_answered_by_a_plan_proven_on_inputs_apart()
 
     apart = torch.rand(32, 32, device="cuda"), torch.rand(32, 32, device="cuda")
     for plan in CAPTURED:
-        call = served(wave, plan, Example(apart))
+        call = serve_plan(wave, plan, Example(apart))
         call(*(given.clone() for given in apart))
         for _ in range(4):
             whole = torch.rand(48, 32, device="cuda")

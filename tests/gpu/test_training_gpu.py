@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torchwise  # noqa: E402
-from torchwise.compile import Realized, compile_plan  # noqa: E402
+from torchwise.compile import CompiledPlan, compile_plan  # noqa: E402
 from torchwise.compile.optimizer import TunedOptimizer  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.records import Outcome, Verdict  # noqa: E402
 from torchwise.verify import StepSubject, verify_step  # noqa: E402
-from torchwise.verify.step_runner import Maker, Trainee  # noqa: E402
+from torchwise.verify.step_runner import Maker, StepRunner  # noqa: E402
 from torchwise.workload import Example, Workload, pytree  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -74,12 +74,12 @@ def a_step(
     return torchwise.TrainStep(model, loss, made, scheduler=scheduler(made) if scheduler else None, ema=average, **rest)
 
 
-def realized(step: torchwise.TrainStep, plan: Plan) -> Realized:
+def compile_step(step: torchwise.TrainStep, plan: Plan) -> CompiledPlan:
     return compile_plan(step, plan, Example(batch(0)), device="cuda", mode="training")
 
 
-def everything(step: Any) -> list[Any]:
-    return [leaf for _, leaf in pytree.named_leaves(step.state_dict())]
+def collect_state(step: Any) -> list[Any]:
+    return [leaf for _, leaf in pytree.list_named_leaves(step.state_dict())]
 
 
 def same(a: list[Any], b: list[Any]) -> bool:
@@ -113,7 +113,7 @@ def scaler() -> Any:
 )
 def test_a_captured_step_trains_as_the_one_as_written(how: dict[str, Any]) -> None:
     ours, theirs = (a_step(**{**how, **({"scaler": scaler()} if "scaler" in how else {})}) for _ in range(2))
-    made = realized(ours, CAPTURED)
+    made = compile_step(ours, CAPTURED)
     for seed in range(8):
         torch.testing.assert_close(made.call(*batch(seed)), theirs(*batch(seed)), rtol=2e-3, atol=2e-3)
     for (name, one), other in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
@@ -132,7 +132,7 @@ def test_a_captured_step_trains_as_the_one_as_written(how: dict[str, Any]) -> No
 
 
 def test_a_scheduler_costs_no_recording(caplog: pytest.LogCaptureFixture) -> None:
-    made = realized(a_step(scheduler=exponential), CAPTURED)
+    made = compile_step(a_step(scheduler=exponential), CAPTURED)
     for seed in range(8):
         made.call(*batch(seed))
     captured: Any = made.call
@@ -141,13 +141,13 @@ def test_a_scheduler_costs_no_recording(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_noise_is_fresh_on_every_replay() -> None:
-    made = realized(a_step(dropout=0.5, optimizer=lambda p: torch.optim.SGD(p, 0.0)), Plan(capture="step"))
+    made = compile_step(a_step(dropout=0.5, optimizer=lambda p: torch.optim.SGD(p, 0.0)), Plan(capture="step"))
     losses = {float(made.call(*batch(0))) for _ in range(6)}
     assert len(losses) == 6
 
 
 def test_a_loss_that_is_held_stays() -> None:
-    made = realized(a_step(), CAPTURED)
+    made = compile_step(a_step(), CAPTURED)
     held = [made.call(*batch(seed)) for seed in range(6)]
     kept = [float(loss) for loss in held]
     made.call(*batch(7))
@@ -158,27 +158,27 @@ def test_a_loss_that_is_held_stays() -> None:
 # ---- checkpoints
 
 
-@pytest.mark.parametrize("plan", [CAPTURED, Plan(optimizer="fused"), Plan(recompute="blocks")], ids=str)
+@pytest.mark.parametrize("plan", [CAPTURED, Plan(optimizer="fused"), Plan(activation_checkpointing="blocks")], ids=str)
 def test_training_that_is_resumed_is_bit_equal(plan: Plan) -> None:
     straight, first, resumed = (a_step(scheduler=exponential, clip_norm=1.0) for _ in range(3))
-    all_of_it = realized(straight, plan)
+    all_of_it = compile_step(straight, plan)
     for seed in range(8):
         all_of_it.call(*batch(seed))
-    half = realized(first, plan)
+    half = compile_step(first, plan)
     for seed in range(4):
         half.call(*batch(seed))
     kept = copy.deepcopy(first.state_dict())
     resumed.load_state_dict(kept)
-    rest = realized(resumed, plan)
+    rest = compile_step(resumed, plan)
     for seed in range(4, 8):
         rest.call(*batch(seed))
     # The rate is a float32 tensor within a captured plan, which a checkpoint holds as the number that it is.
-    assert same(everything(resumed), everything(straight))
+    assert same(collect_state(resumed), collect_state(straight))
 
 
 def test_a_checkpoint_is_seen_by_a_graph_that_is_there_already() -> None:
     step, other = a_step(), a_step()
-    made = realized(step, CAPTURED)
+    made = compile_step(step, CAPTURED)
     for seed in range(4):
         made.call(*batch(seed))
     for seed in range(2):
@@ -194,7 +194,7 @@ def test_a_checkpoint_is_seen_by_a_graph_that_is_there_already() -> None:
 @pytest.mark.parametrize("plan", [Plan(optimizer="fused"), CAPTURED], ids=str)
 def test_a_step_that_overflows_is_skipped_as_in_eager(plan: Plan) -> None:
     ours, theirs = (a_step(autocast=torch.float16, scaler=scaler()) for _ in range(2))
-    made = realized(ours, plan)
+    made = compile_step(ours, plan)
     for seed in range(8):
         x, y = batch(seed)
         if seed in (1, 4):
@@ -213,7 +213,7 @@ def test_a_step_that_overflows_is_skipped_as_in_eager(plan: Plan) -> None:
 # ---- the verification
 
 
-def judged(step: torchwise.TrainStep, plan: Plan, spoil: Callable[[Any], None] = lambda _: None) -> Verdict:
+def verify_plan(step: torchwise.TrainStep, plan: Plan, spoil: Callable[[Any], None] = lambda _: None) -> Verdict:
     examples = [Example(batch(seed)) for seed in range(2)]
     step(*examples[0].clone().args)
     workload = Workload(step, examples)
@@ -226,10 +226,10 @@ def judged(step: torchwise.TrainStep, plan: Plan, spoil: Callable[[Any], None] =
         return maker(plan)(copied)
 
     floor = None if plan.precision == "native" else maker(Plan(precision=plan.precision))
-    return verify_step(StepSubject(workload, Trainee(step, make), make, floor, plan.precision), noise_budget_s=2.0)
+    return verify_step(StepSubject(workload, StepRunner(step, make), make, floor, plan.precision), noise_budget_s=2.0)
 
 
-def failed(verdict: Verdict) -> str:
+def first_failure(verdict: Verdict) -> str:
     found = [check for check in verdict.checks if check.outcome is not Outcome.PASS]
     return f"{found[0].name}: {found[0].detail}" if found else ""
 
@@ -240,14 +240,14 @@ PLANS = [
     Plan(optimizer="fused", capture="step", precision="tf32"),
     Plan(optimizer="fused", capture="step", precision="autocast_bf16"),
     Plan(optimizer="fused", capture="step", precision="autocast_fp16"),
-    Plan(recompute="blocks"),
+    Plan(activation_checkpointing="blocks"),
 ]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_a_right_plan_is_proven_trajectories_included(plan: Plan) -> None:
-    verdict = judged(a_step(clip_norm=1.0, scheduler=exponential), plan)
-    assert failed(verdict) == ""
+    verdict = verify_plan(a_step(clip_norm=1.0, scheduler=exponential), plan)
+    assert first_failure(verdict) == ""
     assert {"gradients", "state", "held loss", "trajectories", "weights"} <= {check.name for check in verdict.checks}
 
 
@@ -267,7 +267,7 @@ def test_one_percent_of_a_gradient_is_caught(plan: Plan) -> None:
     def spoil(step: Any) -> None:
         step.model.blocks[1].linear.__class__ = Steeper
 
-    assert failed(judged(a_step(), plan, spoil)).startswith("gradients")
+    assert first_failure(verify_plan(a_step(), plan, spoil)).startswith("gradients")
 
 
 # ---- the optimizer
@@ -285,7 +285,7 @@ def test_steps_are_counted_on_the_gpu_for_a_graph_and_on_the_cpu_in_checkpoints(
     assert kept["param_groups"][0]["lr"] == rate
     assert all(state["step"].device.type == "cpu" for state in kept["state"].values())
     step(*batch(1))
-    tuned.undo()
+    tuned.restore()
     assert all(state["step"].device.type == "cpu" for state in step.optimizer.state.values())
     assert step.optimizer.param_groups[0]["capturable"] is False
     step(*batch(2))
@@ -294,7 +294,7 @@ def test_steps_are_counted_on_the_gpu_for_a_graph_and_on_the_cpu_in_checkpoints(
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "RMSprop", "NAdam", "RAdam", "Adamax", "ASGD", "Adadelta"])
 def test_optimizers_that_can_be_captured_are(name: str) -> None:
     ours, theirs = (a_step(optimizer=lambda p: getattr(torch.optim, name)(p, 1e-3)) for _ in range(2))
-    made = realized(ours, Plan(capture="step"))
+    made = compile_step(ours, Plan(capture="step"))
     for seed in range(5):
         torch.testing.assert_close(made.call(*batch(seed)), theirs(*batch(seed)), rtol=1e-3, atol=1e-4)
     made.close()
@@ -306,7 +306,7 @@ def test_optimizers_that_can_be_captured_are(name: str) -> None:
 
 def test_tuning_leaves_everything_as_it_was_and_its_plan_trains(tmp_path: Any) -> None:
     step, written = a_step(scheduler=exponential), a_step(scheduler=exponential)
-    before = copy.deepcopy(everything(step))
+    before = copy.deepcopy(collect_state(step))
     numbers = torch.cuda.get_rng_state(), torch.get_rng_state()
     study = torchwise.tune(
         step,
@@ -317,7 +317,7 @@ def test_tuning_leaves_everything_as_it_was_and_its_plan_trains(tmp_path: Any) -
         store=str(tmp_path / "kept.db"),
         progress=False,
     )
-    assert same(everything(step), before)
+    assert same(collect_state(step), before)
     assert torch.equal(numbers[0], torch.cuda.get_rng_state())
     assert torch.equal(numbers[1], torch.get_rng_state())
     assert study.decision is not None

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torchwise.plan import Legality, Plan  # noqa: E402
+from torchwise.plan import Numerics, Plan  # noqa: E402
 from torchwise.records import Outcome, TrialState  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
 from torchwise.study import Request, Silent, run_study  # noqa: E402
@@ -65,7 +65,7 @@ def test_noise_is_proven_under_capture_and_under_cuda_graph_modes(tmp_path: Path
 
 def test_reduced_precision_is_proven_against_its_own_floor(tmp_path: Path) -> None:
     plans = (Plan(precision="tf32"), Plan(precision="bf16"))
-    study = study_of(tmp_path, "zoo:tutorial.many_small_ops", *plans, allow=Legality.REDUCED)
+    study = study_of(tmp_path, "zoo:tutorial.many_small_ops", *plans, allow=Numerics.LOWER_PRECISION)
     outcomes = [(trial.plan.precision, trial.verdict.outcome) for trial in study.trials]  # type: ignore[attr-defined]
     assert outcomes == [("tf32", Outcome.PASS), ("bf16", Outcome.PASS)]
     assert study.trials[1].verdict.error > 1e-3  # type: ignore[attr-defined]
@@ -74,11 +74,11 @@ def test_reduced_precision_is_proven_against_its_own_floor(tmp_path: Path) -> No
 def test_a_device_fault_ends_one_candidate_alone(tmp_path: Path) -> None:
     target = str(Path(__file__).parent.parent / "targets" / "gpu_faults.py")
     plans = (Plan(precision="tf32"), Plan(capture="call"))
-    study = study_of(tmp_path, f"{target}:asserts", *plans, allow=Legality.REDUCED)
+    study = study_of(tmp_path, f"{target}:asserts", *plans, allow=Numerics.LOWER_PRECISION)
     first, second = study.trials  # type: ignore[attr-defined]
     assert first.state is TrialState.FAIL
     assert second.state is TrialState.COMPLETE
-    hog = study_of(tmp_path, f"{target}:hogs", *plans, allow=Legality.REDUCED)
+    hog = study_of(tmp_path, f"{target}:hogs", *plans, allow=Numerics.LOWER_PRECISION)
     assert hog.trials[0].failure.kind == "out of memory", hog.trials[0].reason  # type: ignore[attr-defined]
     assert hog.trials[1].state is TrialState.COMPLETE  # type: ignore[attr-defined]
 

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from torchwise.records import Outcome  # noqa: E402
 from torchwise.verify import Subject, verify  # noqa: E402
-from torchwise.verify.cpu_reference import on_cpu  # noqa: E402
-from torchwise.verify.step_runner import ReferenceTrainee, Trainee  # noqa: E402
+from torchwise.verify.cpu_reference import to_cpu  # noqa: E402
+from torchwise.verify.step_runner import ReferenceStepRunner, StepRunner  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 from torchwise.zoo import Entry, list_workloads, load  # noqa: E402
 
@@ -54,9 +54,9 @@ def test_gradients_of_the_zoo_on_the_gpu_are_those_of_the_cpu(entry: Entry) -> N
         pytest.skip("it draws other random numbers on a CPU")
     example = workload.examples[0]
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        ours = Trainee(workload.step).gradients(example, seed=0)
-        wide = ReferenceTrainee(workload.step).gradients(example, seed=0)
-    exact = dict(ReferenceTrainee(workload.step, device="cpu").gradients(on_cpu(example), seed=0).leaves)
+        ours = StepRunner(workload.step).gradients(example, seed=0)
+        wide = ReferenceStepRunner(workload.step).gradients(example, seed=0)
+    exact = dict(ReferenceStepRunner(workload.step, device="cpu").gradients(to_cpu(example), seed=0).leaves)
     most = 0.5 if workload.step.autocast else 1e-3
     for seen, tolerance in ((ours, most), (wide, 1e-6)):
         for name, leaf in seen.leaves:

@@ -44,7 +44,7 @@ def check(entry: Entry, size: str) -> None:
     try:
         workload = load(f"{entry.name}@{size}", device="cuda")
         answers = run(workload)
-        reference = None if entry.stochastic else in_float64(workload)
+        reference = None if entry.stochastic else run_in_float64(workload)
     except torch.cuda.OutOfMemoryError as error:
         pytest.skip(f"DOES NOT FIT: {entry.name}@{size} on {torch.cuda.get_device_name()}: {error}")
     assert answers
@@ -56,7 +56,7 @@ def check(entry: Entry, size: str) -> None:
         assert worst_error(answers, reference) < LEEWAY * entry.tolerance
 
 
-def in_float64(workload: Workload) -> list[torch.Tensor]:
+def run_in_float64(workload: Workload) -> list[torch.Tensor]:
     wide = Workload(float64_of(workload.call), tuple(widen(example) for example in workload.examples))
     with as_reference():
         return run(wide)

@@ -95,7 +95,7 @@ def main(folder: str, device: str) -> None:
         Path(folder, name).write_bytes(msgspec.msgpack.encode(maker.made))
 
 
-def made_elsewhere(folder: Path, device: str) -> dict[str, list[Code]]:
+def compile_in_subprocess(folder: Path, device: str) -> dict[str, list[Code]]:
     """Have another process run `main`, and return what it compiled, by case."""
     program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import ahead_models; "
     program += f"ahead_models.main({str(folder)!r}, {device!r})"

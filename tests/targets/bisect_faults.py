@@ -38,7 +38,7 @@ def healthy() -> Target:
     return _target()
 
 
-def broken() -> Target:
+def eager_raises() -> Target:
     """Fails in eager."""
     return torch.nn.Linear(16, 16), (torch.randn(4, 8),)
 
@@ -58,7 +58,7 @@ class Disabled(torch.nn.Module):
         return x + 1.0
 
 
-def disabled() -> Target:
+def disable_compile() -> Target:
     """Is never compiled."""
     return Disabled(), (torch.ones(4),)
 
@@ -91,11 +91,11 @@ class Opaque(torch.nn.Module):
     """Answers with something that nobody can look into."""
 
     def forward(self, x: torch.Tensor) -> Any:
-        return _locked(), torch.tanh(x) * 2.0
+        return _make_lock(), torch.tanh(x) * 2.0
 
 
 @torch.compiler.disable
-def _locked() -> threading.Lock:
+def _make_lock() -> threading.Lock:
     return threading.Lock()
 
 
@@ -121,7 +121,7 @@ def _hangs(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _planted(then: Change) -> Change:
+def _plant_fault(then: Change) -> Change:
     """Return a cosine that, once AOT autograd traces it down to ATen, is something else."""
     if not hasattr(torch.ops.bisect_faults, then.__name__):
         library = torch.library.Library("bisect_faults", "FRAGMENT")
@@ -129,7 +129,7 @@ def _planted(then: Change) -> Change:
         library.impl(then.__name__, torch.cos, "CPU")
         library.impl(then.__name__, torch.empty_like, "Meta")
 
-        def traced(mode: Any, x: torch.Tensor) -> torch.Tensor:
+        def call_in_mode(mode: Any, x: torch.Tensor) -> torch.Tensor:
             with mode:
                 return then(x)
 
@@ -138,7 +138,7 @@ def _planted(then: Change) -> Change:
         torch.library.register_torch_dispatch(
             f"bisect_faults::{then.__name__}",
             FunctionalTensorMode,
-            lambda mode, _op, _types, args, _kwargs: traced(mode, *args),
+            lambda mode, _op, _types, args, _kwargs: call_in_mode(mode, *args),
             lib=library,
         )
         KEPT.append(library)
@@ -150,19 +150,19 @@ KEPT: list[Any] = []
 
 
 def aot_wrong() -> Target:
-    return _target(_planted(_wrong))
+    return _target(_plant_fault(_wrong))
 
 
 def aot_dies() -> Target:
-    return _target(_planted(_dies))
+    return _target(_plant_fault(_dies))
 
 
 def aot_raises() -> Target:
-    return _target(_planted(_raises))
+    return _target(_plant_fault(_raises))
 
 
 def aot_hangs() -> Target:
-    return _target(_planted(_hangs))
+    return _target(_plant_fault(_hangs))
 
 
 def decomposition_wrong() -> Target:

@@ -120,13 +120,13 @@ def hold_in_a_loop(x: Tensor) -> Tensor:
     return x
 
 
-def until_large(x: Tensor) -> Tensor:
+def double_until_large(x: Tensor) -> Tensor:
     while x.sum() < 100:  # breaks: while
         x = x * 2
     return x + 1
 
 
-def until_large_held(x: Tensor) -> Tensor:
+def double_by_where(x: Tensor) -> Tensor:
     for _ in range(10):
         x = torch.where(x.sum() < 100, x * 2, x)
     return x + 1
@@ -164,12 +164,12 @@ def compare_elements(x: Tensor) -> Tensor:
     return torch.where(torch.isclose(x, x.round()).all(), x * 2, x / 2)
 
 
-def masked_then_item(x: Tensor) -> Tensor:
+def mask_then_item(x: Tensor) -> Tensor:
     kept = x[x > 1]  # breaks: mask
     return x - kept.sum()
 
 
-def masked_by_where(x: Tensor) -> Tensor:
+def mask_by_where(x: Tensor) -> Tensor:
     return x - torch.where(x > 1, x, 0).sum()
 
 
@@ -192,11 +192,11 @@ def distinct_by_sort(x: Tensor) -> Tensor:
     return torch.where(fresh, ordered, 0).sum()
 
 
-def repeated(x: Tensor) -> Tensor:
+def repeat_rows(x: Tensor) -> Tensor:
     return x.repeat_interleave(torch.tensor([1, 2, 1]))  # breaks: repeat_interleave
 
 
-def repeated_by_index(x: Tensor) -> Tensor:
+def repeat_by_index(x: Tensor) -> Tensor:
     counts = torch.tensor([1, 2, 1])
     return x[torch.searchsorted(counts.cumsum(0), torch.arange(4), right=True)]
 
@@ -222,44 +222,44 @@ def warn_left_out(x: Tensor) -> Tensor:
     return y * 2
 
 
-def timed(x: Tensor) -> Tensor:
+def measure_time(x: Tensor) -> Tensor:
     start = time.perf_counter()  # breaks: clock
     y = x.sin()
     HISTORY["seconds"] = time.perf_counter() - start  # breaks: clock
     return y.cos()
 
 
-def untimed(x: Tensor) -> Tensor:
+def skip_time(x: Tensor) -> Tensor:
     return x.sin().cos()
 
 
-def drawn(x: Tensor) -> Tensor:
+def draw_by_numpy(x: Tensor) -> Tensor:
     return x + np.random.rand()  # breaks: random
 
 
-def drawn_as_tensor(x: Tensor) -> Tensor:
+def draw_as_tensor(x: Tensor) -> Tensor:
     return x + torch.rand((), device=x.device)
 
 
-def stored(x: Tensor) -> Tensor:
+def store_values(x: Tensor) -> Tensor:
     y = x * 2
     HISTORY["loss"] = float(y.sum())  # breaks: item
     SEEN.add(y.max().item())  # breaks: item
     return y + 1
 
 
-def returned(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def return_values(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     y = x * 2
     return y + 1, y.sum(), y.max()
 
 
 @torch.compiler.disable
-def kept_out(x: Tensor) -> Tensor:
+def triple(x: Tensor) -> Tensor:
     return x * 3
 
 
 def calls_disabled(x: Tensor) -> Tensor:
-    return kept_out(x.sin()).cos()  # breaks: disabled
+    return triple(x.sin()).cos()  # breaks: disabled
 
 
 def calls_enabled(x: Tensor) -> Tensor:
@@ -277,7 +277,7 @@ def checksum_beforehand(x: Tensor) -> Tensor:
     return x * SUM
 
 
-def by_numpy(x: Tensor) -> Tensor:
+def interp_by_numpy(x: Tensor) -> Tensor:
     return torch.from_numpy(np.interp(x.numpy(), (0.0, 2.0), (0.0, 1.0))).float() + 1  # breaks: numpy
 
 
@@ -291,25 +291,25 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def by_numpy_as_an_operator(x: Tensor) -> Tensor:
+def interp_by_operator(x: Tensor) -> Tensor:
     return interp(x) + 1
 
 
-def counted() -> Iterator[int]:
+def count_and_print() -> Iterator[int]:
     for i in range(3):
         print(i, end="\r")  # breaks: print
         yield i
 
 
 def from_a_generator(x: Tensor) -> Tensor:
-    return x * sum(counted())
+    return x * sum(count_and_print())
 
 
 def from_a_quiet_generator(x: Tensor) -> Tensor:
     return x * sum(range(3))
 
 
-def within_try(x: Tensor) -> Tensor:
+def scale_in_try(x: Tensor) -> Tensor:
     try:
         values = x.tolist()  # breaks: tolist
     except RuntimeError:
@@ -317,7 +317,7 @@ def within_try(x: Tensor) -> Tensor:
     return x * values[0]
 
 
-def by_index(x: Tensor) -> Tensor:
+def scale_by_index(x: Tensor) -> Tensor:
     return x * x[0]
 
 
@@ -347,15 +347,15 @@ def median_of_a_stack(x: Tensor) -> Tensor:
     return x - torch.sort(torch.stack([x[0], x[1], x[2]])).values[1]
 
 
-def copied(x: Tensor) -> Tensor:
+def copy_deeply(x: Tensor) -> Tensor:
     return copy.deepcopy(x) + 1  # breaks: copy
 
 
-def cloned(x: Tensor) -> Tensor:
+def clone_tensor(x: Tensor) -> Tensor:
     return x.clone() + 1
 
 
-def debugged(x: Tensor) -> Tensor:
+def debug(x: Tensor) -> Tensor:
     y = x + 1
     breakpoint()  # breaks: breakpoint
     return y * 2
@@ -376,21 +376,21 @@ def loss_alone(x: Tensor) -> Tensor:
     return (w * w).sum()
 
 
-def written(x: Tensor) -> Tensor:
+def write_log(x: Tensor) -> Tensor:
     y = x + 1
     LOG.write("one line\n")  # breaks: files
     return y * 2
 
 
-def written_by_the_caller(x: Tensor) -> Tensor:
+def skip_log(x: Tensor) -> Tensor:
     return (x + 1) * 2
 
 
-def looked_up(x: Tensor) -> Tensor:
+def bisect_list(x: Tensor) -> Tensor:
     return x * bisect.bisect([1, 2, 3], x.max())  # breaks: opaque
 
 
-def looked_up_in_tensors(x: Tensor) -> Tensor:
+def search_tensors(x: Tensor) -> Tensor:
     return x * torch.searchsorted(torch.tensor([1.0, 2.0, 3.0]), x.max(), right=True)
 
 
@@ -400,31 +400,31 @@ SNIPPETS = (
     Snippet(log_and_item, log_and_tensor, setting=True),
     Snippet(item_in_a_loop, tensor_in_a_loop, setting=True),
     Snippet(leave_a_loop, hold_in_a_loop),
-    Snippet(until_large, until_large_held),
+    Snippet(double_until_large, double_by_where),
     Snippet(branch_in_a_helper, branch_chosen),
     Snippet(costly_branch, costly_branch_as_cond),
     Snippet(compare, compare_elements),
-    Snippet(masked_then_item, masked_by_where, setting=True),
+    Snippet(mask_then_item, mask_by_where, setting=True),
     Snippet(indices, indices_of_a_size, setting=True),
     Snippet(distinct, distinct_by_sort, setting=True),
-    Snippet(repeated, repeated_by_index, setting=True),
+    Snippet(repeat_rows, repeat_by_index, setting=True),
     Snippet(one_hot, one_hot_of_a_size),
     Snippet(warn, warn_left_out, setting=True),
-    Snippet(timed, untimed),
-    Snippet(drawn, drawn_as_tensor, same=False),
-    Snippet(stored, returned, same=False),
+    Snippet(measure_time, skip_time),
+    Snippet(draw_by_numpy, draw_as_tensor, same=False),
+    Snippet(store_values, return_values, same=False),
     Snippet(calls_disabled, calls_enabled),
     Snippet(checksum, checksum_beforehand),
-    Snippet(by_numpy, by_numpy_as_an_operator),
+    Snippet(interp_by_numpy, interp_by_operator),
     Snippet(from_a_generator, from_a_quiet_generator),
-    Snippet(within_try, by_index),
+    Snippet(scale_in_try, scale_by_index),
     Snippet(recurrent, recurrent_by_cell, setting=True),
     Snippet(largest_of_a_list, largest_of_a_stack),
     Snippet(median_by_library, median_of_a_stack, library=True),
-    Snippet(copied, cloned),
-    Snippet(debugged, not_debugged),
+    Snippet(copy_deeply, clone_tensor),
+    Snippet(debug, not_debugged),
     Snippet(learns, loss_alone, same=False),
-    Snippet(written, written_by_the_caller),
-    Snippet(looked_up, looked_up_in_tensors),
+    Snippet(write_log, skip_log),
+    Snippet(bisect_list, search_tensors),
 )
 """Mixtures (`log_and_item`), loops (`item_in_a_loop`, `leave_a_loop`) and libraries (`median_by_library`)."""

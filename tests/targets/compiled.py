@@ -25,9 +25,9 @@ def fusible() -> object:
     return Fusible(), (torch.randn(1024, 1024),)
 
 
-def miscompiled() -> object:
+def miscompile() -> object:
     return Miscompiled(), (torch.randn(64),)
 
 
-def disabled() -> object:
+def disable_compile() -> object:
     return Disabled(), (torch.randn(64),)

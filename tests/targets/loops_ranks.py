@@ -23,14 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.records import Decision
 from torchwise.training import step as ranked_step
 from torchwise.trial.job import EFFORTS
 
 PLANNED = ranked_step.RankedStep._plan
-EXACT = Plan(recompute="blocks")
+EXACT = Plan(activation_checkpointing="blocks")
 TIMEOUT_S = 6
 """What the collectives of the training may take: less than a rank is away for in these scenes."""
 
@@ -66,7 +66,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def trained(step: Any) -> dict[str, Any]:
+def train(step: Any) -> dict[str, Any]:
     """Train; return the losses and what the weights are on this rank."""
     losses = [step(*batch).item() for batch in batches()]
     weights = [whole(p.detach()).flatten().tolist() for p in step.model.parameters()]
@@ -75,10 +75,10 @@ def trained(step: Any) -> dict[str, Any]:
 
 def both(plan: Plan, wrap: Any = DistributedDataParallel, norm: bool = True, **options: Any) -> dict[str, Any]:
     """Train as written and by the plan, from the same start."""
-    eager = trained(step_of(wrap(model(norm)), **options))
-    decision = decided(step_of(model(norm), **options), plan, *batches(1)[0])
+    eager = train(step_of(wrap(model(norm)), **options))
+    decision = make_decision(step_of(model(norm), **options), plan, *batches(1)[0])
     step = torchwise.training.apply(step_of(wrap(model(norm)), **options), decision, patience=60)
-    planned = trained(step)
+    planned = train(step)
     counts = step.statistics
     return {
         "eager": eager,
@@ -93,36 +93,36 @@ def exact() -> dict[str, Any]:
     return both(EXACT)
 
 
-def accumulating() -> dict[str, Any]:
+def accumulate_gradients() -> dict[str, Any]:
     return both(EXACT, accumulate=2)
 
 
-def fused() -> dict[str, Any]:
+def fuse_optimizer() -> dict[str, Any]:
     return both(Plan(optimizer="fused"), norm=False)
 
 
-def compiled() -> dict[str, Any]:
+def compile_step() -> dict[str, Any]:
     return both(Plan(backend="inductor"), norm=False)
 
 
-def sharded_by(net: torch.nn.Module) -> torch.nn.Module:
+def shard_model(net: torch.nn.Module) -> torch.nn.Module:
     for block in net[2:5]:  # type: ignore[index]
         fully_shard(block)
     fully_shard(net)
     return net
 
 
-def sharded() -> dict[str, Any]:
-    return both(EXACT, sharded_by, norm=False, accumulate=2)
+def shard_and_train() -> dict[str, Any]:
+    return both(EXACT, shard_model, norm=False, accumulate=2)
 
 
-def sharded_compiled() -> dict[str, Any]:
-    return both(Plan(backend="inductor", scope="regional"), sharded_by, norm=False)
+def shard_and_compile() -> dict[str, Any]:
+    return both(Plan(backend="inductor", scope="regional"), shard_model, norm=False)
 
 
-def sharded_too_early() -> dict[str, Any]:
+def shard_too_early() -> dict[str, Any]:
     try:
-        torchwise.training.tune(step_of(sharded_by(model(False))), batches(1)[0])
+        torchwise.training.tune(step_of(shard_model(model(False))), batches(1)[0])
     except torchwise.TorchwiseError as error:
         return {"error": str(error)}
     return {}
@@ -150,18 +150,18 @@ def slow_sharded() -> dict[str, Any]:
             time.sleep(TIMEOUT_S + 2)
         return forward(self, x)
 
-    eager = trained(step_of(sharded_by(model(False))))
-    decision = decided(step_of(model(False)), EXACT, *batches(1)[0])
-    step = torchwise.training.apply(step_of(sharded_by(model(False))), decision, patience=60)
+    eager = train(step_of(shard_model(model(False))))
+    decision = make_decision(step_of(model(False)), EXACT, *batches(1)[0])
+    step = torchwise.training.apply(step_of(shard_model(model(False))), decision, patience=60)
     torch.nn.Linear.forward = slowly  # type: ignore[method-assign]
     try:
-        planned = trained(step)
+        planned = train(step)
     finally:
         torch.nn.Linear.forward = forward  # type: ignore[method-assign]
     return {"eager": eager, "planned": planned, "optimized": step.statistics.optimized}
 
 
-def failing() -> dict[str, Any]:
+def fail_on_one_rank() -> dict[str, Any]:
     """The plan fails on rank 1 alone."""
 
     def fail(self: Any, batch: Any) -> Any:
@@ -175,14 +175,14 @@ def failing() -> dict[str, Any]:
 
 def stale() -> dict[str, Any]:
     """The decision does not hold on rank 1 alone."""
-    eager = trained(step_of(DistributedDataParallel(model())))
-    decision = decided(step_of(model()), EXACT, *batches(1)[0])
+    eager = train(step_of(DistributedDataParallel(model())))
+    decision = make_decision(step_of(model()), EXACT, *batches(1)[0])
     step = step_of(DistributedDataParallel(model()))
     if dist.get_rank() == 1:
         step.clip_norm = 2.0
     applied = torchwise.training.apply(step, decision, patience=60)
     step.clip_norm = 1.0
-    return {"eager": eager, "planned": trained(applied), "original": dict(applied.statistics.original), "optimized": 0}
+    return {"eager": eager, "planned": train(applied), "original": dict(applied.statistics.original), "optimized": 0}
 
 
 def different() -> dict[str, Any]:
@@ -193,7 +193,7 @@ def different() -> dict[str, Any]:
 
 def odd_batch() -> dict[str, Any]:
     """Rank 1 begins with a batch of another size than was proven."""
-    decision = decided(step_of(model()), EXACT, *batches(1)[0])
+    decision = make_decision(step_of(model()), EXACT, *batches(1)[0])
     step = torchwise.training.apply(step_of(DistributedDataParallel(model())), decision, patience=60)
     for number, (x, y) in enumerate(batches()):
         cut = 6 if (dist.get_rank() == 1 and number == 0) or number == 4 else 8
@@ -210,7 +210,7 @@ def tune() -> dict[str, Any]:
     options = {"plans": [EXACT], "effort": "quick", "store": sys.argv[2] + "/store.db", "progress": False}
     decision = torchwise.training.tune(step, batches(1)[0], patience=120, allow="exact", **options)
     assert isinstance(decision, Decision)
-    return {"decision": decision.to_json(), "rank": os.environ["RANK"], **trained(step)}
+    return {"decision": decision.to_json(), "rank": os.environ["RANK"], **train(step)}
 
 
 def tune_long() -> dict[str, Any]:

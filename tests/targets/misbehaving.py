@@ -126,7 +126,7 @@ def dies() -> object:
     return call, (torch.randn(4),)
 
 
-def broken() -> object:
+def fail_in_factory() -> object:
     """A factory that raises."""
     raise RuntimeError("no weights here")
 

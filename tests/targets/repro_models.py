@@ -24,27 +24,27 @@ class Model(torch.nn.Module):
         return self.does(self.layer, x)
 
 
-def _made(does: Callable[[torch.nn.Module, torch.Tensor], Any], *more: torch.Tensor) -> Workload:
+def _make_workload(does: Callable[[torch.nn.Module, torch.Tensor], Any], *more: torch.Tensor) -> Workload:
     torch.manual_seed(0)
     return Workload(Model(does).eval(), tuple(Example((x,)) for x in (X, *more)))
 
 
 def arrays() -> Workload:
     """NumPy's functions, a method and an operator of it."""
-    return _made(lambda _, x: (np.cumsum(x.numpy(), axis=0) * 2.0 + np.sin(x.numpy())).T.sum(axis=1))
+    return _make_workload(lambda _, x: (np.cumsum(x.numpy(), axis=0) * 2.0 + np.sin(x.numpy())).T.sum(axis=1))
 
 
-def checkpointed() -> Workload:
-    return _made(lambda layer, x: checkpoint(lambda t: layer(t).relu(), x, use_reentrant=False))
+def use_checkpoint() -> Workload:
+    return _make_workload(lambda layer, x: checkpoint(lambda t: layer(t).relu(), x, use_reentrant=False))
 
 
-def nested_conditions() -> Workload:
+def nest_conditions() -> Workload:
     """A graph within a graph within a graph."""
 
     def inner(t: torch.Tensor) -> torch.Tensor:
         return torch.cond(t.max() > 0.5, lambda u: u * 2, lambda u: u * 3, (t,))
 
-    return _made(lambda _, x: torch.cond(x.sum() > 0, inner, lambda t: t - 1, (x,)))
+    return _make_workload(lambda _, x: torch.cond(x.sum() > 0, inner, lambda t: t - 1, (x,)))
 
 
 def autocast() -> Workload:
@@ -52,13 +52,13 @@ def autocast() -> Workload:
         with torch.autocast("cpu", torch.bfloat16):
             return layer(x)
 
-    return _made(does)
+    return _make_workload(does)
 
 
 def odd_constants() -> Workload:
     """Values that Python's `repr` does not write as code."""
-    return _made(lambda _, x: torch.where(x > 0, x, float("-inf")).to(torch.float64).nan_to_num(float("nan")))
+    return _make_workload(lambda _, x: torch.where(x > 0, x, float("-inf")).to(torch.float64).nan_to_num(float("nan")))
 
 
 def several_sizes() -> Workload:
-    return _made(lambda layer, x: layer(x), X[:3], X[:2])
+    return _make_workload(lambda layer, x: layer(x), X[:3], X[:2])

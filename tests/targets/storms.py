@@ -91,7 +91,7 @@ class OfMany(nn.Module):
         return torch.stack([x.sin().sum() for x in xs])
 
 
-def named(label: Callable[[int], str]) -> list[tuple[Any, ...]]:
+def label_calls(label: Callable[[int], str]) -> list[tuple[Any, ...]]:
     return [(X, label(number)) for number in range(7)]
 
 

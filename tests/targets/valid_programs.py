@@ -124,7 +124,7 @@ def adjoint() -> Any:
     return a_step(Around(lambda net, x: Adjoint.apply(net, x, *net.parameters())))  # type: ignore[no-untyped-call]
 
 
-def checkpointed() -> Any:
+def use_checkpoint() -> Any:
     return a_step(Around(lambda net, x: checkpoint(net, x, use_reentrant=False)))
 
 
@@ -174,7 +174,7 @@ class WithAux(nn.Module):
         return loss
 
 
-def stored_loss() -> Any:
+def store_loss() -> Any:
     model = Experts()
     return a_step(model, WithAux(model))
 
@@ -207,7 +207,7 @@ def activation_closure() -> Any:
     return a_step(model, lambda out, y: mse_loss(out, y) + 0.1 * kept[0].square().mean())
 
 
-def patched_forward() -> Any:
+def patch_forward() -> Any:
     """Return a step of a model one of whose layers has had its forward wrapped, as libraries for adapters do."""
     model = a_net()
     before, scale = model[0].forward, nn.Parameter(torch.ones(WIDTH))
@@ -216,7 +216,7 @@ def patched_forward() -> Any:
     return a_step(model)
 
 
-def locked() -> Any:
+def add_locks() -> Any:
     model = a_net()
     model.lock, model.ready, model.noise = threading.RLock(), threading.Condition(), torch.Generator()
     return a_step(model)
@@ -257,7 +257,7 @@ def sparse_answer() -> Any:
 # ---- what is the model's own fault
 
 
-def broken_backward() -> Any:
+def break_backward() -> Any:
     """Return a step that raises as it is."""
 
     def spoil(net: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchwise.compile.backends.compile_callback import compile_with
-from torchwise.compile.guards.guard_bypass import Straight
+from torchwise.compile.guards.guard_bypass import GuardBypass
 
 
 def settings() -> AbstractContextManager[None]:
@@ -24,7 +24,7 @@ class Counted:
     """Compiled calls, by Dynamo with a backend that compiles nothing, and how many went Dynamo's way."""
 
     def __init__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        self.straight = Straight(call)
+        self.straight = GuardBypass(call)
         compiled, self.callback = compile_with(call, eager, self.straight, settings, is_dynamic=False)
         self.steady_calls = -1
 
@@ -33,7 +33,7 @@ class Counted:
             self.callback.calls += 1
             return compiled(*args, **kwargs)
 
-        before = self.straight.look(args, kwargs)
+        before = self.straight.prepare_bypass(args, kwargs)
         steady(*args, **kwargs)
         self.way = self.straight.path(steady, args, kwargs, before)
 

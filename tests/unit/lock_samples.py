@@ -37,7 +37,7 @@ EAGER_S = 0.010
 """Seconds per call of eager when it was locked."""
 
 
-def measured(speedup: float, eager_s: float = EAGER_S, noise: float = 0.001) -> Measurement:
+def make_measurement(speedup: float, eager_s: float = EAGER_S, noise: float = 0.001) -> Measurement:
     """Return paired samples of a plan this much faster than eager."""
     factors = [1 + noise * step for step in (-2, -1, 0, 1, 2)] * 8
     eager = tuple(eager_s * factor for factor in factors)
@@ -49,7 +49,7 @@ def a_study(
 ) -> Study:
     """Return a study that was decided for `plan`."""
     spec = WorkloadSpec(target, **asked)
-    timed, eager = replace(measured(speedup), notes=("the machine was busy", "and noisy")), plan == EAGER
+    timed, eager = replace(make_measurement(speedup), notes=("the machine was busy", "and noisy")), plan == EAGER
     trial = Trial(0, plan, TrialState.COMPLETE, measurement=timed, verdict=PASSED, costs=Costs(10.0, 2.0))
     decision = a_decision(
         plan,
@@ -99,7 +99,13 @@ class Worker:
     def inspect(self) -> Inspection:
         decision = a_decision()
         found = Inspection(
-            decision.identity, decision.structure, "Net", decision.inputs, frozenset({"gemm"}), measured(1.0), 0.1
+            decision.identity,
+            decision.structure,
+            "Net",
+            decision.inputs,
+            frozenset({"gemm"}),
+            make_measurement(1.0),
+            0.1,
         )
         return replace(found, **self.inspection)
 

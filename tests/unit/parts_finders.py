@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.components import CompileConfig
 from torchwise.plan import Plan
 from torchwise.records import Decision, Interval
@@ -28,7 +28,7 @@ class Finder:
     def __call__(self, original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
         self.asked.append((original, examples, config))
         return replace(
-            decided(original, self.plan),
+            make_decision(original, self.plan),
             inputs=tuple(describe_example(example) for example in examples),
             speedup=Interval(self.speedup * 0.98, self.speedup, self.speedup * 1.02),
             workload=WorkloadSpec("live:part", mode="training" if config.training else "inference"),

@@ -31,7 +31,7 @@ STUDENT_4 = 2.7764451051977934
 """Quantile of Student's t with 4 degrees of freedom for an interval of 95 %."""
 
 
-def measured(low: float, high: float | None = None, **changes: Any) -> Measurement:
+def make_measurement(low: float, high: float | None = None, **changes: Any) -> Measurement:
     """Return a measurement whose speed-up is exactly [low, high], with the middle between them.
 
     Two pairs of samples give their range as the interval, and their mean as the median.
@@ -40,7 +40,7 @@ def measured(low: float, high: float | None = None, **changes: Any) -> Measureme
     return Measurement(tuple(1 / end for end in ends), (1.0, 1.0), **changes)
 
 
-def agreeing(low: float, high: float | None = None) -> list[Measurement]:
+def make_process_measurements(low: float, high: float | None = None) -> list[Measurement]:
     """Return measurements of five processes, whose speed-up across them is [low, high], with their geometric mean.
 
     Two of them lie off the middle, just so far that their spread is that of the interval.
@@ -48,7 +48,7 @@ def agreeing(low: float, high: float | None = None) -> list[Measurement]:
     high = low if high is None else high
     mid = math.sqrt(low * high)
     off = math.exp(math.log(high / low) / 2 * math.sqrt(2 * 5) / STUDENT_4)
-    return [measured(mid * factor) for factor in (1.0, 1.0, 1.0, off, 1 / off)]
+    return [make_measurement(mid * factor) for factor in (1.0, 1.0, 1.0, off, 1 / off)]
 
 
 def a_trial(
@@ -63,7 +63,7 @@ def a_trial(
     **changes: Any,
 ) -> Trial:
     """Return a verified trial of `plan` with the speed-up [low, high], as five processes agree on it."""
-    first, *others = agreeing(low, high)
+    first, *others = make_process_measurements(low, high)
     fields: dict[str, Any] = {
         "number": 0,
         "state": TrialState.COMPLETE,

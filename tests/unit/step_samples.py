@@ -81,18 +81,18 @@ def a_step(
     return torchwise.TrainStep(model, loss, made, scheduler=scheduler(made) if scheduler else None, **rest)
 
 
-def started(step: torchwise.TrainStep, seed: int = 0) -> Workload:
+def make_step_workload(step: torchwise.TrainStep, seed: int = 0) -> Workload:
     """Return the step as a workload on two batches, with its optimizer's state made."""
     given = [Example(found) for found in batches(2, 16)]
     step(*given[0].clone().args)
     return Workload(step, given)
 
 
-def everything(step: Any) -> list[Any]:
+def collect_step_state(step: Any) -> list[Any]:
     """Return all that a step changes, as leaves."""
     kept = step.state_dict()
     rates = [{k: v for k, v in group.items() if k != "params"} for group in step.optimizer.param_groups]
-    return [leaf for _, leaf in pytree.named_leaves((kept, rates))]
+    return [leaf for _, leaf in pytree.list_named_leaves((kept, rates))]
 
 
 def same(a: list[Any], b: list[Any]) -> bool:

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sketches import FAILED, PASSED, an_inspection, measured
+from sketches import FAILED, PASSED, an_inspection, make_measurement
 
 from torchwise.decide import History, Sampler, StagedSampler
 from torchwise.decide.history import BETWEEN_S
-from torchwise.plan import EAGER, Legality, Plan, PlanSpace
+from torchwise.plan import EAGER, Numerics, Plan, PlanSpace
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.plan.space import compile_factor_of
 from torchwise.records import Costs, Failure, FailureKind, Trial, TrialState
@@ -131,9 +131,9 @@ class Machine:
             return Trial(number, plan, TrialState.COMPLETE, verdict=FAILED, costs=Costs(cold), seconds=seconds)
         work, gaps = self.parts(plan)
         speed = self.baseline_s / (work + gaps)
-        found = measured(speed * (1 - NOISE), speed * (1 + NOISE))
+        found = make_measurement(speed * (1 - NOISE), speed * (1 + NOISE))
         busy = found.candidate_time.mid * work / (work + gaps) if self.device == "cuda" else None
-        found = measured(speed * (1 - NOISE), speed * (1 + NOISE), busy_s=busy)
+        found = make_measurement(speed * (1 - NOISE), speed * (1 + NOISE), busy_s=busy)
         return Trial(
             number,
             plan,
@@ -209,4 +209,4 @@ def a_space(
     traits: frozenset[str] = TRAITS,
 ) -> PlanSpace:
     """Return the space of a workload with every trait of those that open choices."""
-    return PlanSpace(device, mode, traits, Legality.of(allow), effort)
+    return PlanSpace(device, mode, traits, Numerics.of(allow), effort)

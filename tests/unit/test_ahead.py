@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Code]]:
         patched.syspath_prepend(str(HERE))
         import ahead_models
 
-        found: dict[str, list[Code]] = ahead_models.made_elsewhere(tmp_path_factory.mktemp("ahead"), "cpu")
+        found: dict[str, list[Code]] = ahead_models.compile_in_subprocess(tmp_path_factory.mktemp("ahead"), "cpu")
     return found
 
 
@@ -39,7 +39,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Any:
     return ahead_models
 
 
-def loaded(models: Any, made: dict[str, list[Code]], name: str) -> tuple[Any, Any, list[Example]]:
+def load_compiled(models: Any, made: dict[str, list[Code]], name: str) -> tuple[Any, Any, list[Example]]:
     call, inputs = models.build(name)
     plan = models.CASES[name]
     realized = compile_plan(call, plan, inputs[0], device="cpu", mode="inference", backend=Loader(made[name]))
@@ -51,7 +51,7 @@ def loaded(models: Any, made: dict[str, list[Code]], name: str) -> tuple[Any, An
 def test_it_answers_as_the_original_without_compiling(models: Any, made: dict[str, list[Code]], name: str) -> None:
     from torch._dynamo.utils import counters
 
-    call, realized, inputs = loaded(models, made, name)
+    call, realized, inputs = load_compiled(models, made, name)
     before = counters["stats"]["unique_graphs"]
     tolerance = 3e-2 if name == "reduced" else 1e-4
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_it_answers_as_the_original_without_compiling(models: Any, made: dict[st
 
 @pytest.mark.slow
 def test_it_reads_the_weights_that_are_there(models: Any, made: dict[str, list[Code]]) -> None:
-    call, realized, inputs = loaded(models, made, "module")
+    call, realized, inputs = load_compiled(models, made, "module")
     with torch.no_grad():
         realized.call(*inputs[0].args)
         call.layer.weight.mul_(3)
@@ -76,7 +76,7 @@ def test_it_reads_the_weights_that_are_there(models: Any, made: dict[str, list[C
 
 @pytest.mark.slow
 def test_what_changed_in_the_module_is_noticed(models: Any, made: dict[str, list[Code]]) -> None:
-    call, realized, inputs = loaded(models, made, "module")
+    call, realized, inputs = load_compiled(models, made, "module")
     with torch.no_grad():
         realized.call(*inputs[0].args)
         call.scale = 5.0
@@ -91,7 +91,7 @@ def test_a_hook_that_was_registered_since_is_noticed(
     models: Any, made: dict[str, list[Code]], when: str, straight: bool
 ) -> None:
     made = {"module": [replace(code, straight=straight) for code in made["module"]]}
-    call, realized, inputs = loaded(models, made, "module")
+    call, realized, inputs = load_compiled(models, made, "module")
     with torch.no_grad():
         if when == "after it":
             realized.call(*inputs[0].args)
@@ -104,7 +104,7 @@ def test_a_hook_that_was_registered_since_is_noticed(
 def test_a_global_number_that_changed_is_noticed(
     models: Any, made: dict[str, list[Code]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call, realized, inputs = loaded(models, made, "function")
+    call, realized, inputs = load_compiled(models, made, "function")
     with torch.no_grad():
         realized.call(*inputs[0].args)
         monkeypatch.setattr(models, "SHIFT", 4.0)
@@ -115,14 +115,14 @@ def test_a_global_number_that_changed_is_noticed(
 
 @pytest.mark.slow
 def test_a_call_that_nothing_was_compiled_for_raises(models: Any, made: dict[str, list[Code]]) -> None:
-    _, realized, _ = loaded(models, made, "shapes")
+    _, realized, _ = load_compiled(models, made, "shapes")
     with torch.no_grad(), pytest.raises(UnsupportedError, match="nothing was compiled ahead"):
         realized.call(torch.randn(11, 8))
 
 
 @pytest.mark.slow
 def test_gradients_that_nobody_asks_for_change_nothing(models: Any, made: dict[str, list[Code]]) -> None:
-    _, realized, inputs = loaded(models, made, "function")
+    _, realized, inputs = load_compiled(models, made, "function")
     with torch.no_grad():
         right = realized.call(*inputs[0].args)
     torch.testing.assert_close(realized.call(*inputs[0].args), right)
@@ -172,7 +172,7 @@ def test_a_module_with_hooks_is_refused() -> None:
     ],
 )
 def test_which_global_variables_are_compared(place: str, value: Any, expected: Constant | None) -> None:
-    assert Constant.of(place, value) == expected
+    assert Constant.from_guard(place, value) == expected
 
 
 def test_a_constant_holds_while_it_is_the_same_and_of_the_same_type() -> None:

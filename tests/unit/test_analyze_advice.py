@@ -21,7 +21,7 @@ from torchwise.workload import WorkloadSpec
 SPEC = WorkloadSpec("zoo:vision.resnet50", device="cuda")
 
 
-def timed(eager_s: float, plan_s: float, **changes: Any) -> Analysis:
+def make_analysis(eager_s: float, plan_s: float, **changes: Any) -> Analysis:
     """Return an analysis without any noise."""
     measurement = a_measurement(candidate_s=(plan_s,) * 20, baseline_s=(eager_s,) * 20, **changes)
     steady = a_steady(plan=Consistency((plan_s,) * 60), baseline=Consistency((eager_s,) * 60))
@@ -31,7 +31,7 @@ def timed(eager_s: float, plan_s: float, **changes: Any) -> Analysis:
 
 
 def test_a_plan_that_pays_is_to_be_used_with_what_it_saves_and_when_it_has_paid() -> None:
-    text = advice.use(timed(0.00100, 0.00050))
+    text = advice.use(make_analysis(0.00100, 0.00050))
     assert text == (
         "Use inductor: it saves 500 µs a call and pays for its 9.00 s of compiling after 18,000 calls; over the "
         "expected 100,000 calls it saves 41.0 s."
@@ -39,13 +39,13 @@ def test_a_plan_that_pays_is_to_be_used_with_what_it_saves_and_when_it_has_paid(
 
 
 def test_a_plan_that_pays_too_late_is_to_be_left_alone() -> None:
-    record = replace(timed(0.00100, 0.00050), workload=replace(SPEC, calls=1000))
+    record = replace(make_analysis(0.00100, 0.00050), workload=replace(SPEC, calls=1000))
     assert advice.use(record).startswith("Leave the model alone for 1,000 calls: with inductor it saves 500 µs a call")
     assert "after 18,000 calls" in advice.use(record)
 
 
 def test_a_plan_that_may_pay_too_late_is_inconclusive() -> None:
-    record = replace(timed(0.00100, 0.00050), workload=replace(SPEC, calls=18_100))
+    record = replace(make_analysis(0.00100, 0.00050), workload=replace(SPEC, calls=18_100))
     assert record.answer is Answer.INCONCLUSIVE
     assert re.fullmatch(
         r"Inconclusive: inductor pays for its 9.00 s of compiling after 1\d,\d00 to 2\d,\d00 calls, and 18,100 are "
@@ -56,8 +56,8 @@ def test_a_plan_that_may_pay_too_late_is_inconclusive() -> None:
 
 
 def test_a_slower_plan_a_sure_tie_and_an_unclear_one_are_told_apart() -> None:
-    assert "it is slower, 0.500×" in advice.use(timed(0.010, 0.020))
-    tie = timed(0.010, 0.010)
+    assert "it is slower, 0.500×" in advice.use(make_analysis(0.010, 0.020))
+    tie = make_analysis(0.010, 0.010)
     sure = replace(tie, trial=replace(tie.trial, repeats=(tie.trial.measurement,) * 4))
     assert "gains nothing that is sure" in advice.use(sure)
     wide = a_measurement(candidate_s=(0.5, 0.9, 2.0) * 5, baseline_s=(1.0,) * 15)
@@ -68,7 +68,7 @@ def test_a_slower_plan_a_sure_tie_and_an_unclear_one_are_told_apart() -> None:
 
 
 def test_two_processes_that_disagree_decide_nothing() -> None:
-    other = replace(timed(0.010, 0.001), steady=a_steady(0.27))
+    other = replace(make_analysis(0.010, 0.001), steady=a_steady(0.27))
     assert advice.use(other).startswith("Inconclusive: it cannot be told whether inductor pays, with 0.1")
     two = replace(other, inspection=replace(other.inspection, inputs=("x", "y")))
     assert advice.use(two).startswith("Use inductor"), "the second process times one of several inputs"
@@ -95,12 +95,12 @@ def test_eager_itself_has_nothing_to_pay_back() -> None:
 
 
 def test_the_number_of_calls_under_which_compiling_does_not_pay_is_named() -> None:
-    assert advice.few_calls(timed(0.00100, 0.00050)).startswith("Do not compile for fewer than 18,000 calls")
+    assert advice.few_calls(make_analysis(0.00100, 0.00050)).startswith("Do not compile for fewer than 18,000 calls")
     assert advice.few_calls(an_analysis(speedup=0.8)) == ""
 
 
 def test_a_warm_start_that_saves_and_one_that_does_not() -> None:
-    assert advice.warm_start(timed(0.010, 0.005)) == (
+    assert advice.warm_start(make_analysis(0.010, 0.005)) == (
         "A warm start saves 7.80 s: 1.20 s in place of 9.00 s. Keep the compile caches between starts "
         "(TORCHINDUCTOR_CACHE_DIR, 5.00 MiB)."
     )

@@ -98,10 +98,10 @@ def test_bad_input_is_refused_before_anything_runs(asked: list[Any], options: An
 
 
 def test_ctrl_c_leaves_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
+    def raise_interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(phases, "run_analysis", interrupted)
+    monkeypatch.setattr(phases, "run_analysis", raise_interrupt)
     assert run(TARGET, "--device", "cpu").exit_code == 130
 
 

@@ -64,7 +64,7 @@ def test_economics_are_on_the_scale_of_eager_beside_the_plan() -> None:
     spec = WorkloadSpec("zoo:vision.resnet50", calls=10_000, restarts=3)
     timed = a_measurement(candidate_s=(0.010,) * 20, baseline_s=(0.015,) * 20)
     record = an_analysis(workload=spec, trial=a_trial(measurement=timed), steady=None)  # 38.2 s cold, 4.1 s warm
-    assert record.economics.baseline_s == 0.015
+    assert record.cost_model.baseline_s == 0.015
     assert record.time
     assert record.time.mid == pytest.approx(0.010)
     assert record.break_even_calls is not None
@@ -75,7 +75,7 @@ def test_economics_are_on_the_scale_of_eager_beside_the_plan() -> None:
 def test_eager_that_was_held_up_beside_the_plan_is_told_by_the_inspection() -> None:
     held_up = a_measurement(candidate_s=(0.5,) * 20, baseline_s=(1.0,) * 20)
     record = an_analysis(trial=a_trial(measurement=held_up))
-    assert record.economics.baseline_s == record.inspection.measurement.baseline_time.mid
+    assert record.cost_model.baseline_s == record.inspection.measurement.baseline_time.mid
 
 
 def test_both_processes_tell_the_speed_up_and_calls_are_on_its_scale() -> None:
@@ -85,7 +85,7 @@ def test_both_processes_tell_the_speed_up_and_calls_are_on_its_scale() -> None:
     assert 1.4 < record.speedup.mid < 1.5
     assert record.calls
     own, eager = record.calls
-    assert eager.quantile(0.5) == pytest.approx(record.economics.baseline_s)
+    assert eager.quantile(0.5) == pytest.approx(record.cost_model.baseline_s)
     assert eager.quantile(0.5) / own.quantile(0.5) == pytest.approx(record.speedup.mid)
     assert own.variation == pytest.approx(steady.plan.variation)
 
@@ -101,4 +101,4 @@ def test_throughput_is_items_a_second_and_batches_that_failed_have_none() -> Non
     record = an_analysis(batches=(batch, lost, a_batch(1)), batch_size=1)
     given, figures = record.batch_figures
     assert (figures.throughput, figures.baseline_throughput) == (16.0, 8.0)
-    assert (given.speedup, given.eager_s) == (record.speedup, record.economics.baseline_s)  # there, the page's own
+    assert (given.speedup, given.eager_s) == (record.speedup, record.cost_model.baseline_s)  # there, the page's own

@@ -23,11 +23,11 @@ from torchwise.workload import WorkloadSpec
 HOSTILE = "\"'><script>alert(1)</script>\x1b[31m{{ 7*7 }}\u202e</style>\x00"
 
 
-def failed() -> Analysis:
+def make_failed_analysis() -> Analysis:
     return an_analysis(trial=a_failure(traceback="Traceback: here"), steady=None, batches=())
 
 
-def shown(analysis: Analysis, width: int = 120) -> str:
+def render_text(analysis: Analysis, width: int = 120) -> str:
     console = Console(width=width, record=True, file=open("/dev/null", "w"), highlight=False)  # noqa: SIM115
     console.print(render_analysis(analysis))
     return console.export_text()
@@ -78,14 +78,16 @@ def test_batches_that_were_not_timed_are_named_with_the_reason() -> None:
 
 
 def test_phases_without_records_are_left_out() -> None:
-    assert [phase.key for phase in phases(replace(failed(), batch_note=""))] == ["baseline", "compiling"]
-    assert facts_of(failed(), "compiling") == {"Failed": "died in compile: SIGSEGV"}
-    assert next(p for p in phases(replace(failed(), batch_note="not scaled: no")) if p.key == "scaling").note
+    assert [phase.key for phase in phases(replace(make_failed_analysis(), batch_note=""))] == ["baseline", "compiling"]
+    assert facts_of(make_failed_analysis(), "compiling") == {"Failed": "died in compile: SIGSEGV"}
+    assert next(
+        p for p in phases(replace(make_failed_analysis(), batch_note="not scaled: no")) if p.key == "scaling"
+    ).note
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_the_advice_comes_first_and_no_figure_is_cut_on_any_width(width: int) -> None:
-    text = shown(an_analysis(), width)
+    text = render_text(an_analysis(), width)
     assert "Use inductor: it saves" in " ".join(text.split("╰")[0].split())
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
@@ -105,7 +107,7 @@ def test_hostile_text_reaches_neither_terminal_nor_page() -> None:
         batch_note=HOSTILE,
         advice=(Advice("use", HOSTILE), Advice("more", HOSTILE)),
     )
-    for text in (shown(record), render_analysis_html(record)):
+    for text in (render_text(record), render_analysis_html(record)):
         assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", text)
     page = render_analysis_html(record)
     assert "<script" not in page
@@ -132,7 +134,7 @@ def test_the_same_analysis_gives_the_same_page_and_it_is_written(tmp_path: Path)
 @pytest.mark.parametrize(
     "record",
     [
-        failed(),
+        make_failed_analysis(),
         an_analysis(None, None),
         an_analysis(EAGER, 1.0),
         an_analysis(trial=a_trial(measurement=a_measurement(1.5, 1)), steady=None, batches=()),
@@ -140,14 +142,14 @@ def test_the_same_analysis_gives_the_same_page_and_it_is_written(tmp_path: Path)
     ],
 )
 def test_partial_analyses_are_shown_too(record: Analysis) -> None:
-    assert shown(record)
+    assert render_text(record)
     assert "</html>" in render_analysis_html(record)
 
 
 def test_a_failure_shows_its_traceback_and_plots_only_what_was_seen() -> None:
-    page = render_analysis_html(failed())
+    page = render_analysis_html(make_failed_analysis())
     assert "Traceback: here" in page
-    assert plots(failed()) == []
+    assert plots(make_failed_analysis()) == []
     assert "<figure" not in page
 
 
@@ -189,6 +191,6 @@ def test_how_far_to_trust_it_is_said_once_at_the_top() -> None:
     assert notes(record) == ["it draws random numbers"]
     sentence = record.judge_trust().sentence
     assert note in sentence
-    assert " ".join(shown(record, 300).split()).startswith(sentence)
-    for text in (shown(record, 300), render_analysis_html(record)):
+    assert " ".join(render_text(record, 300).split()).startswith(sentence)
+    for text in (render_text(record, 300), render_analysis_html(record)):
         assert text.count(note) == 1

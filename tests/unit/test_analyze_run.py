@@ -10,7 +10,7 @@ import pytest
 
 from analysis_samples import CRASH, HANG, Heard, Workers, an_analysis
 from builders import PASSED, WRONG, a_measurement, a_plan
-from torchwise.diagnose.analysis.job import Look, Scaling
+from torchwise.diagnose.analysis.job import Scaling, SteadyRun
 from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
 from torchwise.errors import BaselineError, InputError, WorkloadError
 from torchwise.plan import EAGER
@@ -39,7 +39,7 @@ def test_the_phases_come_in_order_and_end_in_advice() -> None:
         "batch 4",
         "batch 1",
     ]
-    assert found.trial.is_proven
+    assert found.trial.is_verified
     assert found.trial.costs == Costs(38.2, 4.1, 312 << 20, 280 << 20)
     assert found.advice[0].text.startswith("Use inductor")
     assert found.batch_note == "dimension 0 of the inputs, of size 32 as they were given"
@@ -84,7 +84,7 @@ def test_a_plan_that_answers_wrongly_is_not_looked_at_further() -> None:
     found = run(workers)
     assert workers.jobs == ["inspect", "try"]
     assert found.trial.state is TrialState.COMPLETE
-    assert not found.trial.is_proven
+    assert not found.trial.is_verified
     assert found.advice[0].text.startswith("Do not use inductor: wrong answer")
 
 
@@ -150,7 +150,7 @@ def test_a_model_that_fails_ends_it() -> None:
 
 def test_jobs_name_their_functions_and_find_is_the_one_without_a_size() -> None:
     job = Job("try", SPEC)
-    assert Look(job).task == "torchwise.diagnose.analysis.steady:look"
+    assert SteadyRun(job).task == "torchwise.diagnose.analysis.steady:look"
     assert Scaling(job).task == "torchwise.diagnose.analysis.scale:find"
     assert Scaling(job, 4).task == "torchwise.diagnose.analysis.scale:attempt_at"
     assert Scaling(replace(job, cache_dir="/x"), 4).variables()["TORCHINDUCTOR_CACHE_DIR"] == "/x"

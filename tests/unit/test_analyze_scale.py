@@ -9,7 +9,7 @@ import torch
 
 from torchwise.diagnose.analysis import scale, steady
 from torchwise.diagnose.analysis.job import Scaling
-from torchwise.diagnose.analysis.scale import Found, batch_of, resized
+from torchwise.diagnose.analysis.scale import Found, batch_of, resize_example
 from torchwise.errors import UnsupportedError
 from torchwise.trial import Job, loading
 from torchwise.workload import Example, Workload, WorkloadSpec
@@ -51,14 +51,14 @@ def test_what_cannot_be_scaled_is_said(call: Any, inputs: Any, dim: int | None, 
 
 def test_items_are_repeated_or_left_out_and_stay_what_they_were() -> None:
     example = Example((torch.tensor([[1, 2], [3, 4], [5, 6]]),), {"scale": torch.tensor(2.0), "n": 3}, 0.7)
-    larger, smaller = resized(example, 0, 5), resized(example, 0, 1)
+    larger, smaller = resize_example(example, 0, 5), resize_example(example, 0, 1)
     assert larger.args[0].tolist() == [[1, 2], [3, 4], [5, 6], [1, 2], [3, 4]]
     assert smaller.args[0].tolist() == [[1, 2]]
     assert larger.args[0].dtype == torch.int64
     assert (larger.kwargs["scale"].item(), larger.kwargs["n"], larger.weight) == (2.0, 3, 0.7)
-    assert resized(example, 1, 3).args[0].tolist() == [[1, 2, 1], [3, 4, 3], [5, 6, 5]]
+    assert resize_example(example, 1, 3).args[0].tolist() == [[1, 2, 1], [3, 4, 3], [5, 6, 5]]
     wants = Example((torch.ones(2, requires_grad=True),))
-    assert resized(wants, 0, 4).args[0].requires_grad
+    assert resize_example(wants, 0, 4).args[0].requires_grad
 
 
 def test_only_tensors_with_a_dimension_count() -> None:
@@ -68,7 +68,7 @@ def test_only_tensors_with_a_dimension_count() -> None:
 def test_memory_counts_shared_weights_once_and_the_largest_example() -> None:
     layer = torch.nn.Linear(4, 4, bias=False)
     model = torch.nn.Sequential(layer, layer, torch.nn.BatchNorm1d(4))
-    held = steady._held(Workload(model, (Example((torch.ones(2, 4),)), Example((torch.ones(8, 4),)))))
+    held = steady._static_memory(Workload(model, (Example((torch.ones(2, 4),)), Example((torch.ones(8, 4),)))))
     batch_norm = 4 * (4 + 4 + 4 + 4) + 8
     assert (held.model, held.inputs) == (4 * 16 + batch_norm, 8 * 16)
 
@@ -76,7 +76,7 @@ def test_memory_counts_shared_weights_once_and_the_largest_example() -> None:
 def test_single_calls_are_timed_in_turns_as_many_of_each() -> None:
     order: list[str] = []
     sides = (lambda: order.append("plan"), lambda: order.append("eager"))
-    plan, eager = steady._in_turns(*sides, "cpu", 0.0)
+    plan, eager = steady._time_alternately(*sides, "cpu", 0.0)
     assert len(plan.calls_s) == len(eager.calls_s) == steady.LEAST_TURNS * steady.CALLS_PER_TURN
     turn = steady.CALLS_PER_TURN
     assert order[2:] == (["plan"] * turn + ["eager"] * turn) * steady.LEAST_TURNS

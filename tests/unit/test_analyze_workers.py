@@ -11,7 +11,7 @@ def test_a_live_model_is_looked_at_from_its_baseline_to_its_batches() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
     inputs = (torch.randn(16, 64),)
     found = analyze(model, inputs, plan="eager", effort="quick", batches=(3,), progress=False).record
-    assert found.trial.is_proven
+    assert found.trial.is_verified
     assert found.steady is not None
     assert len(found.steady.plan.calls_s) == len(found.steady.baseline.calls_s) >= 60
     assert found.steady.memory.model == (64 * 64 + 64 + 64 * 8 + 8) * 4
@@ -25,7 +25,7 @@ def test_a_live_model_is_looked_at_from_its_baseline_to_its_batches() -> None:
 def test_training_is_looked_at_with_its_backward_pass_and_what_is_no_batch_is_said() -> None:
     loss, inputs = _Loss(), (torch.randn(4, 8),)
     found = analyze(loss, inputs, plan="eager", effort="quick", mode="training", batches=(2,), progress=False)
-    assert found.record.trial.is_proven
+    assert found.record.trial.is_verified
     assert found.record.workload.mode == "training"
     assert found.record.batches == ()
     assert found.record.batch_note.startswith("not scaled: no output grows with dimension 0")

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.errors import InputError, PlanError
 from torchwise.plan import Plan
 from torchwise.runtime.module import OptimizedModule
@@ -43,8 +43,8 @@ class Scaled(nn.Module):
         return self.inner(x) * SCALE
 
 
-def served(model: nn.Module, plan: Plan = PLAN, refusal: str | None = None, mode: str = "inference") -> OptimizedModule:
-    decision = decided(model, plan, X)
+def serve(model: nn.Module, plan: Plan = PLAN, refusal: str | None = None, mode: str = "inference") -> OptimizedModule:
+    decision = make_decision(model, plan, X)
     decision = replace(decision, workload=replace(decision.workload, mode=mode))
     fast = OptimizedModule(model, decision, refusal)
     if mode == "inference":
@@ -62,14 +62,14 @@ def agree(fast: Any, model: nn.Module) -> bool:
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))], ids=["copy", "pickle"])
 def test_a_refused_plan_is_refused_in_a_copy(again: Any) -> None:
-    fast = again(served(Model(), refusal="Ada rejected it"))
+    fast = again(serve(Model(), refusal="Ada rejected it"))
     with torch.no_grad():
         fast(X)
     assert (fast.statistics.optimized, dict(fast.statistics.original)) == (0, {"Ada rejected it": 1})
 
 
 def test_a_plan_that_was_given_up_is_so_in_a_copy() -> None:
-    fast = served(Model())
+    fast = serve(Model())
     fast._dispatcher.close("the canary found something")
     again = copy.deepcopy(fast)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_a_plan_that_was_given_up_is_so_in_a_copy() -> None:
 
 @pytest.mark.parametrize("change", ["written", "replaced", "in a list"])
 def test_a_copy_of_the_weights_follows_plain_tensors(change: str) -> None:
-    fast = served(model := Model().eval(), Plan(precision="bf16"))
+    fast = serve(model := Model().eval(), Plan(precision="bf16"))
     if change == "written":
         model.table.mul_(3)
     elif change == "replaced":
@@ -92,7 +92,7 @@ def test_a_copy_of_the_weights_follows_plain_tensors(change: str) -> None:
 @pytest.mark.parametrize("plan", [Plan(precision="bf16"), Plan(backend="inductor", options=(("freezing", True),))])
 def test_copied_weights_of_inference_mode_are_never_stale(plan: Plan) -> None:
     with torch.inference_mode():
-        fast = served(model := Model().eval(), plan)
+        fast = serve(model := Model().eval(), plan)
         model.load_state_dict({name: 7 * value for name, value in model.state_dict().items()})
         assert agree(fast, model)
 
@@ -100,7 +100,7 @@ def test_copied_weights_of_inference_mode_are_never_stale(plan: Plan) -> None:
 def test_weights_written_while_they_are_copied_are_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchwise.compile import shared_copies
 
-    fast = served(model := Model().eval(), Plan(precision="bf16"))
+    fast = serve(model := Model().eval(), Plan(precision="bf16"))
     real, written = shared_copies.DerivedWeights._list_buffers, list[bool]()
 
     def meanwhile(derived: shared_copies.DerivedWeights) -> None:  # as another thread that loads a checkpoint
@@ -118,7 +118,7 @@ def test_weights_written_while_they_are_copied_are_copied_again(monkeypatch: pyt
 
 
 def test_a_forward_or_class_that_was_replaced_is_the_one_that_answers() -> None:
-    fast = served(model := Model().eval(), Plan(backend="inductor"))
+    fast = serve(model := Model().eval(), Plan(backend="inductor"))
     model.forward = lambda x: x * 0 + 1  # type: ignore[method-assign]
     assert agree(fast, model)
 
@@ -127,7 +127,7 @@ def test_a_forward_or_class_that_was_replaced_is_the_one_that_answers() -> None:
 def test_a_hook_in_the_place_of_another_runs(plan: Plan) -> None:
     model = Model().eval()
     handle = model.register_forward_hook(lambda _module, _inputs, output: output * 2)
-    fast = served(model, plan)
+    fast = serve(model, plan)
     assert fast.statistics.optimized == 3
     handle.remove()
     model.register_forward_hook(lambda _module, _inputs, output: output * 3)
@@ -138,7 +138,7 @@ def test_a_hook_in_the_place_of_another_runs(plan: Plan) -> None:
 
 def test_a_scripted_module_is_called_and_its_mode_is_looked_at() -> None:
     model = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).eval())
-    fast = served(model)
+    fast = serve(model)
     assert fast.statistics.optimized == 3
     model.train()
     with torch.no_grad():
@@ -148,7 +148,7 @@ def test_a_scripted_module_is_called_and_its_mode_is_looked_at() -> None:
 
 @pytest.mark.parametrize("plan", [Plan(memory_format="channels_last"), Plan(precision="bf16")])
 def test_a_class_that_was_swapped_inside_of_the_model_is_the_one_that_answers(plan: Plan) -> None:
-    fast = served(model := Model().eval(), plan)
+    fast = serve(model := Model().eval(), plan)
     model.inner.__class__ = _Negated
     assert agree(fast, model)
 
@@ -161,7 +161,7 @@ class _Negated(nn.Linear):
 def test_hooks_for_all_modules_run_though_they_were_there_before() -> None:
     hook = nn.modules.module.register_module_forward_hook(lambda _module, _inputs, output: output * 2)
     try:
-        assert agree(served(model := Model().eval(), Plan(backend="inductor")), model)
+        assert agree(serve(model := Model().eval(), Plan(backend="inductor")), model)
     finally:
         hook.remove()
 
@@ -171,7 +171,7 @@ def test_backward_hooks_of_the_model_run_in_training(before: bool) -> None:
     model, ran = Model().train(), []
     if before:
         model.register_full_backward_hook(lambda *_: ran.append(True))
-    fast = served(model, Plan(backend="inductor"), mode="training")
+    fast = serve(model, Plan(backend="inductor"), mode="training")
     fast(X.clone().requires_grad_()).sum().backward()
     ran.clear()
     if not before:
@@ -181,7 +181,7 @@ def test_backward_hooks_of_the_model_run_in_training(before: bool) -> None:
 
 
 def test_a_hook_runs_though_a_global_number_changed_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = served(model := Scaled().eval(), Plan(backend="inductor"))
+    fast = serve(model := Scaled().eval(), Plan(backend="inductor"))
     monkeypatch.setitem(globals(), "SCALE", 2.0)
     assert agree(fast, model)
     model.inner.register_forward_hook(lambda _module, _inputs, output: output * 7)
@@ -189,7 +189,7 @@ def test_a_hook_runs_though_a_global_number_changed_before(monkeypatch: pytest.M
 
 
 def test_a_mode_that_counts_operators_sees_those_of_the_model() -> None:
-    fast = served(Model().eval(), Plan(backend="inductor"))
+    fast = serve(Model().eval(), Plan(backend="inductor"))
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         fast(X)
@@ -198,7 +198,7 @@ def test_a_mode_that_counts_operators_sees_those_of_the_model() -> None:
 
 
 def test_the_wrappers_mode_is_the_originals_whichever_is_set() -> None:
-    fast = served(model := Model().eval())
+    fast = serve(model := Model().eval())
     fast.training = True
     assert model.training
     assert fast.training
@@ -236,7 +236,7 @@ class Moves(nn.Linear):
 
 
 def test_what_the_models_class_overrides_is_used_through_the_wrapper() -> None:
-    fast = served(model := Moves())
+    fast = serve(model := Moves())
     assert fast.double() is fast
     assert model.table[0].dtype is torch.float64
     assert len(list(fast.parameters())) == 3
@@ -245,18 +245,18 @@ def test_what_the_models_class_overrides_is_used_through_the_wrapper() -> None:
 
 
 def test_a_list_of_modules_stays_one() -> None:
-    fast = served(model := nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    fast = serve(model := nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
     assert (len(fast), fast[1], list(fast)) == (2, model[1], list(model))
     fast[1] = nn.Tanh()
     assert isinstance(model[1], nn.Tanh)
     assert agree(fast, model)
-    assert served(Model()), "what has no length is true"
+    assert serve(Model()), "what has no length is true"
     with pytest.raises(TypeError):
-        len(served(Model()))
+        len(serve(Model()))
 
 
 def test_hooks_of_checkpoints_may_be_registered_on_either() -> None:
-    fast = served(model := Model())
+    fast = serve(model := Model())
     fast.register_state_dict_post_hook(lambda _module, state, _prefix, _metadata: state.update(extra=torch.ones(1)))
     assert "extra" in fast.state_dict()
     assert "extra" in model.state_dict()

@@ -18,11 +18,11 @@ import torch
 
 import torchwise
 from builders import PASSED, a_measurement, a_study, a_trial
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise import Alert
 from torchwise.background import protocol, search, tuning
-from torchwise.background.aot_worker import Checked, Made, Preparation, _keeps_no_state
-from torchwise.background.protocol import News, Order
+from torchwise.background.aot_worker import AotCode, CheckResult, Preparation, _keeps_no_state
+from torchwise.background.protocol import Message, Order
 from torchwise.compile.aot import Code
 from torchwise.errors import InputError
 from torchwise.plan import Plan
@@ -30,7 +30,7 @@ from torchwise.records import Costs, Failure, FailureKind, Interval, Study, code
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.hot_swap import answers_alike, swap
 from torchwise.study import Request
-from torchwise.study.approval_policy import Rules
+from torchwise.study.approval_policy import ApprovalPolicy
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload, WorkloadSpec
 
@@ -70,23 +70,23 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return put
 
 
-def promoted(model: Any, plan: Plan = THREADS, **changes: Any) -> str:
-    decision = decided(model, plan, X, error=1e-6)
-    return codec.to_json(News("promoted", f"plan {plan}", decision.to_json(), **{"extra_calls": "any", **changes}))
+def build_promotion(model: Any, plan: Plan = THREADS, **changes: Any) -> str:
+    decision = make_decision(model, plan, X, error=1e-6)
+    return codec.to_json(Message("promoted", f"plan {plan}", decision.to_json(), **{"extra_calls": "any", **changes}))
 
 
-DONE = codec.to_json(News("done", "the search is over"))
+DONE = codec.to_json(Message("done", "the search is over"))
 
 
-def optimized(model: Any, **options: Any) -> Any:
+def optimize_model(model: Any, **options: Any) -> Any:
     return torchwise.optimize(model, (X,), background=True, effort="quick", **options)
 
 
 def test_the_original_answers_until_a_plan_is_promoted_and_then_the_plan(child: Callable[..., None]) -> None:
     model = Model().eval()
-    child(promoted(model), DONE)
+    child(build_promotion(model), DONE)
     with torch.no_grad():
-        fast = optimized(model)
+        fast = optimize_model(model)
         assert fast.background.wait_for_plan(30)
         assert fast.background.wait(30)
         assert fast.background.state == "done"
@@ -104,17 +104,17 @@ def test_the_thread_that_loads_gives_way_often_and_leaves_the_setting_as_it_was(
     before, seen = sys.getswitchinterval(), list[float]()
     monkeypatch.setattr(tuning, "stale_because", lambda *_: seen.append(sys.getswitchinterval()))
     model = Model().eval()
-    child(promoted(model), DONE)
-    fast = optimized(model)
+    child(build_promotion(model), DONE)
+    fast = optimize_model(model)
     assert fast.background.wait(30)
     assert seen == pytest.approx([tuning.SWITCH_S])
     assert sys.getswitchinterval() == before
 
 
 def test_a_function_is_swapped_as_well(child: Callable[..., None]) -> None:
-    child(promoted(torch.sin), DONE)
+    child(build_promotion(torch.sin), DONE)
     with torch.no_grad():
-        fast = optimized(torch.sin)
+        fast = optimize_model(torch.sin)
         assert fast.background.wait(30)
         torch.testing.assert_close(fast(X), X.sin())
     assert fast.decision.plan == THREADS
@@ -124,7 +124,7 @@ def test_it_answers_before_anything_is_found(child: Callable[..., None], caplog:
     model = Model().eval()
     child(then="time.sleep(60)")
     with torch.no_grad(), caplog.at_level("INFO", "torchwise"):
-        fast = optimized(model)
+        fast = optimize_model(model)
         torch.testing.assert_close(fast(X), model(X))
     assert fast.background.state == "searching"
     assert fast.statistics.original == {"tuning goes on in the background": 1}
@@ -134,14 +134,14 @@ def test_it_answers_before_anything_is_found(child: Callable[..., None], caplog:
     assert fast.background.state == "stopped"
 
 
-@pytest.mark.parametrize("last", [DONE, codec.to_json(News("failed", "no memory"))])
+@pytest.mark.parametrize("last", [DONE, codec.to_json(Message("failed", "no memory"))])
 def test_calls_after_a_search_that_found_nothing_are_not_counted_as_during_it(
     child: Callable[..., None], last: str
 ) -> None:
     model = Model().eval()
-    child(codec.to_json(News("stays", "Stay with eager.")), last)
+    child(codec.to_json(Message("stays", "Stay with eager.")), last)
     with torch.no_grad():
-        fast = optimized(model)
+        fast = optimize_model(model)
         assert fast.background.wait(30)
         torch.testing.assert_close(fast(X), model(X))
     assert fast.statistics.original == {"tuning in the background is over, and no plan was swapped in": 1}
@@ -154,7 +154,7 @@ def test_eight_threads_call_while_plans_are_swapped(child: Callable[..., None]) 
     with torch.no_grad():
         right = [model(x) for x in inputs]
     child(then="time.sleep(60)")
-    fast = optimized(model)
+    fast = optimize_model(model)
     wrong: list[str] = []
     over = threading.Event()
 
@@ -171,7 +171,7 @@ def test_eight_threads_call_while_plans_are_swapped(child: Callable[..., None]) 
     for thread in threads:
         thread.start()
     for threads_of_plan in (1, 2, 1, 2, 1):
-        swap(fast, Dispatcher(model, decided(model, Plan(threads=threads_of_plan), X)))
+        swap(fast, Dispatcher(model, make_decision(model, Plan(threads=threads_of_plan), X)))
         time.sleep(0.1)
     over.set()
     for thread in threads:
@@ -184,9 +184,9 @@ def test_eight_threads_call_while_plans_are_swapped(child: Callable[..., None]) 
 @pytest.mark.parametrize("then", ["os._exit(9)", "os.kill(os.getpid(), 9)", "print('no news', flush=True)"])
 def test_a_search_that_dies_costs_no_call(child: Callable[..., None], alerts: list[Alert], then: str) -> None:
     model = Model().eval()
-    child(codec.to_json(News("searching", "effort quick")), then=then)
+    child(codec.to_json(Message("searching", "effort quick")), then=then)
     with torch.no_grad():
-        fast = optimized(model)
+        fast = optimize_model(model)
         assert fast.background.wait(30)
         torch.testing.assert_close(fast(X), model(X))
     assert fast.background.state == "failed"
@@ -195,9 +195,9 @@ def test_a_search_that_dies_costs_no_call(child: Callable[..., None], alerts: li
 
 def test_a_search_that_dies_after_a_promotion_leaves_the_plan(child: Callable[..., None]) -> None:
     model = Model().eval()
-    child(promoted(model), then="os._exit(9)")
+    child(build_promotion(model), then="os._exit(9)")
     with torch.no_grad():
-        fast = optimized(model)
+        fast = optimize_model(model)
         assert fast.background.wait(30)
         torch.testing.assert_close(fast(X), model(X))
     assert fast.background.state == "failed"
@@ -206,10 +206,10 @@ def test_a_search_that_dies_after_a_promotion_leaves_the_plan(child: Callable[..
 
 def test_a_model_that_changed_meanwhile_keeps_its_own_answers(child: Callable[..., None]) -> None:
     model = Model().eval()
-    child(promoted(model), DONE)
+    child(build_promotion(model), DONE)
     model.layer = torch.nn.Linear(8, 3)
     with torch.no_grad():
-        fast = optimized(model)
+        fast = optimize_model(model)
         assert fast.background.wait(30)
         assert fast(X).shape == (4, 3)
     assert [news.kind for news in fast.background.news] == ["left", "done"]
@@ -222,9 +222,9 @@ def test_code_that_is_not_what_was_written_is_not_loaded(child: Callable[..., No
     sha256 = protocol.write_code(file, [Code(b"code", True)])
     assert protocol.read_code(file, sha256) == [Code(b"code", True)]
     file.write_bytes(b"other")
-    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256), DONE)
+    child(build_promotion(model, Plan(backend="inductor"), file=str(file), sha256=sha256), DONE)
     with torch.no_grad():
-        fast = optimized(model)
+        fast = optimize_model(model)
         assert fast.background.wait(30)
         torch.testing.assert_close(fast(X), model(X))
     assert "its code is not loaded" in fast.background.news[0].text
@@ -255,8 +255,8 @@ def test_code_is_loaded_before_the_swap_also_for_a_model_that_may_not_be_called(
     sha256 = protocol.write_code(file, [])
     monkeypatch.setattr(tuning, "Loader", Wrong)
     before = Wrong.loaded
-    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls="none"), DONE)
-    fast = optimized(model)
+    child(build_promotion(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls="none"), DONE)
+    fast = optimize_model(model)
     assert fast.background.wait(30)
     assert Wrong.loaded == before + 1
     assert fast.background.is_promoted
@@ -273,12 +273,12 @@ class Counting(Wrong):
     called = 0
 
     def __call__(self, call: Any, plan: Plan) -> Any:
-        def counted(x: torch.Tensor) -> torch.Tensor:
+        def call_and_count(x: torch.Tensor) -> torch.Tensor:
             Counting.called += 1
             torch.randint(0, 9, (2,), out=torch.empty(2, dtype=torch.int64))
             return call(x)
 
-        return counted
+        return call_and_count
 
 
 @pytest.mark.parametrize(("extra_calls", "called"), [("undrawn", 1), ("none", 0)])
@@ -291,10 +291,12 @@ def test_a_plan_that_draws_random_numbers_is_called_once_without_drawing_any(
     sha256 = protocol.write_code(file, [])
     monkeypatch.setattr(tuning, "Loader", Counting)
     monkeypatch.setattr(Counting, "called", 0)
-    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls=extra_calls), DONE)
+    child(
+        build_promotion(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls=extra_calls), DONE
+    )
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    fast = optimized(model)
+    fast = optimize_model(model)
     assert fast.background.wait(30)
     assert fast.background.is_promoted
     assert Counting.called == called
@@ -309,10 +311,10 @@ def test_a_plan_that_draws_in_an_unknown_way_is_swapped_in_without_a_call(
 
     model, file = Noisy().eval(), tmp_path / "0.code"
     monkeypatch.setattr(tuning, "Loader", Counting)
-    monkeypatch.setattr(tuning, "call_undrawn", refuses)
+    monkeypatch.setattr(tuning, "warm_up_plan", refuses)
     sha256 = protocol.write_code(file, [])
-    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls="undrawn"), DONE)
-    fast = optimized(model)
+    child(build_promotion(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls="undrawn"), DONE)
+    fast = optimize_model(model)
     assert fast.background.wait(30)
     assert fast.background.is_promoted
 
@@ -324,9 +326,9 @@ def test_a_plan_that_answers_otherwise_here_is_not_swapped_in(
     file = tmp_path / "0.code"
     sha256 = protocol.write_code(file, [])
     monkeypatch.setattr(tuning, "Loader", Wrong)
-    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256), DONE)
+    child(build_promotion(model, Plan(backend="inductor"), file=str(file), sha256=sha256), DONE)
     with torch.no_grad():
-        fast = optimized(model)
+        fast = optimize_model(model)
         assert fast.background.wait(30)
         torch.testing.assert_close(fast(X), model(X))
     assert "answers otherwise than the original" in fast.background.news[0].text
@@ -334,9 +336,9 @@ def test_a_plan_that_answers_otherwise_here_is_not_swapped_in(
 
 def test_a_program_that_was_frozen_stays_as_it_is(child: Callable[..., None]) -> None:
     model = Model().eval()
-    child(then=f"time.sleep(2); print({promoted(model)!r}, flush=True); print({DONE!r}, flush=True)")
+    child(then=f"time.sleep(2); print({build_promotion(model)!r}, flush=True); print({DONE!r}, flush=True)")
     with torch.no_grad():
-        fast = optimized(model)
+        fast = optimize_model(model)
         torchwise.freeze(fast)
         assert fast.background.wait(30)
         assert fast.decision.plan.is_eager
@@ -350,7 +352,7 @@ def test_a_plan_that_fails_here_is_not_swapped_in() -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("no such kernel")
 
-    dispatcher = Dispatcher(model, decided(model, Plan(backend="inductor"), X), backend=lambda call, plan: fails)
+    dispatcher = Dispatcher(model, make_decision(model, Plan(backend="inductor"), X), backend=lambda call, plan: fails)
     found = answers_alike(dispatcher, Workload(model, (Example((X,)),)))
     assert found
     assert "does not answer the example inputs" in found
@@ -358,7 +360,7 @@ def test_a_plan_that_fails_here_is_not_swapped_in() -> None:
 
 def test_the_search_ends_with_what_it_is_for(child: Callable[..., None]) -> None:
     child(then="sys.stdin.read()")
-    fast = optimized(Model().eval())
+    fast = optimize_model(Model().eval())
     process = psutil.Process(fast.background._process.pid)
     del fast
     gc.collect()
@@ -367,8 +369,8 @@ def test_the_search_ends_with_what_it_is_for(child: Callable[..., None]) -> None
 
 def test_stopping_ends_the_process_and_keeps_the_plan(child: Callable[..., None], alerts: list[Alert]) -> None:
     model = Model().eval()
-    child(promoted(model), then="sys.stdin.read()")
-    fast = optimized(model)
+    child(build_promotion(model), then="sys.stdin.read()")
+    fast = optimize_model(model)
     assert fast.background.wait_for_plan(30)
     folder = fast.background._folder
     fast.background.stop()
@@ -382,7 +384,7 @@ def test_copies_and_pickles_leave_the_search_behind(child: Callable[..., None]) 
     import copy
 
     child(then="time.sleep(60)")
-    fast = optimized(Model().eval())
+    fast = optimize_model(Model().eval())
     twin = copy.deepcopy(fast)
     assert "background" not in vars(twin)
     fast.background.stop()
@@ -390,13 +392,13 @@ def test_copies_and_pickles_leave_the_search_behind(child: Callable[..., None]) 
 
 def test_training_is_refused() -> None:
     with pytest.raises(InputError, match="only plans for inference"):
-        optimized(Model(), mode="training")
+        optimize_model(Model(), mode="training")
 
 
 def test_what_is_no_wrapper_cannot_be_swapped() -> None:
     model = Model()
     with pytest.raises(InputError, match=r"only what torchwise\.apply returned"):
-        swap(model, Dispatcher(model, decided(model, THREADS, X)))
+        swap(model, Dispatcher(model, make_decision(model, THREADS, X)))
 
 
 def test_an_order_is_the_same_after_a_file() -> None:
@@ -419,7 +421,7 @@ def test_an_order_is_the_same_after_a_file() -> None:
     ],
 )
 def test_what_a_plan_becomes_that_cannot_be_carried_over(plan: Plan, expected: Plan) -> None:
-    assert search.carried(plan) == expected
+    assert search.adapt_to_aot(plan) == expected
 
 
 class Workers:
@@ -435,19 +437,21 @@ class Workers:
         if plan in self.failing:
             return Failure(FailureKind.RAISED, "compile ahead", "UnsupportedError: it depends on G['x']")
         if job.step == "make":
-            return codec.to_json(Made("0" * 64, {"avx2": True}))
-        return codec.to_json(Checked(Attempt(Costs(0.5), PASSED, a_measurement(self.speedups[plan])), "any"))
+            return codec.to_json(AotCode("0" * 64, {"avx2": True}))
+        return codec.to_json(CheckResult(Attempt(Costs(0.5), PASSED, a_measurement(self.speedups[plan])), "any"))
 
 
 COMPILED, CAPTURED = Plan(backend="inductor"), Plan(capture="call")
 
 
-def prepared(workers: Workers, best: Interval | None = None) -> tuple[News | None, list[News]]:
+def prepare_results(workers: Workers, best: Interval | None = None) -> tuple[Message | None, list[Message]]:
     """Prepare the results of a study in which `COMPILED` leads and `CAPTURED` follows."""
     study = a_study((a_trial(0, COMPILED, 3.0), a_trial(1, CAPTURED, 2.0)), decided=0)
-    told: list[News] = []
+    told: list[Message] = []
     request = Request(WorkloadSpec("live:m"), effort="quick")
-    return search._prepared(request, study, Path("/nowhere/0.code"), workers, best, told.append, Rules(())), told
+    return search._prepare_plan(
+        request, study, Path("/nowhere/0.code"), workers, best, told.append, ApprovalPolicy(())
+    ), told
 
 
 def test_cold_caches_are_timed_in_the_last_search_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -465,37 +469,37 @@ def test_cold_caches_are_timed_in_the_last_search_alone(monkeypatch: pytest.Monk
 
 def test_what_was_decided_is_made_checked_and_promoted() -> None:
     workers = Workers({COMPILED: 2.9})
-    found, told = prepared(workers)
+    found, told = prepare_results(workers)
     assert workers.asked == [("make", COMPILED), ("check", COMPILED)]
     assert found is not None
-    assert found.decided().plan == COMPILED
-    assert found.decided().speedup is not None
-    assert found.decided().speedup.mid == pytest.approx(2.9, rel=0.05), "as loaded, not as searched"
+    assert found.parse_decision().plan == COMPILED
+    assert found.parse_decision().speedup is not None
+    assert found.parse_decision().speedup.mid == pytest.approx(2.9, rel=0.05), "as loaded, not as searched"
     assert (found.file, found.sha256, found.checks) == ("/nowhere/0.code", "0" * 64, {"avx2": True})
     assert not told
 
 
 def test_what_cannot_be_made_leaves_the_place_to_the_next() -> None:
     workers = Workers({CAPTURED: 1.9}, failing=(COMPILED,))
-    found, told = prepared(workers)
+    found, told = prepare_results(workers)
     assert found is not None
-    assert found.decided().plan == CAPTURED
+    assert found.parse_decision().plan == CAPTURED
     assert found.file == ""
     assert [news.kind for news in told] == ["left"]
     assert "depends on G['x']" in told[0].text
 
 
 def test_what_is_not_faster_here_is_left() -> None:
-    found, told = prepared(Workers({COMPILED: 0.9, CAPTURED: 0.8}))
+    found, told = prepare_results(Workers({COMPILED: 0.9, CAPTURED: 0.8}))
     assert found is None
     assert [news.kind for news in told] == ["left", "left"]
 
 
 def test_a_later_tier_must_be_better_than_what_answers() -> None:
-    found, told = prepared(Workers({COMPILED: 3.0}), Interval(2.9, 3.0, 3.1))
+    found, told = prepare_results(Workers({COMPILED: 3.0}), Interval(2.9, 3.0, 3.1))
     assert found is None
     assert [news.kind for news in told] == ["stays"]
-    found, _ = prepared(Workers({COMPILED: 4.0}), Interval(2.9, 3.0, 3.1))
+    found, _ = prepare_results(Workers({COMPILED: 4.0}), Interval(2.9, 3.0, 3.1))
     assert found is not None
 
 

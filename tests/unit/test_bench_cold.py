@@ -17,7 +17,7 @@ from builders import samples
 from consistency_of_answers import check_benchmark
 from torchwise.bench import BenchRequest
 from torchwise.bench.contender_worker import contend, warm
-from torchwise.bench.job import Contest
+from torchwise.bench.job import ContenderJob
 from torchwise.bench.run import run_benchmark
 from torchwise.cli import app
 from torchwise.errors import InputError
@@ -57,7 +57,7 @@ class Asked(Workers):
     """Remembers which contests ask for cold caches."""
 
     def run(self, job: Any, *more: Any) -> Any:
-        if isinstance(job, Contest):
+        if isinstance(job, ContenderJob):
             self.asked.add((job.contender, job.job.cold))
         return super().run(job, *more)
 
@@ -75,7 +75,7 @@ def test_a_worker_that_ends_while_it_times_them_costs_the_row_nothing() -> None:
     class Dying(Workers):
         def run(self, job: Any, *more: Any) -> Any:
             answer = super().run(job, *more)
-            dies = isinstance(job, Contest) and job.job.cold
+            dies = isinstance(job, ContenderJob) and job.job.cold
             return Failure(FailureKind.OUT_OF_MEMORY, COLD_STAGE, "SIGKILL") if dies else answer
 
     request = BenchRequest(("zoo:tutorial.fusion_demo",), ("eager", "default"), cold=True)
@@ -97,13 +97,13 @@ def test_a_contest_times_cold_caches_where_that_is_asked(
     evicted: list[int] = []
     monkeypatch.setattr("torchwise.trial.harness.make_eviction", lambda device: lambda: evicted.append(1))
     effort = replace(EFFORTS["quick"], measure_s=0.01)
-    contest = Contest(step.__name__, Job("try", WorkloadSpec(TARGET), effort=effort, cold=asks), "eager")
+    contest = ContenderJob(step.__name__, Job("try", WorkloadSpec(TARGET), effort=effort, cold=asks), "eager")
     found = step(contest, lambda stage: None).measurement
     assert found.candidate_s
     assert bool(found.cold_candidate_s) is bool(evicted) is asks
 
 
-def shown(benchmark: Benchmark) -> str:
+def render_text(benchmark: Benchmark) -> str:
     file = io.StringIO()
     Console(file=file, width=300).print(render_benchmark(benchmark))
     return file.getvalue()
@@ -122,7 +122,7 @@ def rows() -> tuple[Row, ...]:
 
 def test_every_output_names_both_figures_and_says_where_a_gain_is_lost() -> None:
     benchmark = a_benchmark(rows())
-    text, markdown, page = shown(benchmark), to_markdown(benchmark), render_bench_html(benchmark)
+    text, markdown, page = render_text(benchmark), to_markdown(benchmark), render_bench_html(benchmark)
     check_benchmark(benchmark, text, markdown, page)
     assert text.count("processor caches hot") == 4
     for contender, said in (
@@ -142,7 +142,7 @@ def test_caches_that_could_not_be_emptied_are_told_at_the_row_and_not_as_a_busy_
     assert row.performance is not None
     noted = replace(row.performance, measurement=replace(row.performance.measurement, notes=(why,)))
     benchmark = a_benchmark((a_row("eager", 1.0), replace(row, performance=noted)))
-    for text in (shown(benchmark), to_markdown(benchmark)):
+    for text in (render_text(benchmark), to_markdown(benchmark)):
         assert "The machine was quiet" in text
         assert text.count(why) == 1
     trust = compare(benchmark, benchmark).trust
@@ -152,7 +152,7 @@ def test_caches_that_could_not_be_emptied_are_told_at_the_row_and_not_as_a_busy_
 
 def test_the_checker_sees_a_cold_figure_of_others() -> None:
     benchmark = a_benchmark(rows())
-    text, markdown, page = shown(benchmark), to_markdown(benchmark), render_bench_html(benchmark)
+    text, markdown, page = render_text(benchmark), to_markdown(benchmark), render_bench_html(benchmark)
     with pytest.raises(AssertionError, match="cold"):
         check_benchmark(benchmark, text.replace("; cold: 1.4", "; cold: 1.7"), markdown, page)
     with pytest.raises(AssertionError, match="cold"):

@@ -22,7 +22,7 @@ from torchwise.bench import BenchRequest
 from torchwise.bench.contenders import DEFAULT
 from torchwise.bench.request import LIMIT_S
 from torchwise.errors import StorageError, TargetError
-from torchwise.plan import Legality, Plan
+from torchwise.plan import Numerics, Plan
 from torchwise.records import Measurement
 from torchwise.records.benchmark import Benchmark
 from torchwise.report import export, read_benchmark
@@ -91,7 +91,7 @@ def test_every_option_reaches_the_loop(loop: Loop) -> None:
     assert loop.request == BenchRequest(
         (TARGET, "zoo:tutorial.fusion_demo@large"),
         ("eager", "thunder"),
-        *("cpu", "training", "throughput", "quick", 7, Legality.REDUCED, 3, 20.0, 540.0, False),
+        *("cpu", "training", "throughput", "quick", 7, Numerics.LOWER_PRECISION, 3, 20.0, 540.0, False),
     )
 
 
@@ -159,12 +159,12 @@ def test_files_and_plots_are_written(loop: Loop, tmp_path: Path, capsys) -> None
 def test_resume_starts_a_file_keeps_every_row_and_goes_on(loop: Loop, tmp_path: Path, capsys) -> None:
     file, kept = tmp_path / "bench.json", []
 
-    def killed_after_three(number: int) -> None:
+    def raise_after_three(number: int) -> None:
         kept.append(len(read_benchmark(file).rows))
         if number == 3:
             raise SystemError("killed")
 
-    loop.then = killed_after_three
+    loop.then = raise_after_three
     with pytest.raises(SystemError, match="killed"):
         run(TARGET, "--resume", file)
     assert kept == [1, 2, 3]
@@ -191,10 +191,10 @@ def test_ctrl_c_keeps_and_shows_what_is_finished(loop: Loop, tmp_path: Path, cap
 
 
 def test_ctrl_c_before_the_first_row_shows_nothing(loop: Loop, monkeypatch, capsys) -> None:
-    def interrupted(*arguments: Any) -> Benchmark:
+    def raise_interrupt(*arguments: Any) -> Benchmark:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(torchwise.bench, "run_benchmark", interrupted)
+    monkeypatch.setattr(torchwise.bench, "run_benchmark", raise_interrupt)
     assert run(TARGET) == 130
     assert capsys.readouterr() == ("", "torchwise: interrupted; no row was finished\n")
 

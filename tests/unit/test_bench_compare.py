@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench_samples import a_benchmark, a_row, without_samples
+from bench_samples import a_benchmark, a_row, fail_row
 from builders import HERE, WRONG
 from torchwise import cli
 from torchwise.errors import InputError
@@ -91,7 +91,7 @@ def test_what_noise_hides_is_inconclusive_and_never_the_same(candidate: np.ndarr
     [
         (a_row(verdict=WRONG), Change.WRONG),
         (a_row(speedup=9.0, verdict=WRONG), Change.WRONG),
-        (without_samples(a_row()), Change.LOST),
+        (fail_row(a_row()), Change.LOST),
         (a_row(state=RowState.FAILED, reason="from warm caches: timed out"), Change.LOST),
         (a_row(speedup=None, state=RowState.MISSING, reason="not installed"), Change.LOST),
     ],
@@ -121,7 +121,7 @@ def test_an_absent_row_is_lost_only_where_b_holds_its_target_and_its_contender()
             if (row.target, row.contender) == ("zoo:b.b", "thunder")
         )
         assert last.change is kind
-    failed_before = (*a[:3], without_samples(a[3]))
+    failed_before = (*a[:3], fail_row(a[3]))
     assert compare(a_benchmark(failed_before), a_benchmark(expected[2][0])).regressed is Answer.NO
 
 
@@ -129,7 +129,7 @@ def test_eager_only_drifts_but_can_be_lost() -> None:
     assert change(a_row("eager", 1.0), a_row("eager", 1.0, slowness=2.0)) is Change.DRIFT
     assert change(a_row("eager", 1.0), a_row("eager", 1.0, slowness=0.5)) is Change.DRIFT
     assert change(a_row("eager", 1.0), a_row("eager", 1.0, verdict=WRONG)) is Change.SAME
-    assert change(a_row("eager", 1.0), without_samples(a_row("eager"))) is Change.LOST
+    assert change(a_row("eager", 1.0), fail_row(a_row("eager"))) is Change.LOST
 
 
 def test_precisions_are_never_compared() -> None:
@@ -164,7 +164,7 @@ def test_benchmarks_that_share_nothing_are_refused() -> None:
 # The output, and the command.
 
 
-def shown(a: Benchmark, b: Benchmark) -> str:
+def render_text(a: Benchmark, b: Benchmark) -> str:
     file = io.StringIO()
     Console(file=file, width=300).print(render_comparison(compare(a, b)))
     return file.getvalue()
@@ -172,14 +172,14 @@ def shown(a: Benchmark, b: Benchmark) -> str:
 
 def test_other_environments_are_said_first_and_stop_nothing() -> None:
     b = a_benchmark(environment=replace(HERE, torch="2.14.0", driver="600.1"))
-    lines = shown(a_benchmark(), b).splitlines()
+    lines = render_text(a_benchmark(), b).splitlines()
     assert lines[0].startswith("The machine was quiet: ratios hold within about ")
     assert lines[1] == "A and B ran in different environments, so changes may come from there:"
     assert [line.strip() for line in lines[2:4]] == [
         "torch: 2.13.0+cu130 in A, 2.14.0 in B",
         "driver: 580.65.06 in A, 600.1 in B",
     ]
-    assert "different environments" not in shown(a_benchmark(), a_benchmark())
+    assert "different environments" not in render_text(a_benchmark(), a_benchmark())
 
 
 def test_every_change_is_shown_with_its_figures() -> None:
@@ -189,7 +189,7 @@ def test_every_change_is_shown_with_its_figures() -> None:
         a_row("default", 1.0, slowness=1.4),
         a_row("thunder", 1.5, verdict=WRONG, slowness=1.4),
     )
-    found = shown(a_benchmark(a), a_benchmark(b))
+    found = render_text(a_benchmark(a), a_benchmark(b))
     assert "zoo:tutorial.fusion_demo@small (inference on cuda), default: 2.10× [2.0" in found
     assert "its time per call; 0.66" in found
     assert "its speed-up over eager, 1.50× [" in found

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise import apply
 from torchwise.bench.contenders import BUILT_IN, Setting, find
 from torchwise.bench.contenders.torchwise import Torchwise, check_served
@@ -58,7 +58,7 @@ class Workers(ProcessLauncher):  # that end sooner what is known to hang
 
 class Quiet:
     def target(self, *given): pass
-    contender = step = stage = row = timed_again = target
+    contender = step = stage = row = update_row = target
 
 if __name__ == "__main__":
     request = BenchRequest(
@@ -97,7 +97,7 @@ def test_eager_against_itself_is_timed_right_and_holds_its_answers(rows: dict[st
     assert not row.performance.overwrites
     assert row.speedup.low < 1.5, "eager is as fast as itself, up to what else the machine does"
     assert row.speedup.high > 0.67
-    scaled = scale_of(benchmark, row.workload).of(row)
+    scaled = scale_of(benchmark, row.workload).find_scaled(row)
     assert scaled is not None
     share = scaled.roofline_share(benchmark.peaks)
     assert share is None or 0 < share < 1.5, "none where the machine was too busy to time"
@@ -172,7 +172,9 @@ def test_an_unknown_contender_is_answered_with_near_misses() -> None:
 
 def test_torchwise_is_not_credited_with_the_originals_time() -> None:
     workload = load("zoo:tutorial.fusion_demo@small")
-    elsewhere = decided(workload.call, Plan(precision="bf16"), torch.randn(2, 3, 512))  # verified on another shape
+    elsewhere = make_decision(
+        workload.call, Plan(precision="bf16"), torch.randn(2, 3, 512)
+    )  # verified on another shape
     setting = Setting("cpu", "inference", elsewhere.to_json())
     call = Torchwise().build(workload, setting)
     with torch.no_grad():
@@ -185,7 +187,7 @@ def test_torchwise_is_not_credited_with_the_originals_time() -> None:
 def test_a_store_of_rulings_that_cannot_be_reached_costs_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHWISE_STORE", "postgresql://127.0.0.1:1/nothing")
     workload = load("zoo:tutorial.fusion_demo@small")
-    decision = decided(workload.call, Plan(precision="bf16"), *workload.examples[0].args)
+    decision = make_decision(workload.call, Plan(precision="bf16"), *workload.examples[0].args)
     with pytest.raises(StorageError, match="cannot be reached"):
         apply(workload.call, decision, strict=True)
     call = Torchwise().build(workload, Setting("cpu", "inference", decision.to_json()))

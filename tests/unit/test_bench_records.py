@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench_samples import PEAKS, ROOFLINE, a_benchmark, a_row, a_spec, ours, some_rows, without_samples
+from bench_samples import PEAKS, ROOFLINE, a_benchmark, a_row, a_spec, fail_row, ours, some_rows
 from builders import EAGER_S, UNCLEAR, WRONG
 from torchwise.errors import InputError
 from torchwise.records import Measurement
@@ -60,12 +60,12 @@ def test_targets_are_listed_once_and_hold_their_rows() -> None:
     rows = (*some_rows("zoo:a.b@small"), *some_rows("zoo:c.d@small"))
     benchmark = a_benchmark(rows)
     assert [workload.target for workload in benchmark.workloads] == ["zoo:a.b@small", "zoo:c.d@small"]
-    assert benchmark.of(benchmark.workloads[1]) == rows[len(rows) // 2 :]
+    assert benchmark.select_rows(benchmark.workloads[1]) == rows[len(rows) // 2 :]
 
 
 def test_a_row_is_the_same_one_whatever_was_found() -> None:
     row = a_row()
-    assert row.key == without_samples(row).key
+    assert row.key == fail_row(row).key
     others = {a_row(workload=a_spec(**{name: value})).key for name, value in (("mode", "training"), ("device", "cpu"))}
     assert row.key not in others | {a_row("eager").key, a_row(target="zoo:a.b").key}
     assert len(others) == 2
@@ -77,7 +77,7 @@ def test_a_row_is_the_same_one_whatever_was_found() -> None:
 )
 def test_only_what_passed_is_right(row, is_right: bool) -> None:
     assert row.is_right is is_right
-    assert not without_samples(row).is_right
+    assert not fail_row(row).is_right
 
 
 def test_what_fails_from_warm_caches_keeps_its_figures_and_is_not_right() -> None:
@@ -119,12 +119,12 @@ def test_the_roofline_is_the_slower_of_bytes_and_operations() -> None:
 
 def test_the_share_of_the_roofline_is_known_only_where_all_of_it_is() -> None:
     def share(row: Row, peaks: Peaks | None = PEAKS) -> float | None:
-        found = scale_of(a_benchmark((row,)), row.workload).of(row)
+        found = scale_of(a_benchmark((row,)), row.workload).find_scaled(row)
         return found.roofline_share(peaks) if found else None
 
     eager = a_row("eager", 1.0)
     assert share(eager) == pytest.approx(ROOFLINE.bytes / PEAKS.bandwidth / EAGER_S, rel=0.02)
     assert share(eager, None) is None
     assert share(a_row(roofline=None)) is None
-    assert share(without_samples(eager)) is None
+    assert share(fail_row(eager)) is None
     assert share(a_row(measurement=Measurement((1.0,) * 12, (0.8, 1.6) * 6))) is None  # its time is inconclusive

@@ -30,12 +30,12 @@ def the_scale(*rows: Row) -> Scale:
     return scale_of(a_benchmark(rows), a_spec())
 
 
-def measured(*speedups: float) -> tuple[Measurement, ...]:
+def make_measurements(*speedups: float) -> tuple[Measurement, ...]:
     return tuple(a_measurement(speedup, seed=10 * number) for number, speedup in enumerate(speedups))
 
 
-def in_processes(contender: str, *speedups: float, **changes: Any) -> Row:
-    first, *more = measured(*speedups)
+def make_repeated_row(contender: str, *speedups: float, **changes: Any) -> Row:
+    first, *more = make_measurements(*speedups)
     return a_row(contender, measurement=first, repeats=tuple(more), **changes)
 
 
@@ -44,78 +44,88 @@ def alone(speedup: float, **changes: Any) -> Performance:
     return a_performance(speedup, repeats=(), **changes)
 
 
-def meeting(duel: float, speedup: float = 1.7, **changes: Any) -> Row:
+def make_duel_row(duel: float, speedup: float = 1.7, **changes: Any) -> Row:
     """Return the row of Torchwise with one duel."""
     return ours(speedup, duel, duel_repeats=(), **changes)
 
 
-def named(row: Row | None) -> str | None:
+def get_contender(row: Row | None) -> str | None:
     return row.contender if row else None
 
 
 def test_a_row_that_leads_by_far_has_a_second_process_and_no_more() -> None:
-    behind = in_processes("default", 1.2)
-    assert named(next_repeat(the_scale(in_processes("max-autotune", 3.0), behind), STANDARD, ALL)) == "max-autotune"
-    twice = in_processes("max-autotune", 3.0, 3.02)
+    behind = make_repeated_row("default", 1.2)
+    assert (
+        get_contender(next_repeat(the_scale(make_repeated_row("max-autotune", 3.0), behind), STANDARD, ALL))
+        == "max-autotune"
+    )
+    twice = make_repeated_row("max-autotune", 3.0, 3.02)
     assert next_repeat(the_scale(twice, behind), STANDARD, ALL) is None
 
 
 def test_rows_that_may_each_be_the_fastest_take_turns_until_it_is_told() -> None:
-    first, second = in_processes("default", 1.50, 1.51), in_processes("max-autotune", 1.49)
-    assert named(next_repeat(the_scale(first, second), STANDARD, ALL)) == "max-autotune"
-    second = in_processes("max-autotune", 1.49, 1.52, 1.50)
-    assert named(next_repeat(the_scale(first, second), STANDARD, ALL)) == "default"
+    first, second = make_repeated_row("default", 1.50, 1.51), make_repeated_row("max-autotune", 1.49)
+    assert get_contender(next_repeat(the_scale(first, second), STANDARD, ALL)) == "max-autotune"
+    second = make_repeated_row("max-autotune", 1.49, 1.52, 1.50)
+    assert get_contender(next_repeat(the_scale(first, second), STANDARD, ALL)) == "default"
     spread = [1.4, 1.5, 1.6, 1.45, 1.55]
-    full = [in_processes(name, *spread) for name in ("default", "max-autotune")]
+    full = [make_repeated_row(name, *spread) for name in ("default", "max-autotune")]
     assert next_repeat(the_scale(*full), STANDARD, ALL) is None, "each had all that the effort allows"
-    narrow = [in_processes(name, *[1.5] * 5) for name in ("default", "max-autotune")]
+    narrow = [make_repeated_row(name, *[1.5] * 5) for name in ("default", "max-autotune")]
     assert next_repeat(the_scale(*narrow), STANDARD, ALL) is None
 
 
 def test_how_many_rows_may_be_close_is_bounded_by_the_effort() -> None:
-    rows = [in_processes(name, 1.5, 1.6, 1.4) for name in ("default", "reduce-overhead")]
-    rows = [*rows, in_processes("max-autotune", 1.48)]
+    rows = [make_repeated_row(name, 1.5, 1.6, 1.4) for name in ("default", "reduce-overhead")]
+    rows = [*rows, make_repeated_row("max-autotune", 1.48)]
     assert next_repeat(the_scale(*rows), QUICK, ALL) is None, "the leader and one more have had three"
-    assert named(next_repeat(the_scale(*rows), STANDARD, ALL)) == "max-autotune"
+    assert get_contender(next_repeat(the_scale(*rows), STANDARD, ALL)) == "max-autotune"
 
 
 @pytest.mark.parametrize("change", [{"verdict": WRONG}, {"precision": "bf16"}])
 def test_wrong_answers_and_other_classes_are_no_rivals(change: dict[str, Any]) -> None:
-    leader, other = in_processes("default", 1.5, 1.5, 1.5, 1.5, 1.5), in_processes("max-autotune", 1.5, **change)
+    leader, other = (
+        make_repeated_row("default", 1.5, 1.5, 1.5, 1.5, 1.5),
+        make_repeated_row("max-autotune", 1.5, **change),
+    )
     found = next_repeat(the_scale(leader, other), STANDARD, ALL)
-    assert named(found) == ("max-autotune" if "precision" in change else None), "its class has a leader of its own"
+    assert get_contender(found) == ("max-autotune" if "precision" in change else None), (
+        "its class has a leader of its own"
+    )
 
 
 def test_eager_and_what_cannot_be_run_again_have_no_more_processes() -> None:
     assert next_repeat(the_scale(a_row("eager", 1.0)), STANDARD, ALL) is None
-    assert next_repeat(the_scale(meeting(1.0, 1.0, repeats=(), plan=EAGER, rival="eager")), STANDARD, ALL) is None
-    assert next_repeat(the_scale(in_processes("default", 1.5)), STANDARD, ["eager"]) is None
+    assert next_repeat(the_scale(make_duel_row(1.0, 1.0, repeats=(), plan=EAGER, rival="eager")), STANDARD, ALL) is None
+    assert next_repeat(the_scale(make_repeated_row("default", 1.5)), STANDARD, ["eager"]) is None
 
 
 def test_a_duel_is_held_again_until_its_order_is_plain() -> None:
-    close, far = meeting(1.02), meeting(2.0)
-    assert named(next_duel(the_scale(close), STANDARD, ALL)) == "torchwise"
-    assert named(next_duel(the_scale(far), STANDARD, ALL)) == "torchwise"
-    again = replace(far, duel_repeats=measured(2.1))
+    close, far = make_duel_row(1.02), make_duel_row(2.0)
+    assert get_contender(next_duel(the_scale(close), STANDARD, ALL)) == "torchwise"
+    assert get_contender(next_duel(the_scale(far), STANDARD, ALL)) == "torchwise"
+    again = replace(far, duel_repeats=make_measurements(2.1))
     assert next_duel(the_scale(again), STANDARD, ALL) is None
-    four = replace(close, duel_repeats=measured(0.9, 1.1, 1.2))
-    assert named(next_duel(the_scale(four), STANDARD, ALL)) == "torchwise"
-    assert next_duel(the_scale(replace(four, duel_repeats=measured(0.9, 1.1, 1.2, 0.95))), STANDARD, ALL) is None
+    four = replace(close, duel_repeats=make_measurements(0.9, 1.1, 1.2))
+    assert get_contender(next_duel(the_scale(four), STANDARD, ALL)) == "torchwise"
+    assert (
+        next_duel(the_scale(replace(four, duel_repeats=make_measurements(0.9, 1.1, 1.2, 0.95))), STANDARD, ALL) is None
+    )
     assert next_duel(the_scale(close), STANDARD, ["eager"]) is None
 
 
 def test_eager_beside_itself_is_no_duel_to_hold_again() -> None:
-    stays = meeting(1.0, 1.0, plan=EAGER, rival="eager")
+    stays = make_duel_row(1.0, 1.0, plan=EAGER, rival="eager")
     assert next_duel(the_scale(a_row("eager", 1.0), stays), STANDARD, ALL) is None
 
 
 def test_processes_are_in_the_intervals_of_rows_and_duels() -> None:
-    once, agreed = meeting(1.1), replace(meeting(1.1), duel_repeats=measured(1.1, 1.1, 1.1, 1.1))
-    contradicted = replace(once, duel_repeats=measured(0.8))
+    once, agreed = make_duel_row(1.1), replace(make_duel_row(1.1), duel_repeats=make_measurements(1.1, 1.1, 1.1, 1.1))
+    contradicted = replace(once, duel_repeats=make_measurements(0.8))
     widths = [row.speed_over_rival.half_width for row in (agreed, once, contradicted) if row.speed_over_rival]
     assert widths == sorted(widths)
     assert widths[0] < 0.03 < 0.1 < widths[2]
-    wide, narrow = in_processes("default", 1.5, 1.2), in_processes("default", *[1.5] * 5)
+    wide, narrow = make_repeated_row("default", 1.5, 1.2), make_repeated_row("default", *[1.5] * 5)
     assert wide.speedup
     assert narrow.speedup
     assert wide.speedup.mid == pytest.approx((1.5 * 1.2) ** 0.5, rel=0.01)
@@ -124,24 +134,26 @@ def test_processes_are_in_the_intervals_of_rows_and_duels() -> None:
 
 @pytest.mark.parametrize("noise", [0.02, 0.4])
 def test_a_machine_was_disturbed_by_what_processes_saw_and_not_by_how_they_may_differ(noise: float) -> None:
-    def timed(contender: str, speedup: float) -> Row:
+    def make_timed_row(contender: str, speedup: float) -> Row:
         first, again = (
             replace(one, candidate_s=samples(EAGER_S / speedup, 30, noise=noise, seed=9 * place))
             for place, one in enumerate(a_measurement(1.0, 30, seed=number) for number in range(2))
         )
         return a_row(contender, measurement=first, repeats=(again,), workload=a_spec(device="cpu"))
 
-    benchmark = a_benchmark((timed("eager", 1.0), timed("default", 1.3), timed("max-autotune", 1.6)))
+    benchmark = a_benchmark(
+        (make_timed_row("eager", 1.0), make_timed_row("default", 1.3), make_timed_row("max-autotune", 1.6))
+    )
     told = {trust.reliability for trust in (trust_of(benchmark), compare(benchmark, benchmark).trust) if trust}
     assert (told == {Reliability.GOOD}) is (noise < 0.1)
 
 
 def test_one_quiet_process_may_say_that_two_are_level_and_not_that_one_is_ahead() -> None:
-    rows = [in_processes("max-autotune", *[1.7] * 5)]
-    level, ahead = meeting(1.0), meeting(1.04)
+    rows = [make_repeated_row("max-autotune", *[1.7] * 5)]
+    level, ahead = make_duel_row(1.0), make_duel_row(1.04)
     assert duel_answer(level, the_scale(*rows, level)) is Answer.NO
     assert duel_answer(ahead, the_scale(*rows, ahead)) is Answer.INCONCLUSIVE
-    told = replace(ahead, duel_repeats=measured(1.04, 1.05, 1.04, 1.05))
+    told = replace(ahead, duel_repeats=make_measurements(1.04, 1.05, 1.04, 1.05))
     assert duel_answer(told, the_scale(*rows, told)) is Answer.YES
 
 
@@ -215,6 +227,6 @@ def test_a_spent_budget_starts_no_further_process() -> None:
 
 
 def test_a_benchmark_with_processes_is_read_as_it_was_written() -> None:
-    told = replace(ours(duel=1.1), duel_repeats=measured(1.1, 1.2))
-    done = a_benchmark((in_processes("default", 1.5, 1.4), told))
+    told = replace(ours(duel=1.1), duel_repeats=make_measurements(1.1, 1.2))
+    done = a_benchmark((make_repeated_row("default", 1.5, 1.4), told))
     assert Benchmark.from_json(done.to_json()).rows == done.rows

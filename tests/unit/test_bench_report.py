@@ -27,7 +27,7 @@ from torchwise.report import BenchProgress, export, read_benchmark, render_bench
 from torchwise.report.bench.csv import to_csv
 from torchwise.report.bench.markdown import to_markdown
 from torchwise.report.bench.plots import roofline_picture, speedup_picture
-from torchwise.report.bench.progress import in_a_line
+from torchwise.report.bench.progress import to_log_line
 from torchwise.report.bench.summary import sentences, summarize
 from torchwise.report.bench.table import blocks, line_of
 
@@ -35,7 +35,7 @@ WIDTHS = (60, 80, 90, 150)
 HOSTILE = "\x1b[2J[red]x[/red]|<script>`"
 
 
-def shown(benchmark: Benchmark, width: int = 150, *commands: str, **console: object) -> str:
+def render_text(benchmark: Benchmark, width: int = 150, *commands: str, **console: object) -> str:
     file = io.StringIO()
     Console(file=file, width=width, **console).print(render_benchmark(benchmark, commands))  # type: ignore[arg-type]
     return file.getvalue()
@@ -155,7 +155,9 @@ def test_what_was_timed_in_one_process_says_which_is_the_best(
     found = {line.contender: line for line in blocks(benchmark)[0].lines}
     assert [line.name for line in found.values() if line.is_best] == best
     if duel:
-        mine, its = (scale_of(benchmark, a_spec()).of(found[name].row) for name in ("torchwise", "max-autotune"))
+        mine, its = (
+            scale_of(benchmark, a_spec()).find_scaled(found[name].row) for name in ("torchwise", "max-autotune")
+        )
         assert mine
         assert its
         assert mine.speedup.mid / its.speedup.mid == pytest.approx(duel, rel=0.02)
@@ -165,7 +167,7 @@ def test_what_was_timed_in_one_process_says_which_is_the_best(
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_width_tells_every_contender_and_why(width: int) -> None:
-    text = shown(a_benchmark(), width, "torchwise compare a.json b.json")
+    text = render_text(a_benchmark(), width, "torchwise compare a.json b.json")
     assert max(cell_len(line.rstrip()) for line in text.splitlines()) <= width
     found = words(text)
     for line in blocks(a_benchmark())[0].lines:
@@ -177,20 +179,20 @@ def test_every_width_tells_every_contender_and_why(width: int) -> None:
 
 
 def test_a_wide_terminal_has_every_column() -> None:
-    header = next(line for line in shown(a_benchmark()).splitlines() if "speed-up" in line)
+    header = next(line for line in render_text(a_benchmark()).splitlines() if "speed-up" in line)
     assert words(header) == "contender per call speed-up cold warm peak memory roofline precision answers"
 
 
 def test_a_narrow_terminal_still_tells_the_precision() -> None:
-    assert "torchwise: in bf16" in shown(a_benchmark((ours(precision="bf16"),)), 70)
+    assert "torchwise: in bf16" in render_text(a_benchmark((ours(precision="bf16"),)), 70)
 
 
 def test_escapes_and_markup_are_text_everywhere(tmp_path: Path) -> None:
     row = a_row(HOSTILE, None, state=RowState.FAILED, reason=HOSTILE, target=f"zoo:{HOSTILE}")
     benchmark = a_benchmark((row, a_row(HOSTILE, target=f"zoo:{HOSTILE}")))
-    for text in (shown(benchmark, force_terminal=True), to_markdown(benchmark), to_csv(benchmark)):
+    for text in (render_text(benchmark, force_terminal=True), to_markdown(benchmark), to_csv(benchmark)):
         assert "\x1b[2J" not in text
-    assert "[red]x[/red]" in shown(benchmark)
+    assert "[red]x[/red]" in render_text(benchmark)
     assert "<script>" not in to_markdown(benchmark).replace("\\<script\\>", "")
     files = write_plots(benchmark, tmp_path)
     assert files
@@ -198,7 +200,7 @@ def test_escapes_and_markup_are_text_everywhere(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_without_rows_is_shown() -> None:
-    assert "No row is finished yet." in shown(a_benchmark(()))
+    assert "No row is finished yet." in render_text(a_benchmark(()))
     assert to_markdown(a_benchmark((), peaks=None)).startswith("# Benchmark")
 
 
@@ -267,7 +269,7 @@ def test_csv_holds_raw_figures_in_si_units() -> None:
     table = list(csv.DictReader(io.StringIO(to_csv(benchmark))))
     assert len(table) == len(benchmark.rows)
     best, failed, last = table[3], table[5], table[-1]
-    row = scale_of(benchmark, benchmark.rows[3].workload).of(benchmark.rows[3])
+    row = scale_of(benchmark, benchmark.rows[3].workload).find_scaled(benchmark.rows[3])
     assert row
     assert float(best["time_s"]) == row.time.mid
     assert float(best["time_s"]) * float(best["speedup_ratio"]) == pytest.approx(float(table[0]["time_s"]))
@@ -425,7 +427,7 @@ def test_a_terminal_shows_target_contender_and_stage_while_they_last() -> None:
 
 def test_a_finished_row_in_a_line_says_what_is_wrong_with_its_answers() -> None:
     row = a_row("x", 2.0, verdict=WRONG, precision="bf16")
-    line = in_a_line(line_of(row, a_benchmark((row,))))
+    line = to_log_line(line_of(row, a_benchmark((row,))))
     assert re.fullmatch(r"x, so far: 2.*× \[.*\] in bf16, first call \+38.2 s, not right \(values: .*\)", line)
 
 
@@ -442,7 +444,7 @@ def test_how_far_to_trust_it_is_said_once_at_the_top() -> None:
     notes = ("other processes used 1.2 of 2 cores meanwhile",)
     noisy = Measurement(samples(1.0, 12, noise=0.9, seed=1), samples(1.0, 12, noise=0.9, seed=2), notes=notes)
     benchmark = a_benchmark((a_row("eager", 1.0), replace(ours(measurement=noisy), duel=a_measurement(notes=notes))))
-    text, page = shown(benchmark), to_markdown(benchmark)
+    text, page = render_text(benchmark), to_markdown(benchmark)
     assert text.startswith("The machine was disturbed: other processes used 1.2 of 2 cores meanwhile; ratios hold")
     assert page.startswith("# Benchmark\n\nThe machine was disturbed: other processes")
     assert text.count("other processes") == page.count("other processes") == 1
@@ -451,11 +453,11 @@ def test_how_far_to_trust_it_is_said_once_at_the_top() -> None:
 
 def test_a_duel_that_failed_is_named_beside_the_one_that_is_shown() -> None:
     row = ours(reason="beside default: timed out in measure: 300 s")
-    for text in (shown(a_benchmark((row,))), to_markdown(a_benchmark((row,)))):
+    for text in (render_text(a_benchmark((row,))), to_markdown(a_benchmark((row,)))):
         assert "the best other (max-autotune)" in words(text)
         assert "beside default: timed out in measure: 300 s" in words(text)
 
 
 def test_measurements_of_one_round_are_shown() -> None:
     once = a_measurement(1.5, 1)
-    assert "passed" in shown(a_benchmark((a_row(measurement=once),)))
+    assert "passed" in render_text(a_benchmark((a_row(measurement=once),)))

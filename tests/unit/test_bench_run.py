@@ -15,9 +15,9 @@ from builders import PASSED, WRONG, a_measurement
 from torchwise import environment
 from torchwise.bench import BenchRequest, run_benchmark
 from torchwise.bench import run as bench_run
-from torchwise.bench.contenders import BUILT_IN, DEFAULT, known
+from torchwise.bench.contenders import BUILT_IN, DEFAULT, load_contenders
 from torchwise.bench.contenders.contender import Setting
-from torchwise.bench.job import Contest
+from torchwise.bench.job import ContenderJob
 from torchwise.errors import BaselineError, InputError, TargetError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Costs, Outcome, codec
@@ -199,7 +199,7 @@ def test_an_unknown_contender_is_refused_before_anything_is_run(name: str) -> No
 
 
 def test_all_contenders_are_known_and_torchwise_comes_last() -> None:
-    first, *_, last = known()
+    first, *_, last = load_contenders()
     assert (first, last) == ("eager", "torchwise")
 
 
@@ -274,7 +274,7 @@ def test_the_rival_is_of_the_same_precision_class() -> None:
 def test_a_duel_finds_what_both_compiled_and_nobody_else() -> None:
     class Compiling(Workers):
         def run(self, job: Any, limits: Any, on_stage: Any) -> Any:
-            if isinstance(job, Contest):
+            if isinstance(job, ContenderJob):
                 folder = Path(job.job.cache_dir)
                 self.found = {file.name for file in folder.iterdir()}
                 (folder / job.contender).touch()
@@ -296,7 +296,7 @@ def test_what_the_search_compiled_is_not_compiled_again(warm: bool) -> None:
                 return codec.to_json(Attempt(Costs(38.0), PASSED, a_measurement(1.5)))
             if job.task == "warm":
                 return codec.to_json(Restart(2.4, a_measurement(1.5)))
-            if isinstance(job, Contest) and job.step == "contend":
+            if isinstance(job, ContenderJob) and job.step == "contend":
                 assert (job.contender == "torchwise") is Path(job.job.cache_dir, "kernel").exists()
             return super().run(job, limits, on_stage)
 
@@ -319,7 +319,7 @@ def test_on_a_full_disk_the_plan_is_compiled_once_more(monkeypatch: pytest.Monke
                 return codec.to_json(Attempt(Costs(38.0), PASSED, a_measurement(1.5)))
             if job.task == "warm":
                 return codec.to_json(Restart(2.4, a_measurement(1.5)))
-            if isinstance(job, Contest) and job.step == "contend":
+            if isinstance(job, ContenderJob) and job.step == "contend":
                 assert not list(Path(job.job.cache_dir).iterdir())
             return super().run(job, limits, on_stage)
 

@@ -60,7 +60,7 @@ def test_what_does_not_exist_is_refused(name: str, sizes: list[str], message: st
         resolve_targets([name], sizes)
 
 
-def written(folder: Path, text: str) -> Path:
+def write_suite(folder: Path, text: str) -> Path:
     file = folder / "suite.toml"
     file.write_text(text)
     return file
@@ -80,8 +80,8 @@ def test_a_suite_is_read_with_every_field(tmp_path: Path) -> None:
     expected = Suite(
         ("tutorial", "a.b:c"), "cpu", ("small", "large"), "training", contenders, "throughput", about="nightly"
     )
-    assert read_suite(written(tmp_path, text)) == expected
-    assert read_suite(written(tmp_path, 'targets = ["zoo"]')) == Suite(("zoo",))
+    assert read_suite(write_suite(tmp_path, text)) == expected
+    assert read_suite(write_suite(tmp_path, 'targets = ["zoo"]')) == Suite(("zoo",))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_suite_is_read_with_every_field(tmp_path: Path) -> None:
 )
 def test_a_suite_that_means_nothing_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_suite(written(tmp_path, text))
+        read_suite(write_suite(tmp_path, text))
 
 
 def test_a_suite_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from step_samples import Net, a_step, batch
 
-from live_decisions import decided
-from torchwise.bench.contender_worker import _fitting, _Ring
-from torchwise.bench.contenders import Setting, known
+from live_decisions import make_decision
+from torchwise.bench.contender_worker import _adapt_decision, _ContenderHarness
+from torchwise.bench.contenders import Setting, load_contenders
 from torchwise.bench.contenders.contender import with_model
 from torchwise.bench.contenders.torchwise import Torchwise, check_served
-from torchwise.bench.job import Contest
+from torchwise.bench.job import ContenderJob
 from torchwise.errors import StalePlanError
 from torchwise.plan import Plan
 from torchwise.records import Outcome, codec
@@ -29,7 +29,7 @@ GIB = 2**30
 def test_a_contender_trains_as_eager_does(name: str) -> None:
     spec = WorkloadSpec("zoo:training.carrier@small", mode="training")
     job = Job("try", spec, effort=EFFORTS["quick"])
-    answer = ProcessLauncher().run(Contest("contend", job, name), Limits(250, 8 * GIB), lambda _stage: None)
+    answer = ProcessLauncher().run(ContenderJob("contend", job, name), Limits(250, 8 * GIB), lambda _stage: None)
     assert isinstance(answer, str), answer
     found = codec.from_json(answer, Performance)
     assert found.verdict.outcome is Outcome.PASS, found.verdict.reason
@@ -39,7 +39,7 @@ def test_a_contender_trains_as_eager_does(name: str) -> None:
 
 def test_a_loss_that_is_overwritten_is_said_apart_from_whether_it_is_right() -> None:
     spec = WorkloadSpec("zoo:training.carrier@small", mode="training")
-    ring = _Ring(Contest("contend", Job("try", spec, effort=EFFORTS["quick"]), "eager"))
+    ring = _ContenderHarness(ContenderJob("contend", Job("try", spec, effort=EFFORTS["quick"]), "eager"))
     call, kept = ring.build("eager"), torch.zeros(())
     assert ring._trainee is not None
     ring._trainee.call = lambda *batch: kept.copy_(call(*batch))
@@ -50,14 +50,14 @@ def test_a_loss_that_is_overwritten_is_said_apart_from_whether_it_is_right() -> 
 
 def test_a_decision_is_judged_on_copies_without_dropout_too() -> None:
     step = a_step(Net(0.2))
-    decision = decided(step, Plan(optimizer="foreach"), *batch())
+    decision = make_decision(step, Plan(optimizer="foreach"), *batch())
     setting = Setting("cpu", "training", decision.to_json())
     still, had_dropout = quiet(step)
     assert had_dropout
     workload = Workload(still, (Example(batch()),))
     with pytest.raises(StalePlanError):
         Torchwise().build(workload, setting)
-    call = Torchwise().build(workload, _fitting(setting, still))
+    call = Torchwise().build(workload, _adapt_decision(setting, still))
     call(*batch())
     check_served(call)
 
@@ -66,7 +66,7 @@ def test_a_contender_changes_the_model_of_the_step_and_nothing_else() -> None:
     workload, plain = load("training.operator@small"), load("training.operator@small")
     called: list[int] = []
 
-    def counting(model: torch.nn.Module) -> object:
+    def count_calls(model: torch.nn.Module) -> object:
         def call(*args: torch.Tensor) -> torch.Tensor:
             called.append(1)
             answer: torch.Tensor = model(*args)
@@ -74,7 +74,7 @@ def test_a_contender_changes_the_model_of_the_step_and_nothing_else() -> None:
 
         return call
 
-    take = with_model(workload, counting)  # type: ignore[arg-type]
+    take = with_model(workload, count_calls)  # type: ignore[arg-type]
     batch = workload.examples[0].args
     torch.manual_seed(0)
     ours = [float(take(*batch)) for _ in range(3)]
@@ -88,4 +88,4 @@ def test_a_contender_changes_the_model_of_the_step_and_nothing_else() -> None:
 
 def test_what_has_no_backward_pass_takes_no_part() -> None:
     for name in ("aot-inductor", "onnxruntime"):
-        assert "no backward pass" in (known()[name].missing(Setting("cpu", "training")) or "")
+        assert "no backward pass" in (load_contenders()[name].missing(Setting("cpu", "training")) or "")

@@ -37,12 +37,12 @@ def test_of_a_target_in_two_results_the_last_counts(summary: ModuleType) -> None
     def result(speedup: float) -> Benchmark:
         return a_benchmark((a_row("eager", 1.0), ours(duel=speedup)))
 
-    def found(*results: Benchmark) -> float:
+    def duel_speedup(*results: Benchmark) -> float:
         (ours,) = (row for row in summary.together(results).rows if row.duel)
         return float(ours.duel.speedup.mid)
 
-    assert found(result(1.5), result(3.0)) == pytest.approx(3.0, rel=0.1)
-    assert found(result(3.0), result(1.5)) == pytest.approx(1.5, rel=0.1)
+    assert duel_speedup(result(1.5), result(3.0)) == pytest.approx(3.0, rel=0.1)
+    assert duel_speedup(result(3.0), result(1.5)) == pytest.approx(1.5, rel=0.1)
 
 
 def test_what_is_left_as_it_is_counts_apart(summary: ModuleType) -> None:

@@ -19,21 +19,21 @@ from torchwise.records.bisection import Bisection, Symptom
 FAULTS = Path(__file__).parents[1] / "targets" / "bisect_faults.py"
 
 
-def found_in(name: str, tmp_path: Path, **options: object) -> Bisection:
+def bisect_fault(name: str, tmp_path: Path, **options: object) -> Bisection:
     repro = tmp_path / "repro.py"
     return bisect(f"{FAULTS}:{name}", repro=repro, progress=False, **options)  # type: ignore[arg-type]
 
 
-def confirmed(found: Bisection) -> str:
+def check_repro(found: Bisection) -> str:
     """Check that the repro showed the fault when it was run. Return its text."""
     assert found.repro is not None
     assert found.repro.confirmed
     return Path(found.repro.file).read_text()
 
 
-def shown_again(found: Bisection) -> str:
+def rerun_repro(found: Bisection) -> str:
     """Check that the repro shows the fault once more, from another folder. Return its text."""
-    text = confirmed(found)
+    text = check_repro(found)
     assert found.repro is not None
     done = subprocess.run([sys.executable, found.repro.file], cwd="/", capture_output=True, check=False, timeout=300)
     assert done.returncode not in (0, 2)
@@ -43,12 +43,12 @@ def shown_again(found: Bisection) -> str:
 @pytest.mark.parametrize("name", ["broken", "eager_nan", "eager_dies"])
 def test_a_model_that_fails_by_itself_is_told_from_one_that_compiling_breaks(name: str, tmp_path: Path) -> None:
     with pytest.raises(BaselineError, match=r"run plainly|the model raised"):
-        found_in(name, tmp_path)
+        bisect_fault(name, tmp_path)
 
 
 def test_a_model_that_is_never_compiled_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing of the model is compiled"):
-        found_in("disabled", tmp_path)
+        bisect_fault("disabled", tmp_path)
 
 
 @pytest.mark.slow
@@ -58,20 +58,20 @@ def test_an_exception_while_tracing_is_followed_by_the_command_to_its_operation_
     assert code == 1
     assert "repro confirmed" in output
     found = Bisection.from_json(told.read_text())
-    assert (found.sighting.symptom, found.stage) == (Symptom.CRASH, "aot_eager")
+    assert (found.observation.symptom, found.stage) == (Symptom.CRASH, "aot_eager")
     assert found.subgraph is not None
     assert len(found.subgraph.operations) == 1
     assert "_raises" in found.subgraph.operations[0].operator
     assert found.subgraph.operations[0].source.startswith(f"{FAULTS}:")
     assert found.repro is not None
     assert not found.repro.standalone
-    shown_again(found)
+    rerun_repro(found)
 
 
 @pytest.mark.slow
 def test_a_death_of_the_process_costs_one_look_and_is_followed() -> None:
     found = bisect(f"{FAULTS}:aot_dies", what="crash", progress=False)
-    assert (found.sighting.kind, found.stage) == ("SIGSEGV", "aot_eager")
+    assert (found.observation.kind, found.stage) == ("SIGSEGV", "aot_eager")
     assert found.subgraph is not None
     assert "_dies" in found.subgraph.operations[0].operator
 
@@ -80,52 +80,52 @@ def test_a_death_of_the_process_costs_one_look_and_is_followed() -> None:
 def test_a_hang_is_ended_and_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchwise.diagnose.bisect.probe_runner.LEAST_PATIENCE_S", 5.0)
     found = bisect(f"{FAULTS}:aot_hangs", what="hang", limit=25, budget=28, progress=False)
-    assert found.sighting.symptom is Symptom.HANG
-    assert "_hangs" in found.sighting.detail
+    assert found.observation.symptom is Symptom.HANG
+    assert "_hangs" in found.observation.detail
 
 
 @pytest.mark.slow
 def test_what_dynamo_takes_for_something_else_is_dynamos(tmp_path: Path) -> None:
-    found = found_in("dynamo_wrong", tmp_path)
-    assert (found.sighting.symptom, found.stage, found.subgraph) == (Symptom.WRONG, "dynamo", None)
-    assert "load_target" in shown_again(found)
+    found = bisect_fault("dynamo_wrong", tmp_path)
+    assert (found.observation.symptom, found.stage, found.subgraph) == (Symptom.WRONG, "dynamo", None)
+    assert "load_target" in rerun_repro(found)
 
 
 @pytest.mark.slow
 def test_what_is_not_finite_is_told_from_what_is_wrong() -> None:
     found = bisect(f"{FAULTS}:dynamo_nan", progress=False)
-    assert (found.sighting.symptom, found.stage, found.subgraph) == (Symptom.NAN, "dynamo", None)
+    assert (found.observation.symptom, found.stage, found.subgraph) == (Symptom.NAN, "dynamo", None)
 
 
 @pytest.mark.slow
 def test_a_wrong_decomposition_is_named_with_the_operation_it_spoils(tmp_path: Path) -> None:
-    found = found_in("decomposition_wrong", tmp_path)
+    found = bisect_fault("decomposition_wrong", tmp_path)
     assert found.stage == "aot_eager_decomp_partition"
-    assert found.culprit is not None
-    assert (found.culprit.kind, found.culprit.name) == ("decomposition", "aten.sigmoid.default")
+    assert found.cause is not None
+    assert (found.cause.kind, found.cause.name) == ("decomposition", "aten.sigmoid.default")
     assert found.subgraph is not None
     assert [operation.operator for operation in found.subgraph.operations] == ["torch.sigmoid"]
     assert any("target's own code" in note for note in found.notes)
-    confirmed(found)
+    check_repro(found)
 
 
 @pytest.mark.slow
 def test_a_wrong_pass_is_named_and_left_out(tmp_path: Path) -> None:
-    found = found_in("post_grad_wrong", tmp_path)
+    found = bisect_fault("post_grad_wrong", tmp_path)
     assert found.stage == "inductor"
-    assert found.culprit is not None
-    assert (found.culprit.kind, found.culprit.name) == ("pass", "post_grad_custom_post_pass")
-    assert found.culprit.workaround == {"disabled_passes": "post_grad_custom_post_pass"}
-    confirmed(found)
+    assert found.cause is not None
+    assert (found.cause.kind, found.cause.name) == ("pass", "post_grad_custom_post_pass")
+    assert found.cause.workaround == {"disabled_passes": "post_grad_custom_post_pass"}
+    check_repro(found)
 
 
 @pytest.mark.slow
 def test_a_crash_of_vectorised_code_is_brought_down_to_that_option(tmp_path: Path) -> None:
-    found = found_in("code_dies", tmp_path)
-    assert (found.stage, found.sighting.kind) == ("inductor", "SIGSEGV")
-    assert found.culprit is not None
-    assert found.culprit.workaround == {"cpp.simdlen": 1}
-    confirmed(found)
+    found = bisect_fault("code_dies", tmp_path)
+    assert (found.stage, found.observation.kind) == ("inductor", "SIGSEGV")
+    assert found.cause is not None
+    assert found.cause.workaround == {"cpp.simdlen": 1}
+    check_repro(found)
 
 
 class BroadcastAdd(torch.nn.Module):
@@ -143,14 +143,14 @@ def test_the_complex_broadcast_of_torch_2_11_is_found_and_later_versions_have_no
     if not torch.__version__.startswith("2.11."):
         assert not found.found
         return
-    assert (found.sighting.symptom, found.stage) == (Symptom.WRONG, "inductor")
-    assert found.culprit is not None
-    assert found.culprit.name == "constant_fold_uniform_value"
+    assert (found.observation.symptom, found.stage) == (Symptom.WRONG, "inductor")
+    assert found.cause is not None
+    assert found.cause.name == "constant_fold_uniform_value"
     assert found.subgraph is not None
     assert [operation.operator for operation in found.subgraph.operations] == ["torch.ones", "add"]
     assert found.repro is not None
     assert found.repro.standalone
-    assert "torchwise" not in shown_again(found).partition('"""\n')[2]
+    assert "torchwise" not in rerun_repro(found).partition('"""\n')[2]
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -191,8 +191,8 @@ def test_the_command_exits_with_0_where_nothing_is_found(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_wrong_array_is_found() -> None:
     found = bisect(f"{FAULTS}:dynamo_wrong_arrays", progress=False)
-    assert (found.sighting.symptom, found.stage) == (Symptom.WRONG, "dynamo")
-    assert "output['sums']" in found.sighting.detail
+    assert (found.observation.symptom, found.stage) == (Symptom.WRONG, "dynamo")
+    assert "output['sums']" in found.observation.detail
 
 
 @pytest.mark.slow
@@ -204,10 +204,10 @@ def test_the_command_exits_with_5_where_nothing_can_be_compared() -> None:
 
 
 def test_an_interrupted_command_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def raise_interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchwise.diagnose.bisect.run_bisection", interrupted)
+    monkeypatch.setattr("torchwise.diagnose.bisect.run_bisection", raise_interrupt)
     code, output = run(f"{FAULTS}:healthy", "--device", "cpu", "--no-repro")
     assert code == 130
     assert "interrupted" in output

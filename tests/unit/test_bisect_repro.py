@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.diagnose.bisect.capture import Captured, capture, list_graphs, part_of
-from torchwise.diagnose.bisect.job import Look, Part
+from torchwise.diagnose.bisect.capture import Captured, capture, extract_subgraph, list_graphs
+from torchwise.diagnose.bisect.job import Part, Probe
 from torchwise.diagnose.bisect.repro import write
 from torchwise.trial import Job
 from torchwise.workload import Workload, WorkloadSpec
 from torchwise.workload.target import load
 
 TARGETS = Path(__file__).parents[1] / "targets"
-KINDS = ("arrays", "checkpointed", "nested_conditions", "autocast", "odd_constants", "several_sizes")
+KINDS = ("arrays", "checkpointed", "nest_conditions", "autocast", "odd_constants", "several_sizes")
 ALONE = """
 import runpy, sys
 sys.modules["torchwise"] = None
@@ -39,8 +39,8 @@ def fresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def order(target: str, **more: Any) -> Look:
-    return Look(Job("try", WorkloadSpec(target, device="cpu")), "dynamo", **more)
+def order(target: str, **more: Any) -> Probe:
+    return Probe(Job("try", WorkloadSpec(target, device="cpu")), "dynamo", **more)
 
 
 def ends(*files: Path) -> list[str]:
@@ -102,7 +102,7 @@ def test_a_graph_of_arrays_is_captured_anew_as_one_graph_with_its_lines() -> Non
     (captured,) = graphs_of(workload)
     assert all("_dynamo" not in str(getattr(node.target, "__module__", "")) for node in captured.calls)
     assert any("np.cumsum" in str(node.meta.get("stack_trace")) for node in captured.calls)
-    part = part_of(captured, Part(0, tuple(node.name for node in captured.calls)))
+    part = extract_subgraph(captured, Part(0, tuple(node.name for node in captured.calls)))
     assert len(graphs_of(part)) == 1
     given = part.examples[0].args
     torch.testing.assert_close(part.call(*given)[-1].numpy(), workload.call(*workload.examples[0].args))
@@ -110,6 +110,6 @@ def test_a_graph_of_arrays_is_captured_anew_as_one_graph_with_its_lines() -> Non
 
 def test_a_part_is_looked_at_on_every_example() -> None:
     workload = load(f"{TARGETS / 'repro_models.py'}:several_sizes", device="cpu", seed=0)
-    parts = [part_of(one, Part(0, tuple(node.name for node in one.calls))) for one in graphs_of(workload)]
+    parts = [extract_subgraph(one, Part(0, tuple(node.name for node in one.calls))) for one in graphs_of(workload)]
     rows = [example.args[-1].shape[0] for part in parts for example in part.examples if example.args[-1].dim() == 2]
     assert {2, 3, 4} <= {*rows, *(t.shape[0] for p in parts for e in p.examples for t in e.tensors())}

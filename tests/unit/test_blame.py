@@ -28,8 +28,8 @@ TARGETS = Path(__file__).parent.parent / "targets" / "valid_programs.py"
 BRIEF = Effort(0.5, 0.02, extra_draws=1, noise_s=0.1)
 
 GRADIENTS = ["forces", "penalty", "functional", "equilibrium", "adjoint", "checkpointed", "reentrant"]
-LEFT = ["old_weight_norm", "old_spectral_norm", "new_spectral_norm", "stored_loss", "activation_hook"]
-LEFT += ["activation_closure", "patched_forward", "locked", "sparse", "twice"]
+LEFT = ["old_weight_norm", "old_spectral_norm", "new_spectral_norm", "store_loss", "activation_hook"]
+LEFT += ["activation_closure", "patch_forward", "locked", "sparse", "twice"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "matrix_rate", lambda *_: 1e9)
 
 
-def loaded(factory: str) -> Workload:
+def load_workload(factory: str) -> Workload:
     return target.load(f"{TARGETS}:{factory}", device="cpu")
 
 
@@ -45,19 +45,19 @@ def job(factory: str, mode: str = "training", **how: Any) -> Job:
     return Job("inspect", WorkloadSpec(f"{TARGETS}:{factory}", mode=mode, device="cpu"), effort=BRIEF, **how)  # type: ignore[arg-type]
 
 
-def looked_at(factory: str, mode: str = "training") -> Inspection:
+def inspect_target(factory: str, mode: str = "training") -> Inspection:
     return inspect(job(factory, mode), lambda _stage: None)
 
 
 @pytest.mark.parametrize("factory", GRADIENTS)
 def test_the_flops_of_a_step_that_takes_gradients_within_are_counted(factory: str) -> None:
-    workload = loaded(factory)
+    workload = load_workload(factory)
     example = workload.examples[0]
     assert flops_of(lambda: workload.call(*example.args)) > 0
 
 
 def test_they_are_what_pytorch_counts() -> None:
-    workload = loaded("checkpointed")
+    workload = load_workload("checkpointed")
     example = workload.examples[0]
     with FlopCounterMode(display=False) as counter:
         workload.call(*example.args)
@@ -66,7 +66,7 @@ def test_they_are_what_pytorch_counts() -> None:
 
 @pytest.mark.parametrize("factory", GRADIENTS + LEFT)
 def test_a_copy_of_a_step_goes_on_as_the_step_does(factory: str) -> None:
-    workload = loaded(factory)
+    workload = load_workload(factory)
     step, batch = workload.step, workload.examples[0].args
     assert step is not None
     step(*batch)
@@ -78,9 +78,9 @@ def test_a_copy_of_a_step_goes_on_as_the_step_does(factory: str) -> None:
     assert ours.isdisjoint(p.data_ptr() for module in copied.modules().values() for p in module.parameters())
 
 
-@pytest.mark.parametrize("factory", ["forces", "stored_loss", "sparse"])
+@pytest.mark.parametrize("factory", ["forces", "store_loss", "sparse"])
 def test_a_step_that_runs_is_looked_at(factory: str) -> None:
-    found = looked_at(factory)
+    found = inspect_target(factory)
     assert found.work is not None
     assert found.work.flops
     assert not [note for note in found.notes if "not known" in note]
@@ -88,7 +88,7 @@ def test_a_step_that_runs_is_looked_at(factory: str) -> None:
 
 @pytest.mark.parametrize("factory", ["keyless", "sparse_answer"])
 def test_so_is_a_model_with_unusual_answers(factory: str) -> None:
-    assert "module" in looked_at(factory, "inference").traits
+    assert "module" in inspect_target(factory, "inference").traits
 
 
 def raises(*_args: Any, **_named: Any) -> Any:
@@ -109,7 +109,7 @@ def test_an_instrument_that_fails_is_left_out(
     place: Any, name: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(place, name, raises)
-    found = looked_at("forces")
+    found = inspect_target("forces")
     assert f"{what} is not known: looking for it raised RuntimeError: the instrument broke" in " ".join(found.notes)
     assert found.work is not None
     assert (found.work.flops is None) == (name == "flops_of")
@@ -117,7 +117,7 @@ def test_an_instrument_that_fails_is_left_out(
 
 def test_what_the_model_raises_itself_is_its_own() -> None:
     with pytest.raises(BaselineError, match=r"the model raised RuntimeError: .*modified by an inplace operation"):
-        looked_at("broken_backward")
+        inspect_target("break_backward")
 
 
 def test_so_is_what_it_raises_where_an_instrument_looks() -> None:
@@ -125,7 +125,7 @@ def test_so_is_what_it_raises_where_an_instrument_looks() -> None:
 
     def fails_later() -> None:
         if next(calls):
-            raise error_origin.raised_by_model(ValueError("no more"), loaded("forces").examples[0])
+            raise error_origin.make_baseline_error(ValueError("no more"), load_workload("forces").examples[0])
         raise KeyError("x")
 
     with pytest.raises(BaselineError, match="no more"):
@@ -133,7 +133,7 @@ def test_so_is_what_it_raises_where_an_instrument_looks() -> None:
 
 
 def test_a_copy_that_fails_where_the_step_does_not_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = loaded("forces")
+    workload = load_workload("forces")
     step = workload.step
     broken = step.copy()  # type: ignore[union-attr]
     broken.loss = raises
@@ -156,7 +156,7 @@ def test_a_backward_pass_of_a_loss_that_we_made_up_is_not_the_models() -> None:
         y = Refuses.apply(x.requires_grad_())  # type: ignore[no-untyped-call]
         return y.sum() if as_loss else y
 
-    example = loaded("forces").examples[0]
+    example = load_workload("forces").examples[0]
     for as_loss, error in ((False, WorkloadError), (True, BaselineError)):
         kwargs = {"as_loss": as_loss}
         workload = Workload(model, (replace(example, args=(torch.ones(3),), kwargs=kwargs),))
@@ -208,7 +208,7 @@ def test_a_plain_run_in_a_worker_is_nothing_else() -> None:
     assert error_origin.check(job("forces"), heard.append)
     assert heard == ["run eager"]
     with pytest.raises(BaselineError, match="inplace"):
-        error_origin.check(job("broken_backward"), heard.append)
+        error_origin.check(job("break_backward"), heard.append)
 
 
 @pytest.mark.parametrize("factory", ["forces", "keyless"])
@@ -216,7 +216,7 @@ def test_checks_that_fail_for_eager_too_are_not_the_candidates_fault(
     factory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode = "training" if factory == "forces" else "inference"
-    tried = candidate._Tryout(replace(job(factory, mode), plan=EAGER))
+    tried = candidate._CandidateTrial(replace(job(factory, mode), plan=EAGER))
     monkeypatch.setattr(candidate, "verify", raises)
     monkeypatch.setattr(candidate, "verify_step", raises)
     with tried.arena.gradients(), pytest.raises(InternalError, match="with eager in the candidate's place they raise"):
@@ -226,17 +226,19 @@ def test_checks_that_fail_for_eager_too_are_not_the_candidates_fault(
 def test_what_a_candidate_alone_raises_is_its_own() -> None:
     judge: Callable[[], Any] = raises
     with pytest.raises(RuntimeError, match="the instrument broke"):
-        error_origin.judged(judge, lambda: None)
+        error_origin.run_checks(judge, lambda: None)
 
 
 def test_a_proof_of_padding_says_whose_error_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(padding_check, "observe", raises)
     with pytest.raises(InternalError, match="and not the model, on inputs of size"):
-        padding_check.prove(lambda x: x + 1, (torch.randn(8, 2),), buckets=(4, 8), padding=Padding({"x": 0}))
+        padding_check.verify_padding(lambda x: x + 1, (torch.randn(8, 2),), buckets=(4, 8), padding=Padding({"x": 0}))
 
 
 def test_outputs_that_eager_cannot_hold_either_are_not_the_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    example = loaded("forces").examples[0]
+    example = load_workload("forces").examples[0]
     monkeypatch.setattr(retained_outputs.trees, "equal", raises)
     with pytest.raises(RuntimeError, match="the instrument broke"):
-        retained_outputs.check_held(torch.sin, torch.sin, *(replace(example, args=example.args[:1]) for _ in range(2)))
+        retained_outputs.check_retained_outputs(
+            torch.sin, torch.sin, *(replace(example, args=example.args[:1]) for _ in range(2))
+        )

@@ -40,7 +40,7 @@ def never_dropping(model: Window) -> Callable[..., Any]:
     return call
 
 
-def judged(call: Callable[..., Any], model: nn.Module, **how: Any) -> Any:
+def verify_call(call: Callable[..., Any], model: nn.Module, **how: Any) -> Any:
     workload = Workload(model, (Example((torch.rand(2, 4),)),))
     return verify(Subject(workload, call, model, stateful=True, **how), extra_draws=0)
 
@@ -48,14 +48,14 @@ def judged(call: Callable[..., Any], model: nn.Module, **how: Any) -> Any:
 @pytest.mark.parametrize("length", [3, 12])
 def test_calls_go_on_until_what_they_kept_is_dropped(length: int) -> None:
     model = Window(length).eval()
-    assert State.of(model).window == length
-    verdict = judged(never_dropping(model), model)
+    assert State.from_call(model).window == length
+    verdict = verify_call(never_dropping(model), model)
     assert verdict.outcome is Outcome.FAIL
     assert f"of call {length + 1} " in str(verdict.reason)
-    assert judged(model, model).outcome is Outcome.PASS
+    assert verify_call(model, model).outcome is Outcome.PASS
 
 
 def test_a_deque_without_bounds_has_no_window() -> None:
     model = Window(3)
     model.past = deque(model.past)
-    assert State.of(model).window == 0
+    assert State.from_call(model).window == 0

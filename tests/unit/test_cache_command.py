@@ -88,7 +88,7 @@ class Found:
         self.state = "running"
 
 
-def found(monkeypatch: pytest.MonkeyPatch, target: str, decision: Any) -> None:
+def patch_find_study(monkeypatch: pytest.MonkeyPatch, target: str, decision: Any) -> None:
     from torchwise.cli import lookup
 
     monkeypatch.setattr(lookup, "find_study", lambda name, store: Found(target, decision))
@@ -99,7 +99,7 @@ def test_save_compiles_what_the_study_decided_for(file: Path, monkeypatch: pytes
         assert (target, decision) == ("zoo:a.b", a_decision())
         return artifact.info(file)
 
-    found(monkeypatch, "zoo:a.b", a_decision())
+    patch_find_study(monkeypatch, "zoo:a.b", a_decision())
     monkeypatch.setattr(artifact, "save", save)
     said = ran("save", "latest", file)
     assert f"Wrote {file} for zoo:a.b: plan {a_decision().plan}, " in said
@@ -109,13 +109,13 @@ def test_save_compiles_what_the_study_decided_for(file: Path, monkeypatch: pytes
 def test_save_refuses_a_live_model_and_an_open_study(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found(monkeypatch, "live:Net", a_decision())
-    with pytest.raises(InputError, match=r"save it there, by torchwise\.artefact\.save"):
+    patch_find_study(monkeypatch, "live:Net", a_decision())
+    with pytest.raises(InputError, match=r"save it there, by torchwise\.artifact\.save"):
         ran("save", "1", file)
-    found(monkeypatch, "zoo:a.b", None)
+    patch_find_study(monkeypatch, "zoo:a.b", None)
     with pytest.raises(InputError, match="has no decision yet"):
         ran("save", "1", file)
-    found(monkeypatch, "zoo:a.b", a_decision())
+    patch_find_study(monkeypatch, "zoo:a.b", a_decision())
     with pytest.raises(InputError, match="there is no folder"):
         ran("save", "1", tmp_path / "none" / "x.tw")
 

@@ -18,9 +18,9 @@ PLAN = Plan(backend="inductor")
 
 @pytest.fixture(autouse=True)
 def _anew() -> Iterator[None]:
-    cache_key.tell_autocasts_apart.cache_clear()
+    cache_key.add_autocast_to_key.cache_clear()
     yield
-    cache_key.tell_autocasts_apart.cache_clear()
+    cache_key.add_autocast_to_key.cache_clear()
 
 
 class Old:
@@ -49,8 +49,8 @@ def keys(kind: Any) -> list[dict[str, Any]]:
 def test_a_key_that_does_not_tell_autocasts_apart_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type("Kind", (Old,), {"__init__": Old.__init__})
     monkeypatch.setattr(cache_key, "look_up", lambda *_: kind)
-    cache_key.tell_autocasts_apart()
-    cache_key.tell_autocasts_apart()
+    cache_key.add_autocast_to_key()
+    cache_key.add_autocast_to_key()
     without, bf16, fp16 = keys(kind)
     assert without == {"disable_amp": False}, "what is in a cache already stays found"
     assert bf16["autocast_state"] == {"cpu": torch.bfloat16}
@@ -60,16 +60,16 @@ def test_a_key_that_does_not_tell_autocasts_apart_is_made_to(monkeypatch: pytest
 def test_a_key_that_does_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = New.__init__
     monkeypatch.setattr(cache_key, "look_up", lambda *_: New)
-    cache_key.tell_autocasts_apart()
+    cache_key.add_autocast_to_key()
     assert New.__init__ is before
 
 
 def test_a_version_without_such_keys_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> None:
+    def raise_unsupported(*_: object) -> None:
         raise UnsupportedError("gone")
 
-    monkeypatch.setattr(cache_key, "look_up", missing)
-    cache_key.tell_autocasts_apart()
+    monkeypatch.setattr(cache_key, "look_up", raise_unsupported)
+    cache_key.add_autocast_to_key()
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_a_version_without_such_keys_is_no_error(monkeypatch: pytest.MonkeyPatch
     [
         lambda: inductor.compile(torch.sin, PLAN),
         lambda: inductor.graph_compiler(PLAN),
-        lambda: inductor.ahead_backend(PLAN),
+        lambda: inductor.aot_backend(PLAN),
     ],
 )
 def test_every_way_to_compile_sees_to_it(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
-    monkeypatch.setattr(inductor, "tell_autocasts_apart", lambda: told.append(True))
+    monkeypatch.setattr(inductor, "add_autocast_to_key", lambda: told.append(True))
     make()
     assert told == [True]

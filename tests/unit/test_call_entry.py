@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.bucketing.padding import Padding, carriers_of
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher
@@ -67,16 +67,16 @@ class OwnCallImpl(Plain):
         return super()._call_impl(x.clamp(max=1))
 
 
-def clamping(call: Callable[..., Any]) -> Callable[..., Any]:
+def clamp_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
-    def clamped(self: Any, x: torch.Tensor) -> Any:
+    def call_clamped(self: Any, x: torch.Tensor) -> Any:
         return call(self, x.clamp(max=1))
 
-    return clamped
+    return call_clamped
 
 
 class Decorated(Plain):
-    __call__ = clamping(nn.Module.__call__)
+    __call__ = clamp_inputs(nn.Module.__call__)
 
 
 class ByObject(Plain):
@@ -92,35 +92,35 @@ class ByProperty(Plain):
 
     @property
     def forward(self) -> Any:  # type: ignore[override]
-        return self.clamped if self.is_clamping else self.plain
+        return self.call_clamped if self.is_clamping else self.plain
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
         return self.helper(self.inner(x))
 
-    def clamped(self, x: torch.Tensor) -> torch.Tensor:
+    def call_clamped(self, x: torch.Tensor) -> torch.Tensor:
         return self.plain(x.clamp(max=1))
 
 
 class LooksUpOtherwise(ByProperty):
     def __getattribute__(self, name: str) -> Any:
         if name == "forward":
-            return self.clamped if self.is_clamping else self.plain
+            return self.call_clamped if self.is_clamping else self.plain
         return super().__getattribute__(name)
 
 
-def on_the_instance() -> nn.Module:
+def model_with_call_impl() -> nn.Module:
     model = Plain()
     model._call_impl = lambda x: nn.Module._call_impl(model, x.clamp(max=1))  # type: ignore[method-assign]
     return model
 
 
-def nothing_on_the_instance() -> nn.Module:
+def model_with_call() -> nn.Module:
     model = Plain()
     model.__call__ = lambda x: x * 0  # type: ignore[method-assign]  # which Python never calls
     return model
 
 
-def turned(kind: type[ByProperty]) -> nn.Module:
+def make_clamping_model(kind: type[ByProperty]) -> nn.Module:
     model = kind()
     model.is_clamping = True
     return model
@@ -133,24 +133,24 @@ MADE: dict[str, Callable[[], nn.Module]] = {
     "_call_impl": OwnCallImpl,
     "a decorator": Decorated,
     "a descriptor": ByObject,
-    "a property": lambda: turned(ByProperty),
-    "__getattribute__": lambda: turned(LooksUpOtherwise),
-    "_call_impl of the instance": on_the_instance,
-    "__call__ of the instance": nothing_on_the_instance,
+    "a property": lambda: make_clamping_model(ByProperty),
+    "__getattribute__": lambda: make_clamping_model(LooksUpOtherwise),
+    "_call_impl of the instance": model_with_call_impl,
+    "__call__ of the instance": model_with_call,
 }
 
 
-def traced(call: Callable[..., Any], _plan: Plan) -> Callable[..., Any]:
+def compile_with_eager(call: Callable[..., Any], _plan: Plan) -> Callable[..., Any]:
     """Stand in for a compiler: only Dynamo's tracing can go wrong here."""
     compiled: Callable[..., Any] = torch.compile(call, backend="eager")
     return compiled
 
 
-def served(call: Any, plan: Plan, *args: torch.Tensor) -> Any:
-    decision = decided(call, plan, *args)
+def serve(call: Any, plan: Plan, *args: torch.Tensor) -> Any:
+    decision = make_decision(call, plan, *args)
     fast: Any = (OptimizedModule if isinstance(call, nn.Module) else OptimizedFunction)(call, decision)
     name = "_torchwise" if isinstance(call, nn.Module) else "_dispatcher"
-    vars(fast)[name] = Dispatcher(call, decision, backend=traced)
+    vars(fast)[name] = Dispatcher(call, decision, backend=compile_with_eager)
     with torch.no_grad():
         for _ in range(2):
             fast(*args)
@@ -167,7 +167,7 @@ def agrees(fast: Any, call: Any, x: torch.Tensor = X) -> bool:
 @pytest.mark.parametrize("kind", MADE)
 def test_what_is_between_a_call_and_forward_runs_under_a_plan(kind: str, plan: Plan) -> None:
     model = MADE[kind]().eval()
-    fast = served(model, plan, X)
+    fast = serve(model, plan, X)
     assert agrees(fast, model)
     assert agrees(fast, model, X * 255)
     assert fast.statistics.optimized == 4
@@ -175,7 +175,7 @@ def test_what_is_between_a_call_and_forward_runs_under_a_plan(kind: str, plan: P
 
 @pytest.mark.parametrize("kind", [ByProperty, LooksUpOtherwise])
 def test_a_forward_that_is_looked_up_anew_each_time_is_so_under_a_plan(kind: type[ByProperty]) -> None:
-    fast = served(model := kind().eval(), THREADS, X * 255)
+    fast = serve(model := kind().eval(), THREADS, X * 255)
     model.is_clamping = True
     assert agrees(fast, model, X * 255)
     assert fast.statistics.optimized == 3
@@ -192,19 +192,19 @@ class Counting(Plain):
 
 
 def test_a_count_in_a_call_goes_on_as_without_a_plan() -> None:
-    fast = served(model := Counting().eval(), COMPILED, X)
+    fast = serve(model := Counting().eval(), COMPILED, X)
     with torch.no_grad():
         fast(X)
     assert model.calls == 3
 
 
 def test_what_is_called_itself_is_forward_alone() -> None:
-    fast = served(model := OwnCall().eval(), COMPILED, X)
+    fast = serve(model := OwnCall().eval(), COMPILED, X)
     with torch.no_grad():
         assert torch.allclose(fast.forward(X * 255), model.forward(X * 255))
         assert not torch.allclose(fast.forward(X * 255), model(X * 255))
     assert dict(fast.statistics.original) == {DIRECT: 2}
-    plain = served(other := Plain().eval(), COMPILED, X)
+    plain = serve(other := Plain().eval(), COMPILED, X)
     with torch.no_grad():
         assert torch.allclose(plain.forward(X), other(X))
     assert plain.statistics.optimized == 3
@@ -212,7 +212,7 @@ def test_what_is_called_itself_is_forward_alone() -> None:
 
 @pytest.mark.parametrize("kind", [OwnCall, OwnCallImpl])
 def test_hooks_of_the_wrapper_are_around_all_of_it(kind: type[nn.Module]) -> None:
-    fast = served(model := kind().eval(), COMPILED, X)
+    fast = serve(model := kind().eval(), COMPILED, X)
     fast.register_forward_hook(lambda _module, _inputs, output: output * 2)
     with torch.no_grad():
         assert torch.allclose(fast(X * 255), model(X * 255) * 2)
@@ -220,27 +220,27 @@ def test_hooks_of_the_wrapper_are_around_all_of_it(kind: type[nn.Module]) -> Non
 
 
 def test_a_model_that_pytorch_compiles_itself_answers_itself_from_then_on() -> None:
-    fast = served(model := Plain().eval(), COMPILED, X)
+    fast = serve(model := Plain().eval(), COMPILED, X)
     fast.compile(backend="eager")
     assert agrees(fast, model)
     assert fast.statistics.optimized == 2
-    assert agrees(served(model, COMPILED, X), model)
+    assert agrees(serve(model, COMPILED, X), model)
 
 
-def replaced(self: Any, x: torch.Tensor) -> torch.Tensor:
+def return_sevens(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x * 0 + 7
 
 
 PATCHES: dict[str, tuple[type, str, Any]] = {
-    "forward": (Plain, "forward", replaced),
-    "__call__": (Plain, "__call__", replaced),
-    "__call__ as an object": (Plain, "__call__", functools.partialmethod(replaced)),
-    "_call_impl": (Plain, "_call_impl", replaced),
-    "forward of a base": (nn.Module, "__call__", replaced),
-    "a method": (Plain, "helper", replaced),
-    "a submodule's forward": (Inner, "forward", replaced),
-    "a submodule's __call__": (Inner, "__call__", replaced),
-    "PyTorch's own": (nn.Linear, "forward", replaced),
+    "forward": (Plain, "forward", return_sevens),
+    "__call__": (Plain, "__call__", return_sevens),
+    "__call__ as an object": (Plain, "__call__", functools.partialmethod(return_sevens)),
+    "_call_impl": (Plain, "_call_impl", return_sevens),
+    "forward of a base": (nn.Module, "__call__", return_sevens),
+    "a method": (Plain, "helper", return_sevens),
+    "a submodule's forward": (Inner, "forward", return_sevens),
+    "a submodule's __call__": (Inner, "__call__", return_sevens),
+    "PyTorch's own": (nn.Linear, "forward", return_sevens),
     "a property": (Inner, "scale", property(lambda _: 5.0)),
 }
 
@@ -250,7 +250,7 @@ PATCHES: dict[str, tuple[type, str, Any]] = {
 def test_a_class_that_was_patched_answers_itself_until_the_patch_is_gone(
     patch: str, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = served(model := Plain().eval(), plan, X)
+    fast = serve(model := Plain().eval(), plan, X)
     with monkeypatch.context() as patching:
         patching.setattr(*PATCHES[patch])
         assert agrees(fast, model)
@@ -263,7 +263,7 @@ def test_a_class_that_was_patched_answers_itself_until_the_patch_is_gone(
 
 
 def test_plain_data_that_a_class_keeps_is_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = served(model := Plain().eval(), COMPILED, X)
+    fast = serve(model := Plain().eval(), COMPILED, X)
     monkeypatch.setattr(Inner, "scale", 3.0)
     monkeypatch.setattr(Plain, "calls", 1, raising=False)
     assert agrees(fast, model)
@@ -281,32 +281,32 @@ class Callee:
         return self(x)
 
 
-def scaled(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+def scale_input(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     return x * scale
 
 
-def closing_over(model: nn.Module) -> Callable[..., Any]:
+def make_closure(model: nn.Module) -> Callable[..., Any]:
     return lambda x: model(x) + 1
 
 
-def patched_call(callee: Callee, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Callee, "__call__", replaced)
+def patch_call(callee: Callee, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Callee, "__call__", return_sevens)
 
 
-def patched_model(_: Any, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Inner, "forward", replaced)
+def patch_model(_: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Inner, "forward", return_sevens)
 
 
 OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any, pytest.MonkeyPatch], None]]] = {
-    "an object's __call__": (Callee, patched_call),
+    "an object's __call__": (Callee, patch_call),
     "what an object calls": (Callee, lambda callee, _: vars(callee).update(then=torch.relu)),
-    "a model in an object": (Callee, patched_model),
-    "a method": (lambda: Callee().method, patched_call),
-    "a model that is closed over": (lambda: closing_over(Plain().eval()), patched_model),
-    "a model in a partial": (lambda: functools.partial(Plain().eval()), patched_model),
-    "a partial": (lambda: functools.partial(scaled, scale=2.0), lambda call, _: call.keywords.update(scale=3.0)),
+    "a model in an object": (Callee, patch_model),
+    "a method": (lambda: Callee().method, patch_call),
+    "a model that is closed over": (lambda: make_closure(Plain().eval()), patch_model),
+    "a model in a partial": (lambda: functools.partial(Plain().eval()), patch_model),
+    "a partial": (lambda: functools.partial(scale_input, scale=2.0), lambda call, _: call.keywords.update(scale=3.0)),
     "a function": (
-        lambda: types.FunctionType(scaled.__code__, globals(), "f", (2.0,)),
+        lambda: types.FunctionType(scale_input.__code__, globals(), "f", (2.0,)),
         lambda call, _: setattr(call, "__code__", (lambda x, scale: x - scale).__code__),
     ),
 }
@@ -318,7 +318,7 @@ def test_code_behind_what_is_no_module_is_noticed_as_well(
     kind: str, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, change = OTHERS[kind]
-    fast = served(call := make(), plan, X)
+    fast = serve(call := make(), plan, X)
     with torch.no_grad():
         before = call(X)
     change(call, monkeypatch)
@@ -337,7 +337,7 @@ def trained() -> TrainStep:
 def test_a_step_is_taken_as_written_once_its_loss_was_patched(
     trained: TrainStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decision = decided(trained, THREADS, X, X)
+    decision = make_decision(trained, THREADS, X, X)
     step = OptimizedStep(trained, replace(decision, workload=replace(decision.workload, mode="training")))
     with torch.enable_grad():
         for _ in range(3):
@@ -359,7 +359,7 @@ def test_a_loop_s_own_call_is_not_made_twice() -> None:
             return super().__call__(x)
 
     model = Listing().train()
-    decision = decided(_scene(model, model.forward, None, "cpu"), THREADS)
+    decision = make_decision(_scene(model, model.forward, None, "cpu"), THREADS)
     decision = replace(
         decision, inputs=(describe_example(Example((X,))),), workload=replace(decision.workload, mode="training")
     )

@@ -15,12 +15,12 @@ from torchwise.compile.cuda_graphs import CAPTURES, segments
 from torchwise.compile.cuda_graphs import segmented as branches_file
 from torchwise.compile.cuda_graphs.compile_freeze import hold
 from torchwise.compile.cuda_graphs.host_values import HostValues
-from torchwise.compile.cuda_graphs.segmented import MOST_PASSED, MOST_PATHS, Branches, BranchingCall
-from torchwise.compile.cuda_graphs.segments import Path, _asking, record_path
-from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.cuda_graphs.segmented import MOST_PASSED, MOST_PATHS, SegmentedCall, SegmentedPaths
+from torchwise.compile.cuda_graphs.segments import Path, _intercept_bool, record_path
+from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import Plan, PlanSpace
-from torchwise.trial.inspection import _compatible, _watched
+from torchwise.trial.inspection import _compatible, _trace_operators
 
 Program = Callable[[torch.Tensor], Generator[torch.Tensor, bool, torch.Tensor]]
 """A model that yields its questions and is sent the answers."""
@@ -68,8 +68,8 @@ class Machine:
         self.recorded, self.original = 0, 0
         self.log: list[str] = []
 
-    def branches(self, **options: Any) -> Branches:
-        return Branches(self.inputs, self.record(), self.record, self.call, lambda: True, **options)
+    def branches(self, **options: Any) -> SegmentedPaths:
+        return SegmentedPaths(self.inputs, self.record(), self.record, self.call, lambda: True, **options)
 
     def call(self, x: torch.Tensor) -> torch.Tensor:
         self.original += 1
@@ -222,7 +222,7 @@ def test_what_is_on_the_gpu_is_asked_in_any_dtype_and_numbers_are_not(gpu: FakeT
 
     with gpu:
         there, number, several = (torch.ones(n, device="cuda") for n in ((), (1,), (2,)))
-    with _asking(ask):
+    with _intercept_bool(ask):
         assert bool(there > 0)
         assert not number
         assert (there > 0).item() is True
@@ -249,7 +249,7 @@ def test_a_question_at_which_dynamo_breaks_the_graph_is_asked_and_nothing_is_com
     compiled = torch.compile(asks, backend=counter)
     compiled(UP), compiled(DOWN)
     frames = counter.frame_count
-    with _asking(ask, "cpu"):
+    with _intercept_bool(ask, "cpu"):
         assert torch.equal(compiled(DOWN), DOWN * 2)
     assert len(asked) == 1
     assert counter.frame_count == frames
@@ -304,9 +304,9 @@ def test_the_inspection_finds_what_is_asked_of_the_gpu(
 ) -> None:
     with gpu:
         there = torch.ones(3, device="cuda")
-        assert _watched(lambda: call(there))[0] & {"questions", "numbers"} == traits
+        assert _trace_operators(lambda: call(there))[0] & {"questions", "numbers"} == traits
         here = torch.ones(3)
-        assert not _watched(lambda: call(here))[0] & {"questions", "numbers"}, (
+        assert not _trace_operators(lambda: call(here))[0] & {"questions", "numbers"}, (
             "what the CPU has is not asked of the GPU"
         )
 
@@ -390,7 +390,7 @@ class Gpu:
         monkeypatch.setattr(segments, "recording_on", recording_on)
         monkeypatch.setattr(segments, "settle_generator", lambda: gpu.log.append("settle"))
         monkeypatch.setattr(segments, "check_outputs", lambda _: None)
-        monkeypatch.setattr(segments, "_asking", lambda ask: _asking(ask, "cpu"))
+        monkeypatch.setattr(segments, "_intercept_bool", lambda ask: _intercept_bool(ask, "cpu"))
 
     def usable(self, pool: object) -> object:
         return pool
@@ -469,16 +469,16 @@ def test_a_recording_ends_also_where_the_model_leaves_another_stream_current(boo
 
 
 @pytest.fixture
-def plan(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Branches]:
+def plan(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SegmentedPaths]:
     """Return a function that makes the branches of a call, as a plan does on its first call. Warm-ups are counted."""
     warmed: list[int] = []
     monkeypatch.setattr(branches_file, "warm_up", lambda *_: warmed.append(1))
     monkeypatch.setattr(branches_file, "static_inputs", lambda args, kwargs: (args, kwargs, list(args)))
 
-    def make(call: Callable[..., Any], module: torch.nn.Module | None = None, x: torch.Tensor = UP) -> Branches:
-        made: Any = BranchingCall.__new__(BranchingCall)
+    def make(call: Callable[..., Any], module: torch.nn.Module | None = None, x: torch.Tensor = UP) -> SegmentedPaths:
+        made: Any = SegmentedCall.__new__(SegmentedCall)
         made._call, made._module, made._borrow, made._pool, made._side = call, module, False, None, books
-        made._device, made._watch, made._host = -1, ModuleWatch(module), {}
+        made._device, made._watch, made._host = -1, ModuleGuard(module), {}
         branches = made._replays(("a signature", None, False), (x.clone(),), {}, lambda: True, lambda: None)
         branches.warmed = warmed
         return branches  # type: ignore[no-any-return]
@@ -641,7 +641,7 @@ class Counts:
 
 def test_paths_are_found_by_numbers_and_what_computes_is_run_again_although_it_is_known() -> None:
     counts = Counts()
-    branches = Branches(counts.inputs, counts.record(), counts.record, counts.call, lambda: True)
+    branches = SegmentedPaths(counts.inputs, counts.record(), counts.record, counts.call, lambda: True)
     for x in (UP, -UP, UP * 9, UP, UP - 2, UP * 9):
         assert torch.equal(branches((x,), {}), counts.call(x))
     assert counts.recorded == 4  # zeros lay there at first, as -UP has it

@@ -96,9 +96,9 @@ class Machine:
         if self.refuses:
             raise RuntimeError("this cannot be recorded")
         self.in_place += 1
-        args, kwargs = pytree.map_tensors(lying_at, (args, dict(kwargs)))
+        args, kwargs = pytree.map_tensors(view_memory, (args, dict(kwargs)))
         borrowed = call(*args, **kwargs) if wanted is None else None
-        targets = [lying_at(target) for target in wanted] if wanted is not None else pytree.tensors(borrowed)
+        targets = [view_memory(target) for target in wanted] if wanted is not None else pytree.tensors(borrowed)
 
         def replay() -> None:
             self.replayed += 1
@@ -109,7 +109,7 @@ class Machine:
         return replay, borrowed
 
 
-def lying_at(tensor: torch.Tensor) -> torch.Tensor:
+def view_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Read and write the memory without keeping it, as a graph does."""
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
@@ -121,7 +121,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         yield Machine(monkeypatch)
 
 
-def of(call: Callable[..., Any], module: torch.nn.Module | None = None, **options: Any) -> CapturedCall:
+def capture_call(call: Callable[..., Any], module: torch.nn.Module | None = None, **options: Any) -> CapturedCall:
     return CapturedCall(call, module, device="cuda", mode="inference", **options)
 
 
@@ -130,12 +130,12 @@ X = torch.randn(3, 4)
 
 def test_a_signature_is_recorded_once_and_then_replayed(machine: Machine) -> None:
     net = torch.nn.Linear(4, 4)
-    call = of(net, net)
+    call = capture_call(net, net)
     lean = None
     for rows in (3, 5, 3, 5):
         given = torch.randn(rows, 4)
         assert torch.equal(call(given), net(given))
-        lean = call.lean((given,), {})
+        lean = call.get_bypass((given,), {})
         assert torch.equal(lean(given), net(given))
     assert (machine.recorded, machine.replayed) == (2, 8)
 
@@ -152,7 +152,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
 def test_a_replay_of_a_module_that_changed_is_thrown_away(machine: Machine, change: Callable[[Any], object]) -> None:
     net = torch.nn.Linear(4, 4)
-    call = of(net, net)
+    call = capture_call(net, net)
     call(X)
     call(X)
     assert (machine.recorded, machine.replayed) == (1, 2)
@@ -174,7 +174,7 @@ class Scaled(torch.nn.Module):
 
 def test_what_is_recorded_anew_for_each_call_is_counted_bounded_and_named(machine: Machine) -> None:
     net, told = Scaled(), list[str]()
-    call = of(net, net, recompiles=Recompiles(3, told=told.append))
+    call = capture_call(net, net, recompiles=Recompiles(3, told=told.append))
     for number in range(4):
         net.scale = 2.0 + number
         assert torch.equal(call(X), net(X))
@@ -190,7 +190,7 @@ def test_what_is_recorded_anew_for_each_call_is_counted_bounded_and_named(machin
 
 def test_attributes_that_compiled_code_does_not_read_are_not_looked_at(machine: Machine) -> None:
     net, reads = Scaled(), dict[tuple[str, ...], set[str]]()
-    call = of(net, net, reads=lambda: reads or None)
+    call = capture_call(net, net, reads=lambda: reads or None)
     reads[()] = {"scale"}  # by now it was compiled
     call(X)
     for number in range(3):
@@ -204,7 +204,7 @@ def test_attributes_that_compiled_code_does_not_read_are_not_looked_at(machine: 
 
 @pytest.mark.parametrize("setting", ["deterministic", "dtype"])
 def test_settings_of_pytorch_that_changed_lead_to_a_new_recording(machine: Machine, setting: str) -> None:
-    call = of(torch.sin)
+    call = capture_call(torch.sin)
     call(X)
     call(X)
     try:
@@ -232,7 +232,7 @@ def test_what_writes_is_looked_at_before_it_is_replayed(machine: Machine) -> Non
             return x * self.scale
 
     net = Counting()
-    call = of(net, net)
+    call = capture_call(net, net)
     for scale in (1.0, 1.0, 2.0):
         net.scale = scale
         assert torch.equal(call(X), X * scale)
@@ -243,7 +243,7 @@ def test_one_tensor_given_twice_to_what_writes_is_not_replayed_from_copies(machi
     def adds(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x.add_(1) + y
 
-    call = of(adds)
+    call = capture_call(adds)
     for _ in range(2):
         x, same = torch.ones(3), torch.ones(3)
         assert torch.equal(call(x, x), adds(same, same))
@@ -256,7 +256,7 @@ def test_a_call_that_calls_itself_is_answered(machine: Machine) -> None:
     def recursive(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.shape[0] == 1 else call(x[:1]) + x.sum()
 
-    call = of(recursive)
+    call = capture_call(recursive)
     answers: list[torch.Tensor] = []
 
     def ask() -> None:
@@ -270,7 +270,7 @@ def test_a_call_that_calls_itself_is_answered(machine: Machine) -> None:
 
 
 def test_within_somebody_elses_capture_it_steps_aside(machine: Machine) -> None:
-    call = of(torch.sin)
+    call = capture_call(torch.sin)
     machine.capturing = True
     assert torch.equal(call(X), torch.sin(X))
     assert machine.recorded == 0
@@ -290,15 +290,15 @@ class Pair(NamedTuple):
     more: dict[str, torch.Tensor]
 
 
-def in_many_containers(x: torch.Tensor) -> Any:
+def nest_outputs(x: torch.Tensor) -> Any:
     return Pair(x + 1, "kept", {"b": x * 2, "a": x[:1]}), [x.sum(), (x,)]
 
 
-@pytest.mark.parametrize("call", [torch.sin, lambda x: (x + 1, x), in_many_containers])
+@pytest.mark.parametrize("call", [torch.sin, lambda x: (x + 1, x), nest_outputs])
 def test_what_comes_from_the_same_place_again_is_read_and_written_there(
     machine: Machine, call: Callable[[torch.Tensor], Any]
 ) -> None:
-    captured, x = of(call), torch.randn(3, 4)
+    captured, x = capture_call(call), torch.randn(3, 4)
     for number in range(SETTLING_CALLS):
         x.fill_(number)
         answers, right = captured(x), call(x)
@@ -312,7 +312,7 @@ def test_what_comes_from_the_same_place_again_is_read_and_written_there(
 
 
 def test_answers_that_are_held_stay_as_they_are(machine: Machine) -> None:
-    captured, x = of(torch.sin), torch.randn(64, 64)
+    captured, x = capture_call(torch.sin), torch.randn(64, 64)
     for _ in range(6):  # so that freed memory comes again
         captured(x)
     assert machine.in_place
@@ -324,25 +324,25 @@ def test_answers_that_are_held_stay_as_they_are(machine: Machine) -> None:
 
 
 def test_borrowed_answers_are_right_until_the_next_call(machine: Machine) -> None:
-    captured, x = of(in_many_containers, borrow=True), torch.randn(3, 4)
+    captured, x = capture_call(nest_outputs, borrow=True), torch.randn(3, 4)
     places = []
     for number in range(8):
         x.fill_(number)
         answers = pytree.tensors(captured(x))
-        assert all(torch.equal(*both) for both in zip(answers, pytree.tensors(in_many_containers(x)), strict=True))
+        assert all(torch.equal(*both) for both in zip(answers, pytree.tensors(nest_outputs(x)), strict=True))
         places.append(answers[0].data_ptr())
     assert machine.in_place == 1
     assert len(set(places[2:])) == 1, "it is the graph's own memory"
 
 
 def test_what_never_comes_from_the_same_place_is_copied(machine: Machine) -> None:
-    captured, inputs = of(torch.sin), [torch.randn(3, 4) for _ in range(SETTLING_CALLS + 2)]
+    captured, inputs = capture_call(torch.sin), [torch.randn(3, 4) for _ in range(SETTLING_CALLS + 2)]
     assert all(torch.equal(captured(x), x.sin()) for x in inputs)
     assert (machine.recorded, machine.in_place) == (1, 0)
 
 
 def test_nothing_is_recorded_once_a_signature_has_settled(machine: Machine) -> None:
-    captured = of(torch.sin)
+    captured = capture_call(torch.sin)
     inputs = [torch.randn(3, 4) for _ in range(SETTLING_CALLS)]
     for x in inputs:
         captured(x)
@@ -352,7 +352,7 @@ def test_nothing_is_recorded_once_a_signature_has_settled(machine: Machine) -> N
 
 
 def test_a_call_that_cannot_be_recorded_in_place_goes_on_from_copies(machine: Machine) -> None:
-    captured = of(torch.sin)
+    captured = capture_call(torch.sin)
     captured(X)
     machine.refuses = True
     for _ in range(4):
@@ -364,7 +364,7 @@ def test_a_call_that_cannot_be_recorded_in_place_goes_on_from_copies(machine: Ma
 
 
 def test_what_is_written_in_place_counts_as_written(machine: Machine) -> None:
-    captured, x = of(lambda x: x.add_(1)), torch.zeros(3, 4)
+    captured, x = capture_call(lambda x: x.add_(1)), torch.zeros(3, 4)
     for number in range(1, 9):
         before = x._version
         assert torch.equal(captured(x), torch.full_like(x, number))
@@ -374,18 +374,18 @@ def test_what_is_written_in_place_counts_as_written(machine: Machine) -> None:
 
 
 def test_a_tensor_that_is_conjugated_lazily_is_copied(machine: Machine) -> None:
-    captured, x = of(lambda x: x.conj()), torch.randn(3, 4, dtype=torch.complex64)
+    captured, x = capture_call(lambda x: x.conj()), torch.randn(3, 4, dtype=torch.complex64)
     for _ in range(6):
         assert torch.equal(captured(x), x.conj())
     assert machine.in_place == 0
-    captured, y = of(lambda y: y.abs()), torch.randn(3, 4, dtype=torch.complex64).conj()
+    captured, y = capture_call(lambda y: y.abs()), torch.randn(3, 4, dtype=torch.complex64).conj()
     for _ in range(6):
         assert torch.equal(captured(y), y.abs())
     assert machine.in_place == 0
 
 
 def test_a_signature_has_only_so_many_graphs(machine: Machine) -> None:
-    captured, inputs = of(torch.sin), [torch.randn(3, 4) for _ in range(MOST_GRAPHS + 2)]
+    captured, inputs = capture_call(torch.sin), [torch.randn(3, 4) for _ in range(MOST_GRAPHS + 2)]
     for _ in range(3):
         for x in inputs:
             assert torch.equal(captured(x), x.sin())
@@ -402,7 +402,7 @@ def test_a_weight_that_is_conjugated_where_it_lies_leads_to_a_new_recording(mach
             return (x * self.phase).abs()
 
     net, x = Turn(), torch.randn(2)
-    call = of(net, net)
+    call = capture_call(net, net)
     call(x)
     net.phase = net.phase.conj()
     call(x)
@@ -412,7 +412,7 @@ def test_a_weight_that_is_conjugated_where_it_lies_leads_to_a_new_recording(mach
 def test_a_captured_call_that_nobody_holds_is_freed_at_once(machine: Machine) -> None:
     """In a cycle of references its graphs would wait for the garbage collector, which may come while others record."""
     net = torch.nn.Linear(4, 4)
-    call = of(net, net)
+    call = capture_call(net, net)
     for _ in range(6):
         call(X)
     seen = weakref.ref(next(iter(call._graphs.values())))
@@ -437,14 +437,14 @@ def test_a_cache_that_grows_while_warming_up_leads_to_recordings_in_a_pool_that_
             return x + self.table[: len(x)]
 
     net = Cached()
-    call = of(net, net, borrow=True)
+    call = capture_call(net, net, borrow=True)
     for length in (2, 5, 2, 5):
         assert torch.equal(call(torch.ones(length)), net(torch.ones(length)))
     assert machine.recorded == 3, "what was recorded with the old table is recorded anew"
 
 
 def test_settings_that_cannot_be_recorded_leave_nothing_behind(machine: Machine) -> None:
-    call = of(torch.sin, borrow=True)
+    call = capture_call(torch.sin, borrow=True)
     call(X)
     torch.use_deterministic_algorithms(True)
     machine.refuses = True
@@ -464,7 +464,7 @@ def test_what_is_conjugated_lazily_is_not_read_as_it_lies(machine: Machine) -> N
     def call(z: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(z.resolve_conj())[:, 1] * 2
 
-    captured = of(call)
+    captured = capture_call(call)
     for _ in range(3):
         for given in (x, x.conj(), x, x.conj()):
             assert torch.equal(captured(given), call(given))
@@ -554,7 +554,7 @@ class Streams(Cuda):
         self.recorded: list[tuple[Any, Any]] = []
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
-        monkeypatch.setattr(recorded_graph, "settling_stream", lambda device: "settling")
+        monkeypatch.setattr(recorded_graph, "recovery_stream", lambda device: "settling")
 
     @contextlib.contextmanager
     def on(self, stream: str) -> Iterator[None]:
@@ -639,7 +639,7 @@ def test_what_cannot_be_captured_is_named_with_its_line(
 
     monkeypatch.setattr(captured, "record", fails)
     with pytest.raises(kind, match=said):
-        of(torch.sin)(X)
+        capture_call(torch.sin)(X)
 
 
 def test_what_is_dropped_holds_no_memory_of_the_graph_whoever_holds_it() -> None:

@@ -55,7 +55,7 @@ class Replaying:
         self._graphs.clear()
 
 
-def captured(call: Callable[..., Any]) -> tuple[WithObjects, Replaying]:
+def capture_with_objects(call: Callable[..., Any]) -> tuple[WithObjects, Replaying]:
     made: list[Replaying] = []
 
     def capture(inner: Callable[..., Any]) -> Replaying:
@@ -78,7 +78,7 @@ def state_of(cache: Cache) -> list[torch.Tensor]:
 
 
 def test_a_step_with_a_cache_object_answers_and_moves_it_on_as_the_call_does() -> None:
-    fast, graph = captured(step)
+    fast, graph = capture_with_objects(step)
     for caches in ((Cache(), Cache()), (Cache(), Cache())):  # a second conversation
         for number in range(6):
             x = torch.full((2,), float(number))
@@ -88,7 +88,7 @@ def test_a_step_with_a_cache_object_answers_and_moves_it_on_as_the_call_does() -
 
 
 def test_a_tensor_that_the_call_puts_in_place_is_a_new_one_each_time() -> None:
-    fast, _ = captured(step)
+    fast, _ = capture_with_objects(step)
     cache, held = Cache(), []
     for _ in range(3):
         fast(torch.full((2,), 1.0), cache)
@@ -97,7 +97,7 @@ def test_a_tensor_that_the_call_puts_in_place_is_a_new_one_each_time() -> None:
 
 
 def test_an_object_that_was_reset_or_rebuilt_is_read_as_it_is() -> None:
-    fast, _ = captured(step)
+    fast, _ = capture_with_objects(step)
     ours, plain = Cache(), Cache()
     for reset in (
         lambda c: c.k.zero_(),
@@ -112,7 +112,7 @@ def test_an_object_that_was_reset_or_rebuilt_is_read_as_it_is() -> None:
 
 
 def test_what_is_no_tensor_in_an_object_is_part_of_the_signature() -> None:
-    fast, graph = captured(step)
+    fast, graph = capture_with_objects(step)
     ours, plain = Cache(), Cache()
     for length in (4, 3):
         ours.length = plain.length = length
@@ -142,26 +142,26 @@ def append(x: torch.Tensor, cache: Cache) -> torch.Tensor:
 def test_calls_that_no_replay_could_repeat_are_refused_and_leave_the_object(
     call: Callable[..., Any], said: str
 ) -> None:
-    fast, _ = captured(call)
+    fast, _ = capture_with_objects(call)
     cache = Cache()
-    state = State.of(cache)
+    state = State.from_call(cache)
     with pytest.raises(UnsupportedError, match=said):
         fast(torch.ones(2), cache)
-    assert not state.changed()
+    assert not state.has_changed()
 
 
 def test_what_a_graph_cannot_look_into_is_named() -> None:
     cache = Cache()
     cache.pair = (torch.zeros(1), torch.zeros(1))
     with pytest.raises(UnsupportedError, match=r"Cache\.pair is of type tuple"):
-        captured(step)[0](torch.ones(2), cache)
+        capture_with_objects(step)[0](torch.ones(2), cache)
     cache.pair = threading.Lock()
     with pytest.raises(UnsupportedError, match=r"Cache\.pair is of type lock"):
-        captured(step)[0](torch.ones(2), cache)
+        capture_with_objects(step)[0](torch.ones(2), cache)
 
 
 def test_calls_without_objects_take_the_way_that_they_took() -> None:
-    fast, graph = captured(lambda x, name: x * 2)
+    fast, graph = capture_with_objects(lambda x, name: x * 2)
     assert torch.equal(fast(torch.ones(2), "object"), 2 * torch.ones(2))
-    assert fast.lean((torch.ones(2), "object"), {}) is graph
-    assert fast.lean((torch.ones(2), Cache()), {}) is fast
+    assert fast.get_bypass((torch.ones(2), "object"), {}) is graph
+    assert fast.get_bypass((torch.ones(2), Cache()), {}) is fast

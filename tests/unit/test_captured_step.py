@@ -15,7 +15,7 @@ from tape import Machine
 import torchwise
 from torchwise.compile.cuda_graphs.step_graph import CapturedStep
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
-from torchwise.compile.shared_copies import Guard
+from torchwise.compile.shared_copies import ModuleChangeGuard
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.workload import pytree
 
@@ -63,7 +63,7 @@ def _capturable_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     check = TrainingState.check
 
-    def unflagged(self: TrainingState) -> None:
+    def check_without_flags(self: TrainingState) -> None:
         flags = [(g, g.pop("capturable", None)) for o in self._optimizers for g in o.param_groups]
         try:
             check(self)
@@ -72,7 +72,7 @@ def _capturable_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
                 if flag is not None:
                     group["capturable"] = flag
 
-    monkeypatch.setattr(TrainingState, "check", unflagged)
+    monkeypatch.setattr(TrainingState, "check", check_without_flags)
 
 
 def zero_first(model: Net, optimizer: torch.optim.Optimizer) -> Step:
@@ -109,7 +109,7 @@ def zero_last(model: Net, optimizer: torch.optim.Optimizer) -> Step:
     return step
 
 
-def accumulating(model: Net, _optimizer: torch.optim.Optimizer) -> Step:
+def accumulate_gradients(model: Net, _optimizer: torch.optim.Optimizer) -> Step:
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = torch.nn.functional.mse_loss(model(x), y)
         loss.backward()
@@ -118,14 +118,14 @@ def accumulating(model: Net, _optimizer: torch.optim.Optimizer) -> Step:
     return step
 
 
-STEPS = [zero_first, zero_in_place, zero_last, accumulating]
+STEPS = [zero_first, zero_in_place, zero_last, accumulate_gradients]
 
 
 def batch(rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(rows, 4), torch.randn(rows, 2)
 
 
-def everything(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
+def collect_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
     states = [value for state in optimizer.state.values() for value in state.values()]
     return [*model.state_dict().values(), *states, *(p.grad for p in model.parameters())]
 
@@ -159,7 +159,7 @@ def check_alike(ours: Any, theirs: Any, given: tuple[torch.Tensor, ...]) -> None
     assert torch.equal(torch.get_rng_state(), after)
     assert torch.equal(answer, expected)
     assert not answer.requires_grad
-    assert equal(everything(*ours[:2]), everything(*theirs[:2]))
+    assert equal(collect_tensors(*ours[:2]), collect_tensors(*theirs[:2]))
 
 
 # ---- equality, with any handling of gradients
@@ -179,7 +179,7 @@ def test_copies_of_the_weights_are_told_of_each_replay(machine: Machine) -> None
     model.norm.eval()  # which would count its own calls
     for _ in range(2):
         step(*batch())
-    frozen = Guard(model, values=True).around(model)
+    frozen = ModuleChangeGuard(model, values=True).wrap(model)
     with torch.no_grad():
         frozen(batch()[0])
     step(*batch())
@@ -366,7 +366,7 @@ def test_a_number_that_changes_on_every_step_is_named_and_costs_no_recordings(
 # ---- a failed capture leaves everything as it was
 
 
-def broken(model: Net, optimizer: torch.optim.Optimizer, spoil: Callable[[torch.Tensor], Any]) -> Step:
+def make_broken_step(model: Net, optimizer: torch.optim.Optimizer, spoil: Callable[[torch.Tensor], Any]) -> Step:
     def step(x: torch.Tensor, y: torch.Tensor) -> Any:
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), y)
@@ -393,16 +393,16 @@ def test_a_step_that_cannot_be_captured_is_named_and_takes_nothing(machine: Mach
     spoil, message = SPOILT[name]
     model = Net(0.5)
     optimizer = OPTIMIZERS["momentum"](model.parameters())
-    step = torchwise.captured_step(broken(model, optimizer, spoil), model, optimizer)
+    step = torchwise.captured_step(make_broken_step(model, optimizer, spoil), model, optimizer)
     step(*batch())
     grads = [p.grad for p in model.parameters()]
-    before = [None if t is None else t.clone() for t in everything(model, optimizer)]
+    before = [None if t is None else t.clone() for t in collect_tensors(model, optimizer)]
     given = batch()
     numbers = torch.get_rng_state()
     for _ in range(2):
         with pytest.raises(UnsupportedError, match=message):
             step(*given)
-        assert equal(everything(model, optimizer), before)
+        assert equal(collect_tensors(model, optimizer), before)
         assert all(p.grad is g for p, g in zip(model.parameters(), grads, strict=True))
         assert torch.equal(torch.get_rng_state(), numbers)
 
@@ -415,12 +415,12 @@ def test_waiting_for_the_gpu_is_named_before_anything_is_recorded(machine: Machi
 
     model = Net()
     optimizer = OPTIMIZERS["momentum"](model.parameters())
-    step = torchwise.captured_step(broken(model, optimizer, waits), model, optimizer)
+    step = torchwise.captured_step(make_broken_step(model, optimizer, waits), model, optimizer)
     step(*batch())
-    before = [None if t is None else t.clone() for t in everything(model, optimizer)]
+    before = [None if t is None else t.clone() for t in collect_tensors(model, optimizer)]
     with pytest.raises(UnsupportedError, match=r"training step cannot .*test_captured_step.py:\d+, in waits"):
         step(*batch())
-    assert equal(everything(model, optimizer), before)
+    assert equal(collect_tensors(model, optimizer), before)
     assert machine.replayed == 0
 
 
@@ -454,7 +454,7 @@ def test_a_scheduler_within_the_step_is_refused(machine: Machine) -> None:
         optimizer = torch.optim.SGD(model.parameters(), rate)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         step = torchwise.captured_step(
-            broken(model, optimizer, lambda loss, scheduler=scheduler: scheduler.step()), model, optimizer
+            make_broken_step(model, optimizer, lambda loss, scheduler=scheduler: scheduler.step()), model, optimizer
         )
         step(*batch())
         with pytest.raises(UnsupportedError, match=r"sets lr of group 0 of optimizers\[0\].*schedulers outside"):
@@ -471,7 +471,7 @@ def test_random_numbers_of_the_cpu_are_refused(machine: Machine, monkeypatch: py
         drawn[0] += 1  # as if something drew between any two looks
         return torch.tensor(drawn[0])
 
-    step = torchwise.captured_step(broken(model, optimizer, torch.Tensor.detach), model, optimizer)
+    step = torchwise.captured_step(make_broken_step(model, optimizer, torch.Tensor.detach), model, optimizer)
     step(*batch())
     monkeypatch.setattr(torch, "get_rng_state", state)
     monkeypatch.setattr(torch, "set_rng_state", lambda _: None)
@@ -508,7 +508,7 @@ def test_what_is_written_to_a_tensor_given_twice_is_read_there(machine: Machine)
         mine, other = whole[:, :4], whole.clone()[:, :4]
         assert torch.equal(ours[2](mine, mine), theirs[2](other, other))
         assert torch.equal(mine, other)
-        assert equal(everything(*ours[:2]), everything(*theirs[:2]))
+        assert equal(collect_tensors(*ours[:2]), collect_tensors(*theirs[:2]))
 
 
 def test_state_that_comes_into_being_late_is_refused(machine: Machine) -> None:
@@ -522,7 +522,7 @@ def test_state_that_comes_into_being_late_is_refused(machine: Machine) -> None:
             optimizer.state[model.first.weight]["average"] = torch.zeros(2)
         return loss
 
-    step = torchwise.captured_step(broken(model, optimizer, late), model, optimizer)
+    step = torchwise.captured_step(make_broken_step(model, optimizer, late), model, optimizer)
     step(*batch())
     with pytest.raises(UnsupportedError, match="changes what it trains: an optimizer or a scaler has other"):
         step(*batch())

@@ -12,7 +12,7 @@ import pytest
 from torchwise import __version__
 from torchwise.cluster import choice
 from torchwise.cluster import launcher as module
-from torchwise.cluster.device_actor import About
+from torchwise.cluster.device_actor import ActorInfo
 from torchwise.cluster.launcher import RETRIES, RayLauncher, _portable
 from torchwise.cluster.library import connect, devices_of
 from torchwise.environment import Environment
@@ -86,13 +86,13 @@ class FakeSeat:
     def __getattr__(self, name: str) -> Any:
         return types.SimpleNamespace(remote=lambda *given: lambda: getattr(self, f"do_{name}")(*given))
 
-    def do_about(self, device: str) -> About:
+    def do_about(self, device: str) -> ActorInfo:
         if self._ray.refusal:
             raise RayError(self._ray.refusal)
         if self._node not in self._ray.kinds or self._node in self._ray.busy:
             raise RayError("ActorUnschedulable: no such node, or no time")
         self._ray.taken.append(self._node)
-        return About(self._node, self._ray.version, self._ray.kinds[self._node])
+        return ActorInfo(self._node, self._ray.version, self._ray.kinds[self._node])
 
     def do_begin(self, job: Job, limits: Limits) -> None:
         self._ray.jobs.append(job)

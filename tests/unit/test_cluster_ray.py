@@ -71,7 +71,7 @@ def ask(launcher: RayLauncher, question: Callable[[Any], Any]) -> Any:
     return ray.get(launcher._seat.__ray_call__.remote(question), timeout=30)
 
 
-def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
@@ -93,13 +93,13 @@ def test_a_trial_goes_on_elsewhere_when_its_worker_and_then_its_node_is_killed(c
         thread = threading.Thread(target=hang)
         thread.start()
         works = lambda seat: "torchwise-job" in {thread.name for thread in threading.enumerate()}  # noqa: E731 - by value
-        until(lambda: ask(launcher, works), 30, "the candidate never started")
+        wait_until(lambda: ask(launcher, works), 30, "the candidate never started")
         os.kill(ask(launcher, lambda seat: os.getpid()), signal.SIGKILL)
-        until(lambda: "compile" in heard, 60, "the candidate was not tried again after its worker died")
+        wait_until(lambda: "compile" in heard, 60, "the candidate was not tried again after its worker died")
         here = ask(launcher, lambda seat: ray.get_runtime_context().get_node_id())
         (node,) = (node for node in cluster.worker_nodes if node.node_id == here)
         cluster.remove_node(node, allow_graceful=False)
-        until(lambda: heard.count("compile") == 2, 90, "the candidate was not tried again after its node died")
+        wait_until(lambda: heard.count("compile") == 2, 90, "the candidate was not tried again after its node died")
         assert ask(launcher, lambda seat: ray.get_runtime_context().get_node_id()) != here
         thread.join(60)
         (failed,) = ended
@@ -123,21 +123,21 @@ def test_a_sweep_whose_driver_and_then_database_are_killed_loses_no_trial_and_de
     disturbed = [*words, "--store", store, "--json", str(tmp_path / "disturbed.json")]
     alone = [*words, "--store", str(tmp_path / "alone.db"), "--json", str(tmp_path / "alone.json")]
     with ended(alone, tmp_path / "quiet") as left_alone, ended(disturbed, log) as driver:
-        until(lambda: bool(finished(store)), 120, "no trial ever ended")
+        wait_until(lambda: bool(read_finished_trials(store)), 120, "no trial ever ended")
         driver.kill()
         driver.wait()
-        before = finished(store)
+        before = read_finished_trials(store)
         with ended(disturbed, log) as again:
-            until(lambda: len(finished(store)) > len(before), 120, "the sweep did not go on")
-            before |= finished(store)
+            wait_until(lambda: len(read_finished_trials(store)) > len(before), 120, "the sweep did not go on")
+            before |= read_finished_trials(store)
             postgres.kill()
             try:
-                until(lambda: "cannot be reached" in log.read_text(), 120, "nobody asked for the database")
+                wait_until(lambda: "cannot be reached" in log.read_text(), 120, "nobody asked for the database")
             finally:
                 postgres.start()
             assert again.wait(150) == 0, log.read_text()
         assert left_alone.wait(150) == 0
-    after = finished(store)
+    after = read_finished_trials(store)
     assert before.items() <= after.items()
     assert {plan for _, plan in after} == {plan.id for plan in plans}
     assert outcome(tmp_path / "disturbed.json") == outcome(tmp_path / "alone.json")
@@ -154,7 +154,7 @@ def ended(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def finished(store: str) -> dict[tuple[str, str], Trial]:
+def read_finished_trials(store: str) -> dict[tuple[str, str], Trial]:
     with open_storage(store) as storage:
         studies = [storage.get_study(summary.id) for summary in storage.list_studies()]
     return {

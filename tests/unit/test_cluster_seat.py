@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from torchwise.cluster import device_actor as module
-from torchwise.cluster.device_actor import Seat
+from torchwise.cluster.device_actor import DeviceActor
 from torchwise.errors import BaselineError
 from torchwise.records import Failure, FailureKind
 from torchwise.trial import Job, Limits
@@ -38,14 +38,14 @@ class Launched:
 
 
 @pytest.fixture
-def seat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seat]:
+def seat(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceActor]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    made = Seat("/no/such/folder", {})
+    made = DeviceActor("/no/such/folder", {})
     yield made
     made.close()
 
 
-def run(seat: Seat, launched: Launched, job: Job = JOB) -> list[tuple[str, Any]]:
+def run(seat: DeviceActor, launched: Launched, job: Job = JOB) -> list[tuple[str, Any]]:
     seat._launcher = launched  # type: ignore[assignment]
     seat.begin(job, Limits(60, 1))
     heard: list[tuple[str, Any]] = []
@@ -56,7 +56,7 @@ def run(seat: Seat, launched: Launched, job: Job = JOB) -> list[tuple[str, Any]]
     return heard
 
 
-def test_a_job_runs_with_caches_and_memory_of_the_node(seat: Seat) -> None:
+def test_a_job_runs_with_caches_and_memory_of_the_node(seat: DeviceActor) -> None:
     launched = Launched("{}", "1.5")
     assert run(seat, launched) == [("stage", "compile"), ("answer", "{}")]
     assert run(seat, launched, replace(JOB, task="warm"))[-1] == ("answer", "1.5")
@@ -69,7 +69,7 @@ def test_a_job_runs_with_caches_and_memory_of_the_node(seat: Seat) -> None:
     assert not Path(cold.cache_dir).exists()
 
 
-def test_a_warm_start_elsewhere_compiles_first_what_the_lost_node_had_compiled(seat: Seat) -> None:
+def test_a_warm_start_elsewhere_compiles_first_what_the_lost_node_had_compiled(seat: DeviceActor) -> None:
     launched = Launched("{}", "1.5")
     assert run(seat, launched, replace(JOB, task="warm"))[-1] == ("answer", "1.5")
     assert [job.task for job in launched.jobs] == ["try", "warm"]
@@ -78,12 +78,12 @@ def test_a_warm_start_elsewhere_compiles_first_what_the_lost_node_had_compiled(s
     assert run(seat, Launched(failure), again)[-1] == ("answer", failure)
 
 
-def test_what_the_users_own_fault_raises_comes_back(seat: Seat) -> None:
+def test_what_the_users_own_fault_raises_comes_back(seat: DeviceActor) -> None:
     error = BaselineError("the model raises")
     assert run(seat, Launched(error))[-1] == ("error", error)
 
 
-def test_silence_is_answered(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_answered(seat: DeviceActor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEARD_S", 0.05)
     assert seat.hear() == []
 
@@ -96,7 +96,7 @@ def test_the_number_of_threads_is_the_administrators_and_not_rays(
         monkeypatch.setenv(name, "1")  # undoes the seat's changes to it, too
     raylet = {} if chosen is None else {"OMP_NUM_THREADS": chosen}
     monkeypatch.setattr(module.psutil.Process, "environ", lambda process: raylet)
-    Seat("/no/such/folder", {"TORCH_LOGS": "+dynamo"})
+    DeviceActor("/no/such/folder", {"TORCH_LOGS": "+dynamo"})
     assert os.environ.get("OMP_NUM_THREADS") == chosen
     assert os.environ["TORCH_LOGS"] == "+dynamo"
 
@@ -106,5 +106,5 @@ def test_a_seat_stands_in_the_users_folder_where_the_node_has_it(
 ) -> None:
     monkeypatch.chdir(Path.cwd())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    Seat(str(tmp_path), {})
+    DeviceActor(str(tmp_path), {})
     assert Path.cwd() == tmp_path

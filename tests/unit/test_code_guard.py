@@ -18,13 +18,13 @@ import pytest
 import torch
 from torch import nn
 
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.reachable_code import MAX_FUNCTIONS, ReachableCode
 from torchwise.compile.guards.same_code import is_same_code
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher
-from torchwise.runtime.call_guard import Changes
+from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.module import OptimizedModule
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
@@ -32,15 +32,15 @@ pytestmark = pytest.mark.usefixtures("dynamo_afresh")
 X = torch.rand(4, 8)
 
 
-def doubled(x: torch.Tensor) -> torch.Tensor:
+def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def enclosing(x: torch.Tensor) -> torch.Tensor:
-    return doubled(x)
+def call_double(x: torch.Tensor) -> torch.Tensor:
+    return double(x)
 
 
-def decorated(call: Callable[..., Any]) -> Callable[..., Any]:
+def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def inner(*args: Any) -> Any:
         return call(*args)
@@ -62,32 +62,32 @@ class Inner(nn.Module):
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.head, self.act = Inner(), nn.Linear(8, 8), functools.partial(doubled)
+        self.inner, self.head, self.act = Inner(), nn.Linear(8, 8), functools.partial(double)
 
     def helper(self, x: torch.Tensor) -> torch.Tensor:
-        return enclosing(code_samples.shifted(x))
+        return call_double(code_samples.add_three(x))
 
     @property
     def offset(self) -> float:
         return 1.0
 
     @staticmethod
-    def halved(x: torch.Tensor) -> torch.Tensor:
+    def halve(x: torch.Tensor) -> torch.Tensor:
         return x / 2
 
     @torch.no_grad()
     def undone(self, x: torch.Tensor) -> torch.Tensor:
         return x - 1
 
-    @decorated
-    def wrapped(self, x: torch.Tensor) -> torch.Tensor:
+    @decorate
+    def call_undone(self, x: torch.Tensor) -> torch.Tensor:
         return self.undone(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.helper(self.head(self.inner(x))) + self.offset
-        return Square.apply(self.halved(self.act(self.wrapped(x))))
+        return Square.apply(self.halve(self.act(self.call_undone(x))))
 
-    def unused(self, x: torch.Tensor) -> torch.Tensor:
+    def return_input(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
 
@@ -99,7 +99,7 @@ def other_function(x: torch.Tensor) -> torch.Tensor:
     return x * 0 + 7
 
 
-def inside(wrapper: Any) -> Any:
+def unwrap(wrapper: Any) -> Any:
     return inspect.unwrap(wrapper)
 
 
@@ -107,13 +107,13 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
     "forward": (Net.forward, other),
     "a method": (Net.helper, other),
     "a submodule's forward": (Inner.forward, other),
-    "a static method": (Net.halved, other_function),
+    "a static method": (Net.halve, other_function),
     "a property": (vars(Net)["offset"].fget, lambda self: 5.0),
-    "behind PyTorch's decorator": (inside(vars(Net)["undone"]), other),
-    "behind a decorator": (inside(vars(Net)["wrapped"]), other),
-    "a global function": (enclosing, other_function),
-    "what a global function calls": (doubled, other_function),
-    "a function of another module": (code_samples.shifted, other_function),
+    "behind PyTorch's decorator": (unwrap(vars(Net)["undone"]), other),
+    "behind a decorator": (unwrap(vars(Net)["wrapped"]), other),
+    "a global function": (call_double, other_function),
+    "what a global function calls": (double, other_function),
+    "a function of another module": (code_samples.add_three, other_function),
     "an autograd function": (Square.forward, lambda ctx, x: x),
 }
 
@@ -121,29 +121,29 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_code_that_is_replaced_in_a_function_is_noticed_and_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, another = FUNCTIONS[kind]
-    changes = Changes(Net(), inference=True)
-    assert changes.found() is None
+    changes = CallGuard(Net(), inference=True)
+    assert changes.find_change() is None
     with monkeypatch.context() as patch:
         patch.setattr(function, "__code__", another.__code__)
-        assert changes.found() == f"the code of {function.__qualname__} was replaced since the plan was applied"
-        assert changes.found() is not None
-    assert changes.found() is None
+        assert changes.find_change() == f"the code of {function.__qualname__} was replaced since the plan was applied"
+        assert changes.find_change() is not None
+    assert changes.find_change() is None
 
 
 def test_defaults_that_are_replaced_in_a_function_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = Changes(Net(), inference=True)
+    changes = CallGuard(Net(), inference=True)
     with monkeypatch.context() as patch:
         patch.setattr(Inner.forward, "__defaults__", (torch.ones(2),))
-        assert changes.found() == "a default of Inner.forward was replaced since the plan was applied"
-    assert changes.found() is None
+        assert changes.find_change() == "a default of Inner.forward was replaced since the plan was applied"
+    assert changes.find_change() is None
     with monkeypatch.context() as patch:
         patch.setattr(Inner.forward, "__kwdefaults__", {"shift": 1.0})
-        assert changes.found() == "a default of Inner.forward was replaced since the plan was applied"
+        assert changes.find_change() == "a default of Inner.forward was replaced since the plan was applied"
     with monkeypatch.context() as patch:
         assert Inner.forward.__kwdefaults__ is not None
         patch.setitem(Inner.forward.__kwdefaults__, "shift", 1.0)
-        assert changes.found() == "a default of Inner.forward.shift was replaced since the plan was applied"
-    assert changes.found() is None
+        assert changes.find_change() == "a default of Inner.forward.shift was replaced since the plan was applied"
+    assert changes.find_change() is None
 
 
 BOUND: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
@@ -157,17 +157,17 @@ BOUND: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
     "__call__ of a class": lambda net, patch: patch.setattr(Inner, "__call__", other),
     "a global function": lambda net, patch: patch.setitem(globals(), "enclosing", other_function),
     "a global class": lambda net, patch: patch.setitem(globals(), "Square", torch.autograd.Function),
-    "a function of another module": lambda net, patch: patch.setattr(code_samples, "shifted", other_function),
+    "a function of another module": lambda net, patch: patch.setattr(code_samples, "add_three", other_function),
 }
 
 
 @pytest.mark.parametrize("kind", BOUND)
 def test_what_takes_the_place_of_a_method_or_function_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = Changes(net := Net(), inference=True)
+    changes = CallGuard(net := Net(), inference=True)
     with monkeypatch.context() as patch:
         BOUND[kind](net, patch)
-        assert str(changes.found()).endswith(" was replaced since the plan was applied")
-    assert changes.found() is None
+        assert str(changes.find_change()).endswith(" was replaced since the plan was applied")
+    assert changes.find_change() is None
 
 
 HARMLESS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
@@ -177,7 +177,7 @@ HARMLESS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
     "data on a part": lambda net, patch: patch.setattr(net.inner, "seen", 1, raising=False),
     "a global number": lambda net, patch: patch.setitem(globals(), "COUNT", 1),
     "another global function": lambda net, patch: patch.setitem(globals(), "decorated", other_function),
-    "code of another function": lambda net, patch: patch.setattr(Net.unused, "__code__", other.__code__),
+    "code of another function": lambda net, patch: patch.setattr(Net.return_input, "__code__", other.__code__),
     "requires_grad": lambda net, patch: net.requires_grad_(False),
     "a mark of a library": lambda net, patch: patch.setattr(net.head, "_is_hf_initialized", True, raising=False),
 }
@@ -185,9 +185,9 @@ HARMLESS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
 
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_what_no_call_runs_may_change(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = Changes(net := Net(), inference=True)
+    changes = CallGuard(net := Net(), inference=True)
     HARMLESS[kind](net, monkeypatch)
-    assert changes.found() is None
+    assert changes.find_change() is None
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -207,26 +207,26 @@ def rebuilt(function: types.FunctionType) -> types.FunctionType:
 
 
 def test_equal_code_that_was_made_anew_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = Changes(Net(), inference=True)
+    changes = CallGuard(Net(), inference=True)
     monkeypatch.setattr(Net, "helper", again := rebuilt(Net.helper))
     assert again.__code__ != FUNCTIONS["a method"][0].__code__  # its lines are others
-    assert changes.found() is None
+    assert changes.find_change() is None
     monkeypatch.setattr(Inner.forward, "__code__", rebuilt(Inner.forward).__code__)
     monkeypatch.setattr(Inner.forward, "__defaults__", (float("2"),))
     monkeypatch.setattr(Net, "offset", property(lambda self: 1.0))
-    assert changes.found() is None
+    assert changes.find_change() is None
 
 
 def test_a_class_that_is_sent_by_value_once_more_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     space: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": "__main__"}
-    exec(inspect.getsource(doubled) + inspect.getsource(Inner).replace("x * scale", "doubled(x) * scale"), space)
+    exec(inspect.getsource(double) + inspect.getsource(Inner).replace("x * scale", "doubled(x) * scale"), space)
     model = space["Inner"]()
-    changes, written = Changes(model, inference=True), cloudpickle.dumps(model)
+    changes, written = CallGuard(model, inference=True), cloudpickle.dumps(model)
     assert type(cloudpickle.loads(written)) is type(model)  # whose methods it has set anew
-    assert changes.found() is None
+    assert changes.find_change() is None
     space["doubled"] = other_function
     cloudpickle.loads(cloudpickle.dumps(model))
-    assert changes.found() is not None
+    assert changes.find_change() is not None
 
 
 SOURCE = """
@@ -263,13 +263,13 @@ def test_a_class_whose_file_was_loaded_anew_is_the_same_unless_its_code_is_anoth
     loaded: Callable[[int], types.ModuleType],
 ) -> None:
     model = loaded(2).Loaded()
-    changes = Changes(model, inference=True)
+    changes = CallGuard(model, inference=True)
     model.__class__ = loaded(2).Loaded  # as tools for notebooks do
-    assert changes.found() is None
+    assert changes.find_change() is None
     setattr(type(model), "forward", other)  # noqa: B010
-    assert changes.found() is not None
+    assert changes.find_change() is not None
     model.__class__ = loaded(31).Loaded
-    assert changes.found() is not None
+    assert changes.find_change() is not None
 
 
 def test_code_differs_by_each_part_of_it() -> None:
@@ -279,7 +279,7 @@ def test_code_differs_by_each_part_of_it() -> None:
     def keyword(x: int, *, k: int = 1) -> int:
         return x + k
 
-    def closing(by: int) -> Callable[[int], int]:
+    def make_closure(by: int) -> Callable[[int], int]:
         return lambda x: x + by
 
     def recursive() -> Callable[[int], int]:
@@ -292,11 +292,11 @@ def test_code_differs_by_each_part_of_it() -> None:
     assert not is_same_code(one, types.FunctionType(one.__code__, globals(), "one", (1.0,)))
     assert not is_same_code(one, types.FunctionType(one.__code__, globals(), "one"))
     assert not is_same_code(one, keyword)
-    assert is_same_code(closing(1), closing(1))
-    assert not is_same_code(closing(1), closing(2))
+    assert is_same_code(make_closure(1), make_closure(1))
+    assert not is_same_code(make_closure(1), make_closure(2))
     assert is_same_code(recursive(), recursive())
-    assert is_same_code(staticmethod(closing(1)), staticmethod(closing(1)))
-    assert not is_same_code(staticmethod(closing(1)), classmethod(closing(1)))
+    assert is_same_code(staticmethod(make_closure(1)), staticmethod(make_closure(1)))
+    assert not is_same_code(staticmethod(make_closure(1)), classmethod(make_closure(1)))
     assert is_same_code(functools.partial(one, k=1), functools.partial(one, k=1))
     assert not is_same_code(functools.partial(one, k=1), functools.partial(one, k=2))
     assert not is_same_code(torch.ones(2), torch.ones(2))  # which may be written to
@@ -320,7 +320,7 @@ def test_a_write_to_one_part_has_no_other_looked_at() -> None:
         def __init__(self, names: Any) -> None:
             self.names = names
 
-        def replaced(self) -> str | None:
+        def find_replaced(self) -> str | None:
             looked_at.append(self.names.owner)
             found: str | None = self.names.replaced()
             return found
@@ -331,7 +331,7 @@ def test_a_write_to_one_part_has_no_other_looked_at() -> None:
     assert looked_at == ["Inner"]
 
 
-def traced(call: Callable[..., Any], _plan: Plan) -> Callable[..., Any]:
+def compile_with_eager(call: Callable[..., Any], _plan: Plan) -> Callable[..., Any]:
     """Stand in for a compiler: only Dynamo's tracing can go wrong here."""
     compiled: Callable[..., Any] = torch.compile(call, backend="eager")
     return compiled
@@ -348,9 +348,9 @@ ANSWERS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_the_model_answers_until_it_is_put_back(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, plan = Net().eval(), Plan(backend="inductor")
-    decision = decided(model, plan, X)
+    decision = make_decision(model, plan, X)
     fast: Any = OptimizedModule(model, decision)
-    vars(fast)["_torchwise"] = Dispatcher(model, decision, backend=traced)
+    vars(fast)["_torchwise"] = Dispatcher(model, decision, backend=compile_with_eager)
     with torch.no_grad():
         before = [fast(X) for _ in range(3)].pop()
         with monkeypatch.context() as patch:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from sketches import a_history, a_trial, measured
+from sketches import a_history, a_trial, make_measurement
 from typer.testing import CliRunner
 
 import torchwise
@@ -209,7 +209,7 @@ def with_cold(found: Measurement, speedup: float, rounds: int = 40, seed: int = 
 
 
 def test_a_measurement_has_a_speed_up_for_hot_and_for_cold_caches() -> None:
-    found = with_cold(measured(2.0), 1.5)
+    found = with_cold(make_measurement(2.0), 1.5)
     assert found.speedup.mid == 2.0
     assert found.cold_speedup is not None
     assert found.cold_speedup.mid == pytest.approx(1.5, rel=0.02)
@@ -217,13 +217,13 @@ def test_a_measurement_has_a_speed_up_for_hot_and_for_cold_caches() -> None:
 
 
 def test_a_measurement_of_before_has_none() -> None:
-    old = codec.to_builtins(measured(2.0))
+    old = codec.to_builtins(make_measurement(2.0))
     del old["cold_candidate_s"], old["cold_baseline_s"]
     assert codec.from_builtins(old, Measurement).cold_speedup is None
 
 
 def test_cold_rounds_that_are_no_pairs_are_refused() -> None:
-    broken = replace(with_cold(measured(2.0), 1.5), cold_baseline_s=(1.0,))
+    broken = replace(with_cold(make_measurement(2.0), 1.5), cold_baseline_s=(1.0,))
     with pytest.raises(
         InputError, match="cold_candidate_s has 40 samples and cold_baseline_s 1, but must have as many"
     ):
@@ -233,7 +233,10 @@ def test_cold_rounds_that_are_no_pairs_are_refused() -> None:
 def test_processes_that_timed_cold_caches_are_combined_as_those_of_hot_ones_are() -> None:
     one = a_trial(FAST)
     assert one.cold_speedup is None
-    two = replace(one, repeats=(*one.repeats, with_cold(measured(2.0), 1.5), with_cold(measured(2.0), 1.6, seed=7)))
+    two = replace(
+        one,
+        repeats=(*one.repeats, with_cold(make_measurement(2.0), 1.5), with_cold(make_measurement(2.0), 1.6, seed=7)),
+    )
     assert [ratio.mid for ratio in two.cold_speedups] == pytest.approx([1.5, 1.6], rel=0.02)
     assert two.cold_speedup is not None
     assert two.cold_speedup.mid == pytest.approx(math.sqrt(1.5 * 1.6), rel=0.02)
@@ -241,7 +244,7 @@ def test_processes_that_timed_cold_caches_are_combined_as_those_of_hot_ones_are(
 
 
 def test_a_study_s_json_tells_it_and_what_does_not_follow_is_refused() -> None:
-    study = decided_study(1.5)
+    study = make_decided_study(1.5)
     data = study.to_dict()
     assert Study.from_json(study.to_json()) == study
     data["trials"][0]["cold_speedup"]["mid"] = 9.0
@@ -264,14 +267,14 @@ def test_a_study_s_json_tells_it_and_what_does_not_follow_is_refused() -> None:
 )
 def test_the_decided_plan_is_timed_until_it_is_plain(cold: tuple[float, ...], more: bool) -> None:
     one = a_trial(FAST)
-    trial = replace(one, repeats=(*one.repeats, *(with_cold(measured(2.0), ratio) for ratio in cold)))
+    trial = replace(one, repeats=(*one.repeats, *(with_cold(make_measurement(2.0), ratio) for ratio in cold)))
     history = a_history(a_trial(Plan(threads=1), 1.2), trial)
     assert next_cold(history, 3, 0.001) == (trial if more else None)
 
 
 def test_a_narrow_interval_is_enough() -> None:
     one = a_trial(FAST)
-    trial = replace(one, repeats=(*one.repeats, with_cold(measured(2.0), 1.05)))
+    trial = replace(one, repeats=(*one.repeats, with_cold(make_measurement(2.0), 1.05)))
     assert next_cold(a_history(trial), 3, 0.5) is None
 
 
@@ -424,7 +427,7 @@ def test_a_search_that_ends_with_time_left_does_not_blame_the_budget(store: Any,
 # ---- the output
 
 
-def decided_study(*cold: float) -> Study:
+def make_decided_study(*cold: float) -> Study:
     """Return a study decided for a plan of 1.5 times eager's speed, which is timed with cold caches, too."""
     repeats = tuple(with_cold(a_measurement(1.5, seed=place), ratio, seed=place) for place, ratio in enumerate(cold, 5))
     trials: list[Trial] = [a_whole_trial(0, a_plan(), 1.5, repeats=(*repeats, a_measurement(1.5, seed=99)))]
@@ -433,7 +436,7 @@ def decided_study(*cold: float) -> Study:
     return replace(study, decision=decide(History(workload, study.inspection, study.trials), study.environment))
 
 
-def shown(study: Study) -> str:
+def render_text(study: Study) -> str:
     file = io.StringIO()
     Console(file=file, width=300).print(render_study(study))
     return file.getvalue()
@@ -449,10 +452,10 @@ SAYS = {
 
 @pytest.mark.parametrize("cold", SAYS)
 def test_both_figures_are_named_and_a_gain_that_is_lost_is_said(cold: tuple[float, ...]) -> None:
-    study = decided_study(*cold)
+    study = make_decided_study(*cold)
     assert study.decision is not None
     assert study.decision.plan == FAST, "the decision rests on hot caches"
-    text, page = shown(study), render_html(study)
+    text, page = render_text(study), render_html(study)
     check_study(study, text, page)
     for said in (text, page):
         assert ("cold caches it" in said) is bool(SAYS[cold])
@@ -461,8 +464,8 @@ def test_both_figures_are_named_and_a_gain_that_is_lost_is_said(cold: tuple[floa
 
 
 def test_the_checker_sees_a_cold_figure_of_others() -> None:
-    study = decided_study(1.4, 1.45, 1.46)
-    text, page = shown(study), render_html(study)
+    study = make_decided_study(1.4, 1.45, 1.46)
+    text, page = render_text(study), render_html(study)
     with pytest.raises(AssertionError, match="cold"):
         check_study(study, text.replace("; cold: 1.4", "; cold: 1.7"), page)
     with pytest.raises(AssertionError, match="cold"):
@@ -472,6 +475,6 @@ def test_the_checker_sees_a_cold_figure_of_others() -> None:
 def test_progress_tells_it() -> None:
     file = io.StringIO()
     with Progress(Console(file=file, width=200)) as progress:
-        progress.repeated(decided_study(1.4, 1.45).trials[0])
+        progress.finish_repeat(make_decided_study(1.4, 1.45).trials[0])
     assert "in 4 processes: 1.5" in file.getvalue()
     assert "; with cold caches 1.4" in file.getvalue()

@@ -29,13 +29,13 @@ from torchwise.cli.bisect import bisect
 from torchwise.cli.explain import explain
 from torchwise.cli.tune import tune
 from torchwise.errors import InputError
-from torchwise.records.bisection import Bisection, Sighting, Symptom
+from torchwise.records.bisection import Bisection, Observation, Symptom
 
 TARGET = "zoo:tutorial.fusion_demo"
 
 
 def a_bisection() -> Bisection:
-    return Bisection(explanation().workload, explanation().environment, Sighting(Symptom.NONE))
+    return Bisection(explanation().workload, explanation().environment, Observation(Symptom.NONE))
 
 
 COMMANDS: dict[str, tuple[Callable[..., None], Any, str, Callable[[], Any]]] = {

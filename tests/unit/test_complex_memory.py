@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_complex_to_real import C64, close, uncompiled, z
+from test_complex_to_real import C64, close, make_eager_backend, z
 
 from torchwise.compile.transforms.complex_to_real import ComplexToReal
 from torchwise.workload import pytree
@@ -23,7 +23,7 @@ def several(answer: Any) -> list[torch.Tensor]:
     return list(answer) if isinstance(answer, tuple) else [answer]
 
 
-def shared(answers: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+def find_shared(answers: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
     """List which answers share memory with which of the arguments and of the earlier answers."""
     spans = [one.untyped_storage().data_ptr() for one in (*given, *answers)]
     return [(i, j) for i in range(len(given), len(spans)) for j in range(i) if spans[i] == spans[j]]
@@ -32,13 +32,15 @@ def shared(answers: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> li
 def check(function: Callable[..., Any], *given: torch.Tensor) -> None:
     """Compare answers, written arguments and shared memory with eager's."""
     ours, theirs = pytree.clone(given), pytree.clone(given)
-    door = uncompiled()
+    door = make_eager_backend()
     with torch.no_grad():
         answers, expected = several(torch.compile(function, backend=door)(*ours)), several(function(*theirs))
     assert (door.rewritten, door.reasons) == (1, [])
     for our, their in zip([*answers, *ours], [*expected, *theirs], strict=True):
         close(our, their, 16)
-    assert shared(answers, ours) == (shared(expected, theirs) if EVERYTHING else shared_untouched(function, given))
+    assert find_shared(answers, ours) == (
+        find_shared(expected, theirs) if EVERYTHING else find_shared_untouched(function, given)
+    )
 
 
 EVERYTHING = torch.__version__ < (2, 14)
@@ -49,16 +51,16 @@ which a verification refuses.
 """
 
 
-def shared_untouched(function: Callable[..., Any], given: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+def find_shared_untouched(function: Callable[..., Any], given: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
     """List the pairs of tensors that share memory when the same graph runs as it reached us."""
     torch._dynamo.reset()
-    door, ours = uncompiled(), pytree.clone(given)
-    door._compiled = door._inner  # type: ignore[method-assign,assignment]
+    door, ours = make_eager_backend(), pytree.clone(given)
+    door._compile_graph = door._inner  # type: ignore[method-assign,assignment]
     with torch.no_grad():
-        return shared(several(torch.compile(function, backend=door)(*ours)), ours)
+        return find_shared(several(torch.compile(function, backend=door)(*ours)), ours)
 
 
-def seen_before_a_step(psi: torch.Tensor) -> Any:
+def abs_before_a_step(psi: torch.Tensor) -> Any:
     seen = psi.abs()
     psi.mul_(2j)
     return seen
@@ -70,14 +72,14 @@ def rate_before_a_step(psi: torch.Tensor) -> Any:
     return rate
 
 
-def swapped(a: torch.Tensor, b: torch.Tensor) -> Any:
+def swap(a: torch.Tensor, b: torch.Tensor) -> Any:
     new_a, new_b = 1j * b, 1j * a
     a.copy_(new_a)
     b.copy_(new_b)
     return (a + b).abs().sum()
 
 
-def exchanged(a: torch.Tensor, b: torch.Tensor) -> Any:
+def exchange(a: torch.Tensor, b: torch.Tensor) -> Any:
     new_a, new_b = b * 1.0, a * 1.0
     a.copy_(new_a)
     b.copy_(new_b)
@@ -92,7 +94,7 @@ def parts_before_a_step(psi: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize(
     "function",
-    [seen_before_a_step, rate_before_a_step, swapped, exchanged, parts_before_a_step],
+    [abs_before_a_step, rate_before_a_step, swap, exchange, parts_before_a_step],
     ids=lambda f: f.__name__,
 )
 def test_what_is_read_before_a_write_is_what_was_there(function: Callable[..., Any]) -> None:
@@ -100,23 +102,23 @@ def test_what_is_read_before_a_write_is_what_was_there(function: Callable[..., A
 
 
 def test_real_inputs_that_are_written_to_may_be_parts() -> None:
-    def packed(re: torch.Tensor, im: torch.Tensor) -> Any:
+    def pack_complex(re: torch.Tensor, im: torch.Tensor) -> Any:
         both = torch.complex(re, im) * 1.0
         re.mul_(2)
         return both
 
-    def turned(angle: torch.Tensor) -> Any:
+    def rotate_angle(angle: torch.Tensor) -> Any:
         rate = 1j * angle
         angle.add_(0.1)
         return rate
 
-    def measured(psi: torch.Tensor, energy: torch.Tensor) -> Any:
+    def measure_energy(psi: torch.Tensor, energy: torch.Tensor) -> Any:
         energy.copy_(psi.abs())
         return psi * 2j
 
-    check(packed, torch.randn(4), torch.randn(4))
-    check(turned, torch.randn(4))
-    check(measured, z(4), torch.zeros(4, dtype=torch.float64))
+    check(pack_complex, torch.randn(4), torch.randn(4))
+    check(rotate_angle, torch.randn(4))
+    check(measure_energy, z(4), torch.zeros(4, dtype=torch.float64))
 
 
 def test_gradients_of_what_was_read_before_a_write() -> None:
@@ -127,7 +129,7 @@ def test_gradients_of_what_was_read_before_a_write() -> None:
 
     state, weight = z(4), z(4).requires_grad_()
     expected = torch.autograd.grad(function(state.clone(), weight), weight)[0]
-    ours = torch.autograd.grad(torch.compile(function, backend=uncompiled())(state, weight), weight)[0]
+    ours = torch.autograd.grad(torch.compile(function, backend=make_eager_backend())(state, weight), weight)[0]
     close(ours, expected, 16)
 
 
@@ -153,7 +155,7 @@ def test_outputs_lie_in_memory_of_their_own_where_they_do_in_eager(function: Cal
 @pytest.mark.skipif(not EVERYTHING, reason="NOT TESTED: torch itself gives it away, which a proof refuses")
 def test_a_constant_is_not_given_away() -> None:
     constant = z(4)
-    function = torch.compile(lambda x: ((constant * 1.0).real, x * constant), backend=uncompiled())
+    function = torch.compile(lambda x: ((constant * 1.0).real, x * constant), backend=make_eager_backend())
     x = z(4)
     before = constant.clone()
     function(x)[0].zero_()
@@ -178,7 +180,7 @@ def test_what_reads_memory_reads_what_eager_has_there() -> None:
     ],
 )
 def test_what_reads_memory_around_a_view_is_left_untouched(function: Callable[..., Any]) -> None:
-    x, door = z(12), uncompiled()
+    x, door = z(12), make_eager_backend()
     close(torch.compile(function, backend=door)(x), function(x), 16)
     assert door.rewritten == 0
     assert "is a part of another's" in door.reasons[0]
@@ -186,7 +188,7 @@ def test_what_reads_memory_around_a_view_is_left_untouched(function: Callable[..
 
 @pytest.mark.parametrize("function", [lambda x: (x * 2j)[:, ::2], lambda x: (x * 2j).real[:, ::2]])
 def test_strides_that_cannot_be_had_are_left_to_eager(function: Callable[..., Any]) -> None:
-    x, door = z(3, 5), uncompiled()
+    x, door = z(3, 5), make_eager_backend()
     answer = torch.compile(function, backend=door)(x)
     assert answer.stride() == function(x).stride()
     assert "which padding does not give" in door.reasons[0]
@@ -197,7 +199,7 @@ def test_one_of_several_results_keeps_its_strides() -> None:
         return (x * 2j).real.t().split(1, 1)[-1], (x * 2j).abs().sum()
 
     x = z(3, 4)
-    door = uncompiled()
+    door = make_eager_backend()
     answer = torch.compile(function, backend=door)(x)
     assert answer[0].stride() == function(x)[0].stride()
     assert door.rewritten == 1

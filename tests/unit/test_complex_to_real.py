@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwise.compile import compile_plan
-from torchwise.compile.backends.inductor import ahead_backend
+from torchwise.compile.backends.inductor import aot_backend
 from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for, half_angle, split_interleave
 from torchwise.compile.transforms.complex_to_real import compile as compile_module
-from torchwise.compile.transforms.complex_to_real.compile import around
+from torchwise.compile.transforms.complex_to_real.compile import wrap_complex
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting, rewrite
 from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.trial.inspection import _watched
+from torchwise.trial.inspection import _trace_operators
 from torchwise.workload import Example, pytree
 from torchwise.zoo.ivhl import (
     build_field_superposition,
@@ -56,7 +56,7 @@ def rewritten(fn: Callable[..., Any], *args: Any) -> tuple[Rewriting, list[Any]]
     rewriting = rewrite(graph_of(fn, args), args)
     places = rewriting.complex_inputs, rewriting.complex_outputs
     with torch.no_grad():
-        return rewriting, list(around(lambda inputs: rewriting.module(*inputs), *places)(list(args)))
+        return rewriting, list(wrap_complex(lambda inputs: rewriting.module(*inputs), *places)(list(args)))
 
 
 def operators(rewriting: Rewriting) -> set[str]:
@@ -268,7 +268,7 @@ MOVES: dict[str, Callable[[torch.Tensor], Any]] = {
         torch.where(x.imag > 0, x.real, x),
         x.masked_fill(x.real > 0, 2j),
     ),
-    "writes": lambda x: written(x),
+    "writes": lambda x: write_slices(x),
     "pad": lambda x: (torch.nn.functional.pad(x, (1, 2)), torch.constant_pad_nd(x, (0, 1, 2, 0), 3.0)),
     "triangle": lambda x: (x.triu(), x.tril(1), torch.diagonal(x, dim1=1, dim2=2) * 2, torch.diag_embed(x)),
     "scatter": lambda x: (
@@ -291,7 +291,7 @@ MOVES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def written(x: torch.Tensor) -> torch.Tensor:
+def write_slices(x: torch.Tensor) -> torch.Tensor:
     y = x.clone()
     y[:, 1] = 2j
     y[0, :, 1:3] *= y[1, :, :2]
@@ -538,7 +538,7 @@ def test_what_is_one_part_alone_or_the_models_own_is_not_halved(
 def test_a_rewritten_graph_may_fuse_more_before_it_is_written_to_memory() -> None:
     from torch._inductor import config
 
-    seen, backend = [], uncompiled()
+    seen, backend = [], make_eager_backend()
     compiles = backend._inner
 
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -569,7 +569,7 @@ def test_functions_of_interleaved_numbers_are_computed_in_vectors(
 ) -> None:
     from torch._inductor import config
 
-    seen, backend = [], uncompiled()
+    seen, backend = [], make_eager_backend()
     compiles = backend._inner
 
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -586,14 +586,14 @@ def test_functions_of_interleaved_numbers_are_computed_in_vectors(
 # ---- below AOTAutograd, uncompiled
 
 
-def uncompiled() -> ComplexToReal:
+def make_eager_backend() -> ComplexToReal:
     def inner(module: torch.fx.GraphModule, _inputs: Any, **_kwargs: Any) -> Any:
-        def boxed(args: list[Any]) -> Any:
+        def run_boxed(args: list[Any]) -> Any:
             with torch._C._DisableAutocast():  # compiled code calls no operator that autocast could change
                 return module(*args)
 
-        boxed._boxed_call = True  # type: ignore[attr-defined]
-        return boxed
+        run_boxed._boxed_call = True  # type: ignore[attr-defined]
+        return run_boxed
 
     return ComplexToReal({}, inner)
 
@@ -620,7 +620,7 @@ DIFFERENTIABLE: dict[str, Callable[..., torch.Tensor]] = {
 
 @pytest.mark.parametrize("function", DIFFERENTIABLE.values(), ids=list(DIFFERENTIABLE))
 def test_gradients(function: Callable[..., torch.Tensor]) -> None:
-    door = uncompiled()
+    door = make_eager_backend()
     x = z(12).requires_grad_()
     ours = gradients(torch.compile(function, backend=door, fullgraph=True), [x])
     close(ours[0], gradients(function, [x])[0], 256)
@@ -633,7 +633,7 @@ def test_gradients_of_real_and_complex_operands_together() -> None:
         return torch.exp(1j * a) @ w * a.sum()
 
     args = [torch.rand(3, 3, dtype=torch.float64).requires_grad_(), z(3, 3).requires_grad_()]
-    door = uncompiled()
+    door = make_eager_backend()
     ours, theirs = gradients(torch.compile(function, backend=door), args), gradients(function, args)
     for our, their in zip(ours, theirs, strict=True):
         close(our, their, 64)
@@ -650,7 +650,7 @@ def test_writing_to_an_input(given: torch.Tensor) -> None:
 
     expected, x = given.clone(), given.clone() if given.is_contiguous() else given
     answer = function(expected)
-    door = uncompiled()
+    door = make_eager_backend()
     close(torch.compile(function, backend=door)(x), answer, 16)
     close(x, expected, 16)
     assert (door.rewritten, door.reasons) == (1, [])
@@ -664,7 +664,7 @@ def test_writing_a_view_and_returning_the_input() -> None:
 
     x, y = z(3, 2), z(3, 2)
     y.copy_(x)
-    ours, theirs = torch.compile(function, backend=uncompiled())(x), function(y)
+    ours, theirs = torch.compile(function, backend=make_eager_backend())(x), function(y)
     assert ours[0] is x
     close(ours[1], theirs[1], 4)
     close(x, y, 4)
@@ -682,7 +682,7 @@ def test_conjugate_inputs_parameters_and_constants() -> None:
             return x @ self.weight * constant + self.shift
 
     model, x = Model(), z(2, 3)
-    door = uncompiled()
+    door = make_eager_backend()
     compiled = torch.compile(model, backend=door)
     close(compiled(x), model(x), 16)
     close(compiled(x.conj()), model(x.conj()), 16)
@@ -701,14 +701,14 @@ def test_constants_in_a_graph() -> None:
 
 
 def test_dynamic_shapes_are_left_untouched() -> None:
-    door = uncompiled()
+    door = make_eager_backend()
     x = z(5)
     close(torch.compile(lambda x: x * 2j, backend=door, dynamic=True)(x), x * 2j, 4)
     assert door.reasons == ["its shapes are dynamic"]
 
 
 def test_autocast_around_a_backward_changes_nothing() -> None:
-    door = uncompiled()
+    door = make_eager_backend()
     x = z(4, 4, dtype=C64).requires_grad_()
     result = torch.compile(lambda x: (x @ x).abs().sum(), backend=door)(x)
     with torch.autocast("cpu", torch.bfloat16):
@@ -720,11 +720,11 @@ def test_autocast_around_a_backward_changes_nothing() -> None:
 
 
 def test_failing_leaves_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_args: Any) -> Any:
+    def raise_error(*_args: Any) -> Any:
         raise ValueError("no luck")
 
-    monkeypatch.setattr(compile_module, "rewrite", broken)
-    door, x = uncompiled(), z(3)
+    monkeypatch.setattr(compile_module, "rewrite", raise_error)
+    door, x = make_eager_backend(), z(3)
     reason = "changes nothing here: rewriting failed with ValueError: no luck"
     with pytest.raises(NoEffectError, match=reason) as refused, door.effective():
         close(torch.compile(lambda x: x * 2j, backend=door)(x), x * 2j, 4)
@@ -732,12 +732,12 @@ def test_failing_leaves_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_changes_nothing_says_so_every_time() -> None:
-    door, x = uncompiled(), z(3)
+    door, x = make_eager_backend(), z(3)
     compiled = torch.compile(torch.fft.fft, backend=door)
     for _ in range(2):  # Dynamo knows it the second time
         with pytest.raises(UnsupportedError, match="none can be rewritten with profit"), door.effective():
             compiled(x)
-    with pytest.raises(UnsupportedError, match="no graph was compiled"), uncompiled().effective():
+    with pytest.raises(UnsupportedError, match="no graph was compiled"), make_eager_backend().effective():
         pass
     with door.effective():
         torch.compile(lambda x: x * 2j, backend=door)(x)
@@ -758,7 +758,7 @@ def test_what_only_code_for_another_process_needs_is_looked_up_before_that_is_co
     monkeypatch.delitem(sys.modules, f"{backend_for.__module__.rpartition('.')[0]}.ahead", raising=False)
     monkeypatch.delattr("torch._inductor.codecache.FxGraphCache")
     with pytest.raises(UnsupportedError, match=r"codecache\.FxGraphCache, which torch"):
-        ahead_backend(PLAN)
+        aot_backend(PLAN)
     backend_for((("never", 3),))
 
 
@@ -767,22 +767,22 @@ def test_what_only_code_for_another_process_needs_is_looked_up_before_that_is_co
 
 def test_complex_numbers_are_found_where_real_ones_go_in_and_out() -> None:
     x = torch.rand(3)
-    assert "complex" in _watched(lambda: torch.exp(1j * x).abs())[0]
-    assert "complex" not in _watched(lambda: x.exp().abs())[0]
-    found = _watched(lambda: x.exp() + torch.ones(4))
+    assert "complex" in _trace_operators(lambda: torch.exp(1j * x).abs())[0]
+    assert "complex" not in _trace_operators(lambda: x.exp().abs())[0]
+    found = _trace_operators(lambda: x.exp() + torch.ones(4))
     assert found == (frozenset(), None), "what raises is no reason to fail, and what was counted is not all"
 
 
 # ---- compiled
 
 
-def made(call: Callable[..., Any], *args: Any, plan: Plan = PLAN) -> Any:
+def compile_call(call: Callable[..., Any], *args: Any, plan: Plan = PLAN) -> Any:
     return compile_plan(call, plan, Example(args), device="cpu", mode="inference").call
 
 
 def test_a_transform_that_nobody_has_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"transforms has 'sorcery', but there are .*complex_to_real"):
-        made(torch.exp, z(3), plan=Plan(backend="inductor", transforms=("sorcery",)))
+        compile_call(torch.exp, z(3), plan=Plan(backend="inductor", transforms=("sorcery",)))
 
 
 @pytest.mark.slow
@@ -792,7 +792,7 @@ def test_a_plan_that_changes_nothing_says_so() -> None:
         (lambda x: torch.fft.fft(x), z(4), "none can be rewritten"),
     ):
         with pytest.raises(UnsupportedError, match=reason):
-            made(function, x)(x)
+            compile_call(function, x)(x)
 
 
 FIELD = (torch.rand(64, 3), torch.rand(5, 3), *(torch.rand(5) for _ in range(3)), 12.5, torch.tensor(0.3))
@@ -810,7 +810,7 @@ def test_generated_code_has_no_complex_operator_left(function: Callable[..., Any
     from torch._inductor.utils import run_and_get_code
 
     with torch.no_grad():
-        answer, sources = run_and_get_code(made(function, *args), *args)
+        answer, sources = run_and_get_code(compile_call(function, *args), *args)
     expected = function(*args)
     assert (answer.dtype, answer.stride()) == (expected.dtype, expected.stride())
     assert torch.allclose(answer, expected, rtol=1e-5, atol=1e-5)
@@ -826,7 +826,7 @@ def test_training_strides_mutation_and_fft_compiled() -> None:
 
     x, state = z(4, 3, dtype=C64).requires_grad_(), z(4, 3, dtype=C64)
     other = state.clone()
-    answer, expected = made(function, x, state)(x, state), function(x, other)
+    answer, expected = compile_call(function, x, state)(x, state), function(x, other)
     assert answer.stride() == expected.stride()
     close(answer, expected, 64)
     close(state, other, 16)
@@ -845,4 +845,4 @@ def test_frozen_complex_weights() -> None:
     x = z(2, 3, dtype=C64)
     plan = PLAN.with_choice("options", ("freezing", True))
     with torch.no_grad():
-        close(made(model, x, plan=plan)(x), model(x), 64)
+        close(compile_call(model, x, plan=plan)(x), model(x), 64)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from lock_samples import EAGER_S as LOCKED_S
-from lock_samples import Worker, an_entry, measured
+from lock_samples import Worker, an_entry, make_measurement
 from rich.console import Console, RenderableType
 
 from analysis_samples import a_batch, a_steady, an_analysis, some_calls
@@ -35,7 +35,7 @@ from torchwise.report.regression import Change
 from torchwise.workload import WorkloadSpec
 
 
-def shown(found: RenderableType) -> str:
+def render_text(found: RenderableType) -> str:
     file = io.StringIO()
     Console(file=file, width=300, highlight=False).print(found, soft_wrap=False)
     return file.getvalue()
@@ -49,7 +49,7 @@ def noisy(candidate_s: float, eager_s: float, spread: float, *, seed: int = 0, r
     return Measurement(*(tuple(side.tolist()) for side in sides))
 
 
-def contradicting(target: str = "zoo:a.b") -> tuple[Row, ...]:
+def make_contradicting_rows(target: str = "zoo:a.b") -> tuple[Row, ...]:
     """Return rows of processes in which eager takes another time in each, and a duel with the opposite result."""
     return (
         a_row(
@@ -71,7 +71,7 @@ def garbage(target: str = "zoo:a.b") -> tuple[Row, ...]:
     )
 
 
-def told_otherwise(target: str = "zoo:a.b") -> tuple[Row, ...]:
+def make_inconclusive_rows(target: str = "zoo:a.b") -> tuple[Row, ...]:
     """Return rows in which one process cannot tell Torchwise from eager, and another can."""
     own = noisy(1.0, 1.05, 1.25, seed=6)
     mine = replace(
@@ -81,7 +81,7 @@ def told_otherwise(target: str = "zoo:a.b") -> tuple[Row, ...]:
 
 
 def test_processes_that_contradict_each_other_are_in_no_mean_and_no_count() -> None:
-    text = shown(render_benchmark(a_benchmark(told_otherwise())))
+    text = render_text(render_benchmark(a_benchmark(make_inconclusive_rows())))
     assert "torchwise over the best other" not in text
     assert "0 faster, 0 equal within the interval, 0 slower, 1 inconclusive" in text
 
@@ -89,22 +89,24 @@ def test_processes_that_contradict_each_other_are_in_no_mean_and_no_count() -> N
 @pytest.mark.parametrize(
     "rows",
     [
-        told_otherwise(),
+        make_inconclusive_rows(),
         some_rows(),
         (*some_rows("zoo:a.b"), *some_rows("zoo:c.d")),
-        contradicting(),
+        make_contradicting_rows(),
         garbage(),
-        (*contradicting(), *garbage("zoo:c.d"), *some_rows("zoo:e.f")),
+        (*make_contradicting_rows(), *garbage("zoo:c.d"), *some_rows("zoo:e.f")),
     ],
 )
 def test_a_benchmark_agrees_with_itself(rows: tuple[Row, ...]) -> None:
     benchmark = a_benchmark(rows)
-    check_benchmark(benchmark, shown(render_benchmark(benchmark)), to_markdown(benchmark), render_bench_html(benchmark))
+    check_benchmark(
+        benchmark, render_text(render_benchmark(benchmark)), to_markdown(benchmark), render_bench_html(benchmark)
+    )
 
 
 def test_nothing_is_marked_or_summed_up_of_what_names_no_figure() -> None:
     benchmark = a_benchmark(garbage())
-    text, page = shown(render_benchmark(benchmark)), render_bench_html(benchmark)
+    text, page = render_text(render_benchmark(benchmark)), render_bench_html(benchmark)
     assert "★ " not in text.partition("★ the fastest")[0]
     assert "No contender is told to be the fastest." in text
     assert "geometric mean" not in text
@@ -114,11 +116,11 @@ def test_nothing_is_marked_or_summed_up_of_what_names_no_figure() -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", [(some_rows(), some_rows()), (some_rows(), contradicting("zoo:tutorial.fusion_demo@small"))]
+    "pair", [(some_rows(), some_rows()), (some_rows(), make_contradicting_rows("zoo:tutorial.fusion_demo@small"))]
 )
 def test_a_comparison_agrees_with_itself(pair: tuple[tuple[Row, ...], ...]) -> None:
     found = compare(*map(a_benchmark, pair))
-    check_comparison(found, shown(render_comparison(found)))
+    check_comparison(found, render_text(render_comparison(found)))
 
 
 def test_a_row_that_became_five_times_as_long_is_not_called_the_same() -> None:
@@ -126,10 +128,10 @@ def test_a_row_that_became_five_times_as_long_is_not_called_the_same() -> None:
     before = a_row("default", measurement=noisy(936e-6, 1.3e-3, 1.1, seed=4))
     after = a_row("default", measurement=noisy(5.18e-3, 3.2e-3, 9.0, seed=5))
     found = compare(*(a_benchmark((a_row("eager", 1.0), row)) for row in (before, after)))
-    check_comparison(found, shown(render_comparison(found)))
+    check_comparison(found, render_text(render_comparison(found)))
     assert found.rows[1].change is Change.INCONCLUSIVE
     assert found.exit_code == 4
-    assert shown(render_comparison(found)).splitlines()[-1].startswith("Inconclusive: whether B has regressions")
+    assert render_text(render_comparison(found)).splitlines()[-1].startswith("Inconclusive: whether B has regressions")
 
 
 def a_check(*tries: Measurement) -> Check:
@@ -146,21 +148,25 @@ def a_check(*tries: Measurement) -> Check:
 @pytest.mark.parametrize(
     ("tries", "state", "code"),
     [
-        ((measured(2.0),), State.GOOD, 0),
-        ((measured(1.4), measured(1.4)), State.SLOWER, 1),
-        ((measured(2.0, 61 * LOCKED_S),) * 2, State.INCONCLUSIVE, 4),
+        ((make_measurement(2.0),), State.GOOD, 0),
+        ((make_measurement(1.4), make_measurement(1.4)), State.SLOWER, 1),
+        ((make_measurement(2.0, 61 * LOCKED_S),) * 2, State.INCONCLUSIVE, 4),
         ((noisy(0.3, 0.305, 12.0), noisy(0.3, 0.305, 12.0, seed=1)), State.INCONCLUSIVE, 4),
-        ((measured(2.0, 61 * LOCKED_S), measured(2.0)), State.GOOD, 0),  # the second look tells
-        ((measured(2.0, 61 * LOCKED_S), measured(1.4)), State.INCONCLUSIVE, 4),  # slower once, and not told once
+        ((make_measurement(2.0, 61 * LOCKED_S), make_measurement(2.0)), State.GOOD, 0),  # the second look tells
+        (
+            (make_measurement(2.0, 61 * LOCKED_S), make_measurement(1.4)),
+            State.INCONCLUSIVE,
+            4,
+        ),  # slower once, and not told once
     ],
 )
 def test_a_check_agrees_with_itself(tries: tuple[Measurement, ...], state: State, code: int) -> None:
     check = a_check(*tries)
-    check_lock_check(check, shown(render_check(check)))
+    check_lock_check(check, render_text(render_check(check)))
     assert ([row.state for row in check.rows], check.exit_code) == ([state], code)
 
 
-def held_up(**changes: object) -> Analysis:
+def make_disturbed_analysis(**changes: object) -> Analysis:
     """Return an analysis on whose page eager took 147, 4.34, 14.6 and 1.14 ms."""
     fields: dict[str, object] = {
         "inspection": an_inspection(
@@ -184,22 +190,22 @@ def held_up(**changes: object) -> Analysis:
         an_analysis(),
         an_analysis(batch_size=4, workload=WorkloadSpec("zoo:vision.resnet50", device="cuda", calls=10)),
         an_analysis(speedup=0.5),
-        held_up(),
-        held_up(trial=a_trial(measurement=noisy(0.0043, 0.00434, 30.0, seed=1)), steady=None),
-        held_up(steady=a_steady(0.27), trial=a_trial(measurement=a_measurement(10.0))),
+        make_disturbed_analysis(),
+        make_disturbed_analysis(trial=a_trial(measurement=noisy(0.0043, 0.00434, 30.0, seed=1)), steady=None),
+        make_disturbed_analysis(steady=a_steady(0.27), trial=a_trial(measurement=a_measurement(10.0))),
         an_analysis(inspection=an_inspection(shares={"gemm": 0.85, "conv": 0.84})),
     ],
 )
 def test_an_analysis_agrees_with_itself(analysis: Analysis) -> None:
-    check_analysis(analysis, shown(render_analysis(analysis)))
+    check_analysis(analysis, render_text(render_analysis(analysis)))
 
 
 def test_nothing_follows_from_what_an_analysis_cannot_tell() -> None:
-    analysis = held_up(steady=a_steady(0.27), trial=a_trial(measurement=a_measurement(10.0)))
-    text, page = shown(render_analysis(analysis)), render_analysis_html(analysis)
+    analysis = make_disturbed_analysis(steady=a_steady(0.27), trial=a_trial(measurement=a_measurement(10.0)))
+    text, page = render_text(render_analysis(analysis)), render_analysis_html(analysis)
     check_analysis(analysis, text, page)
     assert re.search(r"it cannot be told whether inductor pays, with [\d.]+× to [\d.]+× of", " ".join(text.split()))
     assert "Advice" not in text
     assert "Do not compile for fewer than" not in text
     assert 'id="plot-cost"' not in page
-    assert pytest.approx(analysis.economics.baseline_s, rel=0.02) == EAGER_S
+    assert pytest.approx(analysis.cost_model.baseline_s, rel=0.02) == EAGER_S

@@ -31,7 +31,7 @@ def noisy(eager_s: float, speedup: float, spread: float, seed: int, rounds: int 
     return Measurement(tuple(map(float, candidate)), tuple(map(float, eager)), notes=("the machine is noisy",))
 
 
-def decided(*trials: Trial, eager: Measurement) -> Study:
+def decide_study(*trials: Trial, eager: Measurement) -> Study:
     """Return a study of these trials, decided as a search decides."""
     workload = WorkloadSpec("zoo:vision.resnet50", device="cpu", calls=CALLS)
     study = a_study(trials, decided=None, workload=workload, inspection=an_inspection(measurement=eager))
@@ -43,48 +43,48 @@ def trial(number: int, measurement: Measurement, cold_s: float = 2.0, peak: int 
     return a_trial(number, plan, measurement=measurement, costs=Costs(cold_s, 1.0, peak, 3_738_000 + 4096 * number))
 
 
-def shown(study: Study, width: int = 300) -> str:
+def render_text(study: Study, width: int = 300) -> str:
     file = io.StringIO()
     Console(file=file, width=width).print(render_study(study))
     return file.getvalue()
 
 
-def drawn(seed: int) -> Study:
+def draw_study(seed: int) -> Study:
     """Return a study of plans of any speed, in processes of any noise."""
     draw = np.random.default_rng(seed)
     processes = [(draw.uniform(0.3e-3, 3e-3), draw.uniform(0.5, 8), draw.choice([0.01, 0.1, 1.0])) for _ in range(5)]
     trials = [trial(number, noisy(*process, 99 * number + seed)) for number, process in enumerate(processes)]
-    return decided(*trials, eager=noisy(1e-3, 1.0, 0.05, seed))
+    return decide_study(*trials, eager=noisy(1e-3, 1.0, 0.05, seed))
 
 
 STUDIES = {
-    "each process has an eager of its own": decided(
+    "each process has an eager of its own": decide_study(
         trial(0, noisy(1.8e-3, 1.71, 0.02, 1)),
         trial(1, noisy(1.22e-3, 1.38, 0.02, 2)),
         trial(2, noisy(0.9e-3, 0.7, 0.02, 3)),
         eager=noisy(1.15e-3, 1.0, 0.02, 4),
     ),
-    "a wide interval far above one": decided(
+    "a wide interval far above one": decide_study(
         trial(0, noisy(1e-3, 60.0, 1.2, 5, 12)), trial(1, noisy(2e-3, 2.0, 0.02, 6)), eager=noisy(1e-3, 1.0, 0.1, 7)
     ),
-    "garbage": decided(
+    "garbage": decide_study(
         trial(0, noisy(1e-3, 1.3, 2.0, 8)), trial(1, noisy(5e-3, 0.9, 2.0, 9)), eager=noisy(1e-3, 1.0, 2.0, 10)
     ),
-    "eager was held up in the inspection": decided(
+    "eager was held up in the inspection": decide_study(
         trial(0, noisy(1e-3, 2.0, 0.05, 11)), eager=noisy(88e-3, 1.0, 0.5, 12)
     ),
-    "compiling costs more than it saves": decided(
+    "compiling costs more than it saves": decide_study(
         trial(0, noisy(1e-6, 1.01, 0.001, 13, 200), cold_s=500.0), eager=noisy(1e-6, 1.0, 0.001, 14)
     ),
     "as drawn": a_study(),
-    **{f"drawn {seed}": drawn(seed) for seed in range(12)},
+    **{f"drawn {seed}": draw_study(seed) for seed in range(12)},
 }
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_no_two_figures_of_a_study_disagree(name: str) -> None:
     study = STUDIES[name]
-    check_study(study, shown(study), render_html(study))
+    check_study(study, render_text(study), render_html(study))
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -100,7 +100,7 @@ def test_what_cannot_be_told_is_no_decision() -> None:
     study = STUDIES["garbage"]
     assert study.decision is not None
     assert study.decision.answer is Answer.INCONCLUSIVE
-    found = shown(study)
+    found = render_text(study)
     assert "─ Inconclusive ─" in found
     assert "too uncertain: the machine is noisy; 3 of 3 ratios cannot be told." in " ".join(found.split())
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_told_is_no_decision() -> None:
 @pytest.mark.parametrize("where", ["text", "page"])
 def test_the_checker_sees_a_time_on_another_scale(where: str) -> None:
     study = STUDIES["each process has an eager of its own"]
-    text, page = shown(study), render_html(study)
+    text, page = render_text(study), render_html(study)
     right = show.time(next(row.time for row in rows(study) if row.is_decided))
     assert right in text
     assert right in page
@@ -124,7 +124,7 @@ def test_the_checker_sees_savings_of_other_times() -> None:
     study = STUDIES["each process has an eager of its own"]
     assert study.decision is not None
     said = f"saves about {show.seconds(study.decision.saved_s)}"
-    text = " ".join(shown(study, 1000).split())
+    text = " ".join(render_text(study, 1000).split())
     assert said in text
     with pytest.raises(AssertionError, match="where the shown times give"):
-        check_study(study, shown(study, 1000).replace(said, "saves about 17 min"), render_html(study))
+        check_study(study, render_text(study, 1000).replace(said, "saves about 17 min"), render_html(study))

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from torchwise.errors import WorkloadError
-from torchwise.verify.reference import float64_of, widened
+from torchwise.verify.reference import float64_of, widen_tensor
 from torchwise.workload import Example, pytree
 from torchwise.workload.deep_copy import deep_copy
 
@@ -62,19 +62,19 @@ def test_a_tensor_of_any_layout_is_copied_with_its_strides(name: str) -> None:
 @pytest.mark.parametrize("name", ["coo", "csr", "bsr", "jagged", "nested", "windows", "conjugate", "a graph's result"])
 def test_it_can_be_made_another_on_the_way(name: str) -> None:
     tensor = LAYOUTS[name]()
-    copied = deep_copy({"x": tensor}, convert=widened)["x"]
+    copied = deep_copy({"x": tensor}, convert=widen_tensor)["x"]
     assert copied.dtype in (torch.float64, torch.complex128)
-    assert pytree.equal(copied, widened(tensor.detach()))
+    assert pytree.equal(copied, widen_tensor(tensor.detach()))
 
 
 def test_a_quantized_tensor_keeps_its_scale() -> None:
     tensor = torch.quantize_per_tensor(torch.randn(5), 0.1, 3, torch.qint8)
-    copied = deep_copy([tensor], convert=widened)[0]
+    copied = deep_copy([tensor], convert=widen_tensor)[0]
     assert (copied.q_scale(), copied.q_zero_point()) == (0.1, 3)
     assert torch.equal(copied.int_repr(), tensor.int_repr())
 
 
-@pytest.mark.parametrize("convert", [None, widened])
+@pytest.mark.parametrize("convert", [None, widen_tensor])
 def test_tensors_that_share_memory_share_it_in_the_copy(convert: Any) -> None:
     base = torch.arange(12.0).view(3, 4)
     held = {"base": base, "row": base[1], "turned": base.t(), "weight": nn.Parameter(base[2:])}

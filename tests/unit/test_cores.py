@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from torchwise.cgroups import cpu_quota, throttled_s
+from torchwise.cgroups import cpu_quota, read_throttled_s
 from torchwise.environment import usable_cpus
 from torchwise.measure import cores as module
 from torchwise.measure.cores import SHORTEST_S, CoreWatch
@@ -62,11 +62,11 @@ def test_quotas_of_version_1_are_read_at_the_root_and_in_the_own_group(tmp_path:
 def test_the_time_for_which_groups_were_stopped_is_read_in_both_versions(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("0::/pod\n")
-    assert throttled_s(tmp_path, own) is None
+    assert read_throttled_s(tmp_path, own) is None
     write(tmp_path / "pod", cpu__stat="usage_usec 9\nnr_throttled 3\nthrottled_usec 2500000\n")
-    assert throttled_s(tmp_path, own) == 2.5
+    assert read_throttled_s(tmp_path, own) == 2.5
     write(tmp_path / "cpu", cpu__stat="nr_periods 1\nnr_throttled 1\nthrottled_time 500000000\n")
-    assert throttled_s(tmp_path, own) == 3.0
+    assert read_throttled_s(tmp_path, own) == 3.0
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "max", "0 100000", "100000 0", "\0", "12"])
@@ -75,7 +75,7 @@ def test_files_that_say_something_else_set_no_limit(tmp_path: Path, text: str) -
     own.write_text(f"{text}\n::\n0::/..{text}\n" if "\0" not in text else text)
     write(tmp_path, cpu__max=text, cpu__stat=f"throttled_usec {text}", cpu__cfs_quota_us=text)
     assert cpu_quota(tmp_path, own) in (None, 12 / 100000)
-    assert throttled_s(tmp_path, own) in (None, 12e-6)
+    assert read_throttled_s(tmp_path, own) in (None, 12e-6)
 
 
 # ---- the counters of the system
@@ -210,19 +210,19 @@ def test_a_note_says_what_other_processes_used() -> None:
 # ---- eager's own use of cores
 
 
-def taking(seconds: float, cores: CoreUse = FREE) -> Measurement:
+def make_measurement(seconds: float, cores: CoreUse = FREE) -> Measurement:
     return Measurement((seconds,), (seconds,), cores=cores)
 
 
 def test_eager_takes_what_it_takes_while_its_threads_wait_where_they_mostly_do() -> None:
-    looked_at, quick, slow = taking(0.088, HELD), taking(0.0001, HELD), taking(0.05, HELD)
+    looked_at, quick, slow = make_measurement(0.088, HELD), make_measurement(0.0001, HELD), make_measurement(0.05, HELD)
     assert eager_measured(looked_at, []) is looked_at
     assert eager_measured(looked_at, [quick, slow]) is slow
     assert eager_measured(quick, [looked_at]) is looked_at
 
 
 def test_a_moment_of_waiting_tells_nothing_of_eager() -> None:
-    held, free = taking(0.088, HELD), taking(0.0001)
+    held, free = make_measurement(0.088, HELD), make_measurement(0.0001)
     assert eager_measured(held, [free]) is free
     assert eager_measured(free, [held]) is free
-    assert eager_measured(held, [taking(0.00002, HELD), free, free]) is free
+    assert eager_measured(held, [make_measurement(0.00002, HELD), free, free]) is free

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from sketches import HERE, measured
+from sketches import HERE, make_measurement
 
 from torchwise.records import Measurement
 
@@ -31,7 +31,7 @@ def processes(ratio: float, spread: float, count: int, seed: int = 0) -> list[Me
     """Return measurements of a plan whose speed-up differs from process to process by a known spread."""
     rng = np.random.default_rng(seed)
     mids = [ratio * float(np.exp(rng.normal(0.0, spread))) for _ in range(count)]
-    return [measured(0.99 * mid, 1.01 * mid) for mid in mids]
+    return [make_measurement(0.99 * mid, 1.01 * mid) for mid in mids]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_search_ends_after_as_many_processes_as_make_it_plain(coverage: Module
 
 
 def test_the_sides_of_a_measurement_are_swapped(coverage: ModuleType) -> None:
-    assert coverage.turned(measured(1.25)).speedup.mid == pytest.approx(0.8)
+    assert coverage.turned(make_measurement(1.25)).speedup.mid == pytest.approx(0.8)
 
 
 def test_the_report_tells_coverage_and_answers(coverage: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,9 +135,9 @@ def test_an_empty_store_says_what_fills_it(page: str, store: str, tmp_path: Path
     assert "torchwise" in texts(the_page(page))
 
 
-def ruled(store: str) -> dict[str, str]:
+def read_approvals(store: str) -> dict[str, str]:
     with open_storage(store) as storage:
-        return {str(ruling.plan): ruling.standing for ruling in storage.rulings(TARGET, "inference", HARDWARE)}
+        return {str(ruling.plan): ruling.standing for ruling in storage.approvals(TARGET, "inference", HARDWARE)}
 
 
 def rule(drawn: AppTest, plan: str, standing: str, by: str = "bob") -> None:
@@ -151,14 +151,14 @@ def rule(drawn: AppTest, plan: str, standing: str, by: str = "bob") -> None:
 def test_a_plan_is_pinned_rejected_and_left_to_the_evidence(store: str) -> None:
     drawn = the_page("study", study="1")
     rule(drawn, PLAIN.id, "pinned")
-    assert ruled(store) == {"inductor": Standing.PINNED}
+    assert read_approvals(store) == {"inductor": Standing.PINNED}
     assert "calmer" in html(drawn)
     assert "<strong>In force:</strong> Run inductor: bob pinned it: calmer." in html(drawn)
     rule(drawn, LAST.id, "rejected")
-    assert ruled(store) == {"inductor": Standing.PINNED, "inductor + channels_last": Standing.REJECTED}
+    assert read_approvals(store) == {"inductor": Standing.PINNED, "inductor + channels_last": Standing.REJECTED}
     for plan in (PLAIN, LAST):
         rule(drawn, plan.id, "automatic")
-    assert ruled(store) == {}
+    assert read_approvals(store) == {}
     assert "calmer" not in html(drawn)
 
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_ruled_is_refused_in_words(store: str) -> None:
     assert "Choose a standing first." in texts(drawn)
     rule(drawn, PLAIN.id, "approved", by=" ")
     assert "by is empty" in texts(drawn)
-    assert ruled(store) == {}
+    assert read_approvals(store) == {}
 
 
 def test_a_read_only_dashboard_has_nothing_to_rule_with(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,4 +185,4 @@ def test_a_read_only_dashboard_has_nothing_to_rule_with(store: str, monkeypatch:
     assert not drawn.button
     assert not drawn.radio
     assert "Read-only" in drawn.caption[0].value
-    assert ruled(store) == {}
+    assert read_approvals(store) == {}

@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sketches import CAPTURE, FAILED, HERE, INDUCTOR, NOT_COMPARABLE, a_history, a_trial, an_inspection, measured
+from sketches import (
+    CAPTURE,
+    FAILED,
+    HERE,
+    INDUCTOR,
+    NOT_COMPARABLE,
+    a_history,
+    a_trial,
+    an_inspection,
+    make_measurement,
+)
 
 from torchwise.decide import decide
 from torchwise.decide.history import PLAIN_COMPILE_S
@@ -22,7 +32,7 @@ GIB = 2**30
 TOO_LONG = f"Compiling would take about {seconds(PLAIN_COMPILE_S['cpu'])}"
 
 
-def decided(*trials: Trial, **asked: Any) -> Decision:
+def decide_trials(*trials: Trial, **asked: Any) -> Decision:
     return decide(a_history(*trials, **asked), HERE)
 
 
@@ -35,7 +45,7 @@ def shuffles(trials: list[Trial]) -> list[list[Trial]]:
 
 def test_compiling_pays() -> None:
     # 1 s a call, 1,000 calls: 1,000 s for eager, 10 + 500 for the plan.
-    decision = decided(a_trial(INDUCTOR, 2.0, cold_s=10.0, warm_s=2.0))
+    decision = decide_trials(a_trial(INDUCTOR, 2.0, cold_s=10.0, warm_s=2.0))
     assert decision.plan == INDUCTOR
     assert decision.speedup is not None
     assert decision.break_even_calls is not None
@@ -58,29 +68,29 @@ def test_the_decision_names_what_it_holds_for() -> None:
 
 
 def test_what_compiles_nothing_has_nothing_to_pay_back() -> None:
-    reason = decided(a_trial(CAPTURE, 1.5, cold_s=0.0), device="cuda").reason
+    reason = decide_trials(a_trial(CAPTURE, 1.5, cold_s=0.0), device="cuda").reason
     assert "proven right, with nothing to pay back; it saves about 5 min 33 s." in reason
 
 
 def test_the_least_cost_is_chosen_not_the_highest_speed() -> None:
     trials = [a_trial(INDUCTOR, 2.0, cold_s=10.0), a_trial(AUTOTUNED, 4.0, cold_s=600.0)]
     for order in shuffles(trials):
-        assert decided(*order, calls=1000).plan == INDUCTOR
-        assert decided(*order, calls=100_000).plan == AUTOTUNED
+        assert decide_trials(*order, calls=1000).plan == INDUCTOR
+        assert decide_trials(*order, calls=100_000).plan == AUTOTUNED
 
 
 def test_restarts_weigh_what_compiles_long_when_warm() -> None:
     quick = a_trial(INDUCTOR, 2.0, cold_s=10.0, warm_s=1.0)
     slow = a_trial(AUTOTUNED, 2.5, cold_s=20.0, warm_s=15.0)
-    assert decided(quick, slow, restarts=1).plan == AUTOTUNED
-    assert decided(quick, slow, restarts=20).plan == INDUCTOR
+    assert decide_trials(quick, slow, restarts=1).plan == AUTOTUNED
+    assert decide_trials(quick, slow, restarts=20).plan == INDUCTOR
 
 
 # ---- eager
 
 
 def test_too_few_calls_stay_with_eager_and_say_when_it_would_pay() -> None:
-    decision = decided(a_trial(INDUCTOR, 2.0, cold_s=10.0), calls=10)
+    decision = decide_trials(a_trial(INDUCTOR, 2.0, cold_s=10.0), calls=10)
     assert decision.plan == EAGER
     assert (decision.speedup, decision.break_even_calls, decision.saved_s, decision.cold_s) == (None, None, 0.0, 0.0)
     assert decision.reason == (
@@ -90,7 +100,7 @@ def test_too_few_calls_stay_with_eager_and_say_when_it_would_pay() -> None:
 
 
 def test_eager_wins() -> None:
-    decision = decided(a_trial(INDUCTOR, 0.7), a_trial(AUTOTUNED, 0.9, 0.95), calls=10**9)
+    decision = decide_trials(a_trial(INDUCTOR, 0.7), a_trial(AUTOTUNED, 0.9, 0.95), calls=10**9)
     assert decision.plan == EAGER
     assert decision.reason == (
         "Stay with eager: nothing proven was surely faster; the best, inductor max-autotune-no-cudagraphs, "
@@ -100,7 +110,7 @@ def test_eager_wins() -> None:
 
 @pytest.mark.parametrize("ends", [(0.99, 1.6), (0.807, 28.4), (0.00245, 2.66)])
 def test_an_interval_that_holds_one_is_inconclusive(ends: tuple[float, float]) -> None:
-    decision = decided(a_trial(INDUCTOR, *ends, cold_s=0.0), calls=10**9)
+    decision = decide_trials(a_trial(INDUCTOR, *ends, cold_s=0.0), calls=10**9)
     assert decision.plan == EAGER
     assert decision.answer is Answer.INCONCLUSIVE
     assert decision.reason.startswith("Inconclusive: inductor may be faster than eager (")
@@ -108,16 +118,18 @@ def test_an_interval_that_holds_one_is_inconclusive(ends: tuple[float, float]) -
 
 
 def test_what_is_told_is_yes_or_no() -> None:
-    assert decided(a_trial(INDUCTOR, 1.5, cold_s=0.0), calls=10**9).answer is Answer.YES
-    assert decided(a_trial(INDUCTOR, 0.7), calls=10**9).answer is Answer.NO
-    assert decided(a_trial(INDUCTOR, 0.99, 1.01, cold_s=0.0), calls=10**9).answer is Answer.NO, "no faster, and told"
-    assert decided(a_trial(INDUCTOR, 0.9, 1.5), calls=10).answer is Answer.NO, "whichever it is, it never pays"
+    assert decide_trials(a_trial(INDUCTOR, 1.5, cold_s=0.0), calls=10**9).answer is Answer.YES
+    assert decide_trials(a_trial(INDUCTOR, 0.7), calls=10**9).answer is Answer.NO
+    assert decide_trials(a_trial(INDUCTOR, 0.99, 1.01, cold_s=0.0), calls=10**9).answer is Answer.NO, (
+        "no faster, and told"
+    )
+    assert decide_trials(a_trial(INDUCTOR, 0.9, 1.5), calls=10).answer is Answer.NO, "whichever it is, it never pays"
     beside_a_winner = a_trial(CAPTURE, 0.9, 1.5, cold_s=0.0), a_trial(INDUCTOR, 2.0, cold_s=0.0)
-    assert decided(*beside_a_winner, calls=10**9).answer is Answer.YES
+    assert decide_trials(*beside_a_winner, calls=10**9).answer is Answer.YES
 
 
 def test_a_plan_that_is_faster_by_an_unknown_factor_is_told_by_the_least() -> None:
-    decision = decided(a_trial(INDUCTOR, 40.0, 100.0, cold_s=0.0), calls=1000)
+    decision = decide_trials(a_trial(INDUCTOR, 40.0, 100.0, cold_s=0.0), calls=1000)
     assert decision.plan == INDUCTOR
     assert decision.reason == (
         "Run inductor: 40 to 100 times eager's speed, proven right, with nothing to pay back; it saves at "
@@ -127,35 +139,35 @@ def test_a_plan_that_is_faster_by_an_unknown_factor_is_told_by_the_least() -> No
 
 
 def test_nothing_was_worth_trying() -> None:
-    decision = decided(calls=3)
+    decision = decide_trials(calls=3)
     assert decision.plan == EAGER
     assert decision.reason == (
         f"Stay with eager: nothing is worth a trial. {TOO_LONG}, and 3 calls take 3.00 s altogether."
     )
-    assert decided(calls=1).reason.endswith("and one call take 1.00 s altogether.")
-    assert decided(calls=1000).reason == "Stay with eager: nothing is worth a trial."
+    assert decide_trials(calls=1).reason.endswith("and one call take 1.00 s altogether.")
+    assert decide_trials(calls=1000).reason == "Stay with eager: nothing is worth a trial."
 
 
 def test_only_what_compiles_nothing_was_tried() -> None:
-    assert decided(a_trial(CAPTURE, 0.8), calls=3).reason == (
+    assert decide_trials(a_trial(CAPTURE, 0.8), calls=3).reason == (
         f"Stay with eager: no candidate was both right and faster. {TOO_LONG}, and 3 calls take 3.00 s altogether."
     )
 
 
 def test_everything_failed() -> None:
     died = Trial(0, INDUCTOR, TrialState.FAIL, failure=Failure(FailureKind.DIED, "compile", "SIGSEGV"))
-    assert decided(died, a_trial(AUTOTUNED, 5.0, verdict=FAILED)).reason == (
+    assert decide_trials(died, a_trial(AUTOTUNED, 5.0, verdict=FAILED)).reason == (
         "Stay with eager: no candidate was both right and faster."
     )
 
 
 def test_no_answer_could_be_compared() -> None:
     unclear = (a_trial(INDUCTOR, 5.0, verdict=NOT_COMPARABLE), a_trial(AUTOTUNED, 5.0, verdict=NOT_COMPARABLE))
-    assert decided(*unclear).reason == (
+    assert decide_trials(*unclear).reason == (
         "Stay with eager: no candidate's answer could be compared with eager's, so none is proven "
         "(values: eager disagrees with itself)."
     )
-    assert "could be compared" not in decided(*unclear, a_trial(AUTOTUNED, 5.0, verdict=FAILED)).reason
+    assert "could be compared" not in decide_trials(*unclear, a_trial(AUTOTUNED, 5.0, verdict=FAILED)).reason
 
 
 # ---- never chosen
@@ -170,7 +182,7 @@ UNPROVEN = {
     "failed when warm": {"state": TrialState.FAIL, "failure": Failure(FailureKind.RAISED, "warm compile", "KeyError")},
     "not timed": {"measurement": None},
     "no costs": {"costs": None},
-    "not a number": {"measurement": measured(math.nan)},
+    "not a number": {"measurement": make_measurement(math.nan)},
 }
 
 
@@ -179,10 +191,10 @@ UNPROVEN = {
 def test_what_is_not_proven_is_never_chosen(why: str, objective: str) -> None:
     proven = a_trial(INDUCTOR, 1.2, cold_s=1.0, peak=GIB, eager_peak=2 * GIB)
     tempting = a_trial(AUTOTUNED, 50.0, cold_s=0.0, peak=1, eager_peak=2 * GIB)
-    assert decided(proven, tempting, objective=objective).plan == AUTOTUNED
+    assert decide_trials(proven, tempting, objective=objective).plan == AUTOTUNED
     unproven = replace(tempting, **UNPROVEN[why])  # type: ignore[arg-type]
-    assert decided(proven, unproven, objective=objective).plan == INDUCTOR
-    assert decided(unproven, objective=objective).plan == EAGER
+    assert decide_trials(proven, unproven, objective=objective).plan == INDUCTOR
+    assert decide_trials(unproven, objective=objective).plan == EAGER
 
 
 # ---- ties
@@ -192,25 +204,28 @@ def test_ties_go_to_the_simpler_plan() -> None:
     simple = a_trial(INDUCTOR, 1.98, 2.02, cold_s=1.0)
     complex_ = a_trial(Plan(backend="inductor", options=(("freezing", True),)), 1.99, 2.03, cold_s=1.0)
     for order in shuffles([simple, complex_]):
-        assert decided(*order).plan == INDUCTOR
+        assert decide_trials(*order).plan == INDUCTOR
 
 
 def test_a_clear_lead_is_no_tie() -> None:
     simple = a_trial(INDUCTOR, 1.98, 2.02, cold_s=1.0)
     frozen = Plan(backend="inductor", options=(("freezing", True),))
     # Apart by more than 2 %, though the intervals overlap. Then close, but with intervals apart.
-    assert decided(simple, a_trial(frozen, 2.0, 2.2, cold_s=1.0)).plan == frozen
-    assert decided(replace(simple, measurement=measured(2.0)), a_trial(frozen, 2.03, cold_s=1.0)).plan == frozen
+    assert decide_trials(simple, a_trial(frozen, 2.0, 2.2, cold_s=1.0)).plan == frozen
+    assert (
+        decide_trials(replace(simple, measurement=make_measurement(2.0)), a_trial(frozen, 2.03, cold_s=1.0)).plan
+        == frozen
+    )
 
 
 def test_the_order_of_the_trials_decides_nothing() -> None:
     plans = [INDUCTOR, CAPTURE, Plan(memory_format="channels_last"), Plan(backend="inductor", capture="call")]
     trials = [a_trial(plan, 2.0 + i / 100, 2.2, cold_s=float(i)) for i, plan in enumerate(plans)]
-    assert len({decided(*order, device="cuda").plan for order in shuffles(trials)}) == 1
+    assert len({decide_trials(*order, device="cuda").plan for order in shuffles(trials)}) == 1
 
 
 def test_a_plan_tied_with_eager_is_eager() -> None:
-    assert decided(a_trial(CAPTURE, 1.0, 1.01, cold_s=0.0)).plan == EAGER
+    assert decide_trials(a_trial(CAPTURE, 1.0, 1.01, cold_s=0.0)).plan == EAGER
 
 
 # ---- memory
@@ -223,7 +238,7 @@ def lighter(plan: Plan, share: float, speed: float = 1.0, **rest: Any) -> Trial:
 def test_for_memory_the_lightest_is_chosen_that_is_not_slower() -> None:
     fast, light, crawling = lighter(INDUCTOR, 0.9, 3.0), lighter(CAPTURE, 0.5), lighter(AUTOTUNED, 0.1, 0.5)
     for order in shuffles([fast, light, crawling]):
-        decision = decided(*order, objective="memory")
+        decision = decide_trials(*order, objective="memory")
         assert decision.plan == CAPTURE
         assert decision.reason == (
             "Run eager + capture call: 1 [1, 1] times eager's speed, with 512 MiB at its peak against eager's 1024 MiB."
@@ -231,24 +246,24 @@ def test_for_memory_the_lightest_is_chosen_that_is_not_slower() -> None:
 
 
 def test_for_memory_a_little_lighter_is_not_lighter() -> None:
-    assert decided(lighter(CAPTURE, 0.96), objective="memory").plan == EAGER
-    assert decided(lighter(CAPTURE, 0.94), objective="memory").plan == CAPTURE
+    assert decide_trials(lighter(CAPTURE, 0.96), objective="memory").plan == EAGER
+    assert decide_trials(lighter(CAPTURE, 0.94), objective="memory").plan == CAPTURE
 
 
 def test_for_memory_compiling_must_not_cost_more_than_it_saves() -> None:
     light = a_trial(INDUCTOR, 1.0, cold_s=30.0, peak=1, eager_peak=GIB)
-    assert decided(light, objective="memory", calls=1000).plan == EAGER
-    assert decided(light, objective="memory", calls=2000).plan == INDUCTOR
+    assert decide_trials(light, objective="memory", calls=1000).plan == EAGER
+    assert decide_trials(light, objective="memory", calls=2000).plan == INDUCTOR
 
 
 def test_for_memory_a_peak_that_is_unknown_is_not_lighter() -> None:
     for peaks in ((None, GIB), (1, None), (1, 0)):
         trial = a_trial(INDUCTOR, 3.0, peak=peaks[0], eager_peak=peaks[1])
-        assert decided(trial, objective="memory").plan == EAGER
+        assert decide_trials(trial, objective="memory").plan == EAGER
 
 
 def test_for_speed_memory_does_not_count() -> None:
-    assert decided(lighter(INDUCTOR, 5.0, 2.0), lighter(CAPTURE, 0.1, 1.5)).plan == INDUCTOR
+    assert decide_trials(lighter(INDUCTOR, 5.0, 2.0), lighter(CAPTURE, 0.1, 1.5)).plan == INDUCTOR
 
 
 # ---- the sentence
@@ -256,14 +271,14 @@ def test_for_speed_memory_does_not_count() -> None:
 
 def test_the_sentence_for_eager_speaks_of_memory_where_that_was_asked() -> None:
     trials = [lighter(INDUCTOR, 1.5, 2.0), lighter(CAPTURE, 0.5, verdict=FAILED)]
-    assert decided(*trials, objective="memory", calls=10**6).reason == (
+    assert decide_trials(*trials, objective="memory", calls=10**6).reason == (
         "Stay with eager: of 1 proven plans none needs surely less memory and is not slower."
     )
 
 
 def test_the_sentence_for_eager_does_not_contradict_itself() -> None:
     # Pays after 2,000 calls in the middle of its interval, well below the expected number. But it may never pay.
-    decision = decided(a_trial(INDUCTOR, 1.000001, 1.01, cold_s=10.0), calls=100_000)
+    decision = decide_trials(a_trial(INDUCTOR, 1.000001, 1.01, cold_s=10.0), calls=100_000)
     assert decision.plan == EAGER
     assert decision.reason.endswith("pays back after 2,015 calls, at worst after 10,000,000, and 100,000 are expected.")
 
@@ -281,14 +296,14 @@ def test_the_sentence_for_a_tie_says_that_it_is_one() -> None:
     # A compiled plan that is a little faster still, and never pays: eager was not preferred to this one.
     quick, slow = a_trial(CAPTURE, 1.012, 1.02, cold_s=0.0), a_trial(INDUCTOR, 1.0001, 1.04, cold_s=10.0)
     for trials in ((quick, slow), (slow, quick)):
-        decision = decided(*trials, calls=1000)
+        decision = decide_trials(*trials, calls=1000)
         assert decision.plan == EAGER
         assert decision.reason.startswith(
             f"Stay with eager: {CAPTURE} runs at 1.02 [1.01, 1.02] times its speed, and saves "
         )
         assert decision.reason.endswith("over 1,000 calls: less than the 2% from which a plan is worth having.")
     much = a_trial(INDUCTOR, 3.0, cold_s=10_000.0)
-    reason = decided(quick, much, calls=1000).reason
+    reason = decide_trials(quick, much, calls=1000).reason
     assert "from which a plan is worth having; inductor runs at 3 [3, 3] times its speed" in reason
 
 
@@ -302,13 +317,13 @@ def test_the_sentence_for_a_tie_says_that_it_is_one() -> None:
 )
 def test_the_sentence_says_what_accuracy_is_lost(plan: Plan, said: str | None) -> None:
     verdict = Verdict((Check("values", Outcome.PASS, "agrees", error=3.1e-3, floor=3e-3),))
-    reason = decided(a_trial(plan, 2.0, verdict=verdict)).reason
+    reason = decide_trials(a_trial(plan, 2.0, verdict=verdict)).reason
     assert (said in reason) if said else ("off float64" not in reason)
 
 
 def test_a_plan_that_the_user_named_can_be_decided_for_though_no_choice_describes_it() -> None:
     own = Plan(backend="inductor", options=(("max_fusion_size", 32),))
-    assert decided(a_trial(own, 2.0)).plan == own
+    assert decide_trials(a_trial(own, 2.0)).plan == own
 
 
 @pytest.mark.parametrize(
@@ -325,14 +340,14 @@ def test_a_plan_that_the_user_named_can_be_decided_for_though_no_choice_describe
 )
 def test_what_is_saved_reads_as_on_the_page_of_the_study(baseline_s: float, saved: str) -> None:
     trial = a_trial(CAPTURE, 2.0, cold_s=0.0)
-    assert decided(trial, baseline_s=baseline_s, calls=1_000_000).reason.endswith(f"it saves about {saved}.")
+    assert decide_trials(trial, baseline_s=baseline_s, calls=1_000_000).reason.endswith(f"it saves about {saved}.")
     assert show.seconds(baseline_s * 500_000) == saved
 
 
 def test_deciding_twice_decides_the_same() -> None:
     trials = [a_trial(INDUCTOR, 1.9, 2.1), a_trial(AUTOTUNED, 2.0, 2.2)]
-    assert decided(*trials) == decided(*trials)
-    assert Decision.from_json(decided(*trials).to_json()) == decided(*trials)
+    assert decide_trials(*trials) == decide_trials(*trials)
+    assert Decision.from_json(decide_trials(*trials).to_json()) == decide_trials(*trials)
 
 
 # ---- a limit of memory
@@ -342,7 +357,7 @@ def light(plan: Plan, low: float, peak: int | None) -> Trial:
     return a_trial(plan, low, peak=peak, eager_peak=4 * GIB)
 
 
-RECOMPUTED = Plan(backend="inductor", recompute="blocks")
+RECOMPUTED = Plan(backend="inductor", activation_checkpointing="blocks")
 
 
 def test_a_plan_over_the_memory_limit_is_not_decided_for() -> None:
@@ -355,8 +370,8 @@ def test_a_plan_over_the_memory_limit_is_not_decided_for() -> None:
 
 def test_one_whose_peak_is_not_known_keeps_no_limit() -> None:
     trial = light(INDUCTOR, 2.0, None)
-    assert decided(trial).plan == INDUCTOR
-    assert decided(trial, memory_limit=GIB).plan == EAGER
+    assert decide_trials(trial).plan == INDUCTOR
+    assert decide_trials(trial, memory_limit=GIB).plan == EAGER
 
 
 def test_where_eager_passes_the_limit_a_slower_plan_that_fits_is_decided_for() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile import compile_plan
 from torchwise.plan import Plan
 from torchwise.records import Outcome
@@ -47,7 +47,7 @@ def t5() -> Any:
     return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=64, **sizes))
 
 
-def prompted(model: Any, kind: str, length: int) -> dict[str, Any]:
+def prompt_model(model: Any, kind: str, length: int) -> dict[str, Any]:
     """Return the inputs of every step of a conversation, above all its cache, after a prompt of some length."""
     is_encoder_decoder = model.config.is_encoder_decoder
     config = model.config.get_text_config(decoder=True)
@@ -82,7 +82,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 @pytest.mark.usefixtures("dynamo_afresh", "plainly_compiled")
 def test_a_step_is_proven_and_served(model: Any, kind: str) -> None:
-    example = Example((), step(model, 7, prompted(model, kind, 5)))
+    example = Example((), step(model, 7, prompt_model(model, kind, 5)))
     workload = Workload(model, (example,))
     once = run_plainly(workload, "inference")
     assert any("past_key_values" in path for path in once.moves)
@@ -95,10 +95,10 @@ def test_a_step_is_proven_and_served(model: Any, kind: str) -> None:
     assert verdict.outcome is Outcome.PASS, verdict.reason
     assert any("the float64 reference" in check.detail for check in verdict.checks)
     plain = copy.deepcopy(model)
-    fast = torchwise.apply(model, dataclasses.replace(decided(model, plan), inputs=(describe_example(example),)))
+    fast = torchwise.apply(model, dataclasses.replace(make_decision(model, plan), inputs=(describe_example(example),)))
     same_lengths = kind == "static" and model.config.is_encoder_decoder  # the encoder's output is an input, too
     for length in (5, 5 if same_lengths else 7):  # a new prompt, with a cache of its own
-        ours, theirs = prompted(plain, kind, length), prompted(plain, kind, length)
+        ours, theirs = prompt_model(plain, kind, length), prompt_model(plain, kind, length)
         for token in range(5):
             answer = fast(**step(model, 7 + token, ours)).logits
             torch.testing.assert_close(answer, plain(**step(model, 7 + token, theirs)).logits, rtol=1e-4, atol=1e-4)
@@ -114,7 +114,7 @@ def test_a_step_is_proven_and_served(model: Any, kind: str) -> None:
 def test_tune_finds_a_plan_for_a_step_with_a_cache_that_grows(tmp_path: Any) -> None:
     torch.manual_seed(0)
     model = llama().eval()
-    given = step(model, 7, prompted(model, "dynamic", 5))
+    given = step(model, 7, prompt_model(model, "dynamic", 5))
     length = given["past_key_values"].get_seq_length()
     asked: dict[str, Any] = {"calls": 10**9, "effort": "quick", "plans": [INDUCTOR, DYNAMIC], "progress": False}
     study = torchwise.tune(model, (), given, store=str(tmp_path / "studies.db"), **asked)
@@ -123,5 +123,5 @@ def test_tune_finds_a_plan_for_a_step_with_a_cache_that_grows(tmp_path: Any) -> 
     assert "every call compiles anew, as each gives another shape to" in static.failure.message
     assert "['past_key_values'].layers[0].keys" in static.failure.message
     assert "shapes='dynamic'" in static.failure.message
-    assert dynamic.is_proven, dynamic.reason
+    assert dynamic.is_verified, dynamic.reason
     assert given["past_key_values"].get_seq_length() == length, "the program's own cache is left as it was"

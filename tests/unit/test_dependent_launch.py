@@ -47,7 +47,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield kind
 
 
-def written(kernel: Any, *lines: str) -> list[str]:
+def write_body(kernel: Any, *lines: str) -> list[str]:
     """Return the end of a kernel's body, from the lines that Inductor has written so far."""
     code = IndentedBuffer()
     for line in lines:
@@ -57,12 +57,12 @@ def written(kernel: Any, *lines: str) -> list[str]:
 
 
 def test_what_only_stores_waits_too(kernel: Any) -> None:
-    assert written(kernel, "zero = 0.0", "tl.store(out, zero)") == [WAIT, "zero = 0.0", "tl.store(out, zero)"]
+    assert write_body(kernel, "zero = 0.0", "tl.store(out, zero)") == [WAIT, "zero = 0.0", "tl.store(out, zero)"]
 
 
 def test_the_wait_comes_before_the_first_load_and_others_may_start_after_the_last(kernel: Any) -> None:
     loads = ("a = tl.load(x)", WAIT, LAUNCH, "b = tl.load(y)", WAIT, LAUNCH)
-    lines = written(kernel, *loads, "tl.store(out, a + b)")
+    lines = write_body(kernel, *loads, "tl.store(out, a + b)")
     assert lines[0] == WAIT
     assert lines.count(WAIT) == 1, "after the first there is nothing left to wait for"
     assert lines.count(LAUNCH) == 1
@@ -71,12 +71,12 @@ def test_the_wait_comes_before_the_first_load_and_others_may_start_after_the_las
 
 def test_what_does_not_start_early_stays_as_it_is(kernel: Any) -> None:
     kernel._enable_pdl_codegen = staticmethod(lambda: False)
-    assert written(kernel, "tl.store(out, 0)") == ["tl.store(out, 0)"]
+    assert write_body(kernel, "tl.store(out, 0)") == ["tl.store(out, 0)"]
 
 
 def test_what_starts_early_without_the_option_stays_as_it_is(kernel: Any) -> None:
     with config.patch({pdl_waits.OPTION: False}):
-        assert written(kernel, "tl.store(out, 0)") == ["tl.store(out, 0)"], "as its key does not tell it apart"
+        assert write_body(kernel, "tl.store(out, 0)") == ["tl.store(out, 0)"], "as its key does not tell it apart"
 
 
 def test_compiled_code_is_kept_apart_from_what_was_compiled_without(kernel: Any) -> None:
@@ -107,7 +107,7 @@ def test_every_plan_that_starts_kernels_early_has_them_wait(
         for compiler in (
             lambda plan: inductor.compile(torch.sin, plan),
             inductor.graph_compiler,
-            inductor.ahead_backend,
+            inductor.aot_backend,
         ):
             asked.clear()
             compiler(plan)

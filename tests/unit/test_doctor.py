@@ -56,7 +56,7 @@ GOOD_GPU = replace(GOOD, torch="2.13.0+cu130", cuda_build="13.0", driver=True, g
 PROCESS = {"gpu_uuid": "GPU-1", "pid": "77", "process_name": "train.py", "used_gpu_memory": "9000"}
 
 
-def failing(step: str, detail: str = "it is broken") -> dict[str, Any]:
+def fail_step(step: str, detail: str = "it is broken") -> dict[str, Any]:
     return {"probe": {**GPU_STEPS, step: Step(detail, failed=True)}}
 
 
@@ -99,8 +99,8 @@ CPU_CASES = [
     ({"torch": "absent"}, "torch", "bad", "not installed", "pip install"),
     ({"torch": "2.10.1"}, "torch", "bad", "2.10.1 is too old", "upgrade"),
     ({"torch": "2.16.0"}, "torch", "warn", "newer than any", "newer Torchwise"),
-    (failing("import", "OSError: libgomp"), "torch", "bad", "importing it fails: OSError: libgomp", "reinstall"),
-    (failing("inductor_cpu"), "Inductor on the CPU", "bad", "fails: it is broken", "C++ compiler"),
+    (fail_step("import", "OSError: libgomp"), "torch", "bad", "importing it fails: OSError: libgomp", "reinstall"),
+    (fail_step("inductor_cpu"), "Inductor on the CPU", "bad", "fails: it is broken", "C++ compiler"),
     ({"gpu": GPU, "driver": True}, "torch build", "warn", "CPU only, while there is a GPU (NVIDIA H200)", "CUDA build"),
     ({"compiler": Compiler("g++", "g++ does not start: No such file")}, "C++ compiler", "bad", "not start", "apt"),
     (
@@ -164,9 +164,9 @@ CPU_CASES = [
 ]
 
 GPU_CASES = [
-    (failing("cuda", "RuntimeError: driver too old"), "CUDA", "bad", "driver too old", "update the driver"),
-    (failing("triton", "ModuleNotFoundError"), "Triton", "bad", "ModuleNotFoundError", "reinstall"),
-    (failing("inductor_cuda"), "Inductor on the GPU", "bad", "it is broken", "C compiler"),
+    (fail_step("cuda", "RuntimeError: driver too old"), "CUDA", "bad", "driver too old", "update the driver"),
+    (fail_step("triton", "ModuleNotFoundError"), "Triton", "bad", "ModuleNotFoundError", "reinstall"),
+    (fail_step("inductor_cuda"), "Inductor on the GPU", "bad", "it is broken", "C compiler"),
     ({"gpu": {**GPU, "compute_cap": "6.1"}}, "GPU", "bad", "6.1: Triton needs 7.0", "newer GPU"),
     ({"gpu_processes": (PROCESS,)}, "GPU use", "warn", "1 other process: train.py (77)", "CUDA_VISIBLE_DEVICES"),
     ({"gpu": {**GPU, "memory.used": "9000"}}, "GPU use", "warn", "9000 MiB in use by processes not", "unsure"),
@@ -242,10 +242,10 @@ def test_torch_absent_says_only_that() -> None:
 
 
 def test_a_check_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Facts) -> list[Finding]:
+    def raise_error(_: Facts) -> list[Finding]:
         raise ZeroDivisionError("odd machine")
 
-    monkeypatch.setattr(diagnosis, "CHECKS", (broken, *diagnosis.CHECKS))
+    monkeypatch.setattr(diagnosis, "CHECKS", (raise_error, *diagnosis.CHECKS))
     findings = judge(GOOD)
     assert "ZeroDivisionError: odd machine" in findings[0].found
     assert len(findings) == 1 + len(judge(GOOD)) - 1
@@ -350,12 +350,12 @@ def test_gpu_processes_are_those_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch
 
 def test_folders_are_tried_by_writing(tmp_path: Path) -> None:
     target = tmp_path / "not" / "yet" / "made"
-    assert disk.look(str(target)).error == ""
-    assert disk.look(str(target)).free > 0
+    assert disk.check_folder(str(target)).error == ""
+    assert disk.check_folder(str(target)).free > 0
     assert not (tmp_path / "not").exists()
     (tmp_path / "file").write_text("")
-    assert disk.look(str(tmp_path / "file")).error != ""
-    assert disk.look("/proc/self/no").error != ""
+    assert disk.check_folder(str(tmp_path / "file")).error != ""
+    assert disk.check_folder("/proc/self/no").error != ""
 
 
 def test_the_cache_folder_is_the_one_torch_would_use(monkeypatch: pytest.MonkeyPatch) -> None:

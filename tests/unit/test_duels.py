@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sketches import HERE, INDUCTOR, a_history, a_trial, measured
+from sketches import HERE, INDUCTOR, a_history, a_trial, make_measurement
 
 from torchwise.decide import decide, next_duel
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Duel, Failure, FailureKind, Interval, Trial
-from torchwise.records.trial import speeds_beside
+from torchwise.records.trial import relative_speeds
 
 FROZEN = INDUCTOR.with_choice("options", ("freezing", True))
 WRAPPED = FROZEN.with_choice("options", ("cpp_wrapper", True))
@@ -18,12 +18,12 @@ MANY = 100_000
 """Calls of a second each: a hundredth of them is more than any duel takes."""
 
 
-def met(trial: Trial, rival: Trial | Plan, low: float, high: float | None = None) -> Trial:
+def add_duel(trial: Trial, rival: Trial | Plan, low: float, high: float | None = None) -> Trial:
     """Return the trial after a duel in which its plan had so many times the rival's speed."""
-    return replace(trial, duel=Duel(rival if isinstance(rival, Plan) else rival.plan, measured(low, high)))
+    return replace(trial, duel=Duel(rival if isinstance(rival, Plan) else rival.plan, make_measurement(low, high)))
 
 
-def decided(*trials: Trial, calls: int = MANY) -> Decision:
+def decide_trials(*trials: Trial, calls: int = MANY) -> Decision:
     return decide(a_history(*trials, calls=calls), HERE)
 
 
@@ -103,23 +103,23 @@ def test_memory_needs_no_clock() -> None:
 
 def test_nobody_challenges_twice() -> None:
     leader, other, third = a_trial(INDUCTOR, 2.0, 2.4), a_trial(FROZEN, 2.1, 2.5), a_trial(WRAPPED, 2.0, 2.4)
-    assert next_duel(a_history(leader, met(other, leader, 0.97), calls=MANY), 9) is None
+    assert next_duel(a_history(leader, add_duel(other, leader, 0.97), calls=MANY), 9) is None
     failed = replace(other, duel=Duel(INDUCTOR, failure=Failure(FailureKind.OUT_OF_MEMORY, "compile", "both")))
     assert plans_of(next_duel(a_history(leader, failed, calls=MANY), 9)) == (INDUCTOR, FROZEN)
     dueled = replace(leader, duel=failed.duel)
     assert next_duel(a_history(dueled, failed, calls=MANY), 9) is None, "what failed is not begun again"
-    history = a_history(leader, met(other, leader, 1.1), third, calls=MANY)
+    history = a_history(leader, add_duel(other, leader, 1.1), third, calls=MANY)
     assert plans_of(next_duel(history, 9)) == (WRAPPED, FROZEN), "who won meets the next"
 
 
 def test_duels_end_at_a_limit_failed_ones_counted() -> None:
     leader, other, third = a_trial(INDUCTOR, 2.0, 2.4), a_trial(FROZEN, 2.0, 2.4), a_trial(WRAPPED, 2.0, 2.4)
     failure = Failure(FailureKind.TIMED_OUT, "compile", "too long")
-    for held in (met(other, leader, 1.01), replace(other, duel=Duel(INDUCTOR, failure=failure))):
+    for held in (add_duel(other, leader, 1.01), replace(other, duel=Duel(INDUCTOR, failure=failure))):
         history = a_history(leader, held, third, calls=MANY)
         assert next_duel(history, 1) is None
         assert next_duel(history, 2) is not None
-    elsewhere = met(other, Plan(threads=7), 1.01), met(a_trial(Plan(threads=6), 2.0), Plan(threads=5), 1.0)
+    elsewhere = add_duel(other, Plan(threads=7), 1.01), add_duel(a_trial(Plan(threads=6), 2.0), Plan(threads=5), 1.0)
     assert next_duel(a_history(leader, *elsewhere, third, calls=MANY), 1) is not None, "those of other leaders"
 
 
@@ -128,73 +128,77 @@ def test_duels_end_at_a_limit_failed_ones_counted() -> None:
 
 def test_a_duel_counts_for_more_than_trials() -> None:
     leader, other = a_trial(INDUCTOR, 2.2, 2.4), a_trial(FROZEN, 2.1, 2.3)
-    assert decided(leader, other).plan == INDUCTOR
-    assert decided(leader, met(other, leader, 1.05)).plan == FROZEN
-    assert decided(leader, met(other, leader, 0.95)).plan == INDUCTOR
-    assert decided(met(leader, other, 0.95), other).plan == FROZEN, "whoever of them is called the rival"
+    assert decide_trials(leader, other).plan == INDUCTOR
+    assert decide_trials(leader, add_duel(other, leader, 1.05)).plan == FROZEN
+    assert decide_trials(leader, add_duel(other, leader, 0.95)).plan == INDUCTOR
+    assert decide_trials(add_duel(leader, other, 0.95), other).plan == FROZEN, "whoever of them is called the rival"
 
 
 def test_a_duel_that_ends_in_a_tie_goes_to_the_simpler() -> None:
     leader, other = a_trial(FROZEN, 2.5, 2.7), a_trial(INDUCTOR, 2.3, 2.6)
-    assert decided(leader, other).plan == FROZEN
-    assert decided(leader, met(other, leader, 0.97, 1.01)).plan == INDUCTOR
-    assert decided(leader, met(other, leader, 0.96, 0.99)).plan == FROZEN
+    assert decide_trials(leader, other).plan == FROZEN
+    assert decide_trials(leader, add_duel(other, leader, 0.97, 1.01)).plan == INDUCTOR
+    assert decide_trials(leader, add_duel(other, leader, 0.96, 0.99)).plan == FROZEN
 
 
 def test_a_tie_goes_to_the_simpler_whichever_compiles_a_little_sooner() -> None:
     leader, other = a_trial(INDUCTOR, 2.3, 2.6, cold_s=10.1), a_trial(FROZEN, 2.3, 2.6, cold_s=10.0)
-    assert decided(leader, other).plan == INDUCTOR
-    assert decided(leader, met(other, leader, 0.98, 1.02)).plan == INDUCTOR
-    assert decided(met(leader, other, 0.98, 1.02), other).plan == INDUCTOR
+    assert decide_trials(leader, other).plan == INDUCTOR
+    assert decide_trials(leader, add_duel(other, leader, 0.98, 1.02)).plan == INDUCTOR
+    assert decide_trials(add_duel(leader, other, 0.98, 1.02), other).plan == INDUCTOR
 
 
 def test_a_sure_duel_is_not_overruled_by_the_chain_that_it_is_in() -> None:
     """The second is as fast as the first, and clearly slower than the third. The third may be as fast as the first."""
     first, second = a_trial(INDUCTOR, 2.3, 2.6), a_trial(FROZEN, 2.3, 2.6)
-    third = met(a_trial(WRAPPED, 2.3, 2.6), FROZEN, 1.005, 1.025)
-    assert decided(first, met(second, first, 0.98, 1.02), third).plan == INDUCTOR, "the simplest of those within 2 %"
-    third = met(third, FROZEN, 1.03, 1.05)
-    assert decided(first, met(second, first, 0.98, 1.02), third).plan == WRAPPED
+    third = add_duel(a_trial(WRAPPED, 2.3, 2.6), FROZEN, 1.005, 1.025)
+    assert decide_trials(first, add_duel(second, first, 0.98, 1.02), third).plan == INDUCTOR, (
+        "the simplest of those within 2 %"
+    )
+    third = add_duel(third, FROZEN, 1.03, 1.05)
+    assert decide_trials(first, add_duel(second, first, 0.98, 1.02), third).plan == WRAPPED
 
 
 def test_a_duel_that_says_what_trials_said_changes_nothing() -> None:
     leader, other = a_trial(FROZEN, 2.53, 2.54), a_trial(INDUCTOR, 2.49, 2.50)
-    assert decided(leader, other).plan == decided(leader, met(other, leader, 0.983, 0.985)).plan == FROZEN
+    assert (
+        decide_trials(leader, other).plan == decide_trials(leader, add_duel(other, leader, 0.983, 0.985)).plan == FROZEN
+    )
 
 
 def test_a_duel_that_tells_nothing_apart_decides_for_nobody() -> None:
     leader, other = a_trial(INDUCTOR, 2.3), a_trial(FROZEN, 2.2)
-    assert decided(leader, met(other, leader, 0.8, 1.3)).plan == INDUCTOR
+    assert decide_trials(leader, add_duel(other, leader, 0.8, 1.3)).plan == INDUCTOR
 
 
 def test_what_a_duel_found_counts_whoever_leads_by_then() -> None:
     first, second = a_trial(INDUCTOR, 2.0), a_trial(FROZEN, 1.96)
     third = a_trial(WRAPPED, 2.06)
-    assert decided(first, met(second, first, 1.1), third).plan == FROZEN
+    assert decide_trials(first, add_duel(second, first, 1.1), third).plan == FROZEN
 
 
 def test_what_is_faster_still_has_to_pay() -> None:
     leader, other = (
         a_trial(INDUCTOR, 2.2, 2.4, cold_s=10.0),
-        met(a_trial(FROZEN, 2.1, 2.3, cold_s=900.0), INDUCTOR, 1.1),
+        add_duel(a_trial(FROZEN, 2.1, 2.3, cold_s=900.0), INDUCTOR, 1.1),
     )
-    assert decided(leader, other, calls=2_000).plan == INDUCTOR
-    assert decided(leader, other, calls=200_000).plan == FROZEN
+    assert decide_trials(leader, other, calls=2_000).plan == INDUCTOR
+    assert decide_trials(leader, other, calls=200_000).plan == FROZEN
 
 
 def test_duels_lead_from_one_to_the_next() -> None:
     first, second = a_trial(INDUCTOR, 2.2, 2.4), a_trial(FROZEN, 2.2, 2.3)
     third = a_trial(WRAPPED, 2.1, 2.3)
-    chain = first, met(second, first, 1.05), met(third, second, 1.05)
+    chain = first, add_duel(second, first, 1.05), add_duel(third, second, 1.05)
     for order in (chain, chain[::-1]):
-        assert decided(*order).plan == WRAPPED
+        assert decide_trials(*order).plan == WRAPPED
 
 
 @pytest.mark.parametrize("calls", [10, MANY])
 def test_a_duel_with_a_plan_that_is_not_asked_about_decides_nothing(calls: int) -> None:
-    other = met(a_trial(FROZEN, 2.1, 2.3), Plan(threads=7), 3.0)
+    other = add_duel(a_trial(FROZEN, 2.1, 2.3), Plan(threads=7), 3.0)
     expected = EAGER if calls == 10 else FROZEN
-    assert decided(other, a_trial(INDUCTOR, 2.0, 2.05), calls=calls).plan == expected
+    assert decide_trials(other, a_trial(INDUCTOR, 2.0, 2.05), calls=calls).plan == expected
 
 
 # ---- the words for it
@@ -202,36 +206,36 @@ def test_a_duel_with_a_plan_that_is_not_asked_about_decides_nothing(calls: int) 
 
 def test_the_reason_names_who_came_closest() -> None:
     leader = a_trial(INDUCTOR, 2.2, 2.4)
-    others = met(a_trial(FROZEN, 2.1, 2.3), leader, 0.8), met(a_trial(WRAPPED, 2.1, 2.3), leader, 0.9)
-    decision = decided(leader, *others)
+    others = add_duel(a_trial(FROZEN, 2.1, 2.3), leader, 0.8), add_duel(a_trial(WRAPPED, 2.1, 2.3), leader, 0.9)
+    decision = decide_trials(leader, *others)
     assert decision.plan == INDUCTOR
     assert decision.reason.endswith(f"Timed beside {WRAPPED} in one process, it has 1.11 [1.11, 1.11] times its speed.")
     assert decision.speedup == leader.speedup, "its own trial's"
 
 
 def test_without_duels_nothing_is_said_of_them() -> None:
-    assert "beside" not in decided(a_trial(INDUCTOR, 2.2, 2.4)).reason
+    assert "beside" not in decide_trials(a_trial(INDUCTOR, 2.2, 2.4)).reason
 
 
 def test_a_duel_that_failed_is_not_named() -> None:
     """Two plans whose duel failed still have a ratio, through a third."""
     second = a_trial(FROZEN, 2.3, 2.5, duel=Duel(INDUCTOR, failure=Failure(FailureKind.OUT_OF_MEMORY, "compile", "")))
-    third = met(a_trial(WRAPPED, 1.9, 2.1), second, 0.8)
-    decision = decided(met(a_trial(INDUCTOR, 2.4, 2.6), third, 1.3), second, third)
+    third = add_duel(a_trial(WRAPPED, 1.9, 2.1), second, 0.8)
+    decision = decide_trials(add_duel(a_trial(INDUCTOR, 2.4, 2.6), third, 1.3), second, third)
     assert decision.plan == INDUCTOR
     assert f"Timed beside {WRAPPED} in one process, it has 1.3 " in decision.reason
 
 
 def test_a_duel_reads_both_ways_and_on() -> None:
     leader, other = a_trial(INDUCTOR, 2.0), a_trial(FROZEN, 2.0)
-    trials = leader, met(other, leader, 0.8, 1.0)
-    assert speeds_beside(trials, FROZEN) == {INDUCTOR: Interval(0.8, pytest.approx(0.9), 1.0)}
-    back = speeds_beside(trials, INDUCTOR)[FROZEN]
+    trials = leader, add_duel(other, leader, 0.8, 1.0)
+    assert relative_speeds(trials, FROZEN) == {INDUCTOR: Interval(0.8, pytest.approx(0.9), 1.0)}
+    back = relative_speeds(trials, INDUCTOR)[FROZEN]
     assert (back.low, back.high) == (1.0, 1.25)
-    assert speeds_beside(trials, WRAPPED) == {}
-    further = *trials, met(a_trial(WRAPPED, 2.0), other, 0.5)
-    assert speeds_beside(further, WRAPPED)[INDUCTOR] == Interval(0.4, pytest.approx(0.45), 0.5)
-    assert speeds_beside((replace(leader, duel=Duel(FROZEN)),), INDUCTOR) == {}, "one that did not come to its end"
+    assert relative_speeds(trials, WRAPPED) == {}
+    further = *trials, add_duel(a_trial(WRAPPED, 2.0), other, 0.5)
+    assert relative_speeds(further, WRAPPED)[INDUCTOR] == Interval(0.4, pytest.approx(0.45), 0.5)
+    assert relative_speeds((replace(leader, duel=Duel(FROZEN)),), INDUCTOR) == {}, "one that did not come to its end"
 
 
 def test_compiling_does_not_differ_from_process_to_process() -> None:

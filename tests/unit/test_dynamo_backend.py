@@ -93,13 +93,13 @@ def test_options_reach_the_decision(bench: Bench) -> None:
 
 
 def test_each_graph_of_a_broken_model_is_decided(bench: Bench) -> None:
-    def broken(x: torch.Tensor) -> torch.Tensor:
+    def break_graph(x: torch.Tensor) -> torch.Tensor:
         x = x.sin()
         torch._dynamo.graph_break()
         return x.cos()
 
     x = torch.rand(3)
-    assert torch.equal(torch.compile(broken, backend=entry)(x), x.sin().cos())
+    assert torch.equal(torch.compile(break_graph, backend=entry)(x), x.sin().cos())
     codes = [captured.graph.code for captured in bench.captured]
     assert len(codes) == 2
     assert "sin" in codes[0]
@@ -128,18 +128,18 @@ def test_a_symbol_is_not_fixed_by_looking_at_it(bench: Bench) -> None:
 def test_a_plan_with_more_than_a_compiler_is_dispatched(under: Any, bench: Bench, monkeypatch: Any) -> None:
     bench.plan = THREADS
     seen: list[tuple[int, bool]] = []
-    forward = Captured.of
+    forward = Captured.from_graph
 
     def state() -> tuple[int, bool]:
         return torch.get_num_threads(), torch.is_grad_enabled()
 
-    def spied(module: torch.fx.GraphModule, inputs: Any) -> Captured:
+    def record_state(module: torch.fx.GraphModule, inputs: Any) -> Captured:
         captured = forward(module, inputs)
         run = captured.graph._forward
         captured.graph._forward = lambda *a: (seen.append(state()), run(*a))[1]
         return captured
 
-    monkeypatch.setattr(Captured, "of", spied)
+    monkeypatch.setattr(Captured, "from_graph", record_state)
     f = torch.compile(lambda x: x.sin() + 1, backend=entry)
     x = torch.rand(4)
     with under():

@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 import torch
 
-from dynamo_graphs import captured_of, decision_for
+from dynamo_graphs import capture_graph, decision_for
 from torchwise.dynamo import backend as entry
 from torchwise.dynamo import decide, private
 from torchwise.dynamo.options import Options
@@ -53,11 +53,11 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     asked: list[Any] = []
     original = decide.run_study
 
-    def counted(request: Any, *args: Any) -> Any:
+    def count_request(request: Any, *args: Any) -> Any:
         asked.append(request)
         return original(replace(request, plans=(THREADS,)), *args)
 
-    monkeypatch.setattr(decide, "run_study", counted)
+    monkeypatch.setattr(decide, "run_study", count_request)
     monkeypatch.setattr(decide, "SPENT", decide.Spent())
     torch._dynamo.reset()
     yield asked
@@ -69,20 +69,20 @@ def test_the_second_compilation_finds_the_decision_in_the_store(searches: list[A
     model, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.0)), torch.ones(2, 3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
 
-    def compiled(**options: Any) -> Any:
+    def compile_model(**options: Any) -> Any:
         torch._dynamo.reset()
         return torch.compile(model, backend=entry, options={"store": store, **options})
 
     with torch.no_grad():
-        assert torch.equal(compiled()(x), model(x))
+        assert torch.equal(compile_model()(x), model(x))
         assert len(searches) == 1
-        assert torch.equal(compiled()(x), model(x))
+        assert torch.equal(compile_model()(x), model(x))
         assert len(searches) == 1  # the same graph: from the store
-        compiled(calls=3)(x)
+        compile_model(calls=3)(x)
         assert len(searches) == 2  # other calls are weighed anew
-        compiled()(torch.ones(4, 3))
+        compile_model()(torch.ones(4, 3))
         assert len(searches) == 3  # another shape
-    compiled()(x).sum().backward()
+    compile_model()(x).sum().backward()
     assert [request.workload.mode for request in searches] == ["inference"] * 3 + ["training"]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with open_storage(store) as storage:
@@ -103,7 +103,7 @@ def test_a_decision_of_another_machine_is_not_taken(
 ) -> None:
     options = Options(store=str(tmp_path / "store.db"))
     with torch.no_grad():
-        captured = captured_of(torch.sin, torch.ones(3))
+        captured = capture_graph(torch.sin, torch.ones(3))
     decide.decide(captured, options)
     decide.decide(captured, options)
     assert len(searches) == 1
@@ -115,7 +115,7 @@ def test_a_decision_of_another_machine_is_not_taken(
 
 def test_what_is_not_tuned_once_the_budget_is_spent(searches: list[Any], tmp_path: Path) -> None:
     with torch.no_grad():
-        captured = captured_of(torch.sin, torch.ones(3))
+        captured = capture_graph(torch.sin, torch.ones(3))
     decide.SPENT.seconds = 7.0
     with pytest.raises(UnsupportedError, match="the budget of 7 s"):
         decide.decide(captured, Options(store=str(tmp_path / "store.db"), budget=7))
@@ -124,15 +124,15 @@ def test_what_is_not_tuned_once_the_budget_is_spent(searches: list[Any], tmp_pat
 
 def test_a_graph_of_many_sizes_is_tried_with_dynamic_shapes_alone() -> None:
     with torch.no_grad():
-        one = captured_of(torch.sin, torch.ones(3), dynamic=True)
-        other = captured_of(torch.sin, torch.ones(3), dynamic=False)
+        one = capture_graph(torch.sin, torch.ones(3), dynamic=True)
+        other = capture_graph(torch.sin, torch.ones(3), dynamic=False)
     assert decide._request(one, Options()).plans == decide.DYNAMIC
     assert decide._request(other, Options()).plans is None
 
 
 def test_no_graph_takes_longer_than_the_effort_allows() -> None:
     with torch.no_grad():
-        captured = [captured_of(torch.sin, torch.ones(3), dynamic=dynamic) for dynamic in (True, False)]
+        captured = [capture_graph(torch.sin, torch.ones(3), dynamic=dynamic) for dynamic in (True, False)]
     for graph in captured:
         assert decide._request(graph, Options()).trial_s == TRIAL_S["quick"], "the user waits, and named no plan"
 
@@ -144,7 +144,7 @@ def test_a_graph_travels_with_what_takes_no_tensor() -> None:
         return y, torch.rand(2) * x.to(dtype=torch.float64).sum()
 
     x = torch.ones(2, requires_grad=True)
-    captured = captured_of(call, x)
+    captured = capture_graph(call, x)
     graph = cloudpickle.loads(cloudpickle.dumps(captured.graph))
     first, second = graph(x), graph(x)
     assert not first[0].requires_grad
@@ -155,15 +155,15 @@ def test_a_graph_travels_with_what_takes_no_tensor() -> None:
 
 def test_what_makes_another_graph_of_it() -> None:
     ones = torch.ones(2)
-    same = structure(captured_of(lambda x, y: x * y, ones, ones + 1).graph)
-    assert structure(captured_of(lambda x, y: x * y, ones, ones + 1).graph) == same
-    assert structure(captured_of(lambda x, y: x / y, ones, ones + 1).graph) != same
-    assert structure(captured_of(lambda x, y: x * y, ones, torch.ones(2, requires_grad=True)).graph) != same
+    same = structure(capture_graph(lambda x, y: x * y, ones, ones + 1).graph)
+    assert structure(capture_graph(lambda x, y: x * y, ones, ones + 1).graph) == same
+    assert structure(capture_graph(lambda x, y: x / y, ones, ones + 1).graph) != same
+    assert structure(capture_graph(lambda x, y: x * y, ones, torch.ones(2, requires_grad=True)).graph) != same
 
 
 def test_an_example_is_a_leaf_without_history() -> None:
     x = torch.ones(2, requires_grad=True) * 2
-    (example,) = captured_of(torch.sin, x).example.args
+    (example,) = capture_graph(torch.sin, x).example.args
     assert example.is_leaf
     assert example.requires_grad
     assert x.grad_fn is not None

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.runtime import OptimizedModule
 from torchwise.workload import Example
@@ -45,8 +45,8 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]")
 
 
-def optimized(model: torch.nn.Module, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
-    decision = decided(model, PLAN, *args)
+def apply_plan(model: torch.nn.Module, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
+    decision = make_decision(model, PLAN, *args)
     return torchwise.apply(model, replace(decision, inputs=(describe_example(Example(args, kwargs)),)))
 
 
@@ -57,7 +57,7 @@ def test_a_pipeline_takes_it_for_the_model_and_is_answered_by_the_plan(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=len(WORDS)
     )
     model = BertForSequenceClassification(config).eval()
-    fast = optimized(model, **tokenizer("a b c", return_tensors="pt"))
+    fast = apply_plan(model, **tokenizer("a b c", return_tensors="pt"))
     assert isinstance(fast, BertForSequenceClassification)
     assert isinstance(fast, OptimizedModule)
     assert issubclass(type(fast), OptimizedModule)
@@ -74,7 +74,7 @@ def test_generate_gives_the_models_own_words(tokenizer: Any) -> None:
     )
     model = GPT2LMHeadModel(config).eval()
     prompt = torch.tensor([[1, 2, 3]])
-    fast = optimized(model, prompt)
+    fast = apply_plan(model, prompt)
     ours, theirs = (one.generate(prompt, max_new_tokens=6, do_sample=False) for one in (fast, model))
     assert torch.equal(ours, theirs)
     spoken = pipeline("text-generation", model=fast, tokenizer=tokenizer)("a b c", max_new_tokens=3)

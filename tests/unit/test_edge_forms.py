@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile import compile_plan
-from torchwise.compile.io_casts import ByForm, Form, form_of
+from torchwise.compile.io_casts import ByForm, OutputForm, form_of
 from torchwise.compile.layout import order_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -100,13 +100,13 @@ def check(ours: Any, right: Any) -> None:
             assert (one != other).float().mean() < 0.1
 
 
-def realized(net: Net, plan: Plan) -> Callable[..., Any]:
+def compile_call(net: Net, plan: Plan) -> Callable[..., Any]:
     return compile_plan(net, plan, Example((X,)), device="cpu", mode="inference").call
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_each_call_is_answered_in_the_form_that_the_original_has_for_it(net: Net, plan: Plan) -> None:
-    call = realized(net, plan)
+    call = compile_call(net, plan)
     wanted = WANTED if plan.backend == "eager" else ["both", "labels", "permuted", "object", "none"]
     for want in (*wanted, *wanted[:2]):
         check(call(X, want=want), net(X, want=want))
@@ -116,7 +116,7 @@ def test_each_call_is_answered_in_the_form_that_the_original_has_for_it(net: Net
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_an_input_that_is_returned_is_that_very_tensor(net: Net, plan: Plan) -> None:
-    call, more = realized(net, plan), torch.randn(2, 3, 4, 4)
+    call, more = compile_call(net, plan), torch.randn(2, 3, 4, 4)
     assert call(X, "input")[1] is X
     found = call(X, "inputs", more=more)
     assert found[0] is more
@@ -129,7 +129,7 @@ def test_an_input_that_is_returned_is_that_very_tensor(net: Net, plan: Plan) -> 
 def test_a_right_plan_is_proven_on_examples_of_several_forms(net: Net, plan: Plan, first: str) -> None:
     examples = tuple(Example((X,), {"want": want}) for want in (first, "scores", "permuted"))
     call = compile_plan(net, plan, examples[0], device="cpu", mode="inference").call
-    subject = Subject(Workload(net, examples), call, realized(net, plan), plan.precision)
+    subject = Subject(Workload(net, examples), call, compile_call(net, plan), plan.precision)
     verdict = verify(subject, extra_draws=1)
     assert verdict.outcome is Outcome.PASS, verdict
 
@@ -137,7 +137,7 @@ def test_a_right_plan_is_proven_on_examples_of_several_forms(net: Net, plan: Pla
 @pytest.mark.parametrize("plan", [*EDGES, replace(EDGES[0], backend="inductor")], ids=str)
 def test_whichever_form_is_asked_for_first_the_plan_serves_all(net: Net, plan: Plan) -> None:
     asked = [Example((X,), {"want": want}) for want in ("both", "scores", "labels")]
-    decision = replace(decided(net, plan), inputs=tuple(map(describe_example, asked)))
+    decision = replace(make_decision(net, plan), inputs=tuple(map(describe_example, asked)))
     for order in (asked, asked[::-1]):
         fast = OptimizedModule(net, decision)
         for example in order * 2:
@@ -160,22 +160,22 @@ def test_sizes_that_a_dynamic_plan_was_not_proven_on_have_their_own_form(backend
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_form_that_is_another_for_the_same_call_is_refused_and_learnt_anew(net: Net, backend: str) -> None:
-    call = realized(net, Plan(precision="autocast_bf16", backend=backend))
+    call = compile_call(net, Plan(precision="autocast_bf16", backend=backend))
     check(call(X), net(X))
     net.returns_labels = True
     with pytest.raises(UnsupportedError, match=r"torch\.int64 where the original returned torch\.float32"):
         call(X)
     check(call(X), net(X))
 
-    def by_content(x: torch.Tensor) -> Any:
+    def branch_on_sum(x: torch.Tensor) -> Any:
         return (x * 2, x.sum()) if x.sum() > 0 else x * 2
 
-    made = compile_plan(by_content, Plan(precision="bf16"), Example((X,)), device="cpu", mode="inference").call
-    check(made(X.abs()), by_content(X.abs()))
+    made = compile_plan(branch_on_sum, Plan(precision="bf16"), Example((X,)), device="cpu", mode="inference").call
+    check(made(X.abs()), branch_on_sum(X.abs()))
     for x, said in ((-X.abs(), "fewer tensors"), (X.abs(), "more tensors")):
         with pytest.raises(UnsupportedError, match=said):
             made(x)
-        check(made(x), by_content(x))
+        check(made(x), branch_on_sum(x))
 
 
 def test_batch_norm_in_training_counts_each_batch_once() -> None:
@@ -218,6 +218,6 @@ def test_the_form_says_which_outputs_are_inputs_and_what_compilers_see() -> None
 
     a, b = torch.ones(2, 3), torch.ones(2)
     kind = torch.float32
-    assert form_of(call, (a, b), {}) == Form(((kind, (0,), 1), (kind, (1, 0), None), (kind, (0, 1), 0)), True)
-    assert form_of(lambda x: Found(x + 1), (a,), {}) == Form(((kind, (0, 1), None),), False)
+    assert form_of(call, (a, b), {}) == OutputForm(((kind, (0,), 1), (kind, (1, 0), None), (kind, (0, 1), 0)), True)
+    assert form_of(lambda x: Found(x + 1), (a,), {}) == OutputForm(((kind, (0, 1), None),), False)
     assert form_of(lambda x: (x[:, ::2], x[:1].expand(2, 3)), (a,), {}).outputs == ((kind, None, None),) * 2

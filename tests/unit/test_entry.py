@@ -87,10 +87,10 @@ def test_forwards_that_were_made_or_wrapped_are_entered_as_they_are() -> None:
     inner = layer.forward
 
     @functools.wraps(nn.Linear.forward)  # it takes the library's name on, and holds a user's model
-    def doubled(self: nn.Module, x: torch.Tensor) -> Any:
+    def double(self: nn.Module, x: torch.Tensor) -> Any:
         return inner(2 * x)
 
-    layer.forward = types.MethodType(doubled, layer)  # type: ignore[method-assign]
+    layer.forward = types.MethodType(double, layer)  # type: ignore[method-assign]
     assert entry_of(layer) == layer.forward
 
 

@@ -60,7 +60,7 @@ def test_every_factor_changes_the_fingerprint(name: str) -> None:
     here = replace(HERE, cores_allowed=8.0)
     other = replace(here, **{name: 7 if name in ("cpus", "gpu_memory_mib", "cores_allowed") else "another"})
     assert other.fingerprint != here.fingerprint
-    assert here.differing(other) == [name]
+    assert here.list_different_fields(other) == [name]
     assert len(here.differences(other)) == 1
 
 

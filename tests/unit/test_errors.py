@@ -26,7 +26,7 @@ from torchwise.errors import (
     UnsupportedError,
     WorkloadError,
     first_line,
-    raised,
+    format_error,
 )
 from torchwise.records.answer import Answer
 
@@ -46,12 +46,12 @@ EXIT_CODES = {
 }
 
 
-def made(error: type[TorchwiseError], message: str) -> TorchwiseError:
+def make_error(error: type[TorchwiseError], message: str) -> TorchwiseError:
     """Make an error with that message, and with the part of a plan where it must name one."""
     return error(message, ("scope", "rolled")) if error is NoEffectError else error(message)  # type: ignore[call-arg]
 
 
-def drawn_tree() -> dict[str, str]:
+def read_drawn_tree() -> dict[str, str]:
     """Read child to parent from the drawing in the module's docstring."""
     parents: dict[str, str] = {}
     above: list[str] = []
@@ -67,14 +67,14 @@ def drawn_tree() -> dict[str, str]:
 def test_the_tree_is_the_one_that_the_docstring_draws() -> None:
     classes = [value for value in vars(errors).values() if inspect.isclass(value)]
     real = {cls.__name__: cls.__base__.__name__ for cls in classes if cls is not TorchwiseError}
-    assert drawn_tree() == real
+    assert read_drawn_tree() == real
     assert TorchwiseError.__base__ is Exception
 
 
 @pytest.mark.parametrize(("error", "code"), EXIT_CODES.items(), ids=lambda value: getattr(value, "__name__", value))
 def test_exit_code(error: type[TorchwiseError], code: int) -> None:
-    assert made(error, "why").exit_code == code
-    assert str(made(error, "calls is 0")) == "calls is 0"
+    assert make_error(error, "why").exit_code == code
+    assert str(make_error(error, "calls is 0")) == "calls is 0"
 
 
 def test_every_error_has_its_exit_code_listed_here() -> None:
@@ -84,7 +84,7 @@ def test_every_error_has_its_exit_code_listed_here() -> None:
 @pytest.mark.parametrize("error", EXIT_CODES, ids=lambda error: error.__name__)
 def test_the_command_line_says_it_and_exits_with_its_code(error, monkeypatch, capsys) -> None:
     def fail() -> None:
-        raise made(error, "calls is 0, but must be at least 1")
+        raise make_error(error, "calls is 0, but must be at least 1")
 
     monkeypatch.setattr(cli, "app", fail)
     with pytest.raises(SystemExit) as left:
@@ -171,11 +171,11 @@ def test_an_exception_without_a_message_is_told_by_its_place() -> None:
     with pytest.raises(NotImplementedError) as caught:
         fail()
     assert re.fullmatch(
-        r"NotImplementedError without a message, at .*test_errors\.py:\d+, in fail", raised(caught.value)
+        r"NotImplementedError without a message, at .*test_errors\.py:\d+, in fail", format_error(caught.value)
     )
     with pytest.raises(NotImplementedError) as caught:
         fail("later")
-    assert raised(caught.value) == "NotImplementedError: later"
+    assert format_error(caught.value) == "NotImplementedError: later"
 
 
 def test_an_unforeseen_error_is_not_dressed_up_as_one_of_ours(monkeypatch) -> None:

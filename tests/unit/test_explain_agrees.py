@@ -12,10 +12,10 @@ import torch
 from rich.console import Console
 
 from consistency import check_explanation, read_seconds
-from explain_samples import CALL_S, FixedPrices, evidence, explanation, finding, price
+from explain_samples import CALL_S, FixedPrices, evidence, explanation, make_finding, price
 from torchwise.diagnose import findings
 from torchwise.diagnose.relative_saving import share_saved_anywhere
-from torchwise.diagnose.savings import PairedPrices
+from torchwise.diagnose.savings import PairedSavings
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
 from torchwise.records.answer import Answer
@@ -24,12 +24,12 @@ from torchwise.records.explanation import (
     Execution,
     Explanation,
     Finding,
+    FixTrial,
     Kernel,
-    Price,
-    Tried,
+    Saving,
     judge_measurement,
-    price_of,
-    ranked,
+    make_saving,
+    rank_findings,
 )
 from torchwise.report.explain import render_explanation, render_explanation_html
 from torchwise.report.explain.text import next_steps
@@ -38,21 +38,21 @@ from torchwise.workload import Example, Workload
 PLAN = Plan(backend="inductor", transforms=("complex_to_real",))
 
 
-def shown(record: Explanation) -> str:
+def render_text(record: Explanation) -> str:
     out = StringIO()
     Console(file=out, width=200, no_color=True).print(render_explanation(record))
     return out.getvalue()
 
 
 def check(record: Explanation) -> None:
-    check_explanation(record, shown(record), render_explanation_html(record))
+    check_explanation(record, render_text(record), render_explanation_html(record))
 
 
-def timed(low: float, mid: float, high: float) -> Price:
-    return Price(Interval(low, mid, high), Basis.MEASURED, "timed in alternation, 40 rounds: the plan")
+def make_price(low: float, mid: float, high: float) -> Saving:
+    return Saving(Interval(low, mid, high), Basis.MEASURED, "timed in alternation, 40 rounds: the plan")
 
 
-def of_call(call_s: float, *found: Finding, **changes: Any) -> Explanation:
+def make_explanation(call_s: float, *found: Finding, **changes: Any) -> Explanation:
     """A record from before savings and kernels were limited to the call, which takes `call_s`."""
     kernels = (Kernel("cpp_fused_0", 1.0, call_s * 0.9, 1e3, None, None, generated=True),)
     made = explanation(
@@ -66,44 +66,52 @@ def of_call(call_s: float, *found: Finding, **changes: Any) -> Explanation:
 
 FAULTS = {
     "a saving of 21.8 ms in a call of 536 µs": (
-        of_call(536e-6, finding("fused", timed(88e-6, 21.8e-3, 49e-3))),
+        make_explanation(536e-6, make_finding("fused", make_price(88e-6, 21.8e-3, 49e-3))),
         "is not within 0 and the call's",
     ),
     "at most 2.65 ms of 2.62": (
-        of_call(2.62e-3, finding("roofline", Price(Interval(0.0, 0.7e-3, 2.65e-3), Basis.ESTIMATED, "its time"))),
+        make_explanation(
+            2.62e-3, make_finding("roofline", Saving(Interval(0.0, 0.7e-3, 2.65e-3), Basis.ESTIMATED, "its time"))
+        ),
         "is not within 0 and the call's",
     ),
     "-113 ms to 76.7 ms, and advice": (
-        of_call(48e-3, finding("fused", timed(-113e-3, 1e-3, 76.7e-3), plan=PLAN)),
+        make_explanation(48e-3, make_finding("fused", make_price(-113e-3, 1e-3, 76.7e-3), plan=PLAN)),
         "is not within 0 and the call's",
     ),
     "no gain, and advice": (
-        of_call(48e-3, finding("fused", timed(0.0, 1e-3, 2e-3))),
+        make_explanation(48e-3, make_finding("fused", make_price(0.0, 1e-3, 2e-3))),
         "but it is advised to mend it",
     ),
     "a kernel of 411 ms in a call of 10.8": (
-        of_call(10.8e-3, kernels=(Kernel("aten::exp", 1.0, 411e-3, 1e3),)),
+        make_explanation(10.8e-3, kernels=(Kernel("aten::exp", 1.0, 411e-3, 1e3),)),
         r"kernels take 0\.411 s together, the call 0\.0108",
     ),
     "kernels above the call": (
-        of_call(1e-3, kernels=tuple(Kernel(f"aten::{name}", 1.0, 0.7e-3) for name in ("mm", "bmm"))),
+        make_explanation(1e-3, kernels=tuple(Kernel(f"aten::{name}", 1.0, 0.7e-3) for name in ("mm", "bmm"))),
         r"kernels take 0\.0014 s",
     ),
     "3 % of the roofline with unknown FLOPs": (
-        of_call(1e-3, kernels=(Kernel("cpp_fused_0", 1.0, 0.9e-3, 1e3, None, 0.03, generated=True),)),
+        make_explanation(1e-3, kernels=(Kernel("cpp_fused_0", 1.0, 0.9e-3, 1e3, None, 0.03, generated=True),)),
         "has a roofline share, of work",
     ),
     "a fix that helps by what nobody could tell": (
-        of_call(
-            1e-3, finding("recompile", price(1e-4), tried=(Tried("x = True", True, "done", timed(0.0, 1e-4, 3e-4)),))
+        make_explanation(
+            1e-3,
+            make_finding(
+                "recompile", price(1e-4), tried=(FixTrial("x = True", True, "done", make_price(0.0, 1e-4, 3e-4)),)
+            ),
         ),
         "is said to help, without a gain",
     ),
     "the small before the large": (
-        of_call(1e-3, finding("small", price(1e-5)), finding("large", price(1e-4))),
+        make_explanation(1e-3, make_finding("small", price(1e-5)), make_finding("large", price(1e-4))),
         "not in the order of their savings",
     ),
-    "the unknown before the known": (of_call(1e-3, finding("unknown"), finding("known", price(1e-4))), "stands before"),
+    "the unknown before the known": (
+        make_explanation(1e-3, make_finding("unknown"), make_finding("known", price(1e-4))),
+        "stands before",
+    ),
 }
 
 
@@ -111,15 +119,15 @@ FAULTS = {
 def test_what_disagreed_is_seen_and_is_shown_within_the_call(record: Explanation, disagreement: str) -> None:
     with pytest.raises(AssertionError, match=disagreement):
         check_explanation(record, "", "")
-    settled = record.settled()
+    settled = record.make_consistent()
     execution = replace(settled.execution, busy_s=sum(kernel.seconds for kernel in settled.kernels))
     check(replace(settled, execution=execution, findings=tuple(map(findings.withhold_advice, settled.findings))))
 
 
 def test_a_figure_that_is_not_the_records_is_seen() -> None:
-    guess = Price(Interval(0.0, 10e-6, 40e-6), Basis.ESTIMATED, "the most")
-    record = explanation(finding(found=price(12e-6)), finding("host", guess)).settled()
-    text, page = shown(record), render_explanation_html(record)
+    guess = Saving(Interval(0.0, 10e-6, 40e-6), Basis.ESTIMATED, "the most")
+    record = explanation(make_finding(found=price(12e-6)), make_finding("host", guess)).make_consistent()
+    text, page = render_text(record), render_explanation_html(record)
     check_explanation(record, text, page)
     for right, wrong in (
         ("saves 12.0 µs a call", "saves 13.0 µs a call"),
@@ -140,8 +148,8 @@ def test_a_figure_that_is_not_the_records_is_seen() -> None:
 def test_what_was_said_twice_is_seen() -> None:
     note = "other processes used 1.6 of 2 cores meanwhile"
     measured = replace(explanation().measurement, notes=(note,))
-    check(replace(explanation(measurement=measured, kernels=()).settled(), execution=_idle()))
-    told = replace(explanation(measurement=measured, kernels=(), execution=_idle()).settled(), notes=(note,))
+    check(replace(explanation(measurement=measured, kernels=()).make_consistent(), execution=_idle()))
+    told = replace(explanation(measurement=measured, kernels=(), execution=_idle()).make_consistent(), notes=(note,))
     with pytest.raises(AssertionError, match="of 2 cores"):
         check(told)
 
@@ -164,18 +172,18 @@ def _idle() -> Execution:
     ],
 )
 def test_a_saving_is_told_where_its_interval_is_narrow(share: tuple[float, float, float], answer: Answer) -> None:
-    assert price_of(Interval(*share), CALL_S, "").answer is answer
+    assert make_saving(Interval(*share), CALL_S, "").answer is answer
 
 
 def test_a_fix_that_takes_next_to_nothing_saves_no_more_than_the_call() -> None:
-    told = price_of(share_saved_anywhere(Measurement((1e-7,) * 40, (CALL_S,) * 40)), CALL_S, "")
+    told = make_saving(share_saved_anywhere(Measurement((1e-7,) * 40, (CALL_S,) * 40)), CALL_S, "")
     assert (told.answer, told.per_call_s.high) == (Answer.YES, CALL_S)
 
 
 def test_a_saving_is_on_the_scale_of_the_call_that_is_shown() -> None:
     """The run took three times as long when the fix was timed. Three times its saving would be more than the call."""
     slow = Measurement((1.5 * CALL_S,) * 40, (3 * CALL_S,) * 40)
-    assert price_of(share_saved_anywhere(slow), CALL_S, "").per_call_s.mid == pytest.approx(CALL_S / 2)
+    assert make_saving(share_saved_anywhere(slow), CALL_S, "").per_call_s.mid == pytest.approx(CALL_S / 2)
 
 
 def noise(seed: int, low_s: float, factor: float) -> Measurement:
@@ -213,8 +221,8 @@ def test_what_was_too_noisy_is_timed_once_more_and_then_could_not_be_measured(
     monkeypatch.setattr("torchwise.diagnose.relative_saving.time.sleep", pauses.append)
     calm = Measurement((60e-6,) * 40, (100e-6,) * 40)
     arena = Busy(noise(0, CALL_S, 50), calm if quiet_at_last else noise(1, CALL_S, 50))
-    asked = PairedPrices(arena, [lambda: None], CALL_S, 60.0, lambda _stage: None)  # type: ignore[arg-type]
-    told = asked.under("torch._dynamo.config.capture_scalar_outputs = True")
+    asked = PairedSavings(arena, [lambda: None], CALL_S, 60.0, lambda _stage: None)  # type: ignore[arg-type]
+    told = asked.measure_setting("torch._dynamo.config.capture_scalar_outputs = True")
     assert told is not None
     assert told.answer is (Answer.YES if quiet_at_last else Answer.INCONCLUSIVE)
     assert (len(pauses), arena.measured) == (1, [])
@@ -222,18 +230,18 @@ def test_what_was_too_noisy_is_timed_once_more_and_then_could_not_be_measured(
 
 
 def test_what_could_not_be_measured_ranks_last_and_nothing_is_derived_from_it() -> None:
-    untold = price_of(Interval(-2.0, 0.9, 0.99), CALL_S, "timed in alternation, 40 rounds: the plan")
-    lost = price_of(Interval(-0.04, 0.0, 0.03), CALL_S, "timed")
+    untold = make_saving(Interval(-2.0, 0.9, 0.99), CALL_S, "timed in alternation, 40 rounds: the plan")
+    lost = make_saving(Interval(-0.04, 0.0, 0.03), CALL_S, "timed")
     found = [
-        finding("untold", untold, plan=PLAN),
-        finding("lost", lost),
-        finding("unpriced"),
-        finding("small", price(1e-6)),
+        make_finding("untold", untold, plan=PLAN),
+        make_finding("lost", lost),
+        make_finding("unpriced"),
+        make_finding("small", price(1e-6)),
     ]
-    told = explanation(*ranked(found, 1000)).settled()
+    told = explanation(*rank_findings(found, 1000)).make_consistent()
     assert [one.kind for one in told.findings] == ["small", "lost", "untold", "unpriced"]
     told = replace(told, findings=tuple(map(findings.withhold_advice, told.findings)))
-    assert told.findings[2].mend == "Not recommended, as no gain could be measured: mend it"
+    assert told.findings[2].fix == "Not recommended, as no gain could be measured: mend it"
     assert len(next_steps(told)) == 1, "the plan is not proposed"
     check(replace(told, kernels=(), execution=_idle()))
 
@@ -249,7 +257,7 @@ def test_where_the_call_could_not_be_timed_nothing_is_ranked_and_that_is_said_on
     kernels = (Kernel("aten::mm", 2.0, 50e-6, 1e3, 1e6),)
     told = explanation(
         *found, measurement=seen.measurement, execution=seen.execution, kernels=kernels, notes=seen.measurement.notes
-    ).settled()
+    ).make_consistent()
     assert not told.is_ranked
     check(told)
 
@@ -261,7 +269,7 @@ def test_a_trust_that_is_good_and_one_that_is_limited_are_said() -> None:
         execution = Execution(call_s, call_s.mid * 0.95)
         kernels = (Kernel("cpp_fused_0", 1.0, call_s.mid * 0.95, 1e3, generated=True),)
         told = explanation(measurement=measured, execution=execution, kernels=kernels)
-        check(replace(told.settled(), trust=judge_measurement(measured)))
+        check(replace(told.make_consistent(), trust=judge_measurement(measured)))
 
 
 @pytest.mark.parametrize(

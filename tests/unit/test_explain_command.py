@@ -13,7 +13,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from explain_samples import explanation, finding, price
+from explain_samples import explanation, make_finding, price
 from torchwise.cli.explain import BUDGET_S
 from torchwise.cli.explain import explain as command
 from torchwise.diagnose import explain as explaining
@@ -29,7 +29,7 @@ class Told:
 
     def __init__(self, answer: str | Failure | None = None) -> None:
         self.inquiry: Inquiry | None = None
-        self._answer = answer or explanation(finding(found=price(1e-6))).to_json()
+        self._answer = answer or explanation(make_finding(found=price(1e-6))).to_json()
 
     def run(self, job: Any, limits: Limits, on_stage: Callable[[str], None]) -> str | Failure:
         self.inquiry = job
@@ -39,7 +39,7 @@ class Told:
 
 def test_a_live_model_is_sent_with_the_settings_of_this_process(tmp_path: Path) -> None:
     told, stages = Told(), list[str]()
-    explain(torch.nn.Linear(2, 2), (torch.ones(1, 2),), launcher=told, artefacts=tmp_path / "a", on_stage=stages.append)
+    explain(torch.nn.Linear(2, 2), (torch.ones(1, 2),), launcher=told, artifacts=tmp_path / "a", on_stage=stages.append)
     assert told.inquiry is not None
     assert told.inquiry.plan is None
     assert told.inquiry.job.workload.target == "live:Linear"
@@ -69,11 +69,11 @@ def test_a_budget_below_nothing_is_refused(budget: float) -> None:
         explain("model.py:factory", device="cpu", budget=budget, launcher=Told())
 
 
-def test_artefacts_that_cannot_be_written_are_refused_first(tmp_path: Path) -> None:
+def test_artifacts_that_cannot_be_written_are_refused_first(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     told = Told()
     with pytest.raises(InputError, match="no such folder can be made"):
-        explain("model.py:factory", device="cpu", artefacts=tmp_path / "file", launcher=told)
+        explain("model.py:factory", device="cpu", artifacts=tmp_path / "file", launcher=told)
     assert told.inquiry is None
 
 

@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from explain_samples import CALL_S, COMPILATION, FixedPrices, evidence, price, priced
+from explain_samples import CALL_S, COMPILATION, FixedPrices, evidence, potential_saving, price
 from torchwise.diagnose import findings
 from torchwise.diagnose.capturable import capturable
 from torchwise.diagnose.findings import breaks, complexes, fallbacks, guards, host, recompiles, rnn, roofline, slower
 from torchwise.diagnose.findings import waits as waiting
 from torchwise.diagnose.findings.evidence import Evidence
 from torchwise.diagnose.kernels import Profiled
-from torchwise.diagnose.op_trace import Observed, Wait
+from torchwise.diagnose.op_trace import OpTrace, Wait
 from torchwise.diagnose.stages import Code
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval, Measurement
-from torchwise.records.compile_events import Break, Fallback, FallbackKind, Frame, Mend, Recompile, Watched
-from torchwise.records.explanation import Basis, Execution, Kernel, Place
+from torchwise.records.compile_events import Break, CodeFix, CompileEvents, Fallback, FallbackKind, Frame, Recompile
+from torchwise.records.explanation import Basis, Execution, Kernel, SourceLocation
 
 BRANCH = Break("model.py", 12, "forward", "GB0170", "Data-dependent branching", "It branches.", excerpt="if h > 0:")
 SETTING = "torch._dynamo.config.capture_scalar_outputs = True"
-ITEM = replace(BRANCH, mend=Mend("item", "keep it a tensor", SETTING))
+ITEM = replace(BRANCH, fix=CodeFix("item", "keep it a tensor", SETTING))
 
 
 def test_nothing_is_found_where_nothing_is_the_matter() -> None:
@@ -33,32 +33,32 @@ def test_nothing_is_found_where_nothing_is_the_matter() -> None:
 
 def test_a_run_slower_than_eager_costs_the_difference() -> None:
     (found,) = slower.find(evidence(measurement=Measurement((CALL_S,) * 5, (CALL_S / 2,) * 5)))
-    assert priced(found).per_call_s.mid == pytest.approx(CALL_S / 2)
-    assert (priced(found).basis, found.plan) == (Basis.MEASURED, EAGER)
+    assert potential_saving(found).per_call_s.mid == pytest.approx(CALL_S / 2)
+    assert (potential_saving(found).basis, found.plan) == (Basis.MEASURED, EAGER)
 
 
 def test_guards_are_priced_by_the_plan_that_leaves_them_out() -> None:
     prices = FixedPrices(price(20e-6))
     (found,) = guards.find(evidence(), prices)
     assert found.title.startswith("40 guards")
-    assert found.places == (Place("model.py", 10, "forward"),)
+    assert found.places == (SourceLocation("model.py", 10, "forward"),)
     assert prices.asked == [Plan(backend="inductor")] == [found.plan]
 
 
 def test_guards_between_breaks_are_priced_by_calling_without_them() -> None:
     prices = FixedPrices(price(20e-6))
-    (found,) = guards.find(evidence(watched=Watched(5.0, (BRANCH,), compilations=(COMPILATION,))), prices)
+    (found,) = guards.find(evidence(watched=CompileEvents(5.0, (BRANCH,), compilations=(COMPILATION,))), prices)
     assert prices.asked == ["no guards of modules"]
     assert found.plan is None
-    assert "guard_filter_fn" in found.mend
+    assert "guard_filter_fn" in found.fix
 
 
 @pytest.mark.parametrize("by_plan", [-20e-6, 0.0])
 def test_guards_that_a_plan_does_not_save_are_priced_by_calling_without_them(by_plan: float) -> None:
     prices = FixedPrices(price(by_plan), unguarded=price(30e-6))
     (found,) = guards.find(evidence(), prices)
-    assert (priced(found).per_call_s.mid, found.plan) == (30e-6, None)
-    assert "guard_filter_fn" in found.mend
+    assert (potential_saving(found).per_call_s.mid, found.plan) == (30e-6, None)
+    assert "guard_filter_fn" in found.fix
 
 
 def test_guards_that_hardly_take_time_are_not_tried() -> None:
@@ -74,85 +74,89 @@ def test_guards_that_cost_next_to_nothing_are_not_worth_a_line() -> None:
 
 def test_a_break_that_a_setting_mends_is_timed_under_it() -> None:
     prices = FixedPrices(price(9e-6))
-    (found,) = breaks.find(evidence(watched=Watched(5.0, (ITEM,), compilations=(COMPILATION,))), prices)
+    (found,) = breaks.find(evidence(watched=CompileEvents(5.0, (ITEM,), compilations=(COMPILATION,))), prices)
     assert prices.asked == ["torch._dynamo.config.capture_scalar_outputs = True"]
-    assert priced(found).basis is Basis.MEASURED
-    assert "capture_scalar_outputs" in found.mend
+    assert potential_saving(found).basis is Basis.MEASURED
+    assert "capture_scalar_outputs" in found.fix
 
 
 def test_any_other_break_is_estimated_from_what_one_costs_here() -> None:
     seen = evidence(
-        watched=Watched(5.0, (BRANCH,), compilations=(COMPILATION,)),
+        watched=CompileEvents(5.0, (BRANCH,), compilations=(COMPILATION,)),
         profiled=Profiled(evidence().kernels, 95e-6, 2e-6, lookups=4.0, regions=4.0),
     )
     (found,) = breaks.find(seen, FixedPrices(None, Interval(9e-6, 10e-6, 11e-6)))
-    assert found.places == (Place("model.py", 12, "forward", "if h > 0:"),)
-    assert priced(found).basis is Basis.ESTIMATED
-    assert priced(found).per_call_s.mid == pytest.approx(3 * 10e-6), "three resumed graphs, one break"
-    assert priced(found).per_call_s.low < priced(found).per_call_s.mid < priced(found).per_call_s.high
+    assert found.places == (SourceLocation("model.py", 12, "forward", "if h > 0:"),)
+    assert potential_saving(found).basis is Basis.ESTIMATED
+    assert potential_saving(found).per_call_s.mid == pytest.approx(3 * 10e-6), "three resumed graphs, one break"
+    assert (
+        potential_saving(found).per_call_s.low
+        < potential_saving(found).per_call_s.mid
+        < potential_saving(found).per_call_s.high
+    )
 
 
 def test_a_setting_that_is_a_call_is_tried_as_well() -> None:
     adds = replace(
-        BRANCH, mend=Mend("print", "print less", "torch._dynamo.config.reorderable_logging_functions.add(print)")
+        BRANCH, fix=CodeFix("print", "print less", "torch._dynamo.config.reorderable_logging_functions.add(print)")
     )
     prices = FixedPrices(price(9e-6), Interval(9e-6, 10e-6, 11e-6))
-    (found,) = breaks.find(evidence(watched=Watched(5.0, (adds,), compilations=(COMPILATION,))), prices)
+    (found,) = breaks.find(evidence(watched=CompileEvents(5.0, (adds,), compilations=(COMPILATION,))), prices)
     assert prices.asked == ["torch._dynamo.config.reorderable_logging_functions.add(print)"]
-    assert "Or set torch._dynamo.config.reorderable_logging_functions.add(print)" in found.mend
+    assert "Or set torch._dynamo.config.reorderable_logging_functions.add(print)" in found.fix
 
 
 def test_a_setting_that_saves_nothing_is_not_recommended() -> None:
     prices = FixedPrices(price(-9e-6))
-    (found,) = breaks.find(evidence(watched=Watched(5.0, (ITEM,), compilations=(COMPILATION,))), prices)
-    assert "capture_scalar_outputs" not in found.mend
+    (found,) = breaks.find(evidence(watched=CompileEvents(5.0, (ITEM,), compilations=(COMPILATION,))), prices)
+    assert "capture_scalar_outputs" not in found.fix
     assert [(one.fix, one.helps) for one in found.tried] == [(SETTING, False)]
 
 
 def test_a_setting_that_failed_is_not_recommended_and_one_that_was_not_tried_is_said_to_be() -> None:
     prices = FixedPrices(None, Interval(9e-6, 10e-6, 11e-6))
-    seen = evidence(watched=Watched(5.0, (ITEM,), compilations=(COMPILATION,)))
+    seen = evidence(watched=CompileEvents(5.0, (ITEM,), compilations=(COMPILATION,)))
     (found,) = breaks.find(seen, prices)
-    assert f"Or, which was not tried, set {SETTING}" in found.mend
+    assert f"Or, which was not tried, set {SETTING}" in found.fix
     prices.failures = {SETTING: f"{SETTING}: not priced, because it failed with TypeError: no"}
     (found,) = breaks.find(seen, prices)
-    assert SETTING not in found.mend
+    assert SETTING not in found.fix
     assert found.tried[0].seen == "not priced, because it failed with TypeError: no"
 
 
 def test_a_line_that_was_run_is_priced_and_recommended() -> None:
-    line = replace(BRANCH, mend=Mend("branch", "choose", line="y = torch.where(h > 0, a, b)"))
+    line = replace(BRANCH, fix=CodeFix("branch", "choose", line="y = torch.where(h > 0, a, b)"))
     prices = FixedPrices(price(9e-6))
-    (found,) = breaks.find(evidence(watched=Watched(5.0, (line,), compilations=(COMPILATION,))), prices)
-    assert found.mend == "choose Here: `y = torch.where(h > 0, a, b)`."
-    assert (priced(found).basis, found.tried[0].helps) == (Basis.MEASURED, True)
+    (found,) = breaks.find(evidence(watched=CompileEvents(5.0, (line,), compilations=(COMPILATION,))), prices)
+    assert found.fix == "choose Here: `y = torch.where(h > 0, a, b)`."
+    assert (potential_saving(found).basis, found.tried[0].helps) == (Basis.MEASURED, True)
 
 
 def test_a_break_in_what_was_compiled_too_often_is_priced_as_left_to_eager() -> None:
     limit = Fallback(FallbackKind.RECOMPILE_LIMIT, "compiled too often", "forward", "model.py", 10)
     seen = evidence(
-        watched=Watched(5.0, (BRANCH,), compilations=(COMPILATION,), fallbacks=(limit,)),
+        watched=CompileEvents(5.0, (BRANCH,), compilations=(COMPILATION,), fallbacks=(limit,)),
         execution=replace(evidence().execution, regions=0.0),
     )
     (found,) = breaks.find(seen, FixedPrices(None, Interval(9e-6, 10e-6, 11e-6)))
-    assert "what is left uncompiled" in priced(found).how
+    assert "what is left uncompiled" in potential_saving(found).how
 
 
 def test_recompiling_costs_seconds_once() -> None:
     again = replace(COMPILATION, compile_id="0/1", seconds=7.0)
     changed = Recompile("forward", "model.py", 10, "size of L['n']", "n was 3, then 4", compile_ids=("0/1",))
-    seen = evidence(watched=Watched(5.0, recompiles=(changed, changed), compilations=(COMPILATION, again)))
+    seen = evidence(watched=CompileEvents(5.0, recompiles=(changed, changed), compilations=(COMPILATION, again)))
     (found,) = recompiles.find_repeated(seen, FixedPrices())
     assert found.cause.count("n was 3, then 4") == 1
     assert "L['n']" in found.cause
-    assert priced(found).once_s == 7.0, "one compilation is paid once"
-    assert not list(recompiles.find_given_up(seen, FixedPrices()))
+    assert potential_saving(found).once_s == 7.0, "one compilation is paid once"
+    assert not list(recompiles.find_recompile_limits(seen, FixedPrices()))
 
 
 def test_complex_operators_left_to_eager_are_priced_with_the_rewrite() -> None:
     code = Code(1, Counter(), Counter({"aten.mul": 2, "aten.exp": 1}))
     prices = FixedPrices(price(50e-6))
-    (found,) = complexes.find(evidence(code=code, observed=Observed(complex_operators=3)), prices)
+    (found,) = complexes.find(evidence(code=code, observed=OpTrace(complex_operators=3)), prices)
     assert found.title.startswith("3 operators")
     assert prices.asked == [Plan(backend="inductor", transforms=("complex_to_real",))]
 
@@ -160,7 +164,7 @@ def test_complex_operators_left_to_eager_are_priced_with_the_rewrite() -> None:
 def test_an_rnn_is_priced_isolated() -> None:
     whole = replace(BRANCH, whole=True)
     prices = FixedPrices(price(50e-6))
-    seen = evidence(has_rnn=True, watched=Watched(5.0, (whole,), compilations=(COMPILATION,)))
+    seen = evidence(has_rnn=True, watched=CompileEvents(5.0, (whole,), compilations=(COMPILATION,)))
     (found,) = rnn.find(seen, prices)
     assert prices.asked == [Plan(backend="inductor", transforms=("isolate_rnn",))]
     assert found.places[0].line == 12
@@ -190,8 +194,8 @@ def test_a_launch_bound_call_is_priced_captured() -> None:
 
 def test_a_launch_bound_call_that_cannot_be_captured_is_estimated() -> None:
     (found,) = host.find(launch_bound(), FixedPrices(None))
-    assert priced(found).basis is Basis.ESTIMATED
-    assert priced(found).per_call_s.high == pytest.approx(75e-6), "what is idle, without the guards"
+    assert potential_saving(found).basis is Basis.ESTIMATED
+    assert potential_saving(found).per_call_s.high == pytest.approx(75e-6), "what is idle, without the guards"
 
 
 def test_on_a_cpu_the_host_takes_what_no_kernel_does_though_guards_seemed_to_take_longer() -> None:
@@ -224,7 +228,7 @@ def test_a_run_that_is_captured_can_be() -> None:
 
 
 def test_a_wait_stands_in_the_way_of_a_capture() -> None:
-    waits = Observed(waits=[Wait(".item()", Place("model.py", 12), 1)])
+    waits = OpTrace(waits=[Wait(".item()", SourceLocation("model.py", 12), 1)])
     for seen in (evidence(observed=waits), launch_bound(observed=waits)):
         told = capturable(seen, [], {})
         assert (told.answer, told.reasons) == (False, ("model.py:12: .item()",))
@@ -232,22 +236,22 @@ def test_a_wait_stands_in_the_way_of_a_capture() -> None:
 
 
 def test_a_wait_is_found_where_it_is() -> None:
-    spot = Place("model.py", 12, "forward", "n = x.sum().item()")
-    (found,) = waiting.find(evidence(observed=Observed(waits=[Wait(".item()", spot, 3)])), FixedPrices())
+    spot = SourceLocation("model.py", 12, "forward", "n = x.sum().item()")
+    (found,) = waiting.find(evidence(observed=OpTrace(waits=[Wait(".item()", spot, 3)])), FixedPrices())
     assert found.places == (spot,)
     assert "3 times" in found.title
-    assert priced(found).per_call_s == Interval(0.0, 0.0, 0.0)
+    assert potential_saving(found).per_call_s == Interval(0.0, 0.0, 0.0)
 
 
 def test_a_wait_on_a_gpu_is_a_share_of_its_idle_time() -> None:
-    spot = Place("model.py", 12)
-    (found,) = waiting.find(launch_bound(observed=Observed(waits=[Wait(".item()", spot, 1)])), FixedPrices())
-    assert priced(found).per_call_s.high == pytest.approx(80e-6)
+    spot = SourceLocation("model.py", 12)
+    (found,) = waiting.find(launch_bound(observed=OpTrace(waits=[Wait(".item()", spot, 1)])), FixedPrices())
+    assert potential_saving(found).per_call_s.high == pytest.approx(80e-6)
 
 
-def asking(*reads: str, **changes: Any) -> Evidence:
-    waits = [Wait("a read", Place("m.py", line), 1, what) for line, what in enumerate(reads, 1)]
-    return launch_bound(observed=Observed(waits=waits), **changes)
+def make_evidence(*reads: str, **changes: Any) -> Evidence:
+    waits = [Wait("a read", SourceLocation("m.py", line), 1, what) for line, what in enumerate(reads, 1)]
+    return launch_bound(observed=OpTrace(waits=waits), **changes)
 
 
 PIECES = Plan(backend="inductor", capture="branches")
@@ -257,12 +261,12 @@ STAYING = Plan(capture="call", transforms=("numbers_on_gpu",))
 @pytest.mark.parametrize(("reads", "plan"), [("yes or no", PIECES), ("how many", PIECES), ("number", STAYING)])
 def test_a_wait_that_a_capture_can_do_without_is_priced_captured(reads: str, plan: Plan) -> None:
     prices = FixedPrices(price(60e-6))
-    seen = asking(reads, reads)
+    seen = make_evidence(reads, reads)
     found = [*waiting.find(seen, prices), *host.find(seen, prices)]
     assert [one.plan for one in found] == [plan] * 3
     assert set(prices.asked) == {plan}
-    assert {one.price for one in found} == {price(60e-6)}
-    assert found[-1].mend.startswith("the plan captures the call in CUDA graphs") is (plan is PIECES)
+    assert {one.saving for one in found} == {price(60e-6)}
+    assert found[-1].fix.startswith("the plan captures the call in CUDA graphs") is (plan is PIECES)
     assert capturable(seen, found, {}).answer is (plan is STAYING)
     failed = capturable(seen, [], {plan: "it failed"})
     assert (failed.answer, failed.reasons[-1]) == (False, "it failed")
@@ -271,39 +275,39 @@ def test_a_wait_that_a_capture_can_do_without_is_priced_captured(reads: str, pla
 @pytest.mark.parametrize("reads", [("yes or no", ""), ("number", "yes or no"), ("number", "how many"), ("",)])
 def test_waits_of_which_one_must_be_answered_are_not_captured(reads: tuple[str, ...]) -> None:
     prices = FixedPrices(None)
-    assert {one.plan for one in waiting.find(asking(*reads), prices)} == {None}
+    assert {one.plan for one in waiting.find(make_evidence(*reads), prices)} == {None}
     assert prices.asked == []
 
 
 @pytest.mark.parametrize("reads", ["yes or no", "number"])
 def test_a_capture_that_failed_is_no_mend_of_a_wait(reads: str) -> None:
-    (found,) = waiting.find(asking(reads), FixedPrices(None))
+    (found,) = waiting.find(make_evidence(reads), FixedPrices(None))
     assert found.plan is None
-    assert found.mend.startswith("keep the decision on the device")
+    assert found.fix.startswith("keep the decision on the device")
 
 
 def test_what_a_run_lowers_is_kept_where_numbers_stay() -> None:
     base = Plan("tf32", backend="inductor")
-    assert asking("number", plan=base).captured == replace(STAYING, precision="tf32")
+    assert make_evidence("number", plan=base).captured == replace(STAYING, precision="tf32")
 
 
 def test_a_run_that_is_captured_already_is_not_offered_a_capture() -> None:
     prices = FixedPrices(price(1e-6))
-    assert [one.plan for one in waiting.find(asking("yes or no", plan=PIECES), prices)] == [None]
-    assert capturable(asking("yes or no", plan=PIECES), [], {}).answer is False
+    assert [one.plan for one in waiting.find(make_evidence("yes or no", plan=PIECES), prices)] == [None]
+    assert capturable(make_evidence("yes or no", plan=PIECES), [], {}).answer is False
     assert capturable(launch_bound(plan=PIECES), [], {}).answer is True
-    dynamic = asking("yes or no", plan=Plan(backend="inductor", shapes="dynamic"))
-    assert [(one.plan, one.mend[:7]) for one in host.find(dynamic, prices)] == [(None, "give it")]
+    dynamic = make_evidence("yes or no", plan=Plan(backend="inductor", shapes="dynamic"))
+    assert [(one.plan, one.fix[:7]) for one in host.find(dynamic, prices)] == [(None, "give it")]
 
 
 def test_waits_on_a_cpu_are_not_captured() -> None:
-    seen = evidence(observed=Observed(waits=[Wait("a read", Place("m.py", 1), 1, "yes or no")]))
+    seen = evidence(observed=OpTrace(waits=[Wait("a read", SourceLocation("m.py", 1), 1, "yes or no")]))
     assert [one.plan for one in waiting.find(seen, FixedPrices(None))] == [None]
 
 
 def test_a_wait_of_a_model_with_a_static_form_is_priced_by_it() -> None:
     prices = FixedPrices(price(30e-6))
-    seen = evidence(has_static_form=True, observed=Observed(waits=[Wait("nonzero()", Place("m.py", 1), 1)]))
+    seen = evidence(has_static_form=True, observed=OpTrace(waits=[Wait("nonzero()", SourceLocation("m.py", 1), 1)]))
     (found,) = waiting.find(seen, prices)
     assert prices.asked == [Plan(backend="inductor", transforms=("static_form",))] == [found.plan]
 
@@ -316,12 +320,12 @@ def test_a_fallback_worth_its_time_is_found_and_a_library_call_is_not() -> None:
     )
     (found,) = fallbacks.find(seen)
     assert found.title.startswith("aten.cummax")
-    assert priced(found).per_call_s.high == pytest.approx(30e-6)
+    assert potential_saving(found).per_call_s.high == pytest.approx(30e-6)
 
 
 def test_what_pytorch_gave_up_is_found() -> None:
     gone = Fallback(FallbackKind.WHOLE_FUNCTION, "forward runs in eager", "forward", "model.py", 3)
-    (found,) = fallbacks.find(evidence(watched=Watched(5.0, compilations=(COMPILATION,), fallbacks=(gone,))))
+    (found,) = fallbacks.find(evidence(watched=CompileEvents(5.0, compilations=(COMPILATION,), fallbacks=(gone,))))
     assert found.title == "whole function: forward runs in eager"
 
 
@@ -332,14 +336,16 @@ def test_a_break_that_leaves_a_function_uncompiled_is_found_once_and_priced() ->
     another = replace(gone, what=what.replace(f":{whole.line} ", f":{whole.line}1 "))
     kernels = (Kernel("aten::mm", 2.0, 40e-6, 1e3, 1e6), Kernel("aten::sin", 2.0, 20e-6, 1e3))
     seen = evidence(
-        watched=Watched(5.0, (whole,), compilations=(COMPILATION,), fallbacks=(gone, another)),
+        watched=CompileEvents(5.0, (whole,), compilations=(COMPILATION,), fallbacks=(gone, another)),
         profiled=Profiled(kernels, 60e-6),
     )
     (found,) = breaks.find(seen, FixedPrices(None))
     assert found.cause.endswith("the whole function is left uncompiled.")
     idle = seen.execution.call_s.mid - seen.execution.busy_s
-    assert priced(found).per_call_s.high == pytest.approx(idle + 10e-6), "half of what is no product of matrices"
-    assert priced(found).per_call_s.low == 0.0
+    assert potential_saving(found).per_call_s.high == pytest.approx(idle + 10e-6), (
+        "half of what is no product of matrices"
+    )
+    assert potential_saving(found).per_call_s.low == 0.0
     assert [one.title for one in fallbacks.find(seen)] == [f"whole function: {another.what}"]
 
 
@@ -347,13 +353,13 @@ def test_a_kernel_far_from_the_roofline_is_found_and_a_near_one_is_not() -> None
     kernels = (Kernel("aten::mm", 2.0, 50e-6, 1e3, 1e6, 0.1), Kernel("aten::bmm", 2.0, 40e-6, 1e3, 1e6, 0.8))
     (found,) = roofline.find(evidence(profiled=Profiled(kernels, 90e-6)))
     assert found.title.startswith("aten::mm reaches 10%")
-    assert priced(found).per_call_s.high == pytest.approx(45e-6)
-    assert priced(found).basis is Basis.ESTIMATED
+    assert potential_saving(found).per_call_s.high == pytest.approx(45e-6)
+    assert potential_saving(found).basis is Basis.ESTIMATED
 
 
 def test_frames_of_recompiles_are_places() -> None:
     changed = Recompile("forward", "model.py", 10, "guard", stack=(Frame("model.py", 14, "forward"),))
-    seen = evidence(watched=Watched(5.0, recompiles=(changed,), compilations=(COMPILATION,)))
+    seen = evidence(watched=CompileEvents(5.0, recompiles=(changed,), compilations=(COMPILATION,)))
     (found,) = recompiles.find_repeated(seen, FixedPrices())
     assert [spot.line for spot in found.places] == [10, 14]
 
@@ -361,6 +367,6 @@ def test_frames_of_recompiles_are_places() -> None:
 @pytest.mark.parametrize(("saved", "recommended"), [(50e-6, True), (-50e-6, False)])
 def test_a_plan_that_was_timed_without_a_gain_is_not_recommended(saved: float, recommended: bool) -> None:
     code = Code(1, Counter(), Counter({"aten.mul": 2}))
-    seen = evidence(code=code, observed=Observed(complex_operators=3))
+    seen = evidence(code=code, observed=OpTrace(complex_operators=3))
     (found,) = [one for one in findings.find(seen, FixedPrices(price(saved))) if one.kind == "complex"]
-    assert found.mend.startswith("What was tried saves nothing") is not recommended
+    assert found.fix.startswith("What was tried saves nothing") is not recommended

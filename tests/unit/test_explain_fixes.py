@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from explain_samples import COMPILATION, FixedPrices, evidence, price, priced
+from explain_samples import COMPILATION, FixedPrices, evidence, potential_saving, price
 from targets import storms
 from torchwise.diagnose import fix_trials
 from torchwise.diagnose.findings import recompiles, slower
 from torchwise.diagnose.findings.evidence import Evidence, Fix
-from torchwise.diagnose.fix_trials import Settled, settle, varying_sizes
+from torchwise.diagnose.fix_trials import Settled, find_varying_sizes, settle
 from torchwise.diagnose.trace import Trace
 from torchwise.plan import Plan
 from torchwise.records import Measurement
-from torchwise.records.compile_events import Fallback, FallbackKind, Frame, Recompile, Watched
-from torchwise.records.explanation import Basis, Tried
+from torchwise.records.compile_events import CompileEvents, Fallback, FallbackKind, Frame, Recompile
+from torchwise.records.explanation import Basis, FixTrial
 from torchwise.trial.loading import runner
 from torchwise.workload import Example, Workload
 
@@ -60,13 +60,13 @@ def run(arena: Arena) -> tuple[list[Fix], Evidence]:
         for _ in range(7):
             for call in calls:
                 call()
-    varying = varying_sizes(arena.workload.call, arena.workload.examples)
-    seen = evidence(watched=trace.watched(), varying=varying)
+    varying = find_varying_sizes(arena.workload.call, arena.workload.examples)
+    seen = evidence(watched=trace.to_record(), varying=varying)
     again = seen.watched.recompiles
     return recompiles.fixes(Frame(again[0].file, again[0].line, again[0].function), list(again), seen), seen
 
 
-def tried(model: Callable[..., Any], inputs: list[tuple[Any, ...]] | None = None) -> dict[str, Settled]:
+def try_fixes(model: Callable[..., Any], inputs: list[tuple[Any, ...]] | None = None) -> dict[str, Settled]:
     arena = Arena(model, inputs or [(storms.X,)])
     with torch.no_grad():
         fixes, seen = run(arena)
@@ -74,7 +74,7 @@ def tried(model: Callable[..., Any], inputs: list[tuple[Any, ...]] | None = None
         return {fix.kind: settle(fix, arena) for fix in fixes}  # type: ignore[arg-type]
 
 
-def helping(found: dict[str, Settled]) -> set[str]:
+def find_helpful(found: dict[str, Settled]) -> set[str]:
     return {kind for kind, one in found.items() if one.is_steady and one.is_alike}
 
 
@@ -96,15 +96,15 @@ def helping(found: dict[str, Settled]) -> set[str]:
 def test_what_keeps_a_model_from_being_compiled_anew_is_told_by_trying(
     kind: Callable[[], Any], works: set[str], fails: set[str]
 ) -> None:
-    found = tried(kind())
-    assert helping(found) == works
+    found = try_fixes(kind())
+    assert find_helpful(found) == works
     assert set(found) - works == fails
 
 
 def test_a_name_that_the_answer_needs_is_not_kept_out() -> None:
-    found = tried(storms.takes_label, storms.named(lambda number: "a" * number))
+    found = try_fixes(storms.takes_label, storms.named(lambda number: "a" * number))
     assert "depend on it" in found["held"].in_words
-    assert not helping(found)
+    assert not find_helpful(found)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_name_that_the_answer_needs_is_not_kept_out() -> None:
     ids=["of one size at first", "of sizes of their own"],
 )
 def test_dynamic_shapes_are_recommended_where_they_help_and_there_alone(inputs: Any, works: set[str]) -> None:
-    found = tried(storms.OfMany(), inputs)
+    found = try_fixes(storms.OfMany(), inputs)
     assert {"mark", "dynamic"} <= set(found)
-    assert helping(found) == works
+    assert find_helpful(found) == works
     if "dynamic" not in works:
         assert "given up as well" in found["dynamic"].in_words
 
@@ -161,63 +161,69 @@ COUNTER = Recompile(
 )
 AGAIN = replace(COMPILATION, compile_id="0/1", seconds=8.0)
 LIMIT = Fallback(FallbackKind.RECOMPILE_LIMIT, "compiled too often", "forward", "model.py", 10)
-GIVEN_UP = Watched(5.0, recompiles=(COUNTER,), compilations=(COMPILATION, AGAIN), fallbacks=(LIMIT,))
+GIVEN_UP = CompileEvents(5.0, recompiles=(COUNTER,), compilations=(COMPILATION, AGAIN), fallbacks=(LIMIT,))
 REPEATED = replace(GIVEN_UP, fallbacks=())
 
 
-def seen(helps: bool, saved: float, compilations: int = 1) -> Tried:
-    return Tried("code", helps, "compiled", price(saved), compilations)
+def make_tried(helps: bool, saved: float, compilations: int = 1) -> FixTrial:
+    return FixTrial("code", helps, "compiled", price(saved), compilations)
 
 
 def test_what_is_given_up_has_the_price_of_its_best_fix_on_every_call() -> None:
     prices = FixedPrices(
-        fixes={"setting": seen(True, 40e-6, 2), "held": seen(True, 80e-6), "tensor": seen(True, 90e-6)}
+        fixes={
+            "setting": make_tried(True, 40e-6, 2),
+            "held": make_tried(True, 80e-6),
+            "tensor": make_tried(True, 90e-6),
+        }
     )
-    (found,) = recompiles.find_given_up(evidence(watched=GIVEN_UP), prices)
+    (found,) = recompiles.find_recompile_limits(evidence(watched=GIVEN_UP), prices)
     assert prices.asked == ["setting", "held"], "what changes more is not tried where less helps"
-    assert priced(found).per_call_s.mid == 80e-6
-    assert (priced(found).basis, priced(found).once_s) == (Basis.MEASURED, 8.0)
-    assert found.mend.startswith("Keep self.calls")
-    assert "allow_unspec_int_on_nn_module" in found.mend
+    assert potential_saving(found).per_call_s.mid == 80e-6
+    assert (potential_saving(found).basis, potential_saving(found).once_s) == (Basis.MEASURED, 8.0)
+    assert found.fix.startswith("Keep self.calls")
+    assert "allow_unspec_int_on_nn_module" in found.fix
     assert [one.helps for one in found.tried] == [True, True]
 
 
 def test_of_fixes_that_cannot_be_told_apart_the_one_that_changes_least_is_first() -> None:
-    prices = FixedPrices(fixes={"setting": seen(True, 78e-6, 2), "held": seen(True, 80e-6)})
-    (found,) = recompiles.find_given_up(evidence(watched=GIVEN_UP), prices)
-    assert found.mend.startswith("Set `torch._dynamo.config.allow_unspec_int_on_nn_module = True`")
+    prices = FixedPrices(fixes={"setting": make_tried(True, 78e-6, 2), "held": make_tried(True, 80e-6)})
+    (found,) = recompiles.find_recompile_limits(evidence(watched=GIVEN_UP), prices)
+    assert found.fix.startswith("Set `torch._dynamo.config.allow_unspec_int_on_nn_module = True`")
 
 
-@pytest.mark.parametrize("useless", [seen(False, 60e-6), seen(True, -60e-6)], ids=["does not work", "is slower"])
-def test_what_does_not_help_is_not_recommended(useless: Tried) -> None:
+@pytest.mark.parametrize(
+    "useless", [make_tried(False, 60e-6), make_tried(True, -60e-6)], ids=["does not work", "is slower"]
+)
+def test_what_does_not_help_is_not_recommended(useless: FixTrial) -> None:
     prices = FixedPrices(fixes={"setting": useless, "held": useless, "tensor": useless})
-    (found,) = recompiles.find_given_up(evidence(watched=GIVEN_UP), prices)
-    assert "allow_unspec" not in found.mend
-    assert "register_buffer" not in found.mend
-    assert found.mend.startswith("By hand, and not tried")
-    assert priced(found).basis is Basis.ESTIMATED
+    (found,) = recompiles.find_recompile_limits(evidence(watched=GIVEN_UP), prices)
+    assert "allow_unspec" not in found.fix
+    assert "register_buffer" not in found.fix
+    assert found.fix.startswith("By hand, and not tried")
+    assert potential_saving(found).basis is Basis.ESTIMATED
     assert not any(one.helps for one in found.tried)
 
 
 def test_what_was_not_given_up_is_recommended_a_fix_that_spares_compiling() -> None:
-    prices = FixedPrices(fixes={"setting": seen(True, 0.0, 2), "held": seen(True, -90e-6)})
+    prices = FixedPrices(fixes={"setting": make_tried(True, 0.0, 2), "held": make_tried(True, -90e-6)})
     (found,) = recompiles.find_repeated(evidence(watched=REPEATED, calls=10_000_000), prices)
-    assert found.mend.startswith("Set ")
-    assert " Or" not in found.mend, "what costs more on ten million calls than it spares once is no fix"
-    assert priced(found).once_s == pytest.approx(7.0), "of eight compilations, one is left"
+    assert found.fix.startswith("Set ")
+    assert " Or" not in found.fix, "what costs more on ten million calls than it spares once is no fix"
+    assert potential_saving(found).once_s == pytest.approx(7.0), "of eight compilations, one is left"
 
 
 def test_a_plan_has_settings_of_its_own() -> None:
-    prices = FixedPrices(fixes={"setting": seen(True, 40e-6)})
-    list(recompiles.find_given_up(evidence(watched=GIVEN_UP, plan=Plan(backend="inductor")), prices))
+    prices = FixedPrices(fixes={"setting": make_tried(True, 40e-6)})
+    list(recompiles.find_recompile_limits(evidence(watched=GIVEN_UP, plan=Plan(backend="inductor")), prices))
     assert prices.asked == []
 
 
 def test_a_gradient_that_comes_and_goes_is_for_the_caller() -> None:
     changed = replace(COUNTER, guard="tensor 'x' requires_grad mismatch. expected requires_grad=0", source="x")
     (found,) = recompiles.find_repeated(evidence(watched=replace(REPEATED, recompiles=(changed,))), FixedPrices())
-    assert "need a gradient" in found.mend
-    assert "dynamic" not in found.mend
+    assert "need a gradient" in found.fix
+    assert "dynamic" not in found.fix
 
 
 def test_what_is_slower_for_being_given_up_says_so() -> None:
@@ -227,15 +233,15 @@ def test_what_is_slower_for_being_given_up_says_so() -> None:
 
 
 def test_a_fix_that_raises_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchwise.diagnose.savings import PairedPrices
+    from torchwise.diagnose.savings import PairedSavings
 
     def fails(*_: object) -> None:
         raise TypeError("'Tensor' object cannot be interpreted as an integer\nand more")
 
     monkeypatch.setattr("torchwise.diagnose.savings.settle", fails)
     arena = Arena(storms.Counts(), [(storms.X,)])
-    asked = PairedPrices(arena, [], 1e-4, 60.0, lambda _stage: None)  # type: ignore[arg-type]
-    found = asked.tried(Fix("held", "code", "advice"))
+    asked = PairedSavings(arena, [], 1e-4, 60.0, lambda _stage: None)  # type: ignore[arg-type]
+    found = asked.try_fix(Fix("held", "code", "advice"))
     assert found is not None
     assert not found.helps
     assert found.seen == "failed with TypeError: 'Tensor' object cannot be interpreted as an integer"

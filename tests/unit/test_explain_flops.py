@@ -35,7 +35,7 @@ def attention() -> Callable[[], Any]:
     return lambda: F.scaled_dot_product_attention(q, q, q)
 
 
-def applied(
+def bind_inputs(
     call: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> Callable[[], Any]:
     given = [torch.randn(shape, dtype=dtype) for shape in shapes]
@@ -44,17 +44,17 @@ def applied(
 
 PRODUCT = 2 * L * E * H
 CASES: dict[str, tuple[Callable[[], Any], int]] = {
-    "linear": (applied(F.linear, (L, E), (H, E), (H,)), PRODUCT),
-    "linear of 3 dimensions": (applied(F.linear, (B, L, E), (H, E), (H,)), B * PRODUCT),
-    "addmm": (applied(torch.addmm, (H,), (L, E), (E, H)), PRODUCT),
-    "baddbmm": (applied(torch.baddbmm, (B, L, H), (B, L, E), (B, E, H)), B * PRODUCT),
-    "addbmm": (applied(torch.addbmm, (L, H), (B, L, E), (B, E, H)), B * PRODUCT),
-    "einsum": (applied(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (B, L, E), (B, E, H)), B * PRODUCT),
-    "matrix and vector": (applied(torch.mv, (L, E), (E,)), 2 * L * E),
-    "dot": (applied(torch.dot, (E,), (E,)), 2 * E),
-    "outer and sum": (applied(torch.addr, (L, E), (L,), (E,)), 2 * L * E),
-    "complex product": (applied(torch.mm, (L, E), (E, H), dtype=torch.complex64), 4 * PRODUCT),
-    "conv": (applied(F.conv1d, (B, E, L), (H, E, 3)), B * 2 * (L - 2) * E * H * 3),
+    "linear": (bind_inputs(F.linear, (L, E), (H, E), (H,)), PRODUCT),
+    "linear of 3 dimensions": (bind_inputs(F.linear, (B, L, E), (H, E), (H,)), B * PRODUCT),
+    "addmm": (bind_inputs(torch.addmm, (H,), (L, E), (E, H)), PRODUCT),
+    "baddbmm": (bind_inputs(torch.baddbmm, (B, L, H), (B, L, E), (B, E, H)), B * PRODUCT),
+    "addbmm": (bind_inputs(torch.addbmm, (L, H), (B, L, E), (B, E, H)), B * PRODUCT),
+    "einsum": (bind_inputs(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (B, L, E), (B, E, H)), B * PRODUCT),
+    "matrix and vector": (bind_inputs(torch.mv, (L, E), (E,)), 2 * L * E),
+    "dot": (bind_inputs(torch.dot, (E,), (E,)), 2 * E),
+    "outer and sum": (bind_inputs(torch.addr, (L, E), (L,), (E,)), 2 * L * E),
+    "complex product": (bind_inputs(torch.mm, (L, E), (E, H), dtype=torch.complex64), 4 * PRODUCT),
+    "conv": (bind_inputs(F.conv1d, (B, E, L), (H, E, 3)), B * 2 * (L - 2) * E * H * 3),
     "attention": (attention(), 4 * B * 2 * L * L * E),
     "LSTM": (lstm(nn.LSTM), 2 * B * L * 4 * H * (E + H)),
     "LSTM of two layers, both ways": (
@@ -74,7 +74,7 @@ def test_flops_are_counted_in_the_plain_model_and_in_its_profile(call: Callable[
             call()
     known = KnownWork({}, seen.work)
     outermost = [one for one in profiled.events() or () if one.cpu_parent is None and is_operator(one.name)]
-    works = [known.of(event) for event in outermost]
+    works = [known.work_of(event) for event in outermost]
     assert sum(work.flops or 0 for work in works) == flops
     (main,) = [work for work in works if work.flops]
     assert main.nbytes, "and so are its bytes"
@@ -96,13 +96,13 @@ def test_an_operator_of_which_nobody_knows_has_no_flops_and_one_that_moves_data_
 
 
 def test_a_compiled_convolution_without_its_bias_is_the_same_work() -> None:
-    call = applied(F.conv1d, (B, E, L), (H, E, 3), (H,))
+    call = bind_inputs(F.conv1d, (B, E, L), (H, E, 3), (H,))
     with torch.no_grad():
         known = KnownWork({}, observe(call, "cpu").work)
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
-            applied(F.conv1d, (B, E, L), (H, E, 3))()
+            bind_inputs(F.conv1d, (B, E, L), (H, E, 3))()
     (event,) = [one for one in profiled.events() or () if one.name == "aten::convolution"]
-    assert known.of(event).flops == B * 2 * (L - 2) * E * H * 3
+    assert known.work_of(event).flops == B * 2 * (L - 2) * E * H * 3
 
 
 def test_a_formula_that_pytorch_has_is_left_as_it_is() -> None:

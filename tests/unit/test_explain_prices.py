@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchwise.diagnose.relative_saving import share_saved, share_saved_anywhere
-from torchwise.diagnose.savings import PairedPrices
+from torchwise.diagnose.savings import PairedSavings
 from torchwise.measure import peaks
 from torchwise.plan import Plan
 from torchwise.records import Measurement
@@ -47,8 +47,8 @@ class Stub:
         return Measurement((60e-6,) * 5, (100e-6,) * 5)
 
 
-def prices(arena: Stub, budget_s: float = 60.0) -> PairedPrices:
-    return PairedPrices(arena, arena.runners(double), 100e-6, budget_s, lambda _stage: None)  # type: ignore[arg-type]
+def prices(arena: Stub, budget_s: float = 60.0) -> PairedSavings:
+    return PairedSavings(arena, arena.runners(double), 100e-6, budget_s, lambda _stage: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -73,26 +73,26 @@ def test_only_compiling_may_pass_the_limit_and_no_timed_call(monkeypatch: pytest
     for name in ("first_calls", "measure"):
         own = getattr(arena, name)
 
-        def noted(*args: Any, name: str = name, own: Any = own, **options: Any) -> Any:
+        def record_limit(*args: Any, name: str = name, own: Any = own, **options: Any) -> Any:
             limits.append((name, torch._dynamo.config.recompile_limit))
             return own(*args, **options)
 
-        monkeypatch.setattr(arena, name, noted)
+        monkeypatch.setattr(arena, name, record_limit)
     usual = torch._dynamo.config.recompile_limit
-    prices(arena).under(SETTING)
+    prices(arena).measure_setting(SETTING)
     assert limits == [("first_calls", 1 << 16), ("measure", usual)]
 
 
 def test_a_mend_that_fails_has_no_price_and_is_told() -> None:
     asked = prices(Stub(RuntimeError("no such kernel\nand a long trace")))
-    assert asked.under(SETTING) is None
+    assert asked.measure_setting(SETTING) is None
     assert asked.failures == {SETTING: f"{SETTING}: not priced, because it failed with RuntimeError: no such kernel"}
     assert asked.notes == [asked.failures[SETTING]]
 
 
 def test_a_mend_that_the_budget_leaves_out_is_told_and_has_not_failed() -> None:
     asked = prices(Stub(), budget_s=0.0)
-    assert asked.of_plan(Plan(backend="inductor", capture="call")) is None
+    assert asked.measure_plan(Plan(backend="inductor", capture="call")) is None
     assert "--budget grants more" in asked.notes[0]
     assert not asked.failures
 

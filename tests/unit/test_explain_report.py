@@ -10,40 +10,49 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from explain_samples import explanation, finding, price
+from explain_samples import explanation, make_finding, price
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval
-from torchwise.records.explanation import Basis, Explanation, Kernel, Price, Stage, Tried, ranked
+from torchwise.records.explanation import Basis, Explanation, FixTrial, Kernel, Saving, Stage, rank_findings
 from torchwise.report.explain import render_explanation, render_explanation_html, write_explanation
 from torchwise.report.explain.plots import plots
+from torchwise.report.explain.text import describe_saving as words
 from torchwise.report.explain.text import next_steps
-from torchwise.report.explain.text import price as words
 from torchwise.workload import WorkloadSpec
 
 
-def shown(told: Explanation, width: int = 120) -> str:
+def render_text(told: Explanation, width: int = 120) -> str:
     out = StringIO()
     Console(file=out, width=width, no_color=True).print(render_explanation(told))
     return out.getvalue()
 
 
 def test_the_dearest_comes_first_and_what_has_no_price_last() -> None:
-    cheap, dear, unknown = finding("cheap", price(1e-6)), finding("dear", price(2e-6)), finding("unknown")
-    once = finding("once", price(0.0, once_s=1.5e-6 * 1000))
-    assert [one.kind for one in ranked([unknown, cheap, once, dear], 1000)] == ["dear", "once", "cheap", "unknown"]
+    cheap, dear, unknown = (
+        make_finding("cheap", price(1e-6)),
+        make_finding("dear", price(2e-6)),
+        make_finding("unknown"),
+    )
+    once = make_finding("once", price(0.0, once_s=1.5e-6 * 1000))
+    assert [one.kind for one in rank_findings([unknown, cheap, once, dear], 1000)] == [
+        "dear",
+        "once",
+        "cheap",
+        "unknown",
+    ]
 
 
 def test_what_was_measured_and_does_not_show_counts_as_nothing() -> None:
-    unclear = finding("unclear", Price(Interval(-1e-3, 5e-6, 1e-3), Basis.MEASURED, ""))
-    clear = finding("clear", price(1e-6))
-    assert [one.kind for one in ranked([unclear, clear], 1000)] == ["clear", "unclear"]
-    guess = finding("guess", Price(Interval(0.0, 5e-6, 1e-5), Basis.ESTIMATED, ""))
-    assert [one.kind for one in ranked([clear, guess], 1000)] == ["guess", "clear"]
+    unclear = make_finding("unclear", Saving(Interval(-1e-3, 5e-6, 1e-3), Basis.MEASURED, ""))
+    clear = make_finding("clear", price(1e-6))
+    assert [one.kind for one in rank_findings([unclear, clear], 1000)] == ["clear", "unclear"]
+    guess = make_finding("guess", Saving(Interval(0.0, 5e-6, 1e-5), Basis.ESTIMATED, ""))
+    assert [one.kind for one in rank_findings([clear, guess], 1000)] == ["guess", "clear"]
 
 
 def test_it_comes_back_from_json() -> None:
-    told = explanation(finding(found=price(1e-6), plan=Plan(backend="inductor")), finding())
+    told = explanation(make_finding(found=price(1e-6), plan=Plan(backend="inductor")), make_finding())
     assert Explanation.from_json(told.to_json()) == told
     assert json.loads(told.to_json())["schema"] == "torchwise.explanation/1"
 
@@ -53,7 +62,7 @@ def test_a_record_from_before_limits_trust_and_inflation_were_kept_is_read() -> 
     del data["limits"], data["trust"], data["execution"]["inflation"]
     told = Explanation.from_json(json.dumps(data))
     assert told.limits is None
-    assert shown(told).startswith("The machine was quiet: the ratio holds within ±0.0%.")
+    assert render_text(told).startswith("The machine was quiet: the ratio holds within ±0.0%.")
     assert [plot.key for plot in plots(told)] == ["stages", "latency"]
 
 
@@ -64,7 +73,7 @@ def test_another_schema_is_refused() -> None:
 
 @pytest.mark.parametrize("width", [60, 120])
 def test_a_terminal_shows_place_price_and_mend(width: int) -> None:
-    text = shown(explanation(finding(found=price(12e-6))), width)
+    text = render_text(explanation(make_finding(found=price(12e-6))), width)
     for part in (
         "guards cost time",
         "model.py:12, in forward",
@@ -78,7 +87,7 @@ def test_a_terminal_shows_place_price_and_mend(width: int) -> None:
 
 
 def test_a_page_links_the_line_and_loads_nothing() -> None:
-    page = render_explanation_html(explanation(finding(found=price(12e-6)), finding()))
+    page = render_explanation_html(explanation(make_finding(found=price(12e-6)), make_finding()))
     assert 'href="file:///home/me/model.py#L12"' in page
     assert "if h.mean() &gt; 0:" in page
     assert "http" not in page.replace("http-equiv", "")
@@ -86,8 +95,8 @@ def test_a_page_links_the_line_and_loads_nothing() -> None:
 
 
 def test_text_from_a_model_cannot_harm_terminal_or_page() -> None:
-    evil = explanation(finding(cause="\x1b[31m<script>alert(1)</script>", title="\x1b]0;t\x07x"))
-    assert "\x1b" not in shown(evil)
+    evil = explanation(make_finding(cause="\x1b[31m<script>alert(1)</script>", title="\x1b]0;t\x07x"))
+    assert "\x1b" not in render_text(evil)
     page = render_explanation_html(evil)
     assert "<script>" not in page
     assert "\x1b" not in page
@@ -97,33 +106,36 @@ def test_text_from_a_model_cannot_harm_terminal_or_page() -> None:
     ("found", "expected"),
     [
         (price(12e-6), "saves 12.0 µs a call [10.8 µs, 13.2 µs], measured"),
-        (Price(Interval(-3e-6, -2e-6, -1e-6), Basis.MEASURED, ""), "costs 2.00 µs a call [1.00 µs, 3.00 µs], measured"),
-        (Price(Interval(0.0, 0.0, 0.0), Basis.MEASURED, "", 7.0), "saves 7.00 s once in each process, measured"),
-        (Price(Interval(0.0, 0.0, 0.0), Basis.ESTIMATED, ""), "saves nothing, estimated"),
         (
-            Price(Interval(0.0, 2e-6, 5e-6), Basis.MEASURED, ""),
+            Saving(Interval(-3e-6, -2e-6, -1e-6), Basis.MEASURED, ""),
+            "costs 2.00 µs a call [1.00 µs, 3.00 µs], measured",
+        ),
+        (Saving(Interval(0.0, 0.0, 0.0), Basis.MEASURED, "", 7.0), "saves 7.00 s once in each process, measured"),
+        (Saving(Interval(0.0, 0.0, 0.0), Basis.ESTIMATED, ""), "saves nothing, estimated"),
+        (
+            Saving(Interval(0.0, 2e-6, 5e-6), Basis.MEASURED, ""),
             "saves nothing that shows: at most 5.00 µs a call, measured",
         ),
-        (Price(Interval(0.0, 2e-6, 4e-6), Basis.ESTIMATED, ""), "saves at most 4.00 µs a call, estimated"),
+        (Saving(Interval(0.0, 2e-6, 4e-6), Basis.ESTIMATED, ""), "saves at most 4.00 µs a call, estimated"),
         (
-            Price(Interval(1e-6, 2e-6, 3e-6), Basis.MEASURED, "", 7.0),
+            Saving(Interval(1e-6, 2e-6, 3e-6), Basis.MEASURED, "", 7.0),
             "saves 2.00 µs a call [1.00 µs, 3.00 µs] and saves 7.00 s once in each process, measured",
         ),
-        (Price(Interval(0.0, 0.0, 9e-6), Basis.INCONCLUSIVE, ""), "could not be measured"),
+        (Saving(Interval(0.0, 0.0, 9e-6), Basis.INCONCLUSIVE, ""), "could not be measured"),
         (
-            Price(Interval(0.0, 0.0, 9e-6), Basis.INCONCLUSIVE, "", 7.0),
+            Saving(Interval(0.0, 0.0, 9e-6), Basis.INCONCLUSIVE, "", 7.0),
             "saves 7.00 s once in each process, measured; its saving in each call could not be measured",
         ),
         (None, "no price"),
     ],
 )
-def test_a_price_in_words(found: Price | None, expected: str) -> None:
+def test_a_price_in_words(found: Saving | None, expected: str) -> None:
     assert words(found) == expected
 
 
 def test_the_next_command_proves_the_dearest_plan_that_pays() -> None:
     plan = Plan(backend="inductor", transforms=("complex_to_real",))
-    told = explanation(finding(found=price(9e-6), plan=EAGER), finding(found=price(5e-6), plan=plan))
+    told = explanation(make_finding(found=price(9e-6), plan=EAGER), make_finding(found=price(5e-6), plan=plan))
     first, last = next_steps(told)
     assert first.command == f"torchwise tune model.py:factory --device cpu --plan '{plan.to_json()}'"
     assert last.command == "torchwise tune model.py:factory --device cpu"
@@ -136,8 +148,8 @@ def test_the_next_command_is_for_the_same_request_and_can_be_pasted() -> None:
 
 
 def test_a_plan_whose_saving_does_not_show_is_not_proposed() -> None:
-    unclear = Price(Interval(-1e-6, 2e-6, 5e-6), Basis.MEASURED, "")
-    told = explanation(finding(found=unclear, plan=Plan(backend="inductor")))
+    unclear = Saving(Interval(-1e-6, 2e-6, 5e-6), Basis.MEASURED, "")
+    told = explanation(make_finding(found=unclear, plan=Plan(backend="inductor")))
     assert len(next_steps(told)) == 1
 
 
@@ -166,32 +178,32 @@ def test_what_was_not_compiled_has_no_time_line_and_what_has_no_work_no_roofline
 
 
 def test_what_finds_nothing_says_so() -> None:
-    assert "Nothing was found" in shown(explanation())
+    assert "Nothing was found" in render_text(explanation())
     assert "Nothing was found" in render_explanation_html(explanation())
 
 
 def test_files_are_written_whole(tmp_path: Path) -> None:
-    told = explanation(finding(found=price(1e-6)))
+    told = explanation(make_finding(found=price(1e-6)))
     write_explanation(told, html=tmp_path / "x.html", json=tmp_path / "x.json")
     assert Explanation.from_json((tmp_path / "x.json").read_text()) == told
     assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
 
 
 def test_what_was_tried_is_shown_with_what_came_of_it() -> None:
-    helps = Tried("torch._dynamo.config.x = True", True, "compiled 2 times", price(20e-6), 2)
-    useless = Tried("torch.compile(model, dynamic=True)", False, "compiled 9 times, and then given up as well")
-    told = explanation(finding("recompile", price(20e-6), tried=(helps, useless)))
+    helps = FixTrial("torch._dynamo.config.x = True", True, "compiled 2 times", price(20e-6), 2)
+    useless = FixTrial("torch.compile(model, dynamic=True)", False, "compiled 9 times, and then given up as well")
+    told = explanation(make_finding("recompile", price(20e-6), tried=(helps, useless)))
     assert Explanation.from_json(told.to_json()) == told
-    for text in (shown(told), render_explanation_html(told)):
+    for text in (render_text(told), render_explanation_html(told)):
         flat = " ".join(text.split())
         assert "Tried: torch._dynamo.config.x = True: compiled 2 times; it saves 20.0 µs a call" in flat
         assert "dynamic=True): compiled 9 times, and then given up as well; it does not help" in flat
 
 
 def test_a_fix_that_could_not_be_timed_is_not_said_to_help_nor_not_to() -> None:
-    untold = Price(Interval(0.0, 0.0, 100e-6), Basis.INCONCLUSIVE, "")
-    seen = Tried("torch._dynamo.config.x = True", False, "compiled 2 times", untold, 2)
-    text = " ".join(shown(explanation(finding("recompile", untold, tried=(seen,)))).split())
+    untold = Saving(Interval(0.0, 0.0, 100e-6), Basis.INCONCLUSIVE, "")
+    seen = FixTrial("torch._dynamo.config.x = True", False, "compiled 2 times", untold, 2)
+    text = " ".join(render_text(explanation(make_finding("recompile", untold, tried=(seen,)))).split())
     assert "x = True: compiled 2 times; what it saves could not be measured" in text
     assert "help" not in text
 
@@ -199,5 +211,5 @@ def test_a_fix_that_could_not_be_timed_is_not_said_to_help_nor_not_to() -> None:
 @pytest.mark.parametrize(("inflation", "is_said"), [(1.4, False), (3.0, True), (0.3, True)])
 def test_kernels_of_a_profile_unlike_the_call_are_marked(inflation: float, is_said: bool) -> None:
     told = explanation(execution=replace(explanation().execution, inflation=inflation))
-    for text in (shown(told), render_explanation_html(told)):
+    for text in (render_text(told), render_explanation_html(told)):
         assert (f"the call took {inflation:.2f}" in " ".join(text.split())) is is_said

@@ -41,19 +41,19 @@ class Branching(nn.Module):
 
 @pytest.mark.slow
 def test_a_break_is_found_with_its_place_and_price(tmp_path: Path) -> None:
-    told = explain(Branching(), (torch.ones(64),), artefacts=tmp_path, budget=60)
+    told = explain(Branching(), (torch.ones(64),), artifacts=tmp_path, budget=60)
     check(told)
     (found,) = [one for one in told.findings if one.kind == "graph break"]
     assert found.places[0].file == __file__
     assert "# here" in found.places[0].excerpt
-    assert found.price is not None, told.notes
-    assert found.price.per_call_s.low > 0 or not is_quiet(told)
+    assert found.saving is not None, told.notes
+    assert found.saving.per_call_s.low > 0 or not is_quiet(told)
     stages = {stage.name: stage for stage in told.stages}
     assert len(stages) == 6
     assert stages[CAPTURE].came_out.startswith("2 graphs")
     assert stages[EXECUTION].came_out.startswith("2 compiled graphs")
-    assert all((tmp_path / name).read_text() for stage in told.stages for name in stage.artefacts)
-    assert any(name.startswith("kernels-") for name in stages[GENERATION].artefacts)
+    assert all((tmp_path / name).read_text() for stage in told.stages for name in stage.artifacts)
+    assert any(name.startswith("kernels-") for name in stages[GENERATION].artifacts)
     assert any(kernel.generated and kernel.nbytes for kernel in told.kernels)
     assert told.capturable.answer is False
 
@@ -78,14 +78,14 @@ def test_what_is_given_up_comes_first_with_a_fix_that_was_seen_to_help() -> None
     check(told)
     (found,) = [one for one in told.findings if one.kind == "recompile"]
     assert "PyTorch gave up, and runs it in eager on every call" in found.title
-    assert "dynamic=True" not in found.mend
-    assert found.price is not None
+    assert "dynamic=True" not in found.fix
+    assert found.saving is not None
     if is_quiet(told):
         assert told.findings[0] is found
-        assert found.price.answer is Answer.YES
+        assert found.saving.answer is Answer.YES
         # A small part of a call is left under the fix.
-        assert found.price.per_call_s.mid > told.measurement.candidate_time.mid / 4
-        assert "allow_unspec_int_on_nn_module = True" in found.mend
+        assert found.saving.per_call_s.mid > told.measurement.candidate_time.mid / 4
+        assert "allow_unspec_int_on_nn_module = True" in found.fix
         assert found.tried[0].helps
     assert any("not priced, because the budget was spent" in note for note in told.notes)
 

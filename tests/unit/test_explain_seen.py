@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from torchwise.diagnose import kernels, stages
-from torchwise.diagnose.fresh_code_copy import twin
+from torchwise.diagnose.fresh_code_copy import copy_with_fresh_code
 from torchwise.diagnose.op_trace import Work, observe
 from torchwise.diagnose.savings import patched
 from torchwise.diagnose.sizes import bytes_of_kernels
-from torchwise.diagnose.trace import Artefact, Span
+from torchwise.diagnose.trace import Artifact, Span
 from torchwise.diagnose.work import KnownWork
 from torchwise.records.explanation import Limits
 
@@ -69,14 +69,14 @@ def test_spans_of_other_threads_do_not_count() -> None:
 
 
 def test_nodes_are_counted_and_code_is_read() -> None:
-    artefacts = [Artefact("inductor_post_grad_graph", "0/0", GRAPH), Artefact("inductor_output_code", "0/0", WRAPPER)]
-    assert stages.nodes(artefacts, "inductor_post_grad_graph") == 2
-    code = stages.code_of(artefacts)
+    artifacts = [Artifact("inductor_post_grad_graph", "0/0", GRAPH), Artifact("inductor_output_code", "0/0", WRAPPER)]
+    assert stages.nodes(artifacts, "inductor_post_grad_graph") == 2
+    code = stages.code_of(artifacts)
     assert (code.generated, dict(code.library), dict(code.fallbacks)) == (1, {"mm": 1}, {"aten.exp": 1})
 
 
-def test_artefacts_become_files_by_stage(tmp_path: Path) -> None:
-    both = [Artefact("inductor_output_code", "0/0", "forward"), Artefact("inductor_output_code", "0/0", "backward")]
+def test_artifacts_become_files_by_stage(tmp_path: Path) -> None:
+    both = [Artifact("inductor_output_code", "0/0", "forward"), Artifact("inductor_output_code", "0/0", "backward")]
     files = stages.write(both, tmp_path / "new")
     assert len(files[stages.GENERATION]) == 2
     assert {(tmp_path / "new" / name).read_text() for name in files[stages.GENERATION]} == {"forward", "backward"}
@@ -134,7 +134,7 @@ def event(name: str, us: float, at: float = 0.0, parent: Any = None, shapes: Any
     return made
 
 
-def profiled(
+def profile_events(
     events: list[Any], device: str, monkeypatch: pytest.MonkeyPatch, call_us: float = 100.0, **known: Any
 ) -> kernels.Profiled:
     monkeypatch.setattr(kernels, "_events", lambda _call, _device: events)
@@ -158,7 +158,7 @@ def test_the_outermost_operators_are_a_cpus_kernels(monkeypatch: pytest.MonkeyPa
         event("aten::view", 3, 50, region),
         event("graph_0_cpp_fused_relu_0", 20, 60, region),
     ]
-    seen = profiled(events, "cpu", monkeypatch, nbytes={"cpp_fused_relu_0": 1000.0})
+    seen = profile_events(events, "cpu", monkeypatch, nbytes={"cpp_fused_relu_0": 1000.0})
     assert [(k.name, pytest.approx(k.seconds)) for k in seen.kernels] == [
         ("aten::addmm", 40e-6),
         ("cpp_fused_relu_0", 20e-6),
@@ -176,7 +176,7 @@ def test_no_kernel_and_no_sum_of_kernels_is_longer_than_the_call(monkeypatch: py
     work = [event("aten::exp", 200e3, 1e3, device="CPU"), event("aten::mul", 211e3, 201e3, device="CPU")]
     if device == "cuda":
         work = [event(one.name, one.time_range.elapsed_us(), one.time_range.start, device="CUDA") for one in work]
-    seen = profiled([a_call(420e3), *work], device, monkeypatch, call_us=10.8e3)
+    seen = profile_events([a_call(420e3), *work], device, monkeypatch, call_us=10.8e3)
     assert seen.busy_s == pytest.approx(sum(kernel.seconds for kernel in seen.kernels))
     assert 0.5 * 10.8e-3 < seen.busy_s <= 10.8e-3
     assert seen.kernels[0].seconds / seen.kernels[1].seconds == pytest.approx(211 / 200)
@@ -185,14 +185,14 @@ def test_no_kernel_and_no_sum_of_kernels_is_longer_than_the_call(monkeypatch: py
 
 def test_the_profiled_call_that_was_not_disturbed_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     events = [a_call(900), event("aten::exp", 850, 10), a_call(105, 1000), event("aten::exp", 84, 1010)]
-    seen = profiled(events, "cpu", monkeypatch)
+    seen = profile_events(events, "cpu", monkeypatch)
     assert [(k.calls, pytest.approx(k.seconds)) for k in seen.kernels] == [(1, 80e-6)]
     assert seen.inflation == pytest.approx(1.05)
 
 
 def test_kernels_that_run_beside_each_other_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     events = [a_call(), event("left", 80, 0, device="CUDA"), event("right", 80, 10, device="CUDA")]
-    seen = profiled(events, "cuda", monkeypatch)
+    seen = profile_events(events, "cuda", monkeypatch)
     assert seen.busy_s == pytest.approx(90e-6)
     assert [pytest.approx(k.seconds) for k in seen.kernels] == [45e-6, 45e-6]
 
@@ -201,7 +201,7 @@ def test_a_rough_profile_shows_no_share_of_the_roofline(monkeypatch: pytest.Monk
     def product(call_us: float) -> Any:
         shapes = [[64, 64], [64, 64]]
         events = [a_call(100), event("aten::mm", 90, 1, shapes=shapes, input_dtypes=["float", "float"])]
-        return profiled(events, "cpu", monkeypatch, call_us=call_us).kernels[0]
+        return profile_events(events, "cpu", monkeypatch, call_us=call_us).kernels[0]
 
     assert product(90.0).share is not None
     assert product(30.0).share is product(300.0).share is None
@@ -210,7 +210,7 @@ def test_a_rough_profile_shows_no_share_of_the_roofline(monkeypatch: pytest.Monk
 def test_on_a_gpu_the_kernels_are_what_ran_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = SimpleNamespace(name="sgemm", duration=9)
     product = event("aten::mm", 50, 5, None, [[4, 16], [16, 8]], kernels=[ran])
-    seen = profiled([a_call(), product, event("sgemm", 9, 60, device="CUDA")], "cuda", monkeypatch)
+    seen = profile_events([a_call(), product, event("sgemm", 9, 60, device="CUDA")], "cuda", monkeypatch)
     (kernel,) = seen.kernels
     assert (kernel.name, kernel.calls) == ("sgemm", 1)
     assert kernel.seconds == pytest.approx(9e-6)
@@ -221,12 +221,12 @@ def test_a_gpus_kernel_has_no_work_where_that_of_one_launch_is_unknown(monkeypat
     ran = SimpleNamespace(name="sgemm", duration=9)
     product = event("aten::mm", 50, 5, None, [[4, 16], [16, 8]], kernels=[ran])
     launches = [event("sgemm", 9, at, device="CUDA") for at in (60, 70)]
-    assert profiled([a_call(), product, *launches], "cuda", monkeypatch).kernels[0].flops is None
+    assert profile_events([a_call(), product, *launches], "cuda", monkeypatch).kernels[0].flops is None
 
 
 def test_a_mix_of_examples_is_the_mean_of_their_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    each = [profiled([a_call(), event("aten::exp", us, 1)], "cpu", monkeypatch) for us in (80.0, 40.0)]
-    seen = kernels.mixed(each, (0.25, 0.75))
+    each = [profile_events([a_call(), event("aten::exp", us, 1)], "cpu", monkeypatch) for us in (80.0, 40.0)]
+    seen = kernels.average_profiles(each, (0.25, 0.75))
     assert [(k.calls, pytest.approx(k.seconds)) for k in seen.kernels] == [(1, 50e-6)]
     assert seen.busy_s == pytest.approx(50e-6)
 
@@ -275,7 +275,7 @@ class Scaled(torch.nn.Module):
 
 def test_a_twin_shares_all_but_its_code() -> None:
     model = Scaled()
-    other = twin(model)
+    other = copy_with_fresh_code(model)
     assert isinstance(other, Scaled)
     assert other.weight is model.weight
     assert torch.equal(other(torch.ones(2)), model(torch.ones(2)))
@@ -288,7 +288,7 @@ def test_a_function_has_a_twin_and_any_other_callable_is_its_own() -> None:
     def add(x: int, *, more: int = 1) -> int:
         return x + offset + more
 
-    other = twin(add)
+    other = copy_with_fresh_code(add)
     assert other(1) == 5
     assert other.__code__ is not add.__code__  # type: ignore[attr-defined]
-    assert twin(len) is len
+    assert copy_with_fresh_code(len) is len

@@ -15,7 +15,7 @@ from targets import break_gallery, suggested
 from torchwise.diagnose import suggestions
 from torchwise.diagnose.fixes.tensors import as_tensor
 from torchwise.diagnose.settings import argument, patched
-from torchwise.diagnose.suggestions import Checked, checked
+from torchwise.diagnose.suggestions import Checked, check_suggestions
 from torchwise.diagnose.trace import Trace
 from torchwise.records.compile_events import Break
 from torchwise.trial.loading import runner
@@ -43,7 +43,7 @@ def fresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def seen(model: Callable[..., Any]) -> tuple[Break, ...]:
+def find_breaks(model: Callable[..., Any]) -> tuple[Break, ...]:
     torch.compiler.reset()
     with torch.no_grad(), Trace() as trace:
         torch.compile(model, backend="eager")(X)
@@ -52,7 +52,7 @@ def seen(model: Callable[..., Any]) -> tuple[Break, ...]:
 
 def run(model: Callable[..., Any]) -> Checked:
     with torch.no_grad():
-        return checked(seen(model), Arena(model))  # type: ignore[arg-type]
+        return check_suggestions(find_breaks(model), Arena(model))  # type: ignore[arg-type]
 
 
 FITS = re.compile(r"# fits: (.+)$", re.MULTILINE)
@@ -64,35 +64,35 @@ KINDS = [kind for kind in vars(suggested).values() if inspect.isclass(kind) and 
 def test_only_what_fits_the_line_is_suggested(kind: Callable[[], torch.nn.Module]) -> None:
     source = inspect.getsource(kind)
     (found, *_) = run(kind()).breaks
-    assert found.mend is not None
+    assert found.fix is not None
     fits, asks = FITS.search(source), ASKS.search(source)
-    assert found.mend.line == (fits[1] if fits else "")
-    assert found.mend.condition.startswith(asks[1]) if asks else not found.mend.condition
+    assert found.fix.line == (fits[1] if fits else "")
+    assert found.fix.condition.startswith(asks[1]) if asks else not found.fix.condition
 
 
 @pytest.mark.parametrize("kind", [suggested.ReadsACount, suggested.ChoosesNothing, suggested.AsksAmong])
 def test_without_running_it_would_be_suggested(kind: Callable[[], torch.nn.Module]) -> None:
     """Otherwise the tests above would hold of any model."""
-    (found, *_) = seen(kind())
-    assert found.mend is not None
-    assert found.mend.line or found.mend.condition
+    (found, *_) = find_breaks(kind())
+    assert found.fix is not None
+    assert found.fix.line or found.fix.condition
 
 
 def test_what_was_run_is_kept_as_a_copy_that_does_not_break() -> None:
     model = suggested.Reads()
     found = run(model)
     (copied,) = found.rewritten.values()
-    assert seen(copied) == ()
+    assert find_breaks(copied) == ()
     assert torch.equal(copied(X), model(X))
-    assert seen(model) != ()
+    assert find_breaks(model) != ()
 
 
 @pytest.mark.parametrize(("kind", "named"), [(suggested.Logs, True), (suggested.LogsByItself, False)])
 def test_a_setting_names_what_a_program_can_name(kind: Callable[[], torch.nn.Module], named: bool) -> None:
     (found,) = run(kind()).breaks
-    assert found.mend is not None
-    assert ("add(logger.info)" in found.mend.setting) is named
-    assert bool(found.mend.consequence) is named
+    assert found.fix is not None
+    assert ("add(logger.info)" in found.fix.setting) is named
+    assert bool(found.fix.consequence) is named
 
 
 def test_a_setting_that_adds_to_a_set_is_held_and_put_back() -> None:
@@ -153,8 +153,8 @@ def test_every_example_in_the_texts_runs(monkeypatch: pytest.MonkeyPatch) -> Non
         with Trace() as trace, torch.set_grad_enabled(snippet.broken is break_gallery.learns):
             torch.compile(snippet.broken, backend="eager")(X.clone())
         for one in trace.breaks:
-            assert one.mend is not None
-            codes |= {code for code in CODE.findall(one.mend.text) if code not in one.excerpt and "torch" in code}
+            assert one.fix is not None
+            codes |= {code for code in CODE.findall(one.fix.text) if code not in one.excerpt and "torch" in code}
     called = {code for code in codes if "(" in code and not code.startswith("@") and "cuda" not in code}
     assert len(called) > 10
     with torch.compiler.set_stance("default"):  # which one of them sets, and is put back so

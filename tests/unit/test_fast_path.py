@@ -14,8 +14,8 @@ from torch import nn
 from torchwise.compile import retry_pace
 from torchwise.compile.backends.compile_callback import compile_with
 from torchwise.compile.guards import guard_bypass
-from torchwise.compile.guards.guard_bypass import Straight
-from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.guards.guard_bypass import GuardBypass
+from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.compile.retry_pace import SHARE, Pace
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
@@ -56,11 +56,11 @@ def net() -> Net:
     return Net().eval()
 
 
-def reloaded(net: Net) -> None:
+def reload_weights(net: Net) -> None:
     net.load_state_dict({name: value + 1 for name, value in net.state_dict().items()}, assign=True)
 
 
-def hooked_for_a_while(net: Net) -> None:
+def add_and_remove_hook(net: Net) -> None:
     net.layers[0].register_forward_hook(lambda *_: None).remove()
 
 
@@ -73,7 +73,7 @@ UNREAD: dict[str, Callable[[Any, int], object]] = {
     "tensor kept": lambda m, i: setattr(m, "last", torch.full((2,), i)),
     "set to what it is": lambda m, i: setattr(m, "scale", 2.0 * (i + 1) / (i + 1)),
     "train and eval": lambda m, _: (m.train(), m.eval()),
-    "hook registered and removed": lambda m, _: hooked_for_a_while(m),
+    "hook registered and removed": lambda m, _: add_and_remove_hook(m),
 }
 
 
@@ -92,7 +92,7 @@ def test_what_the_code_never_reads_is_no_change(net: Net, change: Callable[[Any,
 
 
 ONCE: dict[str, Callable[[Any], object]] = {
-    "weights assigned": reloaded,
+    "weights assigned": reload_weights,
     "memory of a weight": lambda m: setattr(m.layers[0].linear.weight, "data", torch.randn(4, 4)),
     "weight replaced": lambda m: setattr(m.layers[0].linear, "bias", nn.Parameter(torch.randn(4))),
     "buffer replaced": lambda m: setattr(m.layers[1], "shift", torch.zeros(4)),
@@ -159,10 +159,10 @@ def test_states_that_take_turns_are_all_known(net: Net, monkeypatch: pytest.Monk
 @torch.no_grad()
 def test_changes_one_upon_the_other_are_not_all_looked_at(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    glance_at = guard_bypass.glance_at
+    glance_at = guard_bypass.make_quick_check
     counted = Counted(net.forward, X)
     monkeypatch.setattr(
-        guard_bypass, "glance_at", lambda *given: (looks.append(1), time.sleep(0.02), glance_at(*given))[2]
+        guard_bypass, "make_quick_check", lambda *given: (looks.append(1), time.sleep(0.02), glance_at(*given))[2]
     )
     for i in range(100):
         net.scale = 3.0 + i
@@ -172,15 +172,15 @@ def test_changes_one_upon_the_other_are_not_all_looked_at(net: Net, monkeypatch:
 
 @torch.no_grad()
 def test_code_of_another_backend_is_not_taken_for_the_plans(net: Net) -> None:
-    def negated(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+    def negate_outputs(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
         return lambda *args: [-answer for answer in graph.forward(*args)]
 
-    other = Straight(net.forward)
-    compiled, _ = compile_with(net.forward, negated, other, settings, is_dynamic=False)
+    other = GuardBypass(net.forward)
+    compiled, _ = compile_with(net.forward, negate_outputs, other, settings, is_dynamic=False)
     assert torch.equal(compiled(X), -net(X))
-    straight = Straight(net.forward)
+    straight = GuardBypass(net.forward)
     mine, _ = compile_with(net.forward, eager, straight, settings, is_dynamic=False)
-    before = straight.look((X,), {})
+    before = straight.prepare_bypass((X,), {})
     assert torch.equal(mine(X), net(X))
     assert torch.equal(straight.path(mine, (X,), {}, before)(X), net(X))
 
@@ -189,10 +189,10 @@ def test_code_of_another_backend_is_not_taken_for_the_plans(net: Net) -> None:
 def test_a_watch_that_had_to_look_closely_glances_again(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     monkeypatch.setattr("torchwise.compile.guards.module_guard.rebound", lambda _places: looks.append(1))
-    watch = ModuleWatch(net)
+    watch = ModuleGuard(net)
     net.requires_grad_(False)
     for _ in range(5):
-        assert not watch.changed()
+        assert not watch.has_changed()
     assert len(looks) == 1
 
 

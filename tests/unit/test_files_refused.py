@@ -23,7 +23,7 @@ from torchwise.errors import InputError, StorageError, TorchwiseError
 from torchwise.plan import Plan
 from torchwise.records import Decision, Study, Trial
 from torchwise.records.analysis import Analysis
-from torchwise.records.approval import Ruling
+from torchwise.records.approval import Approval
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.explanation import Explanation
 from torchwise.store import open_storage
@@ -32,7 +32,7 @@ STUDY = a_study(trials=(Trial(0, Plan(threads=2)),), decision=a_decision())
 MANIFEST = Manifest("0.1.0", detect("cpu"), {"decision.json": Member(3, "ab")}, {}, 1.0, None, 0)
 
 
-def changed(text: str, path: str, change: Callable[[Any], Any] | None) -> str:
+def change_value(text: str, path: str, change: Callable[[Any], Any] | None) -> str:
     """Return JSON with the value at a path changed, or taken out."""
     data = json.loads(text)
     *steps, last = [int(step) if step.isdigit() else step for step in path.split(".")]
@@ -82,7 +82,7 @@ def to(value: Any) -> Callable[[Any], Any]:
         (an_explanation(), Explanation, "stages.0.seconds", to(-2), "$.stages[0].seconds is -2, but must be a number "),
         (an_explanation(), Explanation, "kernels", to({}), "$.kernels is {}, but must be a list"),
         (an_analysis(), Analysis, "steady.plan.calls_s", to([]), "$.steady.plan.calls_s is [], but must be a list of "),
-        (a_ruling(), Ruling, "standing", to("rejekted"), "$.standing is 'rejekted', but must be one of pinned, approv"),
+        (a_ruling(), Approval, "standing", to("rejekted"), "$.standing is 'rejekted', but must be one of pinned, "),
         (MANIFEST, Manifest, "compiled_anew", to(-1), "$.compiled_anew is -1, but must be a whole number >= 0"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else str(value) if isinstance(value, str) else "",
@@ -92,12 +92,12 @@ def test_what_was_edited_is_refused_with_place_value_and_rule(
 ) -> None:
     assert kind.from_json(record.to_json()) == record
     with pytest.raises(InputError) as refused:
-        kind.from_json(changed(record.to_json(), path, change))
+        kind.from_json(change_value(record.to_json(), path, change))
     assert said in str(refused.value)
 
 
 def test_a_value_of_a_mapping_is_named_by_what_is_around_it() -> None:
-    text = changed(MANIFEST.to_json(), "members", to({"decision.json": {"size": 1, "sha256": 5}}))
+    text = change_value(MANIFEST.to_json(), "members", to({"decision.json": {"size": 1, "sha256": 5}}))
     with pytest.raises(InputError, match=r"\$\.members\[\.\.\.\]\.sha256 is .*, but must be text"):
         Manifest.from_json(text)
 
@@ -117,7 +117,7 @@ def test_a_value_of_a_mapping_is_named_by_what_is_around_it() -> None:
 )  # fmt: skip
 def test_commands_name_the_file(tmp_path: Path, words: list[str], said: str) -> None:
     file = tmp_path / "study.json"
-    file.write_text(changed(STUDY.to_json(), "trails", to([])))
+    file.write_text(change_value(STUDY.to_json(), "trails", to([])))
     done = CliRunner().invoke(app, [word.format(file=file) for word in words])
     assert isinstance(done.exception, TorchwiseError), done.output
     assert said.format(file=file) in str(done.exception)
@@ -178,5 +178,5 @@ def test_what_earlier_versions_wrote_is_read() -> None:
 
 
 def test_a_record_that_lacks_what_has_a_default_is_read() -> None:
-    text = changed(replace(a_decision(), error=None).to_json(), "error", None)
+    text = change_value(replace(a_decision(), error=None).to_json(), "error", None)
     assert Decision.from_json(text) == a_decision()

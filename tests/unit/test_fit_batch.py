@@ -38,13 +38,13 @@ class Device:
         return codec.to_json(found)
 
 
-def fitted(device: Device, **options: Any) -> Any:
+def fit_linear(device: Device, **options: Any) -> Any:
     return torchwise.fit_batch(torch.nn.Linear(8, 2), (X,), launcher=device, **options)
 
 
 def test_the_batch_is_doubled_until_it_fails_and_the_gap_halved() -> None:
     device = Device()
-    found = fitted(device)
+    found = fit_linear(device)
     assert device.sizes == [4, 8, 16, 32, 64, 128, 96, 112]
     assert [one.size for one in found.tried] == sorted(device.sizes)
     assert (found.largest, found.best) == (96, 96)
@@ -52,32 +52,32 @@ def test_the_batch_is_doubled_until_it_fails_and_the_gap_halved() -> None:
 
 
 def test_a_limit_is_kept() -> None:
-    found = fitted(Device(), memory_limit=20 * 1024)
+    found = fit_linear(Device(), memory_limit=20 * 1024)
     assert found.largest == 20
     assert {one.size: one.problem for one in found.tried}[32] == "takes 0 MiB, and the limit is 0 MiB"
 
 
 def test_no_larger_batch_than_asked_for_is_tried() -> None:
     device = Device()
-    assert fitted(device, largest=16).largest == 16
+    assert fit_linear(device, largest=16).largest == 16
     assert device.sizes == [4, 8, 16]
 
 
 def test_nothing_fits() -> None:
-    found = fitted(Device(holds=1))
+    found = fit_linear(Device(holds=1))
     assert (found.largest, found.best, len(found.tried)) == (None, None, 1)
 
 
 def test_it_is_json() -> None:
-    assert json.loads(fitted(Device()).to_json())["schema"] == "torchwise.batchfit/1"
+    assert json.loads(fit_linear(Device()).to_json())["schema"] == "torchwise.batchfit/1"
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: fitted(Device(), memory_limit=0), "memory limit is 0 bytes, but must be above 0"),
-        (lambda: fitted(Device(), memory_limit="8G"), "memory limit is '8G' bytes, but must be above 0"),
-        (lambda: fitted(Device(), largest=3), "largest is 3, but must be a number of at least 4"),
+        (lambda: fit_linear(Device(), memory_limit=0), "memory limit is 0 bytes, but must be above 0"),
+        (lambda: fit_linear(Device(), memory_limit="8G"), "memory limit is '8G' bytes, but must be above 0"),
+        (lambda: fit_linear(Device(), largest=3), "largest is 3, but must be a number of at least 4"),
         (lambda: torchwise.fit_batch("zoo:tutorial.branch"), "but must be the step, module, function or Workload"),
         (lambda: torchwise.fit_batch(torch.add, (X, X[0])), "the inputs differ in dimension 0"),
     ],

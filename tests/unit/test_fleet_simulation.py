@@ -23,7 +23,7 @@ def test_a_store_that_takes_no_time_slows_nobody(simulation: ModuleType) -> None
 
 
 def test_a_store_that_is_at_work_all_the_time_bounds_the_trials(simulation: ModuleType) -> None:
-    service = simulation.Service(read=0.1, write=0.1, share=1, think=0, artefact_bytes=0, bandwidth=1)
+    service = simulation.Service(read=0.1, write=0.1, share=1, think=0, artifact_bytes=0, bandwidth=1)
     most = simulation.most_devices(service, 20.0)
     assert 28 <= most <= 32  # 0.606 s of the store for 20 s of a trial, and 0.1 for 30 s of a heartbeat
     many = simulation.Fleet(service, 10 * most, 20.0).run(1.0)

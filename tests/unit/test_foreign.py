@@ -18,7 +18,7 @@ from torchwise import model_libraries
 from torchwise.errors import TargetError, WorkloadError
 from torchwise.model_libraries import diffusion, text
 from torchwise.model_libraries.options import parse
-from torchwise.model_libraries.weights import calibrate, seeded
+from torchwise.model_libraries.weights import calibrate, make_seeded
 from torchwise.model_libraries.work import count
 from torchwise.workload import Workload
 from torchwise.workload.identity import identity
@@ -63,7 +63,7 @@ def load(target: str, **keywords: object) -> Workload:
 
 
 @functools.cache
-def loaded(target: str, seed: int = 3) -> Workload:
+def load_workload(target: str, seed: int = 3) -> Workload:
     return load(target, seed=seed)
 
 
@@ -89,7 +89,7 @@ def assert_near(outputs: list[torch.Tensor], references: list[torch.Tensor], mos
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_it_runs_with_the_stated_shapes_and_a_living_signal(target: str) -> None:
-    workload = loaded(target)
+    workload = load_workload(target)
     outputs = run(workload)
     assert [tuple(out.shape) for out in outputs] == OUTPUTS[target]
     assert all(out.dtype is torch.float32 and torch.isfinite(out).all() for out in outputs)
@@ -102,7 +102,7 @@ def test_it_runs_with_the_stated_shapes_and_a_living_signal(target: str) -> None
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_seed_decides_every_number(target: str) -> None:
-    first, again, other = loaded(target), load(target, seed=3), loaded(target, 4)
+    first, again, other = load_workload(target), load(target, seed=3), load_workload(target, 4)
     assert all(torch.equal(a, b) for a, b in zip(numbers(first), numbers(again), strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(numbers(first), numbers(other), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(run(first), run(again), strict=True))
@@ -110,7 +110,7 @@ def test_the_seed_decides_every_number(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_reseed_draws_other_inputs_of_the_same_shape(target: str) -> None:
-    workload = loaded(target)
+    workload = load_workload(target)
     assert workload.reseed is not None
     original = tensors(workload.examples[0].args)
     for seed, equal in ((3, True), (9, False)):
@@ -121,7 +121,7 @@ def test_reseed_draws_other_inputs_of_the_same_shape(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_float32_agrees_with_float64_however_that_is_made(target: str) -> None:
-    workload = loaded(target)
+    workload = load_workload(target)
     assert_near(run(workload), run(load(target, seed=3, dtype=torch.float64)))
     raised = Workload(copy.deepcopy(workload.call).double(), (workload.examples[0].map_tensors(double),))
     assert_near(run(workload), run(raised))
@@ -129,8 +129,8 @@ def test_float32_agrees_with_float64_however_that_is_made(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_parameter_is_alive_and_has_a_gradient(target: str) -> None:
-    call = copy.deepcopy(loaded(target).call)
-    loss = loss_of(call(*loaded(target).examples[0].args))
+    call = copy.deepcopy(load_workload(target).call)
+    loss = loss_of(call(*load_workload(target).examples[0].args))
     assert loss is not None
     loss.backward()
     for name, parameter in call.named_parameters():
@@ -142,15 +142,15 @@ def test_every_parameter_is_alive_and_has_a_gradient(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_it_survives_the_way_to_another_process(target: str) -> None:
-    there: Workload = pickle.loads(pickle.dumps(loaded(target)))
-    assert all(torch.equal(a, b) for a, b in zip(run(there), run(loaded(target)), strict=True))
+    there: Workload = pickle.loads(pickle.dumps(load_workload(target)))
+    assert all(torch.equal(a, b) for a, b in zip(run(there), run(load_workload(target)), strict=True))
 
 
 @pytest.mark.parametrize("target", [TARGETS[4], TARGETS[-1]])
 def test_the_identity_is_that_of_the_model_and_not_of_its_numbers(target: str) -> None:
-    ours = identity(loaded(target), "inference")
-    assert identity(loaded(target, 4), "inference") == ours
-    assert identity(pickle.loads(pickle.dumps(loaded(target))), "inference") == ours
+    ours = identity(load_workload(target), "inference")
+    assert identity(load_workload(target, 4), "inference") == ours
+    assert identity(pickle.loads(pickle.dumps(load_workload(target))), "inference") == ours
     assert identity(load(target.replace("layers=2", "layers=3")), "inference") != ours
 
 
@@ -177,7 +177,7 @@ def test_a_decoding_step_continues_a_prefill(model: str, options: str) -> None:
 
 
 def test_the_work_of_gpt2_is_what_one_counts_by_hand() -> None:
-    workload = loaded(f"hf:gpt2@batch=2,{TEXT}")
+    workload = load_workload(f"hf:gpt2@batch=2,{TEXT}")
     batch, length, width, layers, vocabulary = 2, 12, 128, 2, 50
     products = layers * 12 * width**2 + width * vocabulary
     attention = layers * 4 * length * width
@@ -232,7 +232,7 @@ def test_the_published_models_have_their_published_number_of_parameters(target: 
 
 def test_a_narrower_model_keeps_its_heads_and_its_proportions() -> None:
     for target, heads, inner in ((SMALL, 2, 512), (f"hf:tinyllama-1.1b@{SHARED}", 8, 1408)):
-        config = loaded(target).call.model.config
+        config = load_workload(target).call.model.config
         assert (config.num_attention_heads, config.intermediate_size) == (heads, inner)
 
 
@@ -271,7 +271,7 @@ def test_parts_that_start_as_nothing_are_woken() -> None:
         nn.init.zeros_(model[0].bias)
         return model
 
-    model = seeded(make, 0)
+    model = make_seeded(make, 0)
     for gain in (model[1].weight, model[2].weight):
         assert 0.8 < gain.mean() < 1.2
         assert 0.05 < gain.std() < 0.2
@@ -453,7 +453,7 @@ def test_a_library_built_for_another_torch_is_told_apart(monkeypatch: pytest.Mon
 def test_each_library_is_a_target_scheme() -> None:
     pytest.importorskip("transformers")
     workload = load_target(f"hf:gpt2@{TEXT}", seed=3)
-    assert all(torch.equal(a, b) for a, b in zip(run(workload), run(loaded(f"hf:gpt2@{TEXT}")), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(run(workload), run(load_workload(f"hf:gpt2@{TEXT}")), strict=True))
     for scheme in ("timm", "torchvision", "diffusers"):
         with pytest.raises(TargetError, match=rf"{scheme}:nothing has no option 'zzz'|{scheme} has no model 'nothing'"):
             load_target(f"{scheme}:nothing@zzz")

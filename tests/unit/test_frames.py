@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from torchwise.runtime.traceback_utils import without_frames
+from torchwise.runtime.traceback_utils import pop_traceback
 
 
 class Large: ...
@@ -30,7 +30,7 @@ def test_what_an_error_and_those_behind_it_hold_is_let_go_and_what_they_told_is_
         middle()
     except MemoryError as error:
         assert all(reference() is not None for reference in held)
-        told = without_frames(error)
+        told = pop_traceback(error)
         assert all(reference() is None for reference in held)
     assert "in inner" in told
     assert told.index("ValueError: inside") < told.index("MemoryError: no memory")
@@ -39,5 +39,5 @@ def test_what_an_error_and_those_behind_it_hold_is_let_go_and_what_they_told_is_
 def test_errors_in_a_circle_end() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one
-    assert "one" in without_frames(one)
+    assert "one" in pop_traceback(one)
     assert (one.__cause__, other.__cause__) == (None, None)

@@ -47,12 +47,12 @@ def test_the_program_tells_what_it_looks_for(fuzz: ModuleType, tmp_path: Path) -
     kind = fuzz.kinds(tmp_path)[0]
     text = Plan(backend="inductor", options=(("freezing", True),)).to_json().encode()
 
-    def judged(read: object, told: object) -> str:
+    def judge_plan(read: object, told: object) -> str:
         return str(fuzz.judge(fuzz.Kind("plan", (text,), read, told), text))
 
-    assert judged(kind.read, kind.told) == ""
-    assert judged(kind.read, lambda plan: {"schema": "torchwise.plan/1"}) == "it was read, but $.backend is lost"
-    assert "options.freezing was True, and is 1" in judged(
+    assert judge_plan(kind.read, kind.told) == ""
+    assert judge_plan(kind.read, lambda plan: {"schema": "torchwise.plan/1"}) == "it was read, but $.backend is lost"
+    assert "options.freezing was True, and is 1" in judge_plan(
         kind.read, lambda plan: {**kind.told(plan), "options": {"freezing": 1}}
     )
 

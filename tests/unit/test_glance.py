@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from torchwise.compile.guards import module_guard
-from torchwise.compile.guards.fast_module_guard import glance_at
-from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.guards.fast_module_guard import make_quick_check
+from torchwise.compile.guards.module_guard import ModuleGuard
 
 
 class Net(torch.nn.Module):
@@ -38,13 +38,13 @@ def net() -> Net:
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_it_says_yes_to_what_did_not_change(net: Net, mode: Callable[[], object]) -> None:
     with mode():  # type: ignore[attr-defined]
-        unchanged = glance_at(net)
+        unchanged = make_quick_check(net)
         net(torch.randn(3, 4))
         assert unchanged()
 
 
 def test_it_says_yes_to_new_values_in_the_same_memory(net: Net) -> None:
-    unchanged = glance_at(net)
+    unchanged = make_quick_check(net)
     with torch.no_grad():
         net.layers[0].weight.mul_(2)  # type: ignore[operator,union-attr]
     net.load_state_dict({name: value + 1 for name, value in net.state_dict().items()})
@@ -73,28 +73,28 @@ CHANGES: dict[str, Callable[[Net], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_it_says_no_to_whatever_changed(net: Net, change: Callable[[Net], object]) -> None:
-    unchanged = glance_at(net)
+    unchanged = make_quick_check(net)
     change(net)
     assert not unchanged()
 
 
 def test_a_module_whose_tensors_cannot_be_glanced_at_is_looked_at_closely(net: Net) -> None:
     net.table = torch.eye(4).to_sparse()
-    assert not glance_at(net)()
-    look = ModuleWatch(net)
-    assert not look.changed()
+    assert not make_quick_check(net)()
+    look = ModuleGuard(net)
+    assert not look.has_changed()
     net.scale = 3.0
-    assert look.changed()
+    assert look.has_changed()
 
 
 def test_a_watch_looks_closely_only_where_a_glance_does_not_do(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     monkeypatch.setattr(module_guard, "rebound", lambda places: looks.append(places) is None)
-    look = ModuleWatch(net)
-    assert not look.changed()
+    look = ModuleGuard(net)
+    assert not look.has_changed()
     assert looks == []
     net.scale = 3.0
-    look.changed()
+    look.has_changed()
     assert len(looks) == 1
 
 
@@ -105,7 +105,7 @@ def there_and_back(net: Net) -> None:
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_write_that_changes_nothing_hides_no_later_one(what: str, net: Net) -> None:
-    unchanged = glance_at(net)
+    unchanged = make_quick_check(net)
     there_and_back(net)
     assert unchanged()
     assert unchanged()
@@ -117,7 +117,7 @@ def test_a_write_that_changes_nothing_hides_no_later_one(what: str, net: Net) ->
 def test_it_looks_closely_only_where_something_was_written(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     monkeypatch.setattr("torchwise.compile.guards.fast_module_guard.is_", lambda a, b: looked.append(1) or a is b)
-    unchanged = glance_at(net)
+    unchanged = make_quick_check(net)
     assert unchanged()
     assert not looked
     there_and_back(net)
@@ -132,7 +132,7 @@ def test_it_does_without_the_counts_of_writes(net: Net, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "torchwise.compile.guards.fast_module_guard.DICT_VERSION", ("torch._C._dynamo.guards", "no_such_name")
     )
-    unchanged = glance_at(net)
+    unchanged = make_quick_check(net)
     assert unchanged()
     net.scale = 3.0
     assert not unchanged()
@@ -158,7 +158,7 @@ def test_it_does_without_the_counts_of_writes(net: Net, monkeypatch: pytest.Monk
 def test_a_change_is_named(change: Callable[[torch.nn.Sequential], Any], said: str) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval()
     net[0].factor = 1.0
-    look = ModuleWatch(net)
+    look = ModuleGuard(net)
     change(net)
-    assert look.changed()
+    assert look.has_changed()
     assert said in look.difference().place

@@ -33,19 +33,19 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
 
 
-def seen(call: Callable[[Tensor], Any]) -> Trace:
+def trace_calls(call: Callable[[Tensor], Any]) -> Trace:
     """The compiler's doings over two calls."""
     x = torch.tensor([1.0, 2.0, 3.0])
-    with Trace(artefacts=["dynamo_output_graph"]) as trace, torch.set_grad_enabled(call is break_gallery.learns):
+    with Trace(artifacts=["dynamo_output_graph"]) as trace, torch.set_grad_enabled(call is break_gallery.learns):
         compiled = torch.compile(call, backend="eager")
         compiled(x)
         compiled(x + 1)
-    assert trace.artefacts or trace.compilations
+    assert trace.artifacts or trace.compilations
     assert not [note for note in trace.notes if "metrics" not in note]  # 2.11 loses them with ignore_logging_functions
     return trace
 
 
-def marked(functions: list[Callable[..., Any]]) -> dict[int, str]:
+def find_marks(functions: list[Callable[..., Any]]) -> dict[int, str]:
     """The lines of functions that say that they break, and the class of their fix."""
     found = {}
     for function in functions:
@@ -54,17 +54,17 @@ def marked(functions: list[Callable[..., Any]]) -> dict[int, str]:
     return found
 
 
-def wanted(snippet: Snippet) -> dict[int, str]:
+def list_expected_fixes(snippet: Snippet) -> dict[int, str]:
     called = {"branch_in_a_helper": break_gallery.flip, "from_a_generator": break_gallery.counted}
-    return marked([snippet.broken, *([called[snippet.name]] if snippet.name in called else [])])
+    return find_marks([snippet.broken, *([called[snippet.name]] if snippet.name in called else [])])
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda one: one.name)
 def test_every_break_is_told_of_once_at_its_line_with_its_mend(snippet: Snippet) -> None:
-    found = seen(snippet.broken).breaks
+    found = trace_calls(snippet.broken).breaks
 
-    assert {one.line: one.mend.kind for one in found if one.mend} == wanted(snippet)
+    assert {one.line: one.fix.kind for one in found if one.fix} == list_expected_fixes(snippet)
     assert len({(one.line, one.code) for one in found}) == len(found)
     lines = GALLERY.read_text().splitlines()
     for one in found:
@@ -82,7 +82,7 @@ def test_every_break_is_told_of_once_at_its_line_with_its_mend(snippet: Snippet)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda one: one.name)
 def test_applying_the_mend_takes_the_break_away(snippet: Snippet) -> None:
-    assert seen(snippet.mended).breaks == ()
+    assert trace_calls(snippet.mended).breaks == ()
     if snippet.same:
         for x in (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 3.0, 4.0])):
             with torch.no_grad():
@@ -92,7 +92,7 @@ def test_applying_the_mend_takes_the_break_away(snippet: Snippet) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("snippet", [one for one in SNIPPETS if one.setting], ids=lambda one: one.name)
 def test_the_setting_that_a_mend_names_takes_the_break_away(snippet: Snippet) -> None:
-    mends = [one.mend for one in seen(snippet.broken).breaks]
+    mends = [one.fix for one in trace_calls(snippet.broken).breaks]
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
         for mend in mends:
@@ -103,29 +103,29 @@ def test_the_setting_that_a_mend_names_takes_the_break_away(snippet: Snippet) ->
             held = copy.copy(getattr(torch._dynamo.config, name[1]))
             stack.enter_context(torch._dynamo.config.patch(**{name[1]: held}))
             exec(mend.setting, {**vars(break_gallery), "torch": torch})
-        assert seen(snippet.broken).breaks == ()
+        assert trace_calls(snippet.broken).breaks == ()
 
 
 class MendedPrint(zoo.TwoLayers):
-    def between(self, hidden: Tensor) -> Tensor:
+    def transform_hidden(self, hidden: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
             print(f"hidden values: {tuple(hidden.shape)}")
         return hidden
 
 
 class MendedItem(zoo.TwoLayers):
-    def between(self, hidden: Tensor) -> Tensor:
+    def transform_hidden(self, hidden: Tensor) -> Tensor:
         size = hidden.abs().mean()
         return hidden / size
 
 
 class MendedBranch(zoo.TwoLayers):
-    def between(self, hidden: Tensor) -> Tensor:
+    def transform_hidden(self, hidden: Tensor) -> Tensor:
         return torch.where(hidden.mean() > 0, hidden * 2, hidden / 2)
 
 
 class MendedNumpy(zoo.TwoLayers):
-    def between(self, hidden: Tensor) -> Tensor:
+    def transform_hidden(self, hidden: Tensor) -> Tensor:
         knots, curve = torch.tensor(zoo.KNOTS), torch.tensor(zoo.CURVE)
         left = torch.searchsorted(knots, hidden.contiguous(), right=True).clamp(1, len(zoo.KNOTS) - 1) - 1
         share = (hidden - knots[left]) / (knots[left + 1] - knots[left])
@@ -133,7 +133,7 @@ class MendedNumpy(zoo.TwoLayers):
 
 
 class MendedList(zoo.TwoLayers):
-    def between(self, hidden: Tensor) -> Tensor:
+    def transform_hidden(self, hidden: Tensor) -> Tensor:
         total = term = hidden
         for _ in range(12):
             goes_on = term.abs().max() > zoo.NEGLIGIBLE
@@ -170,9 +170,9 @@ def test_the_gallery_of_the_zoo_is_told_of_and_mended(kind: type[zoo.TwoLayers])
     with torch.no_grad(), Trace() as after:
         torch.compile(mended, backend="eager")(x)
 
-    lines, first = inspect.getsourcelines(kind.between)
+    lines, first = inspect.getsourcelines(kind.transform_hidden)
     line = first + next(n for n, text in enumerate(lines) if ZOO_LINES[kind] in text)
-    assert [(one.line, one.mend and one.mend.kind) for one in trace.breaks] == [(line, ZOO[kind][0])]
+    assert [(one.line, one.fix and one.fix.kind) for one in trace.breaks] == [(line, ZOO[kind][0])]
     assert Path(trace.breaks[0].file) == Path(str(zoo.__file__))
     assert after.breaks == ()
     assert after.compilations
@@ -209,8 +209,8 @@ User code traceback:
     assert second
     assert first.where == second.where == Frame("/home/me/main.py", 21, "<module>")
     assert breaks.key(first) != breaks.key(second)
-    assert first.mend
-    assert first.mend.kind == "other"
+    assert first.fix
+    assert first.fix.kind == "other"
 
 
 def test_a_text_that_names_no_place_is_no_break() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.trial.candidate import _Tryout
+from torchwise.trial.candidate import _CandidateTrial
 from torchwise.trial.job import EFFORTS, Job
 from torchwise.trial.plain_call import run_plainly
 from torchwise.workload import Example, Workload, WorkloadSpec
@@ -86,7 +86,7 @@ def settle(factory: Any, shapes: Any) -> None:
         traits=frozenset({"stateful"}),
         effort=EFFORTS["quick"],
     )
-    tried = _Tryout(job)
+    tried = _CandidateTrial(job)
     tried.first_calls()
     tried.check_that_it_settles()
 

@@ -18,7 +18,7 @@ import torch
 
 from torchwise.compile.guards.code_guard import writes_to
 from torchwise.plan import Plan
-from torchwise.runtime.call_guard import Changes
+from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.module import OptimizedModule
 from torchwise.workload import Example
 
@@ -107,7 +107,7 @@ def count(benchmark: Callable[[str], ModuleType], plan: Plan) -> int:
 def test_work_that_is_planted_in_the_dispatch_of_a_call_fails(
     benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for plan, owner, name in ((Plan(), OptimizedModule, "__call__"), (Plan(threads=1), Changes, "found")):
+    for plan, owner, name in ((Plan(), OptimizedModule, "__call__"), (Plan(threads=1), CallGuard, "found")):
         before = count(benchmark, plan)
         assert count(benchmark, plan) == before, "a count is the same each time"
         real = getattr(owner, name)
@@ -124,14 +124,14 @@ def test_work_that_is_planted_in_the_dispatch_of_a_call_fails(
 def test_one_more_thing_that_c_code_goes_through_is_counted(
     benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, make = count(benchmark, Plan(threads=1)), Changes.__init__
+    before, make = count(benchmark, Plan(threads=1)), CallGuard.__init__
 
-    def look_at_one_more(self: Changes, *args: object, **kwargs: object) -> None:
+    def look_at_one_more(self: CallGuard, *args: object, **kwargs: object) -> None:
         make(self, *args, **kwargs)  # type: ignore[arg-type]
         self._dicts.append({})
         self._seen = writes_to(self._dicts)
 
-    monkeypatch.setattr(Changes, "__init__", look_at_one_more)
+    monkeypatch.setattr(CallGuard, "__init__", look_at_one_more)
     after = count(benchmark, Plan(threads=1))
     assert before < after < before + 20
 

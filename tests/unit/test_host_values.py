@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchwise.compile.cuda_graphs.host_operators import known_of, reads_numbers, waits, write_where_masked
+from torchwise.compile.cuda_graphs.host_operators import reads_numbers, result_key, waits, write_where_masked
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.errors import UnsupportedError
 
@@ -61,13 +61,13 @@ def test_what_is_copied_is_noted_in_its_order_and_recorded_from_there(
     with host.answering():
         answer = call(there(4))
     assert (answer.device, answer.shape, answer.dtype) == (noted.device, noted.shape, noted.dtype)
-    assert host.unchanged()
+    assert host.has_same_tensors()
 
 
 X = torch.arange(4.0)
 
 
-def noted(call: Callable[[torch.Tensor], Any], device: str = ELSEWHERE) -> HostValues:
+def record_values(call: Callable[[torch.Tensor], Any], device: str = ELSEWHERE) -> HostValues:
     host = HostValues(device)
     with host.noting():
         call(torch.empty(4, device=device) if device == ELSEWHERE else X)
@@ -85,7 +85,7 @@ def noted(call: Callable[[torch.Tensor], Any], device: str = ELSEWHERE) -> HostV
     ids=["other", "wider", "more", "fewer"],
 )
 def test_other_numbers_than_were_noted_are_refused(then: Callable[[torch.Tensor], Any]) -> None:
-    host = noted(lambda x: x * torch.tensor(0.1).to(x.device))
+    host = record_values(lambda x: x * torch.tensor(0.1).to(x.device))
     with pytest.raises(UnsupportedError, match="copies other numbers from the CPU"), host.answering():
         then(there(4))
 
@@ -101,36 +101,38 @@ def test_other_numbers_than_were_noted_are_refused(then: Callable[[torch.Tensor]
     ids=["PyTorch", "Python", "NumPy", "a permutation"],
 )
 def test_numbers_that_are_drawn_on_the_cpu_are_refused(draw: Callable[[], torch.Tensor]) -> None:
-    host = noted(lambda x: x * draw().to(x.device))
+    host = record_values(lambda x: x * draw().to(x.device))
     with pytest.raises(UnsupportedError, match="random numbers on the CPU"), host.answering():
         pass
-    noted(lambda x: x * torch.rand(4, device=x.device)), "what the GPU draws is another matter"
+    record_values(lambda x: x * torch.rand(4, device=x.device)), "what the GPU draws is another matter"
 
 
 def test_what_the_model_keeps_on_the_cpu_may_be_seen_to_change() -> None:
     scale, table = torch.tensor(2.0), torch.arange(8.0)
     with torch.inference_mode():
         uncounted = torch.ones(4)
-    host = noted(lambda x: (x + scale) * table[:4].to(x.device) * uncounted.to(x.device) + torch.ones(4).to(x.device))
-    assert host.unchanged()
+    host = record_values(
+        lambda x: (x + scale) * table[:4].to(x.device) * uncounted.to(x.device) + torch.ones(4).to(x.device)
+    )
+    assert host.has_same_tensors()
     for kept in (scale, table):
         kept.mul_(2)
-        assert not host.unchanged()
-        host = noted(lambda x: (x + scale) * table[:4].to(x.device) * uncounted.to(x.device))
+        assert not host.has_same_tensors()
+        host = record_values(lambda x: (x + scale) * table[:4].to(x.device) * uncounted.to(x.device))
     with torch.inference_mode():
         uncounted.mul_(3)
-    assert not host.unchanged()
+    assert not host.has_same_tensors()
 
 
 def test_a_call_that_writes_to_what_the_model_keeps_on_the_cpu_is_refused() -> None:
     count = torch.zeros(())
-    host = noted(lambda x: x * count.add_(1).to(x.device))
+    host = record_values(lambda x: x * count.add_(1).to(x.device))
     with pytest.raises(UnsupportedError, match="writes to a tensor that its module keeps on the CPU"), host.answering():
         pass
 
 
 def test_what_was_recorded_stays_in_memory_when_another_way_is_noted() -> None:
-    host = noted(lambda x: x * torch.tensor(0.1).to(x.device))
+    host = record_values(lambda x: x * torch.tensor(0.1).to(x.device))
     with host.answering():
         torch.tensor(0.1).to(ELSEWHERE)
     read = weakref.ref(host._copies[0][1])
@@ -173,7 +175,7 @@ def _each_written(zeros: list[torch.Tensor], x: torch.Tensor) -> list[torch.Tens
 @pytest.mark.parametrize("call", [call for call, _ in TOLD.values()], ids=list(TOLD))
 def test_what_is_computed_from_numbers_alone_is_told_and_not_asked(call: Callable[[torch.Tensor], Any]) -> None:
     asked: list[Any] = []
-    host, x = noted(call, "cpu"), torch.arange(4.0)
+    host, x = record_values(call, "cpu"), torch.arange(4.0)
     with host.answering(lambda func, args, kwargs: asked.append(func) or func(*args, **kwargs)):
         answer = call(x)
     expected = call(x)
@@ -184,7 +186,7 @@ def test_what_is_computed_from_numbers_alone_is_told_and_not_asked(call: Callabl
 @pytest.mark.parametrize("call", ASKED.values(), ids=list(ASKED))
 def test_what_an_input_has_a_part_in_is_asked(call: Callable[[torch.Tensor], Any]) -> None:
     asked: list[Any] = []
-    host, x = noted(call, "cpu"), torch.arange(4.0)
+    host, x = record_values(call, "cpu"), torch.arange(4.0)
     with host.answering(lambda func, args, kwargs: asked.append(func) or func(*args, **kwargs)):
         call(x)
     assert aten._local_scalar_dense.default in asked
@@ -201,7 +203,7 @@ def test_a_mask_that_is_used_twice_is_asked_once_and_anew_when_it_was_written_to
 
     asked: list[Any] = []
     x = torch.arange(4.0)
-    with noted(call, "cpu").answering(lambda f, args, kwargs: asked.append(f) or f(*args, **kwargs)):
+    with record_values(call, "cpu").answering(lambda f, args, kwargs: asked.append(f) or f(*args, **kwargs)):
         answers = call(x)
     assert all(map(torch.equal, answers, call(x)))
     assert asked == [aten.nonzero.default] * 3
@@ -249,6 +251,6 @@ def test_what_waits_is_known_by_what_it_gives_and_not_by_its_name() -> None:
 
 def test_what_python_can_know_of_an_answer() -> None:
     x = torch.arange(3)
-    assert known_of((x, 2), "cpu") == known_of((x + 1, 2), "cpu") != known_of((x[:2], 2), "cpu")
-    assert known_of(x, "cuda") != known_of(x + 1, "cuda"), "of what lies on the CPU, the values"
-    assert known_of(1, "cpu") != known_of(True, "cpu")
+    assert result_key((x, 2), "cpu") == result_key((x + 1, 2), "cpu") != result_key((x[:2], 2), "cpu")
+    assert result_key(x, "cuda") != result_key(x + 1, "cuda"), "of what lies on the CPU, the values"
+    assert result_key(1, "cpu") != result_key(True, "cpu")

@@ -39,7 +39,7 @@ def names(node: ast.expr | None) -> list[str]:
     return [part.id if isinstance(part, ast.Name) else ast.unparse(part).rpartition(".")[2] for part in parts]
 
 
-def unexplained(text: str) -> list[int]:
+def find_unexplained(text: str) -> list[int]:
     """Return the lines of broad handlers that carry no comment."""
     lines = text.splitlines()
     handlers = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ExceptHandler)]
@@ -63,12 +63,12 @@ def unexplained(text: str) -> list[int]:
     ],
 )
 def test_the_rule_sees_a_broad_handler(text: str, found: list[int]) -> None:
-    assert unexplained(f"try:\n    pass\n{text}\n    pass\n") == found
+    assert find_unexplained(f"try:\n    pass\n{text}\n    pass\n") == found
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
 def test_a_broad_handler_says_why(file: Path) -> None:
-    assert unexplained(file.read_text()) == []
+    assert find_unexplained(file.read_text()) == []
 
 
 def test_no_file_is_long() -> None:

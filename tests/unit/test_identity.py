@@ -62,7 +62,9 @@ def net(code: Callable[[str], ModuleType]) -> torch.nn.Module:
     return code(NET).Net().eval()
 
 
-def of(call: Any, *args: Any, mode: str = "inference", weight: float = 1.0, name: str = "model", **kwargs: Any) -> str:
+def compute_identity(
+    call: Any, *args: Any, mode: str = "inference", weight: float = 1.0, name: str = "model", **kwargs: Any
+) -> str:
     return identity(Workload(call, (Example(args or (torch.ones(2, 4),), kwargs, weight),), name=name), mode)
 
 
@@ -70,7 +72,7 @@ def of(call: Any, *args: Any, mode: str = "inference", weight: float = 1.0, name
 
 
 def test_it_is_16_hex_digits(net) -> None:
-    assert re.fullmatch("[0-9a-f]{16}", of(net))
+    assert re.fullmatch("[0-9a-f]{16}", compute_identity(net))
     assert re.fullmatch("[0-9a-f]{16}", structure(net))
 
 
@@ -79,16 +81,16 @@ def test_values_of_weights_and_inputs_never_enter(net) -> None:
     with torch.no_grad():
         for tensor in [*other.parameters(), *other.buffers()]:
             tensor.zero_()
-    assert of(net, torch.ones(2, 4)) == of(other, torch.zeros(2, 4))
+    assert compute_identity(net, torch.ones(2, 4)) == compute_identity(other, torch.zeros(2, 4))
     assert structure(net) == structure(other)
 
 
 def test_the_name_of_the_workload_never_enters(net) -> None:
-    assert of(net, name="a") == of(net, name="b")
+    assert compute_identity(net, name="a") == compute_identity(net, name="b")
 
 
 def test_whether_gradients_are_wanted_never_enters(net) -> None:
-    assert of(net) == of(copy.deepcopy(net).requires_grad_(False))
+    assert compute_identity(net) == compute_identity(copy.deepcopy(net).requires_grad_(False))
 
 
 def test_it_is_the_same_in_another_process(tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_it_is_the_same_in_another_process(tmp_path: Path) -> None:
 
 
 def test_the_mode(net) -> None:
-    assert of(net, mode="inference") != of(net, mode="training")
+    assert compute_identity(net, mode="inference") != compute_identity(net, mode="training")
 
 
 @pytest.mark.parametrize(
@@ -127,18 +129,18 @@ def test_the_mode(net) -> None:
     ids=["shape", "dtype", "strides", "layout", "nesting", "no tensor"],
 )
 def test_the_inputs(net, other: Any) -> None:
-    assert of(net, other) != of(net, torch.ones(2, 4))
+    assert compute_identity(net, other) != compute_identity(net, torch.ones(2, 4))
 
 
 @pytest.mark.parametrize("value", [4, 3.5, "max", True, None, b"x", 2j])
 def test_plain_input_values(net, value: object) -> None:
-    assert of(net, torch.ones(2, 4), value) != of(net, torch.ones(2, 4), 3)
+    assert compute_identity(net, torch.ones(2, 4), value) != compute_identity(net, torch.ones(2, 4), 3)
 
 
 def test_the_names_of_keywords_and_the_mix(net) -> None:
     x = torch.ones(2, 4)
-    assert of(net, x, mask=x) != of(net, x, other=x)
-    assert of(net, weight=2.0) != of(net, weight=1.0)
+    assert compute_identity(net, x, mask=x) != compute_identity(net, x, other=x)
+    assert compute_identity(net, weight=2.0) != compute_identity(net, weight=1.0)
     one, two = Example((x,)), Example((torch.ones(5, 4),))
     assert identity(Workload(net, (one, two)), "inference") != identity(Workload(net, (one,)), "inference")
 
@@ -278,13 +280,13 @@ class Colour(enum.Enum):
     [(torch.float32, torch.float64), (torch.device("cpu"), torch.device("meta")), (Colour.RED, Colour.BLUE)],
 )
 def test_dtypes_devices_and_enums_enter_by_value(net, one: object, two: object) -> None:
-    assert of(net, torch.ones(2, 4), one) != of(net, torch.ones(2, 4), two)
-    assert of(net, torch.ones(2, 4), one) == of(net, torch.ones(2, 4), one)
+    assert compute_identity(net, torch.ones(2, 4), one) != compute_identity(net, torch.ones(2, 4), two)
+    assert compute_identity(net, torch.ones(2, 4), one) == compute_identity(net, torch.ones(2, 4), one)
 
 
 def test_the_order_of_keywords_never_enters(net) -> None:
     x, y = torch.ones(2, 4), torch.ones(3)
-    assert of(net, x, a=x, b=y) == of(net, x, b=y, a=x)
+    assert compute_identity(net, x, a=x, b=y) == compute_identity(net, x, b=y, a=x)
 
 
 def test_a_structure_taken_elsewhere_replaces_the_callables(net) -> None:
@@ -296,7 +298,7 @@ def test_a_structure_taken_elsewhere_replaces_the_callables(net) -> None:
 # ---- code without a source file, and objects attached to code
 
 
-def typed(text: str) -> Any:
+def define_at_prompt(text: str) -> Any:
     """Return the function `f` as if typed at a prompt: without a source file."""
     names: dict[str, Any] = {}
     exec(text, names)
@@ -304,16 +306,20 @@ def typed(text: str) -> Any:
 
 
 def test_a_constant_of_a_typed_function_enters() -> None:
-    assert structure(typed("def f(x): return x + 1")) != structure(typed("def f(x): return x + 2"))
+    assert structure(define_at_prompt("def f(x): return x + 1")) != structure(
+        define_at_prompt("def f(x): return x + 2")
+    )
 
 
 def test_the_names_that_a_typed_function_uses_enter() -> None:
-    assert structure(typed("def f(x): return x.sin()")) != structure(typed("def f(x): return x.cos()"))
+    assert structure(define_at_prompt("def f(x): return x.sin()")) != structure(
+        define_at_prompt("def f(x): return x.cos()")
+    )
 
 
 def test_a_typed_function_with_one_inside_is_the_same_each_time() -> None:
     text = "def f(x): return (lambda y: y)(x)"
-    assert structure(typed(text)) == structure(typed(text))
+    assert structure(define_at_prompt(text)) == structure(define_at_prompt(text))
 
 
 def test_built_in_functions_are_told_apart() -> None:
@@ -326,7 +332,7 @@ def test_an_edit_of_a_base_class(code) -> None:
 
 
 def test_a_weight_is_a_number_however_it_is_written(net) -> None:
-    assert of(net, weight=1) == of(net, weight=1.0)
+    assert compute_identity(net, weight=1) == compute_identity(net, weight=1.0)
 
 
 def test_typed_code_is_the_same_in_another_process() -> None:
@@ -358,13 +364,13 @@ def test_typed_code_is_the_same_in_another_process() -> None:
 )
 @pytest.mark.parametrize("kind", ["", "@staticmethod", "@property", "@classmethod"])
 def test_a_typed_class_enters_by_its_functions(before: str, after: str, kind: str) -> None:
-    def made(body: str) -> Any:
+    def make_instance(body: str) -> Any:
         names: dict[str, Any] = {}
         exec(f"class C:\n    {kind}\n    def helped(self, x=0): return {body}\n    def __call__(self): ...", names)
         return names["C"]()
 
-    assert structure(made(before)) != structure(made(after))
-    assert structure(made(before)) == structure(made(before))
+    assert structure(make_instance(before)) != structure(make_instance(after))
+    assert structure(make_instance(before)) == structure(make_instance(before))
 
 
 def test_copying_leaves_no_trace() -> None:
@@ -386,7 +392,7 @@ def test_a_class_is_not_taken_for_its_namesake_in_another_main(code) -> None:
     assert len({structure(stranger()), structure(sent["Callable_"]()), structure(other["Callable_"]())}) == 3
 
 
-def closing_over(value: object) -> Callable[..., object]:
+def make_closure(value: object) -> Callable[..., object]:
     return lambda x: (x, value)
 
 
@@ -415,7 +421,7 @@ def cosine(x: torch.Tensor) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize(
-    "bind", [closing_over, lambda v: functools.partial(max, v), lambda v: functools.partial(max, key=v)]
+    "bind", [make_closure, lambda v: functools.partial(max, v), lambda v: functools.partial(max, key=v)]
 )
 def test_what_code_closes_over_or_binds_enters(bind: Callable[[object], Any], one: object, two: object) -> None:
     assert structure(bind(one)) != structure(bind(two))
@@ -424,7 +430,7 @@ def test_what_code_closes_over_or_binds_enters(bind: Callable[[object], Any], on
 
 @pytest.mark.parametrize(("one", "two"), [(torch.zeros(2), torch.ones(2)), ([1], [2]), (object(), object())])
 def test_values_of_tensors_and_opaque_objects_do_not(one: object, two: object) -> None:
-    assert structure(closing_over(one)) == structure(closing_over(two))
+    assert structure(make_closure(one)) == structure(make_closure(two))
 
 
 def test_the_order_in_which_a_partial_binds_does_not() -> None:

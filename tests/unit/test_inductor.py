@@ -17,8 +17,8 @@ from torch._inductor.codecache import PyCodeCache
 from torchwise.compile import compile_plan
 from torchwise.compile.backends import inductor
 from torchwise.compile.backends.freezing import Freezing
-from torchwise.compile.backends.inductor import compile, compiled_graphs
-from torchwise.compile.guards.guard_bypass import Aimed
+from torchwise.compile.backends.inductor import compile, count_compiled_graphs
+from torchwise.compile.guards.guard_bypass import FastPath
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
@@ -32,7 +32,7 @@ INDUCTOR = Plan(backend="inductor")
 TARGETS = Path(__file__).parent.parent / "targets" / "compiled.py"
 
 
-def tried(target: str, plan: Plan, *traits: str) -> Trial:
+def try_target(target: str, plan: Plan, *traits: str) -> Trial:
     effort = replace(EFFORTS["quick"], reproduce_noise=True)
     job = Job("try", WorkloadSpec(target), traits=frozenset({"module", *traits}), effort=effort)
     return try_plan(ProcessLauncher(), job, Trial(0, plan, TrialState.RUNNING), Limits(250, 2**34), lambda stage: None)
@@ -40,11 +40,11 @@ def tried(target: str, plan: Plan, *traits: str) -> Trial:
 
 @pytest.fixture(scope="module")
 def fused() -> Trial:
-    return tried(f"{TARGETS}:fusible", INDUCTOR)
+    return try_target(f"{TARGETS}:fusible", INDUCTOR)
 
 
 def test_a_compiled_plan_is_proven_and_its_costs_are_told_apart(fused: Trial) -> None:
-    assert fused.is_proven, fused.reason
+    assert fused.is_verified, fused.reason
     assert fused.costs is not None
     assert fused.costs.cold_s > 1
     assert fused.costs.cache_bytes > 10_000
@@ -57,21 +57,21 @@ def test_the_warm_cost_is_measured_in_a_process_of_its_own(fused: Trial) -> None
 
 
 def test_a_compiler_that_changes_the_answer_is_caught() -> None:
-    trial = tried(f"{TARGETS}:miscompiled", INDUCTOR)
+    trial = try_target(f"{TARGETS}:miscompiled", INDUCTOR)
     assert trial.verdict is not None
     assert trial.verdict.outcome is Outcome.FAIL
     assert "off by" in trial.reason
 
 
 def test_a_model_that_is_not_compiled_at_all_is_not_taken_for_a_plan() -> None:
-    trial = tried(f"{TARGETS}:disabled", INDUCTOR)
+    trial = try_target(f"{TARGETS}:disabled", INDUCTOR)
     assert trial.failure is not None
     assert trial.failure.kind is FailureKind.UNSUPPORTED
     assert "nothing was compiled" in trial.reason
 
 
 def test_noise_is_proven_with_eagers_own_numbers_and_in_distribution() -> None:
-    trial = tried("zoo:spinlock.operator@small", INDUCTOR, "stochastic")
+    trial = try_target("zoo:spinlock.operator@small", INDUCTOR, "stochastic")
     assert trial.verdict is not None
     assert trial.verdict.outcome is Outcome.PASS, trial.reason
     checks = {check.name for check in trial.verdict.checks}
@@ -90,10 +90,10 @@ def test_what_was_compiled_for_one_plan_answers_no_other() -> None:
     frozen, dynamic = INDUCTOR.with_choice("options", ("freezing", True)), INDUCTOR.with_choice("shapes", "dynamic")
     for plan, compiles in ((frozen, 1), (frozen, 1), (INDUCTOR, 1), (dynamic, 1), (frozen, 1), (INDUCTOR, 0)):
         model[0].weight.mul_(-2)
-        before = compiled_graphs()
+        before = count_compiled_graphs()
         answer = compile_plan(model, plan, Example((x,)), device="cpu", mode="inference").call(x)
         torch.testing.assert_close(answer, model(x))
-        assert compiled_graphs() - before == compiles, plan
+        assert count_compiled_graphs() - before == compiles, plan
 
 
 @torch.no_grad()
@@ -127,7 +127,7 @@ def test_copies_of_frozen_weights_go_with_their_plan_and_the_model_may_go_before
         realized = compile_plan(model, plan, Example((x,)), device="cpu", mode="inference")
         expected = realized.call(x)
         assert copies_in_code() > before
-        lean = realized.lean((x,), {})
+        lean = realized.bypass((x,), {})
         assert torch.equal(lean(x), expected)
         realized.close()
         del realized
@@ -170,7 +170,7 @@ def test_many_kinds_of_call_keep_no_more_memory_each(monkeypatch: pytest.MonkeyP
         for _ in range(2):
             x = torch.randn(rows, 8)
             torch.testing.assert_close(call(x), model(x))
-        aimed = [found for found in gc.get_objects() if type(found) is Aimed]
+        aimed = [found for found in gc.get_objects() if type(found) is FastPath]
         kept.append(sum(getattr(found.straight, "__self__", None) is model for found in aimed))
     assert kept[0] < kept[1] == kept[-1]
 
@@ -232,12 +232,12 @@ def test_outputs_that_inductor_lays_out_otherwise_lie_as_in_eager() -> None:
     plan = INDUCTOR.with_choice("transforms", "eager_strides")
     small, large = torch.randn(1, 8, 64), torch.randn(2, 8, 64).transpose(0, 1).contiguous().transpose(0, 1)
     realized = compile_plan(begin, plan, Example((small,)), device="cpu", mode="inference")
-    before = compiled_graphs()
+    before = count_compiled_graphs()
     for x in (small, large):  # whichever comes first, each is laid out as eager lays it out
         answer, expected = realized.call(x), begin(x)
         assert [t.stride() for t in answer] == [t.stride() for t in expected]
         assert all(map(torch.allclose, answer, expected))
-    assert compiled_graphs() - before == 2
+    assert count_compiled_graphs() - before == 2
 
 
 @torch.no_grad()
@@ -246,10 +246,10 @@ def test_regional_compiles_equal_blocks_once() -> None:
     blocks = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(4)]
     module = torch.nn.Sequential(*blocks).eval()
     x = torch.randn(4, 8)
-    before = compiled_graphs()
+    before = count_compiled_graphs()
     call = compile_plan(module, replace(INDUCTOR, scope="regional"), Example((x,)), device="cpu", mode="inference").call
     assert torch.allclose(call(x), module(x), atol=1e-5)
-    assert compiled_graphs() - before == 1
+    assert count_compiled_graphs() - before == 1
     module[1][0].weight.mul_(3.0)
     assert torch.allclose(call(x), module(x), atol=1e-5), "weights are shared with the original"
 
@@ -264,11 +264,11 @@ def test_dynamic_compiles_once_for_all_sizes_and_static_for_each() -> None:
         fast = compile_plan(
             call, replace(INDUCTOR, shapes=shapes), Example((torch.randn(4),)), device="cpu", mode="inference"
         )
-        before = compiled_graphs()
+        before = count_compiled_graphs()
         for size in (40, 50):
             x = torch.randn(size)
             assert torch.allclose(fast.call(x), call(x), atol=1e-6)
-        assert compiled_graphs() - before == graphs, shapes
+        assert count_compiled_graphs() - before == graphs, shapes
 
 
 def test_an_option_that_this_torch_lacks_is_refused() -> None:
@@ -288,8 +288,8 @@ def test_more_signatures_than_dynamo_allows_are_all_compiled() -> None:
         return x.sin() * 2
 
     compiled = compile(function, Plan(backend="inductor"))
-    before = compiled_graphs()
+    before = count_compiled_graphs()
     for length in range(2, 12):
         x = torch.randn(length)
         torch.testing.assert_close(compiled(x), function(x))
-    assert compiled_graphs() - before == 10
+    assert count_compiled_graphs() - before == 10

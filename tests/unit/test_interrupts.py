@@ -72,7 +72,7 @@ def test_the_server_of_workers_dies_quietly_while_it_loads(tmp_path: Path) -> No
     assert process.returncode == 130
 
 
-def blocked() -> None:
+def exit_with_block_state() -> None:
     sys.exit(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
 
@@ -81,7 +81,7 @@ def test_children_of_the_users_own_hear_ctrl_c_from_the_same_server(monkeypatch:
     ProcessLauncher()
     forkserver._forkserver._stop()  # another test may have begun one
     _start_server()
-    process = get_context("forkserver").Process(target=blocked)
+    process = get_context("forkserver").Process(target=exit_with_block_state)
     process.start()
     process.join(60)
     assert process.exitcode == 0

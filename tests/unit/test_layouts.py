@@ -12,7 +12,7 @@ import torchwise
 from torchwise.records import Check, Outcome
 from torchwise.verify import Subject, verify
 from torchwise.verify.step import StepSubject, verify_step
-from torchwise.verify.step_runner import Trainee
+from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Example, Workload, layouts, pytree
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.surrogate_loss import loss_of
@@ -165,6 +165,6 @@ def test_a_training_step_with_a_sparse_buffer_is_proven(name: str) -> None:
     def make(copy: torchwise.TrainStep) -> Any:
         return copy
 
-    subject = StepSubject(Workload(step, (example,)), Trainee(step, make), make)
+    subject = StepSubject(Workload(step, (example,)), StepRunner(step, make), make)
     verdict = verify_step(subject, extra_draws=1, noise_budget_s=0.1)
     assert verdict.outcome is Outcome.PASS, verdict.reason

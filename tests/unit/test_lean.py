@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchwise.compile.guards import dynamo_guards
 from torchwise.compile.guards.dynamo_guards import _OF_TORCH
-from torchwise.compile.guards.guard_bypass import Straight
+from torchwise.compile.guards.guard_bypass import GuardBypass
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
 
@@ -322,11 +322,11 @@ def test_what_was_noted_of_the_inputs_is_let_go() -> None:
 
 def test_what_goes_through_numpy_is_compiled_though_its_guards_are_noted() -> None:
     """An array that outlives a graph break is guarded. A guard that is made twice compares tensors (`lean.py`)."""
-    counted = Counted(through_numpy, X)
-    assert torch.equal(counted(X), through_numpy(X))
+    counted = Counted(interpolate_in_numpy, X)
+    assert torch.equal(counted(X), interpolate_in_numpy(X))
 
 
-def through_numpy(x: torch.Tensor) -> torch.Tensor:
+def interpolate_in_numpy(x: torch.Tensor) -> torch.Tensor:
     values = np.interp(x.numpy(), (-1.0, 1.0), (-1.0, 1.0))
     return torch.from_numpy(values).to(x) * 2
 
@@ -368,8 +368,8 @@ def test_what_serves_a_given_argument_does_not_serve_a_default_that_may_change()
 
 
 def test_what_was_not_just_compiled_has_no_straight_way() -> None:
-    straight = Straight(plain)
-    before = straight.look((X,), {})
+    straight = GuardBypass(plain)
+    before = straight.prepare_bypass((X,), {})
     assert straight.path(plain, (X,), {}, before) is plain
     assert "compiled elsewhere" in straight.reason
 

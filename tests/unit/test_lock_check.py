@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from lock_samples import EAGER_S, FAR, HERE, INDUCTOR, TARGET, Worker, an_entry, measured
+from lock_samples import EAGER_S, FAR, HERE, INDUCTOR, TARGET, Worker, an_entry, make_measurement
 from rich.console import Console
 
 from torchwise.errors import BaselineError, InputError, TargetError
@@ -38,7 +38,7 @@ class Silent:
         pass
 
 
-def checked(worker: Launcher, *entries: Entry, **options: object) -> Check:
+def run_lock_check(worker: Launcher, *entries: Entry, **options: object) -> Check:
     lock = Lock().with_entries(entries or (an_entry(),))
     return run_check(lock, CheckRequest(**options), worker, Silent())  # type: ignore[arg-type]
 
@@ -52,16 +52,16 @@ def only(check: Check) -> Checked:
 
 
 def test_a_plan_that_is_as_it_was_is_good() -> None:
-    worker = Worker(measured(2.0))
-    check = checked(worker)
+    worker = Worker(make_measurement(2.0))
+    check = run_lock_check(worker)
     assert only(check).state is State.GOOD
     assert only(check).detail.startswith("fresh and right; 2.00× [")
     assert (check.exit_code, worker.tasks) == (0, ["inspect", "try"])
 
 
 def test_the_plan_and_what_the_inspection_found_are_what_is_tried() -> None:
-    worker = Worker(measured(2.0), traits=frozenset({"stochastic"}))
-    checked(worker, an_entry(calls=7, seed=3))
+    worker = Worker(make_measurement(2.0), traits=frozenset({"stochastic"}))
+    run_lock_check(worker, an_entry(calls=7, seed=3))
     job = worker.ran[1]
     assert (job.plan, job.traits, job.workload.seed, job.prune_below) == (INDUCTOR, {"stochastic"}, 3, None)
     assert job.cache_dir
@@ -69,13 +69,13 @@ def test_the_plan_and_what_the_inspection_found_are_what_is_tried() -> None:
 
 def test_eager_is_looked_at_and_not_tried() -> None:
     worker = Worker()
-    assert only(checked(worker, an_entry(plan=EAGER))).state is State.GOOD
+    assert only(run_lock_check(worker, an_entry(plan=EAGER))).state is State.GOOD
     assert worker.tasks == ["inspect"]
 
 
 def test_without_timing_a_plan_is_proven_all_the_same() -> None:
-    worker = Worker(measured(0.1), WRONG)
-    check = checked(worker, an_entry(), an_entry("b:c"), measure=False)
+    worker = Worker(make_measurement(0.1), WRONG)
+    check = run_lock_check(worker, an_entry(), an_entry("b:c"), measure=False)
     assert [row.state for row in check.rows] == [State.GOOD, State.WRONG]
     assert [job.effort.measure_s for job in worker.ran] == [0.0] * 4
     assert check.rows[0].detail == "fresh and right (1 checks passed); not timed"
@@ -89,7 +89,7 @@ def test_without_timing_a_plan_is_proven_all_the_same() -> None:
 )
 def test_other_software_is_stale_and_nothing_is_run(name: str, value: str) -> None:
     worker = Worker()
-    check = checked(worker, an_entry(here=replace(HERE, **{name: value})))
+    check = run_lock_check(worker, an_entry(here=replace(HERE, **{name: value})))
     assert only(check).state is State.STALE
     assert only(check).detail == f"{name}: {value} there, {getattr(HERE, name)} here"
     assert (check.exit_code, worker.ran) == (1, [])
@@ -105,14 +105,14 @@ def test_other_software_is_stale_and_nothing_is_run(name: str, value: str) -> No
 )
 def test_another_model_or_other_inputs_are_stale_and_not_tried(changes: dict[str, object], why: str) -> None:
     worker = Worker(**changes)
-    check = checked(worker)
+    check = run_lock_check(worker)
     assert only(check).state is State.STALE
     assert why in only(check).detail
     assert (check.exit_code, worker.tasks) == (1, ["inspect"])
 
 
 def test_a_stale_eager_is_stale() -> None:
-    assert only(checked(Worker(structure="other"), an_entry(plan=EAGER))).state is State.STALE
+    assert only(run_lock_check(Worker(structure="other"), an_entry(plan=EAGER))).state is State.STALE
 
 
 # Wrong and lost.
@@ -120,7 +120,7 @@ def test_a_stale_eager_is_stale() -> None:
 
 @pytest.mark.parametrize(("verdict", "why"), [(WRONG, "values: output[0] is off by 0.3"), (UNCLEAR, "disagrees")])
 def test_what_is_not_proven_is_wrong(verdict: Verdict, why: str) -> None:
-    check = checked(Worker(verdict))
+    check = run_lock_check(Worker(verdict))
     assert only(check).state is State.WRONG
     assert why in only(check).detail
     assert check.exit_code == 1
@@ -128,7 +128,7 @@ def test_what_is_not_proven_is_wrong(verdict: Verdict, why: str) -> None:
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_a_plan_that_no_longer_runs_is_lost(kind: FailureKind) -> None:
-    check = checked(Worker(Failure(kind, "compile", "SIGSEGV")))
+    check = run_lock_check(Worker(Failure(kind, "compile", "SIGSEGV")))
     assert only(check).state is State.LOST
     assert only(check).detail == f"{kind} in compile: SIGSEGV"
     assert check.exit_code == 1
@@ -138,8 +138,8 @@ def test_a_plan_that_no_longer_runs_is_lost(kind: FailureKind) -> None:
 
 
 def test_slower_beside_eager_and_by_itself_twice_is_slower() -> None:
-    worker = Worker(measured(1.5), measured(1.4))
-    check = checked(worker)
+    worker = Worker(make_measurement(1.5), make_measurement(1.4))
+    check = run_lock_check(worker)
     row = only(check)
     assert row.state is State.SLOWER
     assert row.found is not None
@@ -154,51 +154,56 @@ def test_slower_beside_eager_and_by_itself_twice_is_slower() -> None:
 
 
 def test_slower_once_is_not_slower() -> None:
-    check = checked(Worker(measured(1.5), measured(2.0)))
+    check = run_lock_check(Worker(make_measurement(1.5), make_measurement(2.0)))
     assert (only(check).state, check.exit_code) == (State.GOOD, 0)
 
 
 def test_what_the_second_look_finds_counts() -> None:
-    assert only(checked(Worker(measured(1.5), WRONG))).state is State.WRONG
+    assert only(run_lock_check(Worker(make_measurement(1.5), WRONG))).state is State.WRONG
 
 
 @pytest.mark.parametrize(
     ("now", "state"),
     [
-        (measured(2.0, 1.4 * EAGER_S), State.GOOD),  # a slower machine slows both
-        (measured(2.0, 61 * EAGER_S), State.INCONCLUSIVE),  # something holds eager up, so their ratio tells nothing
-        (measured(1.5, 0.75 * EAGER_S), State.GOOD),  # eager became faster, the plan did not become slower
-        (measured(0.9, 0.45 * EAGER_S), State.SLOWER),  # eager has overtaken the plan
-        (measured(1.93), State.GOOD),  # within the threshold
-        (measured(1.5, noise=0.4), State.INCONCLUSIVE),  # within the noise
-        (measured(4.0), State.GOOD),
+        (make_measurement(2.0, 1.4 * EAGER_S), State.GOOD),  # a slower machine slows both
+        (
+            make_measurement(2.0, 61 * EAGER_S),
+            State.INCONCLUSIVE,
+        ),  # something holds eager up, so their ratio tells nothing
+        (make_measurement(1.5, 0.75 * EAGER_S), State.GOOD),  # eager became faster, the plan did not become slower
+        (make_measurement(0.9, 0.45 * EAGER_S), State.SLOWER),  # eager has overtaken the plan
+        (make_measurement(1.93), State.GOOD),  # within the threshold
+        (make_measurement(1.5, noise=0.4), State.INCONCLUSIVE),  # within the noise
+        (make_measurement(4.0), State.GOOD),
     ],
 )
 def test_what_is_slower_and_what_is_not(now: Measurement, state: State) -> None:
-    assert only(checked(Worker(now, now))).state is state
+    assert only(run_lock_check(Worker(now, now))).state is state
 
 
 def test_a_plan_that_never_was_faster_is_not_overtaken() -> None:
-    judged = Judge(1).of(an_entry(speedup=0.8), measured(0.8))
+    judged = Judge(1).compare(an_entry(speedup=0.8), make_measurement(0.8))
     assert judged.slower is Answer.NO
 
 
 def test_a_wider_threshold_lets_more_pass() -> None:
-    assert only(checked(Worker(measured(1.5)), threshold=0.5)).state is State.GOOD
+    assert only(run_lock_check(Worker(make_measurement(1.5)), threshold=0.5)).state is State.GOOD
 
 
 def test_without_a_locked_time_the_speedup_alone_counts() -> None:
-    assert Judge(1).of(replace(an_entry(), plan_s=None), measured(1.5, 0.5 * EAGER_S)).slower is Answer.YES
+    assert Judge(1).compare(replace(an_entry(), plan_s=None), make_measurement(1.5, 0.5 * EAGER_S)).slower is Answer.YES
 
 
 def test_more_plans_make_wider_intervals() -> None:
-    one, many = (Judge(count).of(an_entry(), measured(1.5)).speedup for count in (1, 100))
+    one, many = (Judge(count).compare(an_entry(), make_measurement(1.5)).speedup for count in (1, 100))
     assert many.low < one.low < one.high < many.high
     assert Judge(4).confidence == pytest.approx(1 - 0.05 / 4)
 
 
 def test_the_check_counts_the_plans_that_it_timed() -> None:
-    check = checked(Worker(measured(2.0), measured(2.0)), an_entry(), an_entry("b:c"), an_entry("e:f", plan=EAGER))
+    check = run_lock_check(
+        Worker(make_measurement(2.0), make_measurement(2.0)), an_entry(), an_entry("b:c"), an_entry("e:f", plan=EAGER)
+    )
     assert check.confidence == pytest.approx(1 - 0.05 / 2)
 
 
@@ -231,8 +236,8 @@ def test_the_ratio_holds_the_true_one_about_95_times_in_100() -> None:
 
 
 def test_a_section_of_other_hardware_is_listed_and_not_run() -> None:
-    worker = Worker(measured(2.0))
-    check = checked(worker, an_entry(), an_entry(here=FAR))
+    worker = Worker(make_measurement(2.0))
+    check = run_lock_check(worker, an_entry(), an_entry(here=FAR))
     assert {row.hardware: row.state for row in check.rows} == {
         an_entry().hardware: State.GOOD,
         an_entry(here=FAR).hardware: State.ELSEWHERE,
@@ -242,8 +247,8 @@ def test_a_section_of_other_hardware_is_listed_and_not_run() -> None:
 
 def test_a_section_made_under_another_limit_on_the_cpus_is_one_of_other_hardware() -> None:
     limited, unknown = replace(HERE, cores_allowed=HERE.cpus / 4), replace(HERE, cores_allowed=None)
-    worker = Worker(measured(2.0), measured(2.0))
-    check = checked(worker, an_entry(here=limited), an_entry("b:c", here=unknown), an_entry("d:e"))
+    worker = Worker(make_measurement(2.0), make_measurement(2.0))
+    check = run_lock_check(worker, an_entry(here=limited), an_entry("b:c", here=unknown), an_entry("d:e"))
     assert {row.target: row.state for row in check.rows} == {
         TARGET: State.ELSEWHERE,
         "b:c": State.GOOD,  # of a version that kept no limit
@@ -252,27 +257,29 @@ def test_a_section_made_under_another_limit_on_the_cpus_is_one_of_other_hardware
 
 
 def test_where_nothing_is_for_this_machine_nothing_was_checked() -> None:
-    check = checked(Worker(), an_entry(here=FAR))
+    check = run_lock_check(Worker(), an_entry(here=FAR))
     assert check.exit_code == 2
     assert sentence(check).endswith("torchwise tune TARGET && torchwise lock TARGET.")
 
 
 def test_a_named_target_without_a_section_here_is_not_checked() -> None:
-    check = checked(Worker(measured(2.0)), an_entry(), an_entry("b:c", here=FAR), targets=(TARGET, "b:c"))
-    missing = check.of(State.UNKNOWN)[0]
+    check = run_lock_check(
+        Worker(make_measurement(2.0)), an_entry(), an_entry("b:c", here=FAR), targets=(TARGET, "b:c")
+    )
+    missing = check.select_rows(State.UNKNOWN)[0]
     assert missing.way_out == "torchwise tune b:c && torchwise lock b:c"
     assert check.exit_code == 2
 
 
 def test_only_what_is_named_is_checked() -> None:
-    worker = Worker(measured(2.0))
-    check = checked(worker, an_entry(), an_entry("b:c"), targets=("b:c", "b:c"))
+    worker = Worker(make_measurement(2.0))
+    check = run_lock_check(worker, an_entry(), an_entry("b:c"), targets=("b:c", "b:c"))
     assert [row.target for row in check.rows] == ["b:c"]
 
 
 def test_a_target_that_is_not_locked_is_refused() -> None:
     with pytest.raises(InputError, match="no section of 'nothing:here'"):
-        checked(Worker(), targets=("nothing:here",))
+        run_lock_check(Worker(), targets=("nothing:here",))
 
 
 class Refusing(Worker):
@@ -283,7 +290,7 @@ class Refusing(Worker):
 
 
 def test_a_target_that_cannot_be_loaded_is_not_checked_and_the_others_are() -> None:
-    check = checked(Refusing(measured(2.0)), an_entry(), an_entry("b:c"))
+    check = run_lock_check(Refusing(make_measurement(2.0)), an_entry(), an_entry("b:c"))
     assert [row.state for row in check.rows] == [State.GOOD, State.UNKNOWN]
     assert check.rows[1].detail == "there is no module 'b'"
     assert check.exit_code == 2
@@ -294,11 +301,11 @@ def test_a_model_that_itself_fails_is_not_checked() -> None:
         def run(self, *_arguments: object) -> str | Failure:
             raise BaselineError("the model raised ValueError: no")
 
-    assert only(checked(Failing())).state is State.UNKNOWN
+    assert only(run_lock_check(Failing())).state is State.UNKNOWN
 
 
 def test_a_regression_outweighs_what_was_not_checked() -> None:
-    assert checked(Refusing(WRONG), an_entry(), an_entry("b:c")).exit_code == 1
+    assert run_lock_check(Refusing(WRONG), an_entry(), an_entry("b:c")).exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -320,20 +327,20 @@ def test_a_request_that_means_nothing_is_refused(options: dict[str, float], why:
 
 def test_what_to_type_is_what_was_asked_before_and_anew_where_nothing_changed() -> None:
     entry = an_entry("odd name.py:make", calls=5, memory_limit=3 * 2**29, objective="throughput")
-    words = shlex.split(only(checked(Worker(structure="other"), replace(entry, allow="reduced"))).way_out)
+    words = shlex.split(only(run_lock_check(Worker(structure="other"), replace(entry, allow="reduced"))).way_out)
     tune, lock = words[: words.index("&&")], words[words.index("&&") + 1 :]
     assert lock == ["torchwise", "lock", "odd name.py:make"]
     assert tune[:3] == ["torchwise", "tune", "odd name.py:make"]
     for option in ("--calls 5", "--allow reduced", "--memory-limit 1.5", "--objective throughput", "--device cpu"):
         assert option in " ".join(tune)
     assert "--fresh" not in tune
-    assert "--fresh" in only(checked(Worker(WRONG))).way_out
+    assert "--fresh" in only(run_lock_check(Worker(WRONG))).way_out
 
 
 def test_every_state_is_shown_under_its_heading_and_counted() -> None:
-    noisy = replace(measured(1.5), notes=("the machine is noisy",))
+    noisy = replace(make_measurement(1.5), notes=("the machine is noisy",))
     rows = (
-        *checked(Worker(noisy, noisy)).rows,
+        *run_lock_check(Worker(noisy, noisy)).rows,
         *(Checked("a:b", "inference", "CPU", state, f"because {state}") for state in State),
     )
     out = io.StringIO()
@@ -348,7 +355,7 @@ def test_every_state_is_shown_under_its_heading_and_counted() -> None:
 
 
 def test_as_json_a_check_is_read_again() -> None:
-    check = checked(Worker(measured(1.5), measured(1.5)))
+    check = run_lock_check(Worker(make_measurement(1.5), make_measurement(1.5)))
     assert Check.from_json(check.to_json()) == check
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from lock_samples import FAR, HERE, TARGET, Worker, a_study, an_entry, measured
+from lock_samples import FAR, HERE, TARGET, Worker, a_study, an_entry, make_measurement
 from typer.testing import CliRunner
 
 import torchwise
@@ -48,13 +48,13 @@ def ran(*words: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def locked(*words: str) -> str:
+def run_lock(*words: str) -> str:
     code, said = ran("lock", *words, "--store", "store.db")
     assert code == 0
     return said
 
 
-def stored(storage: Storage, study: Study, **changes: Any) -> Study:
+def store_study(storage: Storage, study: Study, **changes: Any) -> Study:
     """Store a study, as of another model unless it is the first of its kind."""
     inspection = replace(study.inspection, identity=changes.pop("identity", study.inspection.identity))
     return storage.import_study(replace(study, inspection=inspection, **changes))
@@ -64,43 +64,43 @@ def stored(storage: Storage, study: Study, **changes: Any) -> Study:
 
 
 def test_what_was_decided_is_locked(storage: Storage, tmp_path: Path) -> None:
-    stored(storage, a_study())
-    said = locked(TARGET)
+    store_study(storage, a_study())
+    said = run_lock(TARGET)
     assert read(tmp_path / "torchwise.lock").entries == (an_entry(),)
     assert "app.py:make (inference): Run inductor" in said
     assert f"1 for this machine ({an_entry().hardware}), 0 kept as they were." in said
 
 
 def test_locking_again_writes_the_same_bytes(storage: Storage, tmp_path: Path) -> None:
-    stored(storage, a_study())
-    locked(TARGET)
+    store_study(storage, a_study())
+    run_lock(TARGET)
     first = (tmp_path / "torchwise.lock").read_bytes()
-    locked()
+    run_lock()
     assert (tmp_path / "torchwise.lock").read_bytes() == first
 
 
 def test_sections_of_other_machines_and_targets_stay(storage: Storage, tmp_path: Path) -> None:
-    stored(storage, a_study())
+    store_study(storage, a_study())
     others = [an_entry(here=FAR), an_entry("b:c")]
     write(Lock().with_entries([*others, an_entry(here=replace(HERE, torch="1.0"))]))
-    assert "2 kept" in locked(TARGET)
+    assert "2 kept" in run_lock(TARGET)
     assert set(read().entries) == {*others, an_entry()}
 
 
 def test_without_targets_those_of_the_file_are_locked_anew(storage: Storage) -> None:
-    stored(storage, a_study())
-    stored(storage, a_study("b:c"), identity="2d" * 8)
-    stored(storage, a_study("not:asked"), identity="3d" * 8)
+    store_study(storage, a_study())
+    store_study(storage, a_study("b:c"), identity="2d" * 8)
+    store_study(storage, a_study("not:asked"), identity="3d" * 8)
     write(Lock((an_entry(here=FAR), an_entry("b:c", here=FAR))))
-    locked()
+    run_lock()
     assert read().targets == (TARGET, "b:c")
     assert len(read().entries) == 4
 
 
 def test_the_last_decision_for_each_mode_is_locked(storage: Storage) -> None:
     for number, study in enumerate((a_study(speedup=4.0), a_study(mode="training"), a_study(speedup=3.0))):
-        stored(storage, study, identity=f"{number}d" * 8, created_at=9.0 - number)
-    locked(TARGET)
+        store_study(storage, study, identity=f"{number}d" * 8, created_at=9.0 - number)
+    run_lock(TARGET)
     assert set(read().entries) == {an_entry(speedup=3.0), an_entry(mode="training")}
 
 
@@ -116,8 +116,8 @@ def test_without_a_decision_for_here_nothing_is_written(
     here: Environment | None, why: str, storage: Storage, tmp_path: Path
 ) -> None:
     if here:
-        stored(storage, a_study(here=here))
-    stored(storage, a_study("b:c"), identity="2d" * 8)
+        store_study(storage, a_study(here=here))
+    store_study(storage, a_study("b:c"), identity="2d" * 8)
     with pytest.raises(InputError, match=why):
         ran("lock", "b:c", TARGET, "--store", "store.db")
     with pytest.raises(InputError, match=f"torchwise tune {TARGET} --store {tmp_path / 'store.db'}"):
@@ -126,7 +126,7 @@ def test_without_a_decision_for_here_nothing_is_written(
 
 
 def test_an_unfinished_search_is_not_locked(storage: Storage) -> None:
-    stored(storage, a_study(), state=StudyState.INTERRUPTED)
+    store_study(storage, a_study(), state=StudyState.INTERRUPTED)
     with pytest.raises(
         InputError, match=r"study 1 of app.py:make is interrupted.* torchwise tune app.py:make --store \S+ goes on"
     ):
@@ -145,7 +145,7 @@ def test_what_could_not_be_told_is_not_locked(
 ) -> None:
     study = a_study()
     assert study.decision is not None
-    stored(storage, replace(study, decision=replace(study.decision, **changes)))
+    store_study(storage, replace(study, decision=replace(study.decision, **changes)))
     with pytest.raises(InputError, match=f"{why}.* torchwise tune app.py:make --store .* --fresh"):
         ran("lock", TARGET, "--store", "store.db")
     assert not (tmp_path / "torchwise.lock").exists()
@@ -156,17 +156,17 @@ def test_of_targets_that_share_a_study_one_alone_may_be_unfinished(
     storage: Storage, unfinished: str, finished: str
 ) -> None:
     ends = {unfinished: StudyState.INTERRUPTED, finished: StudyState.DECIDED}
-    study = stored(storage, a_study(), state=ends[TARGET])
+    study = store_study(storage, a_study(), state=ends[TARGET])
     other = a_study("b:c")
     asked = (other.workload, "quick")
     storage.conclude(study.id, state=ends["b:c"], decision=other.decision, excluded=(), seconds=0.0, asked=asked)
-    assert finished in locked(finished)
+    assert finished in run_lock(finished)
     with pytest.raises(InputError, match=f"study 1 of {unfinished} is interrupted"):
-        locked(unfinished)
+        run_lock(unfinished)
 
 
 def test_a_decision_whose_study_is_gone_is_not_locked(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored(storage, a_study())
+    store_study(storage, a_study())
     monkeypatch.setattr(Storage, "list_studies", lambda *_: [])  # as after somebody else deleted it
     with pytest.raises(InputError, match=f"no study by which {TARGET} was decided"):
         ran("lock", TARGET, "--store", "store.db")
@@ -174,7 +174,7 @@ def test_a_decision_whose_study_is_gone_is_not_locked(storage: Storage, monkeypa
 
 def test_targets_of_one_structure_are_locked_together(storage: Storage) -> None:
     """They share a study, in which each has a decision of its own."""
-    study = stored(storage, a_study())
+    study = store_study(storage, a_study())
     assert study.decision is not None
     decision = replace(study.decision, workload=replace(study.workload, target="b:c", calls=7))
     asked = (decision.workload, "quick")
@@ -197,7 +197,7 @@ def test_a_live_model_is_refused_since_no_command_can_load_it() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_not_overwritten(storage: Storage, tmp_path: Path) -> None:
-    stored(storage, a_study())
+    store_study(storage, a_study())
     (tmp_path / "torchwise.lock").write_text("<<<<<<< HEAD\n")
     with pytest.raises(InputError, match="merge conflict"):
         ran("lock", TARGET, "--store", "store.db")
@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(storage: Storage, tmp_pat
 # From the file to an exit code.
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
+def patch_launcher(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
     monkeypatch.setattr("torchwise.trial.ProcessLauncher", lambda: worker)
 
 
@@ -215,10 +215,15 @@ def answering(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
 @pytest.mark.parametrize(
     ("worker", "words", "code", "says"),
     [
-        (Worker(measured(2.0)), (), 0, "The lock holds here: 1 good, 1 other hardware."),
-        (Worker(measured(1.2), measured(1.2)), (), 1, "The lock does not hold here: 1 slower, 1 other hardware."),
-        (Worker(measured(1.2)), ("--no-measure",), 0, "The lock holds here: 1 good"),
-        (Worker(measured(1.2)), ("--threshold", "0.9"), 0, "The lock holds here: 1 good"),
+        (Worker(make_measurement(2.0)), (), 0, "The lock holds here: 1 good, 1 other hardware."),
+        (
+            Worker(make_measurement(1.2), make_measurement(1.2)),
+            (),
+            1,
+            "The lock does not hold here: 1 slower, 1 other hardware.",
+        ),
+        (Worker(make_measurement(1.2)), ("--no-measure",), 0, "The lock holds here: 1 good"),
+        (Worker(make_measurement(1.2)), ("--threshold", "0.9"), 0, "The lock holds here: 1 good"),
         (Worker(structure="other"), (TARGET,), 1, "The lock does not hold here: 1 stale"),
         (Worker(), ("b:c",), 2, "torchwise tune b:c && torchwise lock b:c"),
     ],
@@ -226,7 +231,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
 def test_the_exit_code_says_what_was_found(
     worker: Worker, words: tuple[str, ...], code: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answering(monkeypatch, worker)
+    patch_launcher(monkeypatch, worker)
     write(Lock().with_entries([an_entry(), an_entry("b:c", here=FAR)]))
     found, said = ran("check", *words)
     assert (found, says in said) == (code, True), said
@@ -234,7 +239,7 @@ def test_the_exit_code_says_what_was_found(
 
 @pytest.mark.usefixtures("storage")
 def test_json_holds_what_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    answering(monkeypatch, Worker(measured(1.2), measured(1.2)))
+    patch_launcher(monkeypatch, Worker(make_measurement(1.2), make_measurement(1.2)))
     write(Lock((an_entry(),)), "other.lock")
     code, said = ran("check", "--lock", "other.lock", "--json", "found.json")
     found = json.loads((tmp_path / "found.json").read_text())
@@ -283,7 +288,7 @@ def test_a_plan_is_locked_checked_and_served_and_a_wrong_one_is_found(storage: S
     # On a machine of one core one thread is no plan that pays. This test is not about the locked content.
     decided = replace(study.decision, plan=right, speedup=timed.speedup, error=1e-9)
     storage.conclude(study.id, state=StudyState.DECIDED, decision=decided, excluded=(), seconds=0.0)
-    locked(target)
+    run_lock(target)
     code, said = ran("check", "--effort", "quick", "--no-measure")
     assert (code, "fresh and right (" in said) == (0, True), said
 

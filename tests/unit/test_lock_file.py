@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lock_samples import FAR, HERE, INDUCTOR, TARGET, a_study, an_entry
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.environment import Environment
 from torchwise.errors import InputError, PlanError, StalePlanError
 from torchwise.lock import Entry, Lock, decision, read, toml, write
@@ -40,7 +40,7 @@ SCALARS = st.one_of(TEXTS, st.integers(-(2**62), 2**62), st.booleans(), st.float
 VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=4), st.dictionaries(TEXTS, SCALARS, max_size=4))
 
 
-def written(folder: Path, *entries: Entry) -> Path:
+def write_lock(folder: Path, *entries: Entry) -> Path:
     return write(Lock().with_entries(entries), folder / "torchwise.lock")
 
 
@@ -81,14 +81,14 @@ def test_what_toml_does_not_have_is_refused() -> None:
     ids=["plan", "eager", "asked", "transforms", "gpu", "odd name"],
 )
 def test_what_is_written_is_read(entry: Entry, tmp_path: Path) -> None:
-    assert read(written(tmp_path, entry)).entries == (entry,)
+    assert read(write_lock(tmp_path, entry)).entries == (entry,)
 
 
 def test_the_same_decisions_are_the_same_bytes_in_whatever_order(tmp_path: Path) -> None:
     entries = [an_entry(), an_entry("b:c", here=FAR), an_entry(mode="training"), an_entry(here=FAR)]
     first = Lock().with_entries(entries).to_toml()
     assert Lock().with_entries(reversed(entries)).to_toml() == first
-    path = written(tmp_path, *entries)
+    path = write_lock(tmp_path, *entries)
     assert write(read(path), path).read_text() == first
 
 
@@ -100,7 +100,7 @@ def test_nothing_that_changes_by_itself_is_written() -> None:
 
 
 def test_a_reviewer_reads_plan_worth_proof_and_machine(tmp_path: Path) -> None:
-    text = written(tmp_path, an_entry(here=H200, device="cuda", calls=12345)).read_text()
+    text = write_lock(tmp_path, an_entry(here=H200, device="cuda", calls=12345)).read_text()
     for line in (
         'plan = {backend = "inductor", options = {coordinate_descent_tuning = true}}',
         'verdict = "1 checks passed"',
@@ -137,19 +137,19 @@ def test_what_one_machine_changes_is_in_its_own_section() -> None:
 
 
 def test_the_section_of_this_hardware_is_taken(tmp_path: Path) -> None:
-    path = written(tmp_path, an_entry(here=replace(FAR, cpus=0)), an_entry(here=FAR), an_entry(), an_entry("b:c"))
+    path = write_lock(tmp_path, an_entry(here=replace(FAR, cpus=0)), an_entry(here=FAR), an_entry(), an_entry("b:c"))
     assert decision(TARGET, path, device="cpu") == an_entry().decision
 
 
 def test_machines_with_and_without_a_limit_on_their_cpus_have_a_section_each(tmp_path: Path) -> None:
     limited = replace(HERE, cores_allowed=HERE.cpus / 4)
-    path = written(tmp_path, an_entry(here=limited, speedup=3.0), an_entry())
+    path = write_lock(tmp_path, an_entry(here=limited, speedup=3.0), an_entry())
     assert {entry.decision.environment.cpu_limit for entry in read(path).entries} == {None, limited.cores_allowed}
     assert decision(TARGET, path, device="cpu") == an_entry().decision
 
 
 def test_the_section_of_the_device_is_taken_before_a_more_similar_one(tmp_path: Path) -> None:
-    path = written(tmp_path, an_entry(), an_entry(here=replace(H200, torch="1.0"), device="cuda"))
+    path = write_lock(tmp_path, an_entry(), an_entry(here=replace(H200, torch="1.0"), device="cuda"))
     assert decision(TARGET, path, device="cuda").environment.gpu == "NVIDIA H200"
 
 
@@ -157,9 +157,9 @@ def test_without_one_the_most_similar_is_and_apply_refuses_it(tmp_path: Path) ->
     model = torch.nn.Linear(4, 4).eval()
     study = a_study(here=FAR, plan=Plan(threads=1))
     assert study.decision is not None
-    live = decided(model, study.decision.plan, x := torch.randn(2, 4))
+    live = make_decision(model, study.decision.plan, x := torch.randn(2, 4))
     study = replace(study, decision=replace(study.decision, structure=live.structure, inputs=live.inputs))
-    path = written(tmp_path, entry_of(study), an_entry(here=replace(FAR, cpus=0, torch="1.0")))
+    path = write_lock(tmp_path, entry_of(study), an_entry(here=replace(FAR, cpus=0, torch="1.0")))
     found = decision(TARGET, path, device="cpu")
     assert found.environment == replace(FAR, hostname="")
     with pytest.raises(StalePlanError, match=r"cpu: Other CPU @ 9.00 GHz there"):
@@ -169,25 +169,25 @@ def test_without_one_the_most_similar_is_and_apply_refuses_it(tmp_path: Path) ->
 
 def test_apply_runs_by_what_is_locked(tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 4).eval()
-    live = decided(model, Plan(threads=1), x := torch.randn(2, 4))
+    live = make_decision(model, Plan(threads=1), x := torch.randn(2, 4))
     study = a_study(plan=Plan(threads=1))
     assert study.decision is not None
     study = replace(study, decision=replace(study.decision, structure=live.structure, inputs=live.inputs))
-    fast = torchwise.apply(model, decision(TARGET, written(tmp_path, entry_of(study)), device="cpu"), strict=True)
+    fast = torchwise.apply(model, decision(TARGET, write_lock(tmp_path, entry_of(study)), device="cpu"), strict=True)
     with torch.no_grad():
         assert torch.allclose(fast(x), model(x))
     assert fast.statistics.optimized == 1
 
 
 def test_of_two_modes_one_must_be_given(tmp_path: Path) -> None:
-    path = written(tmp_path, an_entry(), an_entry(mode="training"))
+    path = write_lock(tmp_path, an_entry(), an_entry(mode="training"))
     with pytest.raises(InputError, match=r"for inference and for training: give the mode"):
         decision(TARGET, path)
     assert decision(TARGET, path, mode="training", device="cpu").workload.mode == "training"
 
 
 def test_a_mode_or_target_that_is_not_locked_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, an_entry())
+    path = write_lock(tmp_path, an_entry())
     with pytest.raises(InputError, match=r"mode is 'training', but .* for inference alone"):
         decision(TARGET, path, mode="training")
     with pytest.raises(InputError, match=r"no section of 'app.py:made' \(it has app.py:make\): torchwise lock"):
@@ -196,11 +196,11 @@ def test_a_mode_or_target_that_is_not_locked_is_refused(tmp_path: Path) -> None:
 
 def test_an_empty_lock_has_no_target(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no section of 'a:b' \(it is empty\)"):
-        decision("a:b", written(tmp_path))
+        decision("a:b", write_lock(tmp_path))
 
 
 def test_reading_needs_no_torch_and_runs_nothing(tmp_path: Path) -> None:
-    path = written(tmp_path, an_entry("no_such_module:make"))
+    path = write_lock(tmp_path, an_entry("no_such_module:make"))
     code = (
         "import sys; sys.modules['torch'] = None\nfrom torchwise import lock\n"
         f"print(lock.decision('no_such_module:make', {str(path)!r}, device='cpu').plan)"
@@ -212,8 +212,8 @@ def test_reading_needs_no_torch_and_runs_nothing(tmp_path: Path) -> None:
 # Refused files.
 
 
-def changed(folder: Path, old: str, new: str, *entries: Entry) -> Path:
-    path = written(folder, *(entries or (an_entry(),)))
+def change_lock(folder: Path, old: str, new: str, *entries: Entry) -> Path:
+    path = write_lock(folder, *(entries or (an_entry(),)))
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
@@ -237,17 +237,17 @@ def changed(folder: Path, old: str, new: str, *entries: Entry) -> Path:
 )
 def test_an_edited_section_is_refused_with_its_line_and_the_way_out(old: str, new: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"torchwise.lock, line 5: of .*: it was edited: .*torchwise lock .*.py:make"):
-        read(changed(tmp_path, old, new))
+        read(change_lock(tmp_path, old, new))
 
 
 def test_the_line_is_that_of_the_edited_section(tmp_path: Path) -> None:
-    path = changed(tmp_path, "restarts = 9", "restarts = 8", an_entry(), an_entry("b:c", restarts=9))
+    path = change_lock(tmp_path, "restarts = 9", "restarts = 8", an_entry(), an_entry("b:c", restarts=9))
     line = 1 + path.read_text().splitlines().index(toml.header(an_entry("b:c").key))
     with pytest.raises(InputError, match=f"line {line}: of b:c, inference"):
         read(path)
 
 
-def forged(folder: Path, **changes: object) -> Path:
+def forge_section(folder: Path, **changes: object) -> Path:
     """Write a section with a digest that fits the changed data, as a forger would."""
     from torchwise.lock import schema
 
@@ -256,13 +256,13 @@ def forged(folder: Path, **changes: object) -> Path:
     data = {name: value for name, value in data.items() if value is not None and name != "digest"}
     lines = [toml.pair(name, value) for name, value in data.items()]
     lines += [toml.pair("digest", schema._digest(entry.key, data))]
-    path = written(folder)
+    path = write_lock(folder)
     path.write_text("\n".join([path.read_text(), toml.header(entry.key), *lines, ""]))
     return path
 
 
 def test_a_section_forged_to_the_last_digit_is_checked_by_the_rules(tmp_path: Path) -> None:
-    assert read(forged(tmp_path)).entries == (an_entry(),)
+    assert read(forge_section(tmp_path)).entries == (an_entry(),)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_section_forged_to_the_last_digit_is_checked_by_the_rules(tmp_path: Pa
 )
 def test_a_forged_section_is_refused_by_the_rules(changes: dict[str, object], why: str, tmp_path: Path) -> None:
     with pytest.raises((InputError, PlanError), match=why) as refused:
-        read(forged(tmp_path, **changes))
+        read(forge_section(tmp_path, **changes))
     assert "line 5" in str(refused.value)
 
 

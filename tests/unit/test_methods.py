@@ -59,7 +59,7 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("patched_nets").Net
 
 
-def in_a_worker(model: Any, folder: Path) -> str:
+def run_in_worker(model: Any, folder: Path) -> str:
     model.head = torch.nn.Linear(1, 1)
     torch.nn.init.ones_(model.head.weight)
     torch.nn.init.zeros_(model.head.bias)
@@ -80,7 +80,7 @@ def test_a_worker_runs_what_was_put_in_a_class(net: Any, tmp_path: Path, monkeyp
     monkeypatch.setattr(net, "fixed", staticmethod(lambda x: x * 10))
     monkeypatch.setattr(net, "__call__", lambda self, x: torch.nn.Module.__call__(self, x) - 1, raising=False)
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: x @ self.weight + 5)
-    assert in_a_worker(net(), tmp_path) == "[23.0] [[6.0]]"
+    assert run_in_worker(net(), tmp_path) == "[23.0] [[6.0]]"
 
 
 def test_what_its_own_class_has_it_leaves_alone(net: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,11 +100,11 @@ def test_what_its_own_class_has_it_leaves_alone(net: Any, tmp_path: Path, monkey
 def test_what_cannot_be_sent_matters_where_the_worker_has_another(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = iter([1])
 
-    def holding(_self: Any, x: Any) -> Any:
+    def return_lock(_self: Any, x: Any) -> Any:
         return x, lock
 
     with monkeypatch.context() as patch:
-        patch.setattr(net, "helper", holding)
+        patch.setattr(net, "helper", return_lock)
         patch.setattr("cloudpickle.dumps", lambda _: 1 / 0)
         found = methods_put_in([net()])
         put_in(found)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.alerts import heard
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan
@@ -57,7 +57,7 @@ def test_a_histogram_counts_by_upper_bound() -> None:
 
 @torch.no_grad()
 def test_one_call_in_so_many_is_timed(clock: list[float]) -> None:
-    fast = torchwise.apply(double, decided(double, PLAN, X))
+    fast = torchwise.apply(double, make_decision(double, PLAN, X))
     for _ in range(3 * EVERY + 2):
         fast(X)
     counts = fast.statistics
@@ -68,7 +68,7 @@ def test_one_call_in_so_many_is_timed(clock: list[float]) -> None:
 
 @torch.no_grad()
 def test_a_plan_that_is_slower_than_promised_is_said_once(clock: list[float]) -> None:
-    decision = replace(decided(double, PLAN, X), speedup=Interval(1.9, 2.0, 2.1), baseline_s=2e-3)
+    decision = replace(make_decision(double, PLAN, X), speedup=Interval(1.9, 2.0, 2.1), baseline_s=2e-3)
     fast = torchwise.apply(double, decision)
     with heard() as alerts:
         for took in (1.4e-3, 1.6e-3, 1.6e-3, 1e-3, 1.6e-3):
@@ -84,7 +84,7 @@ def test_a_plan_that_is_slower_than_promised_is_said_once(clock: list[float]) ->
 
 @torch.no_grad()
 def test_nothing_is_promised_for_a_mix_of_inputs(clock: list[float]) -> None:
-    decision = decided(double, PLAN, X)
+    decision = make_decision(double, PLAN, X)
     decision = replace(decision, inputs=(*decision.inputs, "more"), speedup=Interval(1.9, 2.0, 2.1), baseline_s=2e-6)
     fast = torchwise.apply(double, decision)
     with heard() as alerts:
@@ -117,15 +117,15 @@ def test_on_a_gpu_events_are_read_later_and_nothing_waits(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     histogram = Histogram()
     timer = Latency("cuda", histogram, lambda _: None)
-    assert timer.timed(double, (X,), {}).equal(double(X))
+    assert timer.time_call(double, (X,), {}).equal(double(X))
     assert sum(histogram.counts) == 0
     Event.behind = 1
-    timer.timed(double, (X,), {})
+    timer.time_call(double, (X,), {})
     assert sum(histogram.counts) == 0, "the GPU is not there yet"
-    timer.timed(double, (X,), {})
+    timer.time_call(double, (X,), {})
     assert (sum(histogram.counts), histogram.sum_s) == (1, pytest.approx(3e-3))
     capturing[0] = True
-    timer.timed(double, (X,), {})
+    timer.time_call(double, (X,), {})
     assert sum(histogram.counts) == 1, "while somebody records a graph, nothing is asked of the GPU"
 
 
@@ -143,7 +143,7 @@ def sample(registry: prometheus_client.CollectorRegistry, name: str, **labels: s
 def test_prometheus_sees_the_counts_as_they_are_when_it_asks(
     registry: prometheus_client.CollectorRegistry, clock: list[float]
 ) -> None:
-    one, two = (torchwise.apply(double, decided(double, PLAN, X)) for _ in range(2))
+    one, two = (torchwise.apply(double, make_decision(double, PLAN, X)) for _ in range(2))
     remove = torchwise.export_metrics(one, "one", registry)
     torchwise.export_metrics(two, "two", registry)
     for _ in range(EVERY + 2):
@@ -166,7 +166,7 @@ def test_prometheus_sees_the_counts_as_they_are_when_it_asks(
 
 
 def test_an_old_remover_leaves_another_model_of_the_name_alone(registry: prometheus_client.CollectorRegistry) -> None:
-    one, two = (torchwise.apply(double, decided(double, PLAN, X)) for _ in range(2))
+    one, two = (torchwise.apply(double, make_decision(double, PLAN, X)) for _ in range(2))
     remove = torchwise.export_metrics(one, "it", registry)
     remove()
     torchwise.export_metrics(two, "it", registry)
@@ -175,7 +175,7 @@ def test_an_old_remover_leaves_another_model_of_the_name_alone(registry: prometh
 
 
 def test_a_name_is_taken_once(registry: prometheus_client.CollectorRegistry) -> None:
-    fast = torchwise.apply(double, decided(double, PLAN, X))
+    fast = torchwise.apply(double, make_decision(double, PLAN, X))
     torchwise.export_metrics(fast, "it", registry)
     with pytest.raises(InputError, match="name is 'it', but metrics of a model of that name are exported already"):
         torchwise.export_metrics(fast, "it", registry)
@@ -188,7 +188,7 @@ def test_only_what_was_optimised_has_metrics(registry: prometheus_client.Collect
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    fast: Any = torchwise.apply(double, decided(double, PLAN, X))
+    fast: Any = torchwise.apply(double, make_decision(double, PLAN, X))
     with pytest.raises(
         UnsupportedError, match=r"prometheus-client, which is not installed: pip install 'torchwise\[metrics\]'"
     ):

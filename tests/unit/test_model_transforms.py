@@ -12,8 +12,8 @@ from torch import nn
 
 from torchwise.compile import compile_plan
 from torchwise.compile.cuda_graphs import CAPTURES
-from torchwise.compile.transforms import known_transforms
-from torchwise.compile.transforms.isolate_rnn import Isolated, has_rnn, isolate
+from torchwise.compile.transforms import transform_names
+from torchwise.compile.transforms.isolate_rnn import IsolatedRNN, has_rnn, isolate
 from torchwise.compile.transforms.static_form import has_static_form, take_static_form
 from torchwise.errors import NoEffectError, StalePlanError, UnsupportedError
 from torchwise.plan import Plan
@@ -25,7 +25,7 @@ ISOLATED = Plan(backend="counting", transforms=("isolate_rnn",))
 STATIC = Plan(transforms=("static_form",))
 
 
-def made(call: Any, plan: Plan, *args: Any, mode: str = "inference") -> Any:
+def compile_call(call: Any, plan: Plan, *args: Any, mode: str = "inference") -> Any:
     return compile_plan(call, plan, Example(args), device="cpu", mode=mode).call
 
 
@@ -56,12 +56,12 @@ def x() -> torch.Tensor:
 @torch.no_grad()
 def test_what_follows_an_isolated_rnn_is_compiled(kind: type[nn.RNNBase], graphs: list[Any], x: torch.Tensor) -> None:
     model = Tagger(kind).eval()
-    assert torch.equal(made(model, Plan(backend="counting"), x)(x), model(x))
+    assert torch.equal(compile_call(model, Plan(backend="counting"), x)(x), model(x))
     # From 2.15 on PyTorch compiles beside an RNN by itself, so that isolating it gains nothing there.
     assert graphs == ([] if torch.__version__ < "2.15" else [["linear", "relu"], ["linear", "tanh"]])
     graphs.clear()
     torch.compiler.reset()  # Dynamo remembers the function as one that is not worth looking at
-    assert torch.equal(made(model, ISOLATED, x)(x), model(x))
+    assert torch.equal(compile_call(model, ISOLATED, x)(x), model(x))
     assert graphs == [["linear", "relu"], ["linear", "tanh"]]
 
 
@@ -69,7 +69,7 @@ def test_the_model_itself_is_left_as_it_was(graphs: list[Any], x: torch.Tensor) 
     model = Tagger().eval()
     before = {name: (id(t), t.data_ptr(), t._version) for name, t in model.state_dict(keep_vars=True).items()}
     rnn, attributes = model.rnn, dict(vars(model.rnn))
-    made(model, ISOLATED, x)(x)
+    compile_call(model, ISOLATED, x)(x)
     assert graphs
     assert model.rnn is rnn
     assert vars(model.rnn) == attributes
@@ -101,7 +101,7 @@ def test_isolating_moves_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.no_grad()
 def test_weights_changed_in_place_are_followed_and_a_changed_structure_is_refused(x: torch.Tensor) -> None:
     model = Tagger().eval()
-    call = made(model, ISOLATED, x)
+    call = compile_call(model, ISOLATED, x)
     call(x)
     for parameter in model.parameters():
         parameter.mul_(0.5)
@@ -117,7 +117,7 @@ def test_weights_changed_in_place_are_followed_and_a_changed_structure_is_refuse
 @torch.no_grad()
 def test_an_isolated_rnn_follows_weights_in_another_precision(x: torch.Tensor) -> None:
     model = Tagger().eval()
-    call = made(model, Plan(backend="counting", transforms=("isolate_rnn",), precision="bf16"), x)
+    call = compile_call(model, Plan(backend="counting", transforms=("isolate_rnn",), precision="bf16"), x)
     assert torch.allclose(call(x), model(x), atol=0.02)
     model.rnn.weight_ih_l0.mul_(-3.0)
     assert torch.allclose(call(x), model(x), atol=0.02)
@@ -128,7 +128,7 @@ def test_an_isolated_rnn_follows_weights_in_another_precision(x: torch.Tensor) -
 
 def test_gradients_go_through_an_isolated_rnn(graphs: list[Any], x: torch.Tensor) -> None:
     model = Tagger(nn.LSTM)
-    call = made(model, ISOLATED, x, mode="training")
+    call = compile_call(model, ISOLATED, x, mode="training")
     found = [torch.autograd.grad(answer.sum(), list(model.parameters())) for answer in (call(x), model(x))]
     assert len(graphs) == 2
     for ours, theirs in zip(*found, strict=True):
@@ -139,7 +139,7 @@ def test_gradients_go_through_an_isolated_rnn(graphs: list[Any], x: torch.Tensor
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_of_an_isolated_rnn_acts_in_training_only(training: bool, x: torch.Tensor) -> None:
     model = Tagger(dropout=0.5).train(training)
-    call = made(model, ISOLATED, x)
+    call = compile_call(model, ISOLATED, x)
     torch.manual_seed(3)
     answer = call(x)
     torch.manual_seed(3)
@@ -178,7 +178,7 @@ class Calling(Tagger):
 @torch.no_grad()
 def test_a_model_may_ask_its_rnn_for_attributes_and_parameters(graphs: list[Any], x: torch.Tensor) -> None:
     model = Asking().eval()
-    assert torch.equal(made(model, ISOLATED, x)(x), model(x))
+    assert torch.equal(compile_call(model, ISOLATED, x)(x), model(x))
     assert graphs == [["linear", "relu", "mul", "add"], ["linear", "tanh"]]
 
 
@@ -186,14 +186,14 @@ def test_a_model_may_ask_its_rnn_for_attributes_and_parameters(graphs: list[Any]
 @torch.no_grad()
 def test_a_model_may_call_methods_of_its_rnn(x: torch.Tensor) -> None:
     model = Calling(Own).eval()
-    assert torch.equal(made(model, ISOLATED, x)(x), model(x))
+    assert torch.equal(compile_call(model, ISOLATED, x)(x), model(x))
 
 
 @torch.no_grad()
 def test_all_that_an_isolated_rnn_does_runs_in_eager(graphs: list[Any], x: torch.Tensor) -> None:
     model = Tagger(Own).eval()
     with torch._dynamo.config.patch(allow_rnn=True):  # with which Dynamo would unroll it
-        assert torch.equal(made(model, ISOLATED, x)(x), model(x))
+        assert torch.equal(compile_call(model, ISOLATED, x)(x), model(x))
     assert graphs == [["linear", "relu"], ["linear", "tanh"]]
 
 
@@ -209,7 +209,7 @@ class Packing(Tagger):
 @torch.no_grad()
 def test_packed_sequences_pass(graphs: list[Any], x: torch.Tensor) -> None:
     model = Packing(nn.LSTM).eval()
-    assert torch.equal(made(model, ISOLATED, x)(x), model(x))
+    assert torch.equal(compile_call(model, ISOLATED, x)(x), model(x))
     assert "tanh" in graphs[-1]
 
 
@@ -231,9 +231,9 @@ class Twice(nn.Module):
 def test_an_rnn_that_hangs_in_two_places_stays_one(x: torch.Tensor) -> None:
     model = Twice().eval()
     isolated: Any = isolate(model)[0]
-    assert isinstance(isolated.other, Isolated)
+    assert isinstance(isolated.other, IsolatedRNN)
     assert isolated.other is isolated.one.rnn
-    assert torch.equal(made(model, ISOLATED, x)(x), model(x))
+    assert torch.equal(compile_call(model, ISOLATED, x)(x), model(x))
 
 
 @pytest.mark.usefixtures("graphs")
@@ -242,7 +242,7 @@ def test_hooks_of_an_isolated_rnn_run_once(x: torch.Tensor) -> None:
     model = Tagger().eval()
     seen: list[type] = []
     model.rnn.register_forward_hook(lambda rnn, *_: seen.append(type(rnn)))
-    made(model, ISOLATED, x)(x)
+    compile_call(model, ISOLATED, x)(x)
     assert seen == [nn.GRU]
 
 
@@ -262,8 +262,8 @@ def test_isolating_what_is_not_there_or_not_called_is_refused(x: torch.Tensor) -
     for call in (nn.Linear(4, 4), nn.GRU(4, 4), torch.tanh):
         assert not (isinstance(call, nn.Module) and has_rnn(call))
         with pytest.raises(UnsupportedError, match=r"has no nn\.RNN, nn\.GRU or nn\.LSTM inside it"):
-            made(call, ISOLATED, x)
-    call = made(Idle(), ISOLATED, x)
+            compile_call(call, ISOLATED, x)
+    call = compile_call(Idle(), ISOLATED, x)
     for _ in range(2):
         with pytest.raises(NoEffectError, match="changes nothing here") as refused:
             call(x)
@@ -299,7 +299,7 @@ class Selecting(nn.Module):
         return torch.zeros_like(x).index_copy(0, rows, self.layer(x[rows]))
 
 
-def selecting(make: Callable[[Selecting], Any]) -> Selecting:
+def make_selecting_model(make: Callable[[Selecting], Any]) -> Selecting:
     model = Selecting().eval()
     model.make = make
     return model
@@ -316,7 +316,7 @@ def test_the_declared_form_runs_in_place_of_the_model(rows: torch.Tensor) -> Non
     ran = []
     model = Selecting().eval()
     model.layer.register_forward_hook(lambda _layer, args, _answer: ran.append(len(args[0])))
-    call = made(model, STATIC, rows)
+    call = compile_call(model, STATIC, rows)
     assert torch.allclose(call(rows), model(rows))
     assert ran == [6, int((rows.sum(-1) > 0).sum())]
     assert ran[0] > ran[1]
@@ -325,7 +325,7 @@ def test_the_declared_form_runs_in_place_of_the_model(rows: torch.Tensor) -> Non
 @torch.no_grad()
 def test_a_static_form_is_compiled_in_one_graph(graphs: list[Any], rows: torch.Tensor) -> None:
     model = Selecting().eval()
-    call = made(model, Plan(backend="counting", transforms=("static_form",)), rows)
+    call = compile_call(model, Plan(backend="counting", transforms=("static_form",)), rows)
     assert torch.allclose(call(rows), model(rows))
     assert torch.allclose(call(-rows), model(-rows))
     assert len(graphs) == 1
@@ -336,7 +336,7 @@ def test_a_static_form_is_compiled_in_one_graph(graphs: list[Any], rows: torch.T
 @torch.no_grad()
 def test_a_static_form_follows_weights_and_refuses_another_structure(backend: str, rows: torch.Tensor) -> None:
     model = Selecting().eval()
-    call = made(model, Plan(backend=backend, transforms=("static_form",)), rows)
+    call = compile_call(model, Plan(backend=backend, transforms=("static_form",)), rows)
     call(rows)
     model.layer.weight.mul_(2.0)
     assert torch.allclose(call(rows), model(rows))
@@ -362,7 +362,7 @@ def test_a_static_form_is_captured_without_a_compiler(monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(CAPTURES, "call", Captured)
     model = Selecting().eval()
-    call = made(model, Plan(transforms=("static_form",), capture="call"), rows)
+    call = compile_call(model, Plan(transforms=("static_form",), capture="call"), rows)
     assert [type(module) for module in given] == [Masked]
     assert torch.allclose(call(rows), model(rows))
     model.layer = nn.Linear(4, 4)
@@ -373,7 +373,7 @@ def test_a_static_form_is_captured_without_a_compiler(monkeypatch: pytest.Monkey
 @torch.no_grad()
 def test_a_static_form_in_another_precision_follows_the_weights_of_the_model(rows: torch.Tensor) -> None:
     model = Selecting().eval()
-    call = made(model, Plan(transforms=("static_form",), precision="bf16"), rows)
+    call = compile_call(model, Plan(transforms=("static_form",), precision="bf16"), rows)
     model.layer.weight.mul_(2.0)
     assert torch.allclose(call(rows), model(rows), atol=0.1)
     assert model.layer.weight.dtype is torch.float32
@@ -381,7 +381,7 @@ def test_a_static_form_in_another_precision_follows_the_weights_of_the_model(row
 
 def test_gradients_reach_the_parameters_of_the_model(rows: torch.Tensor) -> None:
     model = Selecting()
-    made(model, STATIC, rows, mode="training")(rows).sum().backward()
+    compile_call(model, STATIC, rows, mode="training")(rows).sum().backward()
     found = model.layer.weight.grad
     assert found is not None
     (expected,) = torch.autograd.grad(model(rows).sum(), [model.layer.weight])
@@ -395,7 +395,7 @@ def test_a_function_may_declare_one(rows: torch.Tensor) -> None:
     assert not has_static_form(dynamic)
     dynamic.static_form = lambda: lambda x: x.clamp(min=0).sum()  # type: ignore[attr-defined]
     assert has_static_form(dynamic)
-    assert torch.allclose(made(dynamic, STATIC, rows)(rows), dynamic(rows))
+    assert torch.allclose(compile_call(dynamic, STATIC, rows)(rows), dynamic(rows))
 
 
 REFUSED: dict[str, tuple[Callable[[Selecting], Any], str]] = {
@@ -411,9 +411,9 @@ REFUSED: dict[str, tuple[Callable[[Selecting], Any], str]] = {
 def test_a_form_that_cannot_be_used_is_refused(
     make: Callable[[Selecting], Any], message: str, rows: torch.Tensor
 ) -> None:
-    model = selecting(make)
+    model = make_selecting_model(make)
     with pytest.raises(UnsupportedError, match=message):
-        made(model, STATIC, rows)
+        compile_call(model, STATIC, rows)
     assert has_static_form(model) is ("no method" not in message)
 
 
@@ -422,13 +422,13 @@ def test_hooks_that_the_form_would_leave_out_are_refused(rows: torch.Tensor) -> 
     model.register_forward_hook(lambda *_: None)
     with pytest.raises(UnsupportedError, match="forward hooks"):
         take_static_form(model)
-    made(model.requires_grad_(False), Plan(threads=1), rows)(rows)
+    compile_call(model.requires_grad_(False), Plan(threads=1), rows)(rows)
 
 
 def test_a_form_that_answers_otherwise_does_not_pass(rows: torch.Tensor) -> None:
     def outcome(make: Callable[[Selecting], Any]) -> str:
-        model = selecting(make)
-        subject = Subject(Workload(model, (Example((rows,)),)), made(model, STATIC, rows), model)
+        model = make_selecting_model(make)
+        subject = Subject(Workload(model, (Example((rows,)),)), compile_call(model, STATIC, rows), model)
         return str(verify(subject).outcome)
 
     assert outcome(lambda model: Masked(model.layer)) == "pass"
@@ -466,7 +466,7 @@ class Recurrent(nn.Module):
 @torch.no_grad()
 def test_transforms_of_the_model_combine_in_either_order(names: Any, graphs: list[Any], x: torch.Tensor) -> None:
     model = Recurrent(Tagger()).eval()
-    call = made(model, Plan(backend="counting", transforms=names), x)
+    call = compile_call(model, Plan(backend="counting", transforms=names), x)
     assert torch.equal(call(x), model(x))
     assert graphs == [["linear", "relu"], ["linear", "tanh"]]
     assert isinstance(model.tagger.rnn, nn.GRU)
@@ -476,7 +476,7 @@ def test_a_block_of_the_model_is_not_compiled_in_place_by_way_of_its_form() -> N
     blocks = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)]
     model = nn.Sequential(nn.Sequential(*blocks))
     model.static_form = lambda: model[0]  # type: ignore[assignment]
-    made(model, Plan(backend="inductor", scope="regional", transforms=("static_form",)), torch.ones(2, 4))
+    compile_call(model, Plan(backend="inductor", scope="regional", transforms=("static_form",)), torch.ones(2, 4))
     assert not any("forward" in vars(block) for block in blocks)
 
 
@@ -484,7 +484,7 @@ def test_a_block_of_the_model_is_not_compiled_in_place_by_way_of_its_form() -> N
 def test_blocks_of_a_copy_refuse_to_answer_once_the_model_changed(graphs: list[Any]) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))).eval()
     x = torch.ones(2, 4)
-    call = made(model, Plan(backend="counting", scope="regional"), x)
+    call = compile_call(model, Plan(backend="counting", scope="regional"), x)
     assert torch.equal(call(x), model(x))
     assert graphs
     model[0] = nn.Identity()
@@ -495,10 +495,10 @@ def test_blocks_of_a_copy_refuse_to_answer_once_the_model_changed(graphs: list[A
 def test_the_transforms_are_named_where_one_is_unknown() -> None:
     known = ["static_form", "isolate_rnn", "patch_matmul", "complex_to_real", "structure_of_arrays"]
     known += ["numbers_on_gpu", "eager_strides"]
-    assert list(known_transforms()) == known
+    assert list(transform_names()) == known
     named = f"'nothing', but there are {', '.join(known)}"
     with pytest.raises(UnsupportedError, match=named):
-        made(torch.tanh, Plan(transforms=("nothing",)), torch.ones(1))
+        compile_call(torch.tanh, Plan(transforms=("nothing",)), torch.ones(1))
 
 
 # ---- with Inductor
@@ -515,5 +515,5 @@ def test_inductor_compiles_both_sides_of_an_rnn_and_rewrites_complex_numbers_the
     model = Complex().eval()
     plan = Plan(backend="inductor", transforms=("isolate_rnn", "complex_to_real"))
     workload = Workload(model, (Example((x,)),))
-    verdict = verify(Subject(workload, made(model, plan, x), model))
+    verdict = verify(Subject(workload, compile_call(model, plan, x), model))
     assert verdict.outcome == "pass", verdict

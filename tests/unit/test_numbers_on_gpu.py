@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.compile.transforms.numbers_on_gpu import Number, staying
+from torchwise.compile.transforms.numbers_on_gpu import Number, keep_numbers_on_gpu
 from torchwise.errors import NoEffectError, PlanError, UnsupportedError
 from torchwise.plan import Plan, PlanSpace
 from torchwise.trial.inspection import _compatible
@@ -18,9 +18,9 @@ Call = Callable[[torch.Tensor], Any]
 X = torch.tensor([[0.5, -1.25, 3.0], [2.0, 0.125, -0.75]])
 
 
-def stayed(call: Call) -> Call:
+def keep_on_cpu(call: Call) -> Call:
     """The CPU stands for the GPU."""
-    return staying(call, "cpu")
+    return keep_numbers_on_gpu(call, "cpu")
 
 
 def rebound(x: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,7 @@ def rebound(x: torch.Tensor) -> torch.Tensor:
     return x.clone().sub_(low) * high
 
 
-def collected(x: torch.Tensor) -> torch.Tensor:
+def collect_sums(x: torch.Tensor) -> torch.Tensor:
     total, sums = x.mean().item(), []
     for row in x:
         total += row.max().item()
@@ -56,14 +56,14 @@ def overwritten(x: torch.Tensor) -> torch.Tensor:
         lambda x: torch.mul(x, x.sum().item()).add_(x.max().item()).div_(x.std().item()),
         lambda x: x.true_divide(x.max().item()) * (x.max().item() - x.min().item()),
         rebound,
-        collected,
+        collect_sums,
         overwritten,
     ],
     ids=["quotient", "inverse", "minus", "sign", "named", "range", "rebound", "collected", "overwritten"],
 )
 def test_it_computes_what_pythons_numbers_do(call: Call, dtype: torch.dtype) -> None:
     given = X.to(dtype)
-    answer, expected = stayed(call)(given), call(given)
+    answer, expected = keep_on_cpu(call)(given), call(given)
     assert answer.dtype is dtype
     torch.testing.assert_close(answer, expected)
     assert torch.equal(given, X)
@@ -91,33 +91,33 @@ def test_it_computes_what_pythons_numbers_do(call: Call, dtype: torch.dtype) -> 
 )
 def test_what_python_would_do_otherwise_is_refused_with_the_line(call: Call, need: str | None) -> None:
     if need is None:
-        torch.testing.assert_close(stayed(call)(X), call(X))
+        torch.testing.assert_close(keep_on_cpu(call)(X), call(X))
         return
     with pytest.raises(
         UnsupportedError, match=rf"Python needs a number that the GPU has, for .*{need}.*test_numbers_on"
     ):
-        stayed(call)(X)
+        keep_on_cpu(call)(X)
 
 
 def test_rounding_is_pythons_alone() -> None:
     with pytest.raises(TypeError, match="__round__"):
-        stayed(lambda x: x * round(x.max().item()))(X)
+        keep_on_cpu(lambda x: x * round(x.max().item()))(X)
 
 
 def test_an_answer_that_holds_a_number_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="returns a number"):
-        stayed(lambda x: (x, {"scale": x.max().item()}))(X)
+        keep_on_cpu(lambda x: (x, {"scale": x.max().item()}))(X)
 
 
 def test_a_call_that_reads_no_number_there_is_refused() -> None:
     with pytest.raises(NoEffectError, match="changes nothing here") as refused:
-        staying(lambda x: x * x.mean().item())(X)  # the CPU has it already
+        keep_numbers_on_gpu(lambda x: x * x.mean().item())(X)  # the CPU has it already
     assert refused.value.part == ("transforms", "numbers_on_gpu")
 
 
 def test_nothing_is_left_of_it() -> None:
     kept: list[Any] = []
-    stayed(lambda x: (kept.append(x.max().item()), x)[1])(X)
+    keep_on_cpu(lambda x: (kept.append(x.max().item()), x)[1])(X)
     assert isinstance(kept[0], Number)
     assert X.max().item() == 3.0
     assert "item" not in vars(torch.Tensor)
@@ -133,11 +133,11 @@ def test_it_needs_a_captured_call_and_eager() -> None:
 
 
 def test_a_search_brings_the_capture_along() -> None:
-    def proposed(*traits: str) -> set[str]:
+    def propose_captures(*traits: str) -> set[str]:
         space = PlanSpace("cuda", "inference", frozenset(traits), effort="quick")
         found = {plan for plan, _ in space.neighbours(Plan())}
         return {plan.capture for plan in found if "numbers_on_gpu" in plan.transforms}
 
-    assert proposed("numbers") == {"call"}
-    assert proposed("questions") == set()
+    assert propose_captures("numbers") == {"call"}
+    assert propose_captures("questions") == set()
     assert _compatible(frozenset({"numbers", "static_form"})) == {"static_form"}

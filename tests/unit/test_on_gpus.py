@@ -45,14 +45,14 @@ def job(name: str, command: str, **more: object) -> str:
     return "[[job]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
 
 
-def ended(folder: Path) -> dict[str, int]:
+def read_exit_codes(folder: Path) -> dict[str, int]:
     return {name: job["exit_code"] for name, job in json.loads((folder / "out" / "jobs.json").read_text()).items()}
 
 
 def test_jobs_get_a_gpu_and_a_crash_costs_one_of_them(tmp_path: Path) -> None:
     show = "echo $CUDA_VISIBLE_DEVICES of {gpus} of {all} in {out}"
     told = run(tmp_path, job("both", show, gpus="all") + job("one", f"{show}; exit 3") + job("other", show, alone=True))
-    assert ended(tmp_path) == {"both": 0, "one": 3, "other": 0}
+    assert read_exit_codes(tmp_path) == {"both": 0, "one": 3, "other": 0}
     out = tmp_path / "out"
     assert (out / "both.log").read_text() == f"0,1 of 2 of 2 in {out}\n"
     assert {(out / f"{name}.log").read_text() for name in ("one", "other")} == {
@@ -72,7 +72,7 @@ def test_what_ended_is_not_run_again_and_what_there_is_no_time_for_not_at_all(tm
     jobs = job("done", "true") + job("long", "true", needs=1000) + job("skipped", "true")
     assert "done: exit code 0" in run(tmp_path, jobs, "--skip", "skipped")
     assert "starts" not in run(tmp_path, jobs, "--only", "done", "long")
-    assert ended(tmp_path) == {"done": 0}
+    assert read_exit_codes(tmp_path) == {"done": 0}
 
 
 def test_what_runs_when_the_time_is_up_is_interrupted_with_all_it_started(tmp_path: Path) -> None:

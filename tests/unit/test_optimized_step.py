@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from step_samples import Blocks, a_step, batch, batches, everything, same
+from step_samples import Blocks, a_step, batch, batches, collect_step_state, same
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile import train_step as realize_step
 from torchwise.errors import InputError
 from torchwise.plan import Plan
@@ -43,8 +43,8 @@ def make(**how: Any) -> TrainStep:
     return a_step(**{"model": Blocks(dropout=0.2), "scheduler": exponential, "clip_norm": 1.0, **how})
 
 
-def optimized(step: TrainStep, plan: Plan = FUSED) -> OptimizedStep:
-    fast = torchwise.apply(step, decided(step, plan, *batch()))
+def apply_plan(step: TrainStep, plan: Plan = FUSED) -> OptimizedStep:
+    fast = torchwise.apply(step, make_decision(step, plan, *batch()))
     assert isinstance(fast, OptimizedStep)
     return fast
 
@@ -53,16 +53,16 @@ def run(step: Any, count: int = 4, rows: int = 8) -> list[Any]:
     """Take some steps. Return their losses, all state, and the generator's."""
     torch.manual_seed(1)
     losses = [step(*given) for given in batches(count, rows)]
-    return [*losses, *everything(step), torch.get_rng_state()]
+    return [*losses, *collect_step_state(step), torch.get_rng_state()]
 
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """Have a plan raise at one of its steps, when its work is half done."""
 
-    def at(number: int, error: Exception | None = None) -> list[int]:
+    def fail_at(number: int, error: Exception | None = None) -> list[int]:
         calls: list[int] = []
-        update = realize_step.RealizedStep.compute
+        update = realize_step.CompiledStep.compute
 
         def compute(self: Any, *given: Any) -> torch.Tensor:
             calls.append(1)
@@ -73,10 +73,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
             self._step.optimizer.step()  # weights and the optimizer's state change, and it breaks
             raise error or RuntimeError("a kernel fails")
 
-        monkeypatch.setattr(realize_step.RealizedStep, "compute", compute)
+        monkeypatch.setattr(realize_step.CompiledStep, "compute", compute)
         return calls
 
-    return at
+    return fail_at
 
 
 # ---- the plan answers
@@ -84,7 +84,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 def test_a_plan_takes_the_steps() -> None:
     step, written = make(), make()
-    fast = optimized(step)
+    fast = apply_plan(step)
     torch.testing.assert_close(run(fast)[:4], run(written)[:4])
     assert step.optimizer.param_groups[0]["fused"] is True
     assert fast.statistics.optimized == 4
@@ -94,14 +94,14 @@ def test_a_plan_takes_the_steps() -> None:
 
 def test_a_plan_that_was_proven_on_another_device_is_not_taken() -> None:
     step, written = make(), make()
-    found = decided(step, FUSED, *batch())
+    found = make_decision(step, FUSED, *batch())
     fast = torchwise.apply(step, replace(found, workload=replace(found.workload, device="cuda")))
     assert same(run(fast), run(written))
     assert fast.statistics.original == {NOT_PROVEN: 4}
 
 
 def test_another_batch_goes_as_written_and_is_counted() -> None:
-    fast = optimized(make())
+    fast = apply_plan(make())
     fast(*batch(8))
     for given in (batch(6), batch(6), (batch(8)[0].double().float(), batch(8)[1].int().long())):
         fast(*given)
@@ -111,7 +111,7 @@ def test_another_batch_goes_as_written_and_is_counted() -> None:
 
 def test_attributes_are_the_steps_own() -> None:
     step = make()
-    fast = optimized(step)
+    fast = apply_plan(step)
     assert fast.model is step.model
     assert fast.clip_norm == 1.0
     assert torchwise.unwrap(fast) is step
@@ -122,7 +122,7 @@ def test_attributes_are_the_steps_own() -> None:
 
 def test_closing_gives_the_optimizer_its_form_back_and_the_next_step_makes_the_plan_anew() -> None:
     step = make()
-    fast = optimized(step)
+    fast = apply_plan(step)
     fast(*batch())
     fast.close()
     assert step.optimizer.param_groups[0]["fused"] is None
@@ -133,7 +133,7 @@ def test_closing_gives_the_optimizer_its_form_back_and_the_next_step_makes_the_p
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))], ids=["copy", "pickle"])
 def test_a_copy_goes_on_as_the_step_does(copied: Callable[[Any], Any]) -> None:
-    fast = optimized(make())
+    fast = apply_plan(make())
     run(fast, 2)
     other = copied(fast)
     assert isinstance(other, OptimizedStep)
@@ -144,14 +144,14 @@ def test_a_copy_goes_on_as_the_step_does(copied: Callable[[Any], Any]) -> None:
 
 
 def test_a_checkpoint_knows_nothing_of_the_plan_and_loads_in_both_directions() -> None:
-    fast, written = optimized(make()), make()
+    fast, written = apply_plan(make()), make()
     run(fast, 2)
     kept = copy.deepcopy(fast.state_dict())
     assert kept["optimizer"]["param_groups"][0]["fused"] is None
     written.load_state_dict(copy.deepcopy(kept))
-    other = optimized(make())
+    other = apply_plan(make())
     other.load_state_dict(copy.deepcopy(kept))
-    assert same(everything(written), everything(other))
+    assert same(collect_step_state(written), collect_step_state(other))
     assert same(run(other, 3), run(fast, 3))
 
 
@@ -164,7 +164,7 @@ def test_a_plan_that_fails_early_leaves_no_trace(
 ) -> None:
     calls = failing(before + 1)
     step, written = make(), make()
-    fast = optimized(step)
+    fast = apply_plan(step)
     for given in batches(before):
         fast(*given)
     written.load_state_dict(copy.deepcopy(fast.state_dict()))
@@ -181,7 +181,7 @@ def test_a_plan_that_fails_early_leaves_no_trace(
 def test_a_plan_that_fails_later_goes_on_as_written(failing: Callable[..., list[int]]) -> None:
     failing(4)
     step = make()
-    fast = optimized(step)
+    fast = apply_plan(step)
     run(fast, 6)
     assert fast.statistics.optimized == 3
     assert fast.statistics.original[FAILED] == 3
@@ -195,7 +195,7 @@ def test_no_memory_for_a_copy_of_the_state_stops_nobody(monkeypatch: pytest.Monk
 
     step, written = make(), make()
     monkeypatch.setattr(TrainStep, "snapshot", full)
-    fast = optimized(step)
+    fast = apply_plan(step)
     torch.testing.assert_close(run(fast)[:4], run(written)[:4])
     assert fast.statistics.optimized == 4
 
@@ -208,7 +208,7 @@ def test_the_numbers_are_put_back_even_without_memory_for_the_state(
 
     monkeypatch.setattr(TrainStep, "snapshot", full)
     failing(1)
-    fast, written = optimized(make()), make()
+    fast, written = apply_plan(make()), make()
     torch.manual_seed(1)
     fast(*batch(seed=0))
     numbers = torch.get_rng_state()
@@ -234,15 +234,15 @@ def test_what_the_plan_held_is_let_go_before_the_step_is_taken_as_written(
         note(noted(0)() is None)
         return torch.nn.functional.cross_entropy(outputs, y)
 
-    monkeypatch.setattr(realize_step.RealizedStep, "compute", compute)
-    fast = optimized(make(loss=loss))
+    monkeypatch.setattr(realize_step.CompiledStep, "compute", compute)
+    fast = apply_plan(make(loss=loss))
     fast(*batch())
     assert seen[1] is True
 
 
 def test_a_bad_batch_is_the_callers_own_error_and_ends_no_plan() -> None:
     step, written = make(), make()
-    fast = optimized(step)
+    fast = apply_plan(step)
     x, y = batch()
     for side in (fast, written):
         torch.manual_seed(2)
@@ -262,7 +262,7 @@ def test_what_a_scheduler_raises_is_the_callers_and_the_step_is_taken_once() -> 
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3, cycle_momentum=False)
 
     step, written = make(scheduler=two_steps), make(scheduler=two_steps)
-    fast = optimized(step)
+    fast = apply_plan(step)
     for side in (fast, written):
         torch.manual_seed(1)
         for given in batches(3):
@@ -284,7 +284,7 @@ def test_a_plan_that_fails_early_leaves_the_batch_as_it_was(failing: Callable[..
     failing(1)
     fast, written = (a_step(Doubling(4, 3)) for _ in range(2))
     written.load_state_dict(copy.deepcopy(fast.state_dict()))
-    assert same(run(optimized(fast)), run(written))
+    assert same(run(apply_plan(fast)), run(written))
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
@@ -299,7 +299,7 @@ def test_a_plan_that_fails_in_an_update_under_a_scaler_goes_on_as_written(
             raise torch.OutOfMemoryError("no memory")
 
     step, written = (a_step(scaler=torch.amp.GradScaler("cpu", init_scale=4.0)) for _ in range(2))
-    fast = optimized(step)
+    fast = apply_plan(step)
     step.optimizer.register_step_pre_hook(full)
     torch.testing.assert_close(run(fast, 6)[:6], run(written, 6)[:6])
     assert len(calls) == 7
@@ -310,11 +310,11 @@ def test_a_plan_that_fails_in_an_update_under_a_scaler_goes_on_as_written(
 
 
 def test_kinds_of_batch_that_are_not_proven_are_not_remembered() -> None:
-    def weighted(outputs: torch.Tensor, y: torch.Tensor, weight: float) -> torch.Tensor:
+    def weight_loss(outputs: torch.Tensor, y: torch.Tensor, weight: float) -> torch.Tensor:
         return weight * torch.nn.functional.cross_entropy(outputs, y)
 
-    step = a_step(loss=weighted)
-    fast = torchwise.apply(step, decided(step, FUSED, *batch(), 1.0))
+    step = a_step(loss=weight_loss)
+    fast = torchwise.apply(step, make_decision(step, FUSED, *batch(), 1.0))
     for number in range(1, 6):
         fast(*batch(), 1.0 / number)
     assert fast.statistics.optimized == 1
@@ -326,7 +326,7 @@ def test_kinds_of_batch_that_are_not_proven_are_not_remembered() -> None:
 
 def test_what_is_set_is_set_on_the_step_and_heeded_by_the_plan() -> None:
     step = make()
-    fast = optimized(step)
+    fast = apply_plan(step)
     fast(*batch())
     fast.clip_norm = 1e-6
     fast(*batch())
@@ -347,7 +347,7 @@ def test_another_loss_ends_the_plan_which_is_said_once(
     on: Callable[[OptimizedStep], Any], before: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     step, written = make(), make()
-    fast = optimized(step)
+    fast = apply_plan(step)
     run(fast, before)
     written.load_state_dict(copy.deepcopy(fast.state_dict()))
     on(fast).loss = written.loss = _mean_square
@@ -359,7 +359,7 @@ def test_another_loss_ends_the_plan_which_is_said_once(
 
 
 def test_a_scaler_that_is_set_is_kept_where_the_plan_had_brought_one() -> None:
-    fast = optimized(make(), Plan(precision="autocast_fp16"))
+    fast = apply_plan(make(), Plan(precision="autocast_fp16"))
     fast(*batch())
     fast(*batch())
     assert fast.statistics.optimized == 2, "the one that it brought ends no plan"
@@ -370,7 +370,7 @@ def test_a_scaler_that_is_set_is_kept_where_the_plan_had_brought_one() -> None:
 
 
 def test_other_clipping_ends_a_plan_that_has_it_in_a_graph() -> None:
-    fast = optimized(make(), Plan(optimizer="fused", capture="step"))
+    fast = apply_plan(make(), Plan(optimizer="fused", capture="step"))
     fast.clip_norm = 0.5
     fast(*batch())
     assert list(fast.statistics.original) == ["clip_norm was set after the plan was decided for"]
@@ -378,7 +378,7 @@ def test_other_clipping_ends_a_plan_that_has_it_in_a_graph() -> None:
 
 def test_ranks_that_try_a_plan_leave_the_batch_as_it_was() -> None:
     step = a_step(Doubling(4, 3))
-    fast = RankedStep(step, decided(step, FUSED, *batch()), None, None, 1.0)  # type: ignore[arg-type]
+    fast = RankedStep(step, make_decision(step, FUSED, *batch()), None, None, 1.0)  # type: ignore[arg-type]
     before, (x, y) = copy.deepcopy(step.state_dict()["model"]), batch(seed=0)
     assert fast._rehearse((x, y)) is None
     assert torch.equal(x, batch(seed=0)[0])
@@ -390,7 +390,7 @@ def test_ranks_that_try_a_plan_leave_the_batch_as_it_was() -> None:
 
 def test_a_stale_decision_is_told_and_the_step_goes_as_written() -> None:
     step, written = make(), make()
-    decision = replace(decided(step, FUSED, *batch()), structure="another")
+    decision = replace(make_decision(step, FUSED, *batch()), structure="another")
     fast = torchwise.apply(step, decision)
     assert same(run(fast), run(written))
     assert fast.statistics.optimized == 0
@@ -398,7 +398,7 @@ def test_a_stale_decision_is_told_and_the_step_goes_as_written() -> None:
 
 
 def test_a_step_that_changed_while_it_was_pickled_is_stale() -> None:
-    fast = optimized(make())
+    fast = apply_plan(make())
     fast.original.clip_norm = 0.5
     other = pickle.loads(pickle.dumps(fast))
     other(*batch())
@@ -407,19 +407,19 @@ def test_a_step_that_changed_while_it_was_pickled_is_stale() -> None:
 
 def test_a_decision_for_eager_changes_nothing() -> None:
     step, written = make(), make()
-    fast = torchwise.apply(step, decided(step, Plan(), *batch()))
+    fast = torchwise.apply(step, make_decision(step, Plan(), *batch()))
     assert same(run(fast), run(written))
 
 
 def test_a_plan_that_this_step_cannot_have_is_left_alone() -> None:
     step, written = make(), make()
-    assert same(run(optimized(step, Plan(optimizer="fused", capture="step"))), run(written))
+    assert same(run(apply_plan(step, Plan(optimizer="fused", capture="step"))), run(written))
 
 
 def test_a_canary_is_refused() -> None:
     step = make()
     with pytest.raises(InputError, match="canary is 10, but a training step cannot be taken twice to compare"):
-        torchwise.apply(step, decided(step, FUSED, *batch()), canary=10)
+        torchwise.apply(step, make_decision(step, FUSED, *batch()), canary=10)
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward", "global"])
@@ -434,7 +434,7 @@ def test_a_hook_that_is_registered_later_runs(kind: str) -> None:
         return step.model.register_forward_hook(lambda _, __, output: output * 3)
 
     ours, theirs, seen = make(), make(), list[TrainStep]()
-    fast = optimized(ours)
+    fast = apply_plan(ours)
     run(fast)
     run(theirs)
     for step, hooked in ((fast, ours), (theirs, theirs)):

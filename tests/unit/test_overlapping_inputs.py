@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile import Recognizer, aot, compile_plan, signature_of
 from torchwise.compile.aot import Loader, Maker
 from torchwise.errors import UnsupportedError
@@ -34,46 +34,46 @@ def wave(u: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
     return older.sum(1) + u.sum(1)
 
 
-def reading(u: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
+def read_inputs(u: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
     return (u * 2 + older).sum(1)
 
 
-def drawn(*shape: int) -> torch.Tensor:
+def draw_tensor(*shape: int) -> torch.Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(1))
 
 
-def apart() -> tuple[torch.Tensor, ...]:
-    return drawn(4, 4), drawn(5, 4)[1:].clone()
+def make_separate() -> tuple[torch.Tensor, ...]:
+    return draw_tensor(4, 4), draw_tensor(5, 4)[1:].clone()
 
 
-def shifted() -> tuple[torch.Tensor, ...]:
-    whole = drawn(6, 4)
+def make_shifted() -> tuple[torch.Tensor, ...]:
+    whole = draw_tensor(6, 4)
     return whole[:4], whole[2:]
 
 
 def same() -> tuple[torch.Tensor, ...]:
-    return (drawn(4, 4),) * 2
+    return (draw_tensor(4, 4),) * 2
 
 
-def seen_twice() -> tuple[torch.Tensor, ...]:
-    whole = drawn(4, 4)
+def make_viewed() -> tuple[torch.Tensor, ...]:
+    whole = draw_tensor(4, 4)
     return whole, whole.view(4, 4)
 
 
 def from_numpy() -> tuple[torch.Tensor, ...]:
-    array = drawn(5, 4).numpy()
+    array = draw_tensor(5, 4).numpy()
     return torch.from_numpy(array[1:]), torch.from_numpy(array[:4])
 
 
-def beside() -> tuple[torch.Tensor, ...]:
-    return tuple(drawn(8, 4).view(2, 4, 4))
+def make_adjacent() -> tuple[torch.Tensor, ...]:
+    return tuple(draw_tensor(8, 4).view(2, 4, 4))
 
 
-SHARING: list[Callable[[], tuple[torch.Tensor, ...]]] = [shifted, same, seen_twice, from_numpy]
+SHARING: list[Callable[[], tuple[torch.Tensor, ...]]] = [make_shifted, same, make_viewed, from_numpy]
 
 
-def served(call: Any, *examples: Example, plan: Plan = PLAN) -> Dispatcher:
-    decision = decided(call, plan)
+def make_dispatcher(call: Any, *examples: Example, plan: Plan = PLAN) -> Dispatcher:
+    decision = make_decision(call, plan)
     return Dispatcher(call, replace(decision, inputs=tuple(map(describe_example, examples))))
 
 
@@ -86,8 +86,8 @@ def agree(fast: Any, call: Any, make: Callable[[], tuple[torch.Tensor, ...]]) ->
 
 @pytest.mark.parametrize("make", SHARING)
 def test_a_plan_proven_on_inputs_apart_leaves_others_to_the_original(make: Callable[[], Any]) -> None:
-    fast = served(wave, Example(apart()))
-    for given in (apart, make, apart, make, make):
+    fast = make_dispatcher(wave, Example(make_separate()))
+    for given in (make_separate, make, make_separate, make, make):
         assert agree(fast, wave, given)
     assert fast.statistics.optimized == 2
     assert dict(fast.statistics.original) == {OVERLAPS: 3}
@@ -99,53 +99,53 @@ def test_wherever_they_are_given(nested: Callable[..., Any]) -> None:
         found = [*args, *kwargs.values()]
         return wave(*(value for each in found for value in (each if isinstance(each, list) else [each])))
 
-    def by_dict(a: list[torch.Tensor], rest: dict[str, torch.Tensor]) -> torch.Tensor:
+    def call_by_dict(a: list[torch.Tensor], rest: dict[str, torch.Tensor]) -> torch.Tensor:
         return wave(a[0], rest["b"])
 
-    written: Any = by_dict if isinstance(nested(1, 2)[0][0], list) else call
-    args, kwargs = nested(*apart())
-    fast = served(written, Example(args, kwargs))
-    for make in (apart, shifted):
+    written: Any = call_by_dict if isinstance(nested(1, 2)[0][0], list) else call
+    args, kwargs = nested(*make_separate())
+    fast = make_dispatcher(written, Example(args, kwargs))
+    for make in (make_separate, make_shifted):
         (args, kwargs), (others, named) = nested(*make()), nested(*make())
         assert torch.allclose(fast(*args, **kwargs), written(*others, **named))
     assert fast.statistics.optimized == 1
 
 
 def test_views_of_one_memory_that_lie_apart_are_no_others() -> None:
-    fast = served(wave, Example(apart()))
+    fast = make_dispatcher(wave, Example(make_separate()))
     for _ in range(3):
-        assert agree(fast, wave, beside)
+        assert agree(fast, wave, make_adjacent)
     assert fast.statistics.optimized == 3
-    halves = served(wave, Example(tuple(drawn(4, 8).chunk(2, 1))))
-    assert agree(halves, wave, lambda: tuple(drawn(4, 8).chunk(2, 1)))
+    halves = make_dispatcher(wave, Example(tuple(draw_tensor(4, 8).chunk(2, 1))))
+    assert agree(halves, wave, lambda: tuple(draw_tensor(4, 8).chunk(2, 1)))
     assert halves.statistics.optimized == 1
 
 
-@pytest.mark.parametrize("order", [(apart, shifted), (shifted, apart)])
+@pytest.mark.parametrize("order", [(make_separate, make_shifted), (make_shifted, make_separate)])
 def test_a_plan_proven_on_both_answers_both_whichever_comes_first(order: tuple[Callable[[], Any], ...]) -> None:
-    fast = served(wave, Example(apart()), Example(shifted()))
+    fast = make_dispatcher(wave, Example(make_separate()), Example(make_shifted()))
     for make in order * 3:
         assert agree(fast, wave, make)
     assert fast.statistics.optimized == 6
-    other = lambda: (lambda whole: (whole[:4], whole[1:]))(drawn(5, 4))  # noqa: E731
+    other = lambda: (lambda whole: (whole[:4], whole[1:]))(draw_tensor(5, 4))  # noqa: E731
     assert agree(fast, wave, other)
     assert dict(fast.statistics.original) == {OVERLAPS: 1}
 
 
 @pytest.mark.parametrize("make", SHARING)
 def test_a_call_that_writes_nothing_is_the_plan_s_however_inputs_lie(make: Callable[[], Any]) -> None:
-    fast = served(reading, Example(apart()))
-    for given in (make, apart, make, make):
-        assert agree(fast, reading, given)
+    fast = make_dispatcher(read_inputs, Example(make_separate()))
+    for given in (make, make_separate, make, make):
+        assert agree(fast, read_inputs, given)
     assert (fast.statistics.optimized, dict(fast.statistics.original)) == (3, {OVERLAPS: 1})
-    other_way_round = served(reading, Example(make()))
+    other_way_round = make_dispatcher(read_inputs, Example(make()))
     for _ in range(3):
-        assert agree(other_way_round, reading, apart)
+        assert agree(other_way_round, read_inputs, make_separate)
     assert other_way_round.statistics.optimized == 2
 
 
 def test_verification_holds_a_plan_to_what_it_does_where_examples_share_memory() -> None:
-    workload = Workload(wave, (Example(apart()), Example(shifted())))
+    workload = Workload(wave, (Example(make_separate()), Example(make_shifted())))
     compiled = compile_plan(wave, PLAN, workload.examples[0], device="cpu", mode="inference").call
     assert verify(Subject(workload, compiled, wave), extra_draws=1).outcome is Outcome.PASS
     copies = lambda *args: wave(*(arg.clone() for arg in args))  # noqa: E731
@@ -158,8 +158,8 @@ class Cached(nn.Module):
     def __init__(self, writes: str) -> None:
         super().__init__()
         self.writes = writes
-        self.register_buffer("cache", drawn(6, 4))
-        self.weight = nn.Parameter(drawn(4, 4))
+        self.register_buffer("cache", draw_tensor(6, 4))
+        self.weight = nn.Parameter(draw_tensor(4, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         cache: Any = self.cache
@@ -173,11 +173,11 @@ class Cached(nn.Module):
 @pytest.mark.parametrize(("writes", "answered"), [("buffer", 2), ("input", 2), ("nothing", 3)])
 def test_an_input_that_is_the_model_s_own_memory(writes: str, answered: int) -> None:
     fast, right = Cached(writes).eval(), Cached(writes).eval()
-    dispatcher = served(fast, Example((drawn(4, 4),)))
+    dispatcher = make_dispatcher(fast, Example((draw_tensor(4, 4),)))
     inputs: list[Callable[[Any], torch.Tensor]] = [
-        lambda _: drawn(4, 4),
+        lambda _: draw_tensor(4, 4),
         lambda model: model.cache[1:5],
-        lambda _: drawn(4, 4),
+        lambda _: draw_tensor(4, 4),
     ]
     for give in inputs:
         assert torch.allclose(dispatcher(give(fast)), right(give(right)))
@@ -185,7 +185,7 @@ def test_an_input_that_is_the_model_s_own_memory(writes: str, answered: int) -> 
     assert dispatcher.statistics.optimized == answered
     assert sum(dispatcher.statistics.failures.values()) == 0
     first = Cached(writes).eval()
-    other = served(first, Example((drawn(4, 4),)))
+    other = make_dispatcher(first, Example((draw_tensor(4, 4),)))
     right = Cached(writes).eval()
     for _ in range(2):
         assert torch.allclose(other(first.cache[1:5]), right(right.cache[1:5]))  # type: ignore[index]
@@ -194,10 +194,10 @@ def test_an_input_that_is_the_model_s_own_memory(writes: str, answered: int) -> 
 
 def test_a_weight_that_took_another_s_place_is_looked_at() -> None:
     fast, right = Cached("buffer").eval(), Cached("buffer").eval()
-    dispatcher = served(fast, Example((drawn(4, 4),)))
-    assert torch.allclose(dispatcher(drawn(4, 4)), right(drawn(4, 4)))
+    dispatcher = make_dispatcher(fast, Example((draw_tensor(4, 4),)))
+    assert torch.allclose(dispatcher(draw_tensor(4, 4)), right(draw_tensor(4, 4)))
     for model in (fast, right):
-        model.cache = drawn(6, 4) + 2
+        model.cache = draw_tensor(6, 4) + 2
     assert torch.allclose(dispatcher(fast.cache[1:5]), right(right.cache[1:5]))  # type: ignore[index]
     assert dispatcher.statistics.optimized == 1
 
@@ -212,36 +212,36 @@ def test_a_batch_that_shares_memory_is_taken_as_written_where_it_is_written_to()
         model = Scaling(4, 4)
         model.in_place = in_place
         step = TrainStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
-        decision = decided(step, Plan(threads=1), *apart())
+        decision = make_decision(step, Plan(threads=1), *make_separate())
         return step, OptimizedStep(step, replace(decision, workload=replace(decision.workload, mode="training")))
 
     with torch.enable_grad():
         for in_place, taken in ((True, 2), (False, 4)):
             _, fast = steps(in_place)
             right, _ = steps(in_place)
-            for make in (apart, same, same, apart, same):
+            for make in (make_separate, same, same, make_separate, same):
                 assert torch.allclose(fast(*make()), right(*make()))
             assert fast.statistics.optimized == taken
 
 
 def test_code_made_ahead_is_for_inputs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aot, "_made", lambda *_: aot.Code(b"", straight=False))
-    monkeypatch.setattr(aot, "_loaded", lambda _: reading)
+    monkeypatch.setattr(aot, "_compile_ahead", lambda *_: aot.Code(b"", straight=False))
+    monkeypatch.setattr(aot, "_load_function", lambda _: read_inputs)
     maker = Maker()
-    made = maker(reading, PLAN)
-    made(*apart())
+    made = maker(read_inputs, PLAN)
+    made(*make_separate())
     with pytest.raises(UnsupportedError, match="share memory"):
-        made(*shifted())
-    loaded = Loader(maker.made)(reading, PLAN)
-    assert torch.allclose(loaded(*apart()), reading(*apart()))
+        made(*make_shifted())
+    loaded = Loader(maker.made)(read_inputs, PLAN)
+    assert torch.allclose(loaded(*make_separate()), read_inputs(*make_separate()))
     with pytest.raises(UnsupportedError, match="share memory"):
-        loaded(*shifted())
+        loaded(*make_shifted())
 
 
 def test_calls_are_recognised_by_how_their_inputs_lie() -> None:
-    recognizers = {make: Recognizer(make()) for make in (apart, shifted, seen_twice, from_numpy)}
+    recognizers = {make: Recognizer(make()) for make in (make_separate, make_shifted, make_viewed, from_numpy)}
     for make, recognizer in recognizers.items():
-        for other in (*recognizers, same, beside):
+        for other in (*recognizers, same, make_adjacent):
             alike = signature_of(other(), {}) == signature_of(make(), {})
             for _ in range(2):
                 assert recognizer(other()) <= alike
@@ -253,5 +253,5 @@ def test_calls_are_recognised_by_how_their_inputs_lie() -> None:
 
 def test_inputs_share_memory_on_another_device_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _: tensor.clone())  # as to a GPU
-    [moved] = Workload(wave, (Example(shifted()),)).to("cpu").examples
-    assert describe_example(moved) == describe_example(Example(shifted()))
+    [moved] = Workload(wave, (Example(make_shifted()),)).to("cpu").examples
+    assert describe_example(moved) == describe_example(Example(make_shifted()))

@@ -110,11 +110,11 @@ class Noisy(Clock):
 def test_a_look_at_the_interval_holds_up_both_sides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, record = Noisy(), paired_timing._record
 
-    def looking(rounds: list[tuple[Reading, Reading]], calls: int) -> Measurement:
+    def record_cold(rounds: list[tuple[Reading, Reading]], calls: int) -> Measurement:
         object.__setattr__(clock, "cold", True)
         return record(rounds, calls)
 
-    monkeypatch.setattr(paired_timing, "_record", looking)
+    monkeypatch.setattr(paired_timing, "_record", record_cold)
     sides = [Mix((lambda: None,), (1.0,)) for _ in range(2)]
     found = measure_pair(*sides, clock, Precision(1e-6, 60.0))
     assert len(found.candidate_s) == MOST_ROUNDS

@@ -33,14 +33,14 @@ def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
-def managed(find: Finder, config: str = "production", **changes: Any) -> tuple[CompileManager, Callable[..., Any]]:
+def make_manager(find: Finder, config: str = "production", **changes: Any) -> tuple[CompileManager, Callable[..., Any]]:
     manager = CompileManager(config, find=find, **changes)
     return manager, manager.register(double, "double")
 
 
 def test_the_first_call_is_answered_as_written_and_later_ones_by_the_plan() -> None:
     find = Finder()
-    manager, call = managed(find)
+    manager, call = make_manager(find)
     assert manager.statistics()["double"].reason == "no plan was sought yet"
     for _ in range(3):
         assert torch.equal(call(X), X * 2)
@@ -67,7 +67,7 @@ def test_what_was_sought_for_is_what_the_first_call_was_given_before_it_wrote_to
 
 def test_an_error_of_the_parts_own_is_the_callers_and_costs_no_search() -> None:
     find = Finder()
-    _, call = managed(find)
+    _, call = make_manager(find)
     with pytest.raises(TypeError):
         call(None)
     assert find.asked == []
@@ -77,7 +77,7 @@ def test_an_error_of_the_parts_own_is_the_callers_and_costs_no_search() -> None:
 
 @pytest.mark.parametrize(("speedup", "kept"), [(1.06, False), (1.08, True)])  # the low ends are 1.04 and 1.06
 def test_a_plan_is_kept_only_where_it_is_surely_fast_enough(speedup: float, kept: bool) -> None:
-    manager, call = managed(Finder(speedup=speedup))
+    manager, call = make_manager(Finder(speedup=speedup))
     call(X), call(X)
     found = manager.statistics()["double"]
     assert (found.optimized == 1) is kept
@@ -86,14 +86,14 @@ def test_a_plan_is_kept_only_where_it_is_surely_fast_enough(speedup: float, kept
 
 
 def test_a_decision_for_eager_leaves_the_part_alone() -> None:
-    manager, call = managed(Finder(EAGER), fallback=False)
+    manager, call = make_manager(Finder(EAGER), fallback=False)
     call(X), call(X)
     assert manager.statistics()["double"].original == {FIRST: 1, "because": 1}
 
 
 def test_a_search_that_failed_is_logged_once_and_not_tried_again_until_clear(caplog: pytest.LogCaptureFixture) -> None:
     find = Failing()
-    manager, call = managed(find)
+    manager, call = make_manager(find)
     with caplog.at_level(logging.WARNING, "torchwise"):
         for _ in range(3):
             assert torch.equal(call(X), X * 2)
@@ -110,7 +110,7 @@ def test_a_search_that_failed_is_logged_once_and_not_tried_again_until_clear(cap
 
 def test_without_fallback_a_failed_search_raises_now_and_later() -> None:
     find = Failing()
-    _, call = managed(find, "research")
+    _, call = make_manager(find, "research")
     for _ in range(2):
         with pytest.raises(TorchwiseError, match=r"part 'double': no plan could be sought \(OSError.*clear\(\) seeks"):
             call(X)
@@ -119,7 +119,7 @@ def test_without_fallback_a_failed_search_raises_now_and_later() -> None:
 
 def test_a_plan_that_fails_is_answered_by_the_original_or_raises_as_asked() -> None:
     broken = Finder(Plan(backend="nonesuch"))
-    manager, call = managed(broken)
+    manager, call = make_manager(broken)
     call(X)
     assert torch.equal(call(X), X * 2)
     assert sum(manager.statistics()["double"].failures.values()) == 1
@@ -130,7 +130,7 @@ def test_a_plan_that_fails_is_answered_by_the_original_or_raises_as_asked() -> N
 
 def test_the_variable_turns_everything_off_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     find = Finder()
-    manager, call = managed(find, "research")
+    manager, call = make_manager(find, "research")
     call(X), call(X)
     monkeypatch.setenv(VARIABLE, "1")
     assert torch.equal(call(X), X * 2)
@@ -156,7 +156,7 @@ def test_a_part_that_is_switched_off_is_plain_and_only_counted() -> None:
 
 def test_profiles_switch_all_parts_and_keep_what_was_found() -> None:
     find = Finder()
-    manager, call = managed(find)
+    manager, call = make_manager(find)
     off = manager.register(torch.tanh, "off", enabled=False)
     call(X), call(X)
     manager.set_mode("development")
@@ -171,7 +171,7 @@ def test_profiles_switch_all_parts_and_keep_what_was_found() -> None:
 
 def test_another_mode_is_sought_anew_but_for_parts_with_a_mode_of_their_own() -> None:
     find = Finder()
-    manager, call = managed(find)
+    manager, call = make_manager(find)
     own = manager.register(torch.tanh, "own", mode="max-autotune")
     call(X), own(X)
     manager.set_mode("reduce-overhead")
@@ -181,12 +181,12 @@ def test_another_mode_is_sought_anew_but_for_parts_with_a_mode_of_their_own() ->
 
 
 def test_a_mode_that_one_part_may_not_have_switches_none() -> None:
-    manager, _ = managed(Finder())
+    manager, _ = make_manager(Finder())
     exact = manager.register(torch.tanh, allow="exact")
     with pytest.raises(InputError, match="only up to exact"):
         manager.set_mode("default")
     assert manager.config.mode == "auto"
-    assert manager.parts["double"].config.mode == "auto"
+    assert manager.components["double"].config.mode == "auto"
     assert exact is not None
 
 
@@ -280,7 +280,7 @@ def test_what_runs_by_a_plan_already_is_no_part() -> None:
 
 
 def test_bad_arguments_of_the_manager_are_refused() -> None:
-    manager, call = managed(Finder())
+    manager, call = make_manager(Finder())
     with pytest.raises(InputError, match="there is no part 'triple', but double"):
         manager.clear("triple")
     with pytest.raises(InputError, match="mode is 'turbo', but must be one of development"):
@@ -300,7 +300,7 @@ def test_two_first_calls_seek_once_and_nobody_waits_for_the_other() -> None:
             return super().__call__(*given)
 
     find = Slow()
-    manager, call = managed(find)
+    manager, call = make_manager(find)
     thread = threading.Thread(target=call, args=(X,))
     thread.start()
     assert begun.wait(30)
@@ -314,7 +314,7 @@ def test_two_first_calls_seek_once_and_nobody_waits_for_the_other() -> None:
 
 
 def test_a_call_that_comes_too_late_to_be_the_first_seeks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    manager, call = managed(find := Finder())
+    manager, call = make_manager(find := Finder())
     lock, raced = component._searching, []
 
     class Race:
@@ -358,7 +358,7 @@ def test_what_is_cleared_during_a_search_is_not_found_by_it() -> None:
             return super().__call__(*given)
 
     find = Clearing()
-    manager, call = managed(find)
+    manager, call = make_manager(find)
     call(X), call(X), call(X)
     assert len(find.asked) == 2
     assert manager.statistics()["double"].optimized == 1
@@ -393,7 +393,7 @@ def test_a_plan_carries_gradients_where_the_first_call_needs_them(
 
 def test_inputs_from_the_midst_of_a_graph_are_sought_with_as_leaves() -> None:
     find = Finder()
-    _, call = managed(find)
+    _, call = make_manager(find)
     call(X.clone().requires_grad_() * 1).sum().backward()
     (_, (example,), config) = find.asked[0]
     assert config.training
@@ -402,7 +402,7 @@ def test_inputs_from_the_midst_of_a_graph_are_sought_with_as_leaves() -> None:
 
 
 def test_no_plan_is_sought_within_a_transform() -> None:
-    manager, call = managed(find := Finder())
+    manager, call = make_manager(find := Finder())
     torch.vmap(call)(X)
     assert find.asked == []
     assert manager.statistics()["double"].original == {UNUSUAL: 1}
@@ -410,7 +410,7 @@ def test_no_plan_is_sought_within_a_transform() -> None:
 
 @torch.no_grad()
 def test_parts_disappear_into_what_is_compiled_around_them() -> None:
-    manager, call = managed(find := Finder())
+    manager, call = make_manager(find := Finder())
     linear = manager.register(torch.nn.Linear(4, 4))
     compiled: list[torch.fx.GraphModule] = []
 
@@ -440,7 +440,7 @@ def test_parts_run_under_the_autocast_that_is_asked_for() -> None:
     with manager.autocast():
         assert call(X).dtype == torch.bfloat16
     assert call(X).dtype == torch.bfloat16
-    assert manager.parts[product.__qualname__].statistics.optimized == 2
+    assert manager.components[product.__qualname__].statistics.optimized == 2
     assert find.asked[0][0](X).dtype == torch.bfloat16  # the tuned function
     assert product(X).dtype == torch.float32
 
@@ -463,6 +463,6 @@ def test_the_autocast_of_a_part_holds_in_a_call_of_its_own_as_well() -> None:
     net = Net(4, 4)
     manager.register(net)
     plain, planned = net(X), net(X)
-    [part] = manager.parts.values()
+    [part] = manager.components.values()
     assert part.statistics.optimized == 1
     assert planned.dtype == plain.dtype == torch.bfloat16

@@ -135,14 +135,14 @@ def test_functions_that_call_parts_travel_with_those_switched_off(manager: Compi
     for _ in range(2):
         assert torch.equal(there(X), (X + 1) * 2)
     assert manager.statistics()["part"].original == {}
-    assert not pickle.loads(cloudpickle.dumps(manager.parts["part"])).config.enabled
+    assert not pickle.loads(cloudpickle.dumps(manager.components["part"])).config.enabled
 
 
 def test_a_module_is_registered_once(manager: CompileManager) -> None:
     neuron = manager.register(Neuron(), "first")
     with pytest.raises(InputError, match="this Neuron is part 'first' already"):
         manager.register(neuron)
-    assert list(manager.parts) == ["first"]
+    assert list(manager.components) == ["first"]
 
 
 @torch.no_grad()
@@ -156,15 +156,15 @@ def test_a_class_that_is_put_over_the_module_later_makes_it_plain(manager: Compi
 
 def test_parts_go_with_what_they_stand_for(manager: CompileManager) -> None:
     function, neuron = manager.register(lambda x: x, "function"), manager.register(Neuron(), "neuron")
-    assert set(manager.parts) == {"function", "neuron"}
+    assert set(manager.components) == {"function", "neuron"}
     del function, neuron
     gc.collect()
-    assert manager.parts == {}
+    assert manager.components == {}
 
 
 def test_names_that_are_taken_are_numbered(manager: CompileManager) -> None:
     kept = [manager.register(Neuron(), "neuron") for _ in range(3)]
-    assert list(manager.parts) == ["neuron", "neuron#2", "neuron#3"]
+    assert list(manager.components) == ["neuron", "neuron#2", "neuron#3"]
     assert len(kept) == 3
 
 
@@ -188,7 +188,7 @@ def test_each_instance_of_a_registered_class_is_a_part(
             self.late = torch.nn.Linear(4, 4)
 
     plain, fine = Scorer(2.0), Finer()
-    assert [name.rpartition(".")[2] for name in manager.parts] == ["Scorer", "Finer"]
+    assert [name.rpartition(".")[2] for name in manager.components] == ["Scorer", "Finer"]
     assert caplog.text == ""
     for _ in range(2):
         assert torch.equal(plain(X), X * 2)
@@ -212,7 +212,7 @@ def test_no_plan_is_sought_for_an_instance_that_is_half_made(manager: CompileMan
 
     manager.register(Scorer, examples=[Example((X,))], lazy=False)
     whole, fine = Scorer(), Finer()
-    assert [part._found is not None for part in manager.parts.values()] == [True, False]
+    assert [part._found is not None for part in manager.components.values()] == [True, False]
     for _ in range(2):
         assert torch.equal(fine(X), whole(X))
     assert [found.optimized for found in manager.statistics().values()] == [2, 1]
@@ -226,7 +226,7 @@ def test_an_instance_that_cannot_be_a_part_is_made_all_the_same(
     with caplog.at_level(logging.WARNING, "torchwise"):
         assert isinstance(cls(), Neuron)
     assert "a Net is left as it is, because mode 'default' is reordered" in caplog.text
-    assert manager.parts == {}
+    assert manager.components == {}
 
 
 @torch.no_grad()
@@ -250,13 +250,13 @@ def test_the_decorator_leaves_a_function_what_it_looks_like(manager: CompileMana
     part = compiled(manager=manager, name="mine")(step)
     assert (part.__name__, part.__doc__) == ("step", "Take a step.")
     assert torch.equal(part(X, scale=3.0), X * 3)
-    assert list(manager.parts) == ["mine"]
+    assert list(manager.components) == ["mine"]
 
 
 def test_what_is_decorated_plainly_belongs_to_the_default_manager() -> None:
-    before = set(default_manager().parts)
+    before = set(default_manager().components)
     part = compiled(lambda x: x)
-    assert set(default_manager().parts) - before == {part.__qualname__}
+    assert set(default_manager().components) - before == {part.__qualname__}
     assert default_manager() is default_manager()
     assert default_manager().config.fallback
 

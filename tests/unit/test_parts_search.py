@@ -28,7 +28,7 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
     changes = {"calls": 7, "restarts": 3, "allow": "reduced", "budget_s": 60, "store": "here", "mode": "max-autotune"}
     config = CompileManager("research", training=True, progress=False, **changes).config
     with pytest.raises(Told):
-        search.by_evidence(torch.tanh, (), config)
+        search.tune_in_workers(torch.tanh, (), config)
     assert asked == {
         "examples": (),
         "calls": 7,

@@ -46,7 +46,7 @@ def image() -> torch.Tensor:
     return torch.randn(2, 3, 16, 12)
 
 
-def made(call: Any, plan: Plan, *args: Any, mode: str = "inference") -> Any:
+def compile_call(call: Any, plan: Plan, *args: Any, mode: str = "inference") -> Any:
     return compile_plan(call, plan, Example(args), device="cpu", mode=mode).call
 
 
@@ -80,7 +80,7 @@ def test_the_product_is_the_convolution_and_so_are_its_gradients(convolution: nn
 def test_what_is_compiled_has_the_product_and_the_model_keeps_its_convolution(
     encoder: Encoder, image: torch.Tensor, graphs: list[list[str]]
 ) -> None:
-    call = made(encoder, PLAN, image)
+    call = compile_call(encoder, PLAN, image)
     torch.testing.assert_close(call(image), encoder(image))
     assert graphs[0].count("linear") == 2
     assert "conv2d" not in graphs[0]
@@ -94,7 +94,7 @@ def test_gradients_reach_the_parameters_of_the_model(
     encoder(image).square().sum().backward()
     expected = [parameter.grad for parameter in encoder.parameters()]
     encoder.zero_grad()
-    made(encoder, PLAN, image, mode="training")(image).square().sum().backward()
+    compile_call(encoder, PLAN, image, mode="training")(image).square().sum().backward()
     assert graphs
     for parameter, gradient in zip(encoder.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
@@ -103,7 +103,7 @@ def test_gradients_reach_the_parameters_of_the_model(
 @torch.no_grad()
 @pytest.mark.usefixtures("graphs")
 def test_weights_are_followed_and_another_structure_is_refused(encoder: Encoder, image: torch.Tensor) -> None:
-    call = made(encoder, PLAN, image)
+    call = compile_call(encoder, PLAN, image)
     call(image)
     encoder.patches.weight.mul_(2)
     torch.testing.assert_close(call(image), encoder(image))
@@ -116,7 +116,7 @@ def test_weights_are_followed_and_another_structure_is_refused(encoder: Encoder,
 @pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize("changed", [{"precision": "bf16"}, {"memory_format": "channels_last"}])
 def test_it_goes_with_other_precisions_and_layouts(encoder: Encoder, image: torch.Tensor, changed: Any) -> None:
-    call = made(encoder, Plan(backend="counting", transforms=("patch_matmul",), **changed), image)
+    call = compile_call(encoder, Plan(backend="counting", transforms=("patch_matmul",), **changed), image)
     call(image)
     encoder.patches.weight.mul_(2)
     tolerance = 0.05 if "precision" in changed else 1e-5
@@ -128,7 +128,7 @@ def test_it_goes_with_other_precisions_and_layouts(encoder: Encoder, image: torc
 def test_hooks_run_once(encoder: Encoder, image: torch.Tensor) -> None:
     seen: list[tuple[int, ...]] = []
     encoder.patches.register_forward_hook(lambda _module, _args, output: seen.append(tuple(output.shape)))
-    made(encoder, PLAN, image)(image)
+    compile_call(encoder, PLAN, image)(image)
     assert seen == [(2, 8, 4, 3)]
 
 
@@ -188,7 +188,7 @@ def test_what_cuts_no_patches_is_refused(module: nn.Module) -> None:
 
 def test_a_function_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="'patch_matmul', but builtin_function_or_method has no convolution"):
-        made(torch.tanh, PLAN, torch.ones(2))
+        compile_call(torch.tanh, PLAN, torch.ones(2))
 
 
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])

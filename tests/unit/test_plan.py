@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchwise.errors import PlanError
-from torchwise.plan import EAGER, Legality, Plan
+from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.plan import plan as the_module
 from torchwise.plan import rules as the_rules
 from torchwise.plan.plan import SCHEMA
@@ -38,8 +38,8 @@ STEP = Plan(
     scope="loss",
     capture="step",
     optimizer="fused",
-    recompute="blocks",
-    pieces=4,
+    activation_checkpointing="blocks",
+    microbatches=4,
 )
 
 # Written down: stores, decisions and plan files are keyed by these, on every machine and in every later version.
@@ -140,15 +140,15 @@ def test_ids_are_equal_where_plans_are(one: Plan, other: Plan) -> None:
 @patient
 @given(plans(), st.randoms(use_true_random=False))
 def test_the_order_of_keys_and_options_means_nothing(plan: Plan, order: Any) -> None:
-    def shuffled(value: Any) -> Any:
+    def shuffle_keys(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        items = [(key, shuffled(item)) for key, item in value.items()]
+        items = [(key, shuffle_keys(item)) for key, item in value.items()]
         order.shuffle(items)
         return dict(items)
 
     with every_name_known():
-        assert Plan.from_json(json.dumps(shuffled(plan.to_dict()), indent=2)).id == plan.id
+        assert Plan.from_json(json.dumps(shuffle_keys(plan.to_dict()), indent=2)).id == plan.id
 
 
 def test_defaults_that_are_written_out_are_the_same_plan() -> None:
@@ -254,7 +254,7 @@ def test_a_change_to_something_illegal_is_refused() -> None:
             STEP,
             "inductor + autocast_fp16 + loss + capture step + fused optimizer + recompute blocks + 4 pieces",
         ),
-        (Plan(optimizer="foreach", pieces=2), "eager + foreach optimizer + 2 pieces"),
+        (Plan(optimizer="foreach", microbatches=2), "eager + foreach optimizer + 2 pieces"),
         (
             FULL,
             "inductor max-autotune-no-cudagraphs + b + a + bf16 + channels_last + cpp=x + epilogue=2 + freezing"
@@ -491,13 +491,13 @@ def test_field_names_of_any_type_are_refused() -> None:
 
 
 def test_levels_are_ordered_from_harmless_to_lossy() -> None:
-    assert [str(level) for level in Legality] == ["exact", "reordered", "reduced", "swapped"]
-    for allowed in Legality:
-        for level in Legality:
+    assert [str(level) for level in Numerics] == ["exact", "reordered", "reduced", "swapped"]
+    for allowed in Numerics:
+        for level in Numerics:
             assert allowed.allows(level) is (level.rank <= allowed.rank)
 
 
 def test_a_level_is_read_by_name() -> None:
-    assert Legality.of("reduced") is Legality.REDUCED
+    assert Numerics.of("reduced") is Numerics.LOWER_PRECISION
     with pytest.raises(PlanError, match="allow is 'lossy', but must be one of exact, reordered, reduced, swapped"):
-        Legality.of("lossy")
+        Numerics.of("lossy")

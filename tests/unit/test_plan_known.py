@@ -14,9 +14,9 @@ import torch
 
 from store_samples import a_decision, a_study
 from torchwise.compile.backends import BACKENDS
-from torchwise.compile.transforms import known_transforms
+from torchwise.compile.transforms import transform_names
 from torchwise.errors import InputError, PlanError, StorageError
-from torchwise.plan import CHOICES, Choice, Legality, Plan, choice, register
+from torchwise.plan import CHOICES, Choice, Numerics, Plan, choice, register
 from torchwise.plan.choices import inductor_options
 from torchwise.plan.known_names import check_known
 from torchwise.records import Decision, Study, Trial, codec
@@ -75,7 +75,7 @@ def test_a_plan_within_a_record_is_held_to_the_same_rules_and_the_place_is_named
 
 
 def test_every_name_that_there_is_can_be_read() -> None:
-    for name in known_transforms():
+    for name in transform_names():
         check_known(Plan(backend="inductor", transforms=(name,)) if name != "numbers_on_gpu" else
                     Plan(transforms=(name,), capture="call"))  # fmt: skip
     for backend in BACKENDS:
@@ -93,11 +93,11 @@ def test_the_options_of_a_newer_torch_are_read_from_its_source(monkeypatch: pyte
     for place, found in ((tmp_path, True), (tmp_path / "empty", False)):
         spec = importlib.machinery.PathFinder.find_spec("torch", [str(place)])
         monkeypatch.setattr(inductor_options.importlib.util, "find_spec", lambda _name, spec=spec: spec)
-        inductor_options._installed.cache_clear()
+        inductor_options._read_options.cache_clear()
         names = ("new_one", "other", "triton.newer")
         assert [inductor_options.is_option(name) for name in names] == [found] * 3
         assert inductor_options.is_option("freezing")
-    inductor_options._installed.cache_clear()
+    inductor_options._read_options.cache_clear()
 
 
 def test_a_plan_needs_no_torch_to_be_read() -> None:
@@ -120,7 +120,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise ImportError("it lacks something")
             return lambda: register(
                 *(
-                    Choice(field, value, Legality.SWAPPED, complexity=1, summary="of a plug-in")
+                    Choice(field, value, Numerics.SUBSTITUTED, complexity=1, summary="of a plug-in")
                     for field, value in (("backend", "theirs"), ("transforms", "fold"), ("options", ("wings", 2)))
                 )
             )

@@ -11,10 +11,10 @@ from dataclasses import fields, replace
 import pytest
 
 from torchwise.errors import PlanError
-from torchwise.plan import CHOICES, EAGER, Choice, Legality, Plan, PlanSpace, register
+from torchwise.plan import CHOICES, EAGER, Choice, Numerics, Plan, PlanSpace, register
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.rules import MODES, PRECISIONS
-from torchwise.plan.space import choices_of, compile_factor_of, complexity_of, legality_of
+from torchwise.plan.space import choices_of, compile_factor_of, complexity_of, numerics_of
 
 ALL_TRAITS = frozenset(
     {
@@ -51,7 +51,7 @@ OF_A_STEP = [
 
 
 def a_space(device: str = "cuda", mode: str = "inference", **rest: object) -> PlanSpace:
-    given = {"traits": ALL_TRAITS, "allow": Legality.SWAPPED, "effort": "thorough", **rest}
+    given = {"traits": ALL_TRAITS, "allow": Numerics.SUBSTITUTED, "effort": "thorough", **rest}
     return PlanSpace(device, mode, **given)  # type: ignore[arg-type]
 
 
@@ -82,11 +82,19 @@ def reachable(space: PlanSpace) -> set[Plan]:
         (("capture", "call"), {"mode": "training"}, "it is for inference, and this is training"),
         (("precision", "bf16"), {"mode": "training"}, "it is for inference, and this is training"),
         (("options", ("freezing", True)), {"mode": "training"}, "it is for inference, and this is training"),
-        (("backend", "inductor"), {"allow": Legality.EXACT}, "it is reordered, and only up to exact is allowed"),
-        (("memory_format", "channels_last"), {"allow": Legality.EXACT}, "it is reordered, and only up to exact"),
-        (("precision", "tf32"), {"allow": Legality.REORDERED}, "it is reduced, and only up to reordered is allowed"),
-        (("precision", "bf16"), {"allow": Legality.REORDERED}, "it is reduced, and only up to reordered is allowed"),
-        (("precision", "autocast_bf16"), {"allow": Legality.REORDERED}, "it is reduced, and only up to reordered"),
+        (("backend", "inductor"), {"allow": Numerics.EXACT}, "it is reordered, and only up to exact is allowed"),
+        (("memory_format", "channels_last"), {"allow": Numerics.EXACT}, "it is reordered, and only up to exact"),
+        (
+            ("precision", "tf32"),
+            {"allow": Numerics.SAME_PRECISION},
+            "it is reduced, and only up to reordered is allowed",
+        ),
+        (
+            ("precision", "bf16"),
+            {"allow": Numerics.SAME_PRECISION},
+            "it is reduced, and only up to reordered is allowed",
+        ),
+        (("precision", "autocast_bf16"), {"allow": Numerics.SAME_PRECISION}, "it is reduced, and only up to reordered"),
         (("memory_format", "channels_last"), {"traits": ALL_TRAITS - {"conv"}}, "the workload has no conv"),
         (("scope", "regional"), {"traits": ALL_TRAITS - {"repeated_blocks"}}, "the workload has no repeated blocks"),
         (("scope", "rolled"), {"traits": ALL_TRAITS - {"repeats"}}, "the workload has no repeats"),
@@ -95,7 +103,7 @@ def reachable(space: PlanSpace) -> set[Plan]:
         (("precision", "tf32"), {"traits": frozenset({"gemm"})}, "the workload has no float32"),
         (("precision", "bf16"), {"traits": frozenset()}, "the workload has no floating"),
         (("transforms", "complex_to_real"), {"traits": ALL_TRAITS - {"complex"}}, "the workload has no complex"),
-        (("transforms", "complex_to_real"), {"allow": Legality.EXACT}, "it is reordered, and only up to exact"),
+        (("transforms", "complex_to_real"), {"allow": Numerics.EXACT}, "it is reordered, and only up to exact"),
         (("transforms", "isolate_rnn"), {"traits": ALL_TRAITS - {"rnn"}}, "the workload has no rnn"),
         (("capture", "call"), {"traits": ALL_TRAITS | {"prints"}}, "the model prints or logs in its call"),
         (("transforms", "patch_matmul"), {"traits": ALL_TRAITS - {"patches"}}, "the workload has no patches"),
@@ -105,7 +113,7 @@ def reachable(space: PlanSpace) -> set[Plan]:
             "the workload has no dependent launch",
         ),
         (("transforms", "static_form"), {"traits": ALL_TRAITS - {"static_form"}}, "the workload has no static form"),
-        (("transforms", "static_form"), {"allow": Legality.EXACT}, "it is reordered, and only up to exact"),
+        (("transforms", "static_form"), {"allow": Numerics.EXACT}, "it is reordered, and only up to exact"),
         (("mode", "max-autotune"), {"effort": "standard"}, "it is tried from effort thorough on"),
         (("mode", "reduce-overhead"), {"effort": "quick"}, "it is tried from effort standard on"),
         (("options", ("cpp_wrapper", True)), {"effort": "standard"}, "it is tried from effort thorough on"),
@@ -124,10 +132,10 @@ def test_what_is_of_a_training_step_is_open_for_one_alone(key: tuple[str, object
     choice = load_choices()[key]
     assert key in keys(a_space(mode="training", traits=STEP_TRAITS))
     assert key not in keys(a_space(mode="inference", traits=STEP_TRAITS))
-    for need in choice.needs:
+    for need in choice.required_traits:
         space = a_space(mode="training", traits=STEP_TRAITS - {need})
         assert space.excludes(choice) == f"the workload has no {need.replace('_', ' ')}"
-    assert "training_step" in choice.needs
+    assert "training_step" in choice.required_traits
     assert a_space("cpu", "training", traits=STEP_TRAITS).excludes(choice) == (
         "it is for cuda, and this is cpu" if key == ("capture", "step") else None
     )
@@ -157,14 +165,14 @@ def test_threads_are_for_the_cpu() -> None:
 
 def test_the_default_allows_no_lower_precision() -> None:
     space = PlanSpace("cuda", "inference", ALL_TRAITS, effort="thorough")
-    assert {choice.legality for choice in space.choices()} == {Legality.EXACT, Legality.REORDERED}
+    assert {choice.numerics for choice in space.choices()} == {Numerics.EXACT, Numerics.SAME_PRECISION}
 
 
-@pytest.mark.parametrize("allow", Legality)
-def test_more_is_open_the_more_is_allowed(allow: Legality) -> None:
+@pytest.mark.parametrize("allow", Numerics)
+def test_more_is_open_the_more_is_allowed(allow: Numerics) -> None:
     space = a_space(allow=allow)
     assert {choice.key for choice in space.choices()} == {
-        choice.key for choice in a_space().choices() if choice.legality.rank <= allow.rank
+        choice.key for choice in a_space().choices() if choice.numerics.rank <= allow.rank
     }
 
 
@@ -193,11 +201,11 @@ def test_an_unknown_effort_is_refused() -> None:
 # ---- neighbours
 
 
-def differing(one: Plan, other: Plan) -> list[str]:
+def list_changed_fields(one: Plan, other: Plan) -> list[str]:
     return [field.name for field in fields(Plan) if getattr(one, field.name) != getattr(other, field.name)]
 
 
-def rolled(plan: Plan) -> Plan | None:
+def roll_plan(plan: Plan) -> Plan | None:
     with contextlib.suppress(PlanError):
         return replace(plan, scope="rolled")
     return None
@@ -216,8 +224,12 @@ def test_neighbours_are_legal_and_one_choice_away(device: str, mode: str) -> Non
                 assert choice.key == ("backend", "inductor")
                 continue
             unrolled = {"scope"} if plan.scope == "rolled" and near.scope == "whole" else set()
-            assert not unrolled or rolled(near) not in {other for other, _ in around}, "what can be rolled stays so"
-            assert {choice.field} <= set(differing(plan, near)) <= {choice.field, *dict(choice.brings), *unrolled}
+            assert not unrolled or roll_plan(near) not in {other for other, _ in around}, "what can be rolled stays so"
+            assert (
+                {choice.field}
+                <= set(list_changed_fields(plan, near))
+                <= {choice.field, *dict(choice.implies), *unrolled}
+            )
             assert space.excludes(choice) is None
             assert choice in choices_of(near)
             assert Plan.from_json(near.to_json()) == near
@@ -268,14 +280,14 @@ def test_the_space_is_finite_and_not_huge() -> None:
 def test_what_a_choice_stands_on_is_not_taken_away(device: str) -> None:
     for plan in reachable(a_space(device, effort="standard")):
         for choice in choices_of(plan):
-            assert all(getattr(plan, field) == value for field, value in choice.on), str(plan)
+            assert all(getattr(plan, field) == value for field, value in choice.requires), str(plan)
 
 
 # ---- choices that make up a plan
 
 
 def test_eager_is_exact_simple_and_compiles_nothing() -> None:
-    assert (choices_of(EAGER), legality_of(EAGER), complexity_of(EAGER)) == ([], Legality.EXACT, 0)
+    assert (choices_of(EAGER), numerics_of(EAGER), complexity_of(EAGER)) == ([], Numerics.EXACT, 0)
     assert compile_factor_of(EAGER) == 0
 
 
@@ -310,7 +322,7 @@ def test_eager_is_exact_simple_and_compiles_nothing() -> None:
 def test_a_plan_is_the_sum_of_its_choices(plan: Plan, legality: str, parts: list[tuple[str, object]]) -> None:
     known = load_choices()
     assert [choice.key for choice in choices_of(plan)] == parts
-    assert legality_of(plan) is Legality.of(legality)
+    assert numerics_of(plan) is Numerics.of(legality)
     assert complexity_of(plan) == sum(known[key].complexity for key in parts)
     factors = [known[key].compile_factor for key in parts if known[key].compile_factor > 0]
     assert compile_factor_of(plan) == pytest.approx(math.prod(factors) if factors else 0.0)
@@ -333,7 +345,7 @@ def test_compile_times_by_what_they_are_relative_to() -> None:
     ids=str,
 )
 def test_a_value_that_nobody_registered_has_no_legality(plan: Plan, message: str) -> None:
-    for question in (choices_of, legality_of, complexity_of, compile_factor_of):
+    for question in (choices_of, numerics_of, complexity_of, compile_factor_of):
         with pytest.raises(PlanError) as error:
             question(plan)
         assert str(error.value).startswith(message)
@@ -354,8 +366,8 @@ def test_an_option_that_nobody_registered_must_be_allowed_explicitly(option: tup
     assert choice.value == option
     assert "unknown and must be allowed explicitly" in choice.summary
     assert option[0] in choice.summary
-    assert (legality_of(plan), choice.complexity, compile_factor_of(plan)) == (Legality.SWAPPED, 2, 1.0)
-    assert (a_space(allow=Legality.REDUCED).excludes(choice) or "").startswith("it is swapped")
+    assert (numerics_of(plan), choice.complexity, compile_factor_of(plan)) == (Numerics.SUBSTITUTED, 2, 1.0)
+    assert (a_space(allow=Numerics.LOWER_PRECISION).excludes(choice) or "").startswith("it is swapped")
     assert a_space().excludes(choice) is None
 
 
@@ -384,21 +396,21 @@ def test_every_choice_is_sound(choice: Choice) -> None:
     assert choice.summary
     assert choice.complexity > 0
     assert choice.compile_factor >= 0
-    assert 0 <= choice.keeps < 1
+    assert 0 <= choice.min_remaining_fraction < 1
     assert set(choice.devices) <= {"cpu", "cuda"}
     assert set(choice.modes) <= {"inference", "training"}
     if choice.value != ANY:
-        captures = [value for field, value in choice.brings if field == "capture"]
-        base = replace(EAGER, **{"capture": captures[-1]} if captures else {}, **dict(choice.on))
+        captures = [value for field, value in choice.implies if field == "capture"]
+        base = replace(EAGER, **{"capture": captures[-1]} if captures else {}, **dict(choice.requires))
         assert base.with_choice(choice.field, choice.value) != base
 
 
 def test_a_plug_in_adds_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     load_choices()
     monkeypatch.setattr("torchwise.plan.choice.CHOICES", dict(CHOICES))
-    added = Choice("transforms", "fold", Legality.SWAPPED, 3, "folds", compile_factor=0.0)
+    added = Choice("transforms", "fold", Numerics.SUBSTITUTED, 3, "folds", compile_factor=0.0)
     register(added)
     assert Plan(transforms=("fold",)) in {plan for plan, _ in a_space().neighbours(EAGER)}
     assert choices_of(Plan(transforms=("fold",))) == [added]
     assert Plan(transforms=("fold", "fold")) not in {p for p, _ in a_space().neighbours(Plan(transforms=("fold",)))}
-    assert a_space(allow=Legality.REDUCED).excludes(added) == "it is swapped, and only up to reduced is allowed"
+    assert a_space(allow=Numerics.LOWER_PRECISION).excludes(added) == "it is swapped, and only up to reduced is allowed"

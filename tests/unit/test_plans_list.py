@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> str:
     return url
 
 
-def listed(store: str, *words: str) -> str:
+def list_plans(store: str, *words: str) -> str:
     done = CliRunner().invoke(plans, ["list", "--store", store, *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
@@ -39,7 +39,7 @@ def listed(store: str, *words: str) -> str:
 
 def test_in_a_pipe_every_study_is_one_line_of_whole_words(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    said = listed(store)
+    said = list_plans(store)
     (line,) = (line for line in said.splitlines() if LONG in line)
     assert "interrupted" in line
     (line,) = (line for line in said.splitlines() if STUDY.workload.target in line)
@@ -55,7 +55,7 @@ def test_a_terminal_of_any_width_folds_targets_and_plans_alone(
     screen = io.StringIO()
     terminal = rich.console.Console(file=screen, force_terminal=True, width=width, color_system=None)
     monkeypatch.setattr(rich.console, "Console", lambda: terminal)
-    listed(store)
+    list_plans(store)
     said = screen.getvalue()
     assert max(map(len, said.splitlines())) <= width
     assert "…" not in said
@@ -67,7 +67,7 @@ def test_a_terminal_of_any_width_folds_targets_and_plans_alone(
 
 def test_what_is_listed_is_written_as_json(store: str, tmp_path: Path) -> None:
     file = tmp_path / "plans.json"
-    listed(store, "--json", str(file))
+    list_plans(store, "--json", str(file))
     written = json.loads(file.read_text())
     assert written["schema"] == "torchwise.plans/1"
     assert STUDY.decision is not None
@@ -75,14 +75,14 @@ def test_what_is_listed_is_written_as_json(store: str, tmp_path: Path) -> None:
     study = next(study for study in written["studies"] if study["target"] == STUDY.workload.target)
     assert (study["mode"], study["plan"]) == (STUDY.workload.mode, str(STUDY.decision.plan))
     assert study["speedup"]["mid"] == STUDY.decision.speedup.mid
-    listed(store, "--target", LONG, "--json", str(file))
+    list_plans(store, "--target", LONG, "--json", str(file))
     assert [(s["target"], s["plan"]) for s in json.loads(file.read_text())["studies"]] == [(LONG, None)]
 
 
 def test_a_store_without_a_study_of_the_target_is_not_called_empty(store: str, tmp_path: Path) -> None:
-    said = listed(store, "--target", "no.such:target")
+    said = list_plans(store, "--target", "no.such:target")
     assert said == "The store holds no study of no.such:target, only of others: torchwise plans list names them.\n"
     empty = str(tmp_path / "empty.db")
     open_storage(empty).close()
     for words in ((), ("--target", LONG)):
-        assert listed(empty, *words) == "The store holds no study yet: torchwise tune TARGET makes one.\n"
+        assert list_plans(empty, *words) == "The store holds no study yet: torchwise tune TARGET makes one.\n"

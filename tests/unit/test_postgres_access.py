@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import Connection, text
 
 from postgres_server import GUARDED, PostgresServer
-from store_samples import INDUCTOR, TUNED, a_decision, a_study, claim, create, finished
+from store_samples import INDUCTOR, TUNED, a_decision, a_study, claim, complete_trial, create
 from torchwise.errors import StorageError
 from torchwise.records import StudyState
-from torchwise.store import Owner, Storage, open_storage
+from torchwise.store import LeaseOwner, Storage, open_storage
 
 SECRET = "geheim%40"  # an @ in a URL
 
@@ -36,7 +36,7 @@ def as_user(url: str, user: str, secret: str = SECRET) -> str:
     return url.replace("postgres@", f"{user}:{secret}@")
 
 
-def said_of(url: str, caplog: pytest.LogCaptureFixture) -> str:
+def get_error(url: str, caplog: pytest.LogCaptureFixture) -> str:
     """Return the error of opening `url`, after a search for the password in all output that a user could see."""
     caplog.set_level(logging.DEBUG)
     with pytest.raises(StorageError) as caught:
@@ -61,18 +61,18 @@ def test_a_wrong_password_is_said_and_not_shown(
 ) -> None:
     monkeypatch.setenv("PGPASSFILE", "/dev/null")
     monkeypatch.delenv("PGPASSWORD", raising=False)
-    said = said_of(as_user(url, user, secret), caplog)
+    said = get_error(as_user(url, user, secret), caplog)
     assert "refuses this user or password; the password may stand in the URL, in PGPASSWORD or in ~/.pgpass" in said
 
 
 def test_an_unknown_user_and_a_missing_database_are_said(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert "refuses this user or password" in said_of(url.replace("postgres@", "nobody:falsch@"), caplog)
+    assert "refuses this user or password" in get_error(url.replace("postgres@", "nobody:falsch@"), caplog)
     missing = url.replace("/test", "/not_test")
-    assert "names a database that is not there, or that this user may not enter; createdb" in said_of(missing, caplog)
+    assert "names a database that is not there, or that this user may not enter; createdb" in get_error(missing, caplog)
 
 
 def test_an_unreachable_host_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    assert "cannot be reached: the server must be up" in said_of("postgresql://me:geheim@127.0.0.1:1/db", caplog)
+    assert "cannot be reached: the server must be up" in get_error("postgresql://me:geheim@127.0.0.1:1/db", caplog)
 
 
 def test_who_may_not_make_tables_is_told_so(
@@ -81,7 +81,7 @@ def test_who_may_not_make_tables_is_told_so(
     empty = postgres.database()
     with open_administration(empty) as connection:
         connection.execute(text("REVOKE CREATE ON SCHEMA public FROM PUBLIC"))  # as PostgreSQL 15 and later have it
-    assert "denies this user what it needs; have its owner GRANT it" in said_of(as_user(empty, user), caplog)
+    assert "denies this user what it needs; have its owner GRANT it" in get_error(as_user(empty, user), caplog)
 
 
 def test_who_may_only_read_can_read(url: str, user: str) -> None:
@@ -92,9 +92,9 @@ def test_who_may_only_read_can_read(url: str, user: str) -> None:
         assert storage.get_study(study.id).trials == (trial,)
         assert len(storage.list_studies()) == 1
         for change in (
-            lambda: storage.finish_trial(study.id, finished(trial)),
+            lambda: storage.finish_trial(study.id, complete_trial(trial)),
             lambda: storage.delete_study(study.id),
-            lambda: storage.heartbeat(Owner.current()),
+            lambda: storage.heartbeat(LeaseOwner.current()),
         ):
             with pytest.raises(StorageError, match="denies this user what it needs"):
                 change()
@@ -129,7 +129,7 @@ def test_what_is_read_is_one_state_and_reading_writes_nothing(url: str) -> None:
 
 
 def test_the_server_s_clock_counts_and_not_this_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = Owner("another-host", 1, 1e9)
+    elsewhere = LeaseOwner("another-host", 1, 1e9)
     now = time.time()
     with open_storage(url) as storage:
         study, other = create(storage), create(storage, a_study("2d" * 8))
@@ -138,7 +138,7 @@ def test_the_server_s_clock_counts_and_not_this_one(url: str, monkeypatch: pytes
         decide(storage, study.id, "1d" * 8)
         monkeypatch.setattr(time, "time", lambda: now + 7200)
         assert storage.reclaim(study.id) == []
-        assert storage.claim_trial(study.id, INDUCTOR, "", Owner.current()) is None
+        assert storage.claim_trial(study.id, INDUCTOR, "", LeaseOwner.current()) is None
         monkeypatch.setattr(time, "time", lambda: now - 9000)
         storage.heartbeat(elsewhere)
         decide(storage, other.id, "2d" * 8)

@@ -13,15 +13,15 @@ from sqlalchemy import Connection, func, select, text
 from test_study import GOOD, Table, request
 
 from postgres_server import PostgresServer
-from store_samples import INDUCTOR, TUNED, a_decision, a_study, claim, create, failed, finished
+from store_samples import INDUCTOR, TUNED, a_decision, a_study, claim, complete_trial, create, fail_trial
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
 from torchwise.records import StudyState, TrialState
-from torchwise.store import Owner, Storage, StudyKey, commit_tokens, open_storage, postgres, reconnect, schema
+from torchwise.store import LeaseOwner, Storage, StudyKey, commit_tokens, open_storage, postgres, reconnect, schema
 from torchwise.study import Silent, run_study
 from torchwise.trial import Job
 
-ME = Owner.current()
+ME = LeaseOwner.current()
 PLANS = tuple(Plan(threads=threads) for threads in range(1, 5))
 
 
@@ -61,7 +61,7 @@ def test_a_study_goes_on_when_the_server_is_back(
     table = Losing(getattr(postgres, how), postgres.start)
     study = run_study(request(plans=PLANS), storage, table, Silent())
     assert study.state is StudyState.DECIDED
-    assert table.tried() == list(PLANS)
+    assert table.list_tried() == list(PLANS)
     assert [(trial.plan, trial.state) for trial in study.trials] == [(plan, TrialState.COMPLETE) for plan in PLANS]
     said = [record.getMessage() for record in caplog.records if record.name == "torchwise.store"]
     assert len(said) == 2
@@ -97,11 +97,11 @@ def test_who_gives_up_waiting_need_not_give_up_twice(
     study = create(storage)
     server.kill()
 
-    def interrupted(seconds: float) -> None:
+    def raise_interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(reconnect.time, "sleep", interrupted)
+        patched.setattr(reconnect.time, "sleep", raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             storage.get_study(study.id)
         with pytest.raises(StorageError, match="cannot be reached"):  # as a search that ends takes back its claim
@@ -111,7 +111,7 @@ def test_who_gives_up_waiting_need_not_give_up_twice(
 def test_a_heartbeat_waits_for_nothing_and_the_next_one_counts(
     storage: Storage, server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    elsewhere = Owner("another-host", 1, 1e9)
+    elsewhere = LeaseOwner("another-host", 1, 1e9)
     study = create(storage)
     trial = claim(storage, study.id, owner=elsewhere)
     storage._database.write(lambda c: c.execute(text("UPDATE torchwise_trials SET heartbeat = 0")))
@@ -172,8 +172,8 @@ def test_a_claim_whose_commit_was_lost_is_had_once(storage: Storage, commit_is_l
     assert trial is not None
     assert storage.get_study(study.id).trials == (trial,)
     commit_is_lost()
-    storage.finish_trial(study.id, finished(trial))
-    assert storage.get_study(study.id).trials == (finished(trial),)
+    storage.finish_trial(study.id, complete_trial(trial))
+    assert storage.get_study(study.id).trials == (complete_trial(trial),)
 
 
 def test_what_is_added_is_added_once(storage: Storage, commit_is_lost: Callable[[], None]) -> None:
@@ -213,8 +213,8 @@ def test_a_crash_before_the_commit_loses_nothing_though_the_number_is_given_agai
         REAL_COMMIT(connection)
 
     monkeypatch.setattr(psycopg.Connection, "commit", commit)
-    storage.finish_trial(study.id, finished(trial))
-    assert storage.get_study(study.id).trials == (finished(trial),)
+    storage.finish_trial(study.id, complete_trial(trial))
+    assert storage.get_study(study.id).trials == (complete_trial(trial),)
 
 
 def test_few_tokens_are_left(storage: Storage) -> None:
@@ -280,7 +280,7 @@ def test_a_lock_that_is_never_given_back_is_given_up_after_the_stated_tries(
         with pytest.raises(StorageError, match="stayed locked by another process; wait for it, end it, or give"):
             storage._database.write(work)
     assert len(tries) == 3
-    storage.finish_trial(study.id, failed(claim(storage, study.id, TUNED)))
+    storage.finish_trial(study.id, fail_trial(claim(storage, study.id, TUNED)))
 
 
 @pytest.mark.parametrize("code", ["40001", "40P01"], ids=["serialisation failure", "deadlock"])
@@ -305,6 +305,6 @@ def test_two_who_add_the_same_study_get_the_same(storage: Storage) -> None:
     with storage._database._engine.connect() as other:  # has added it, and not committed when the second one looks
         from torchwise.store import studies
 
-        added = studies.find_or_add(other, StudyKey.of(study), study)
+        added = studies.find_or_add(other, StudyKey.from_study(study), study)
         threading.Timer(0.3, other.commit).start()
         assert create(storage, study).id == added

@@ -60,7 +60,7 @@ def child(code: str) -> str:
 
 
 def test_parts_with_names_of_their_own_need_no_import_of_theirs() -> None:
-    parts = ("training.tune", "zoo.load", "errors.InputError", "shapes", "artefact")
+    parts = ("training.tune", "zoo.load", "errors.InputError", "shapes", "artifact")
     names = ", ".join(f"torchwise.{name}.__name__" for name in parts)
     assert child(f"import torchwise; print({names})") == "tune load InputError torchwise.bucketing torchwise.artifact"
 

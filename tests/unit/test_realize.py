@@ -15,18 +15,18 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from torchwise.compile import compile_plan, signature_of
 from torchwise.compile.backends import inductor
 from torchwise.compile.backends.inductor import _outputs_owned
-from torchwise.compile.guards.module_guard import _COUNTING, ModuleWatch, fingerprint, places_of
-from torchwise.compile.regional import repeated_blocks
-from torchwise.compile.shared_copies import Guard, share
+from torchwise.compile.guards.module_guard import _COUNTING, ModuleGuard, fingerprint, places_of
+from torchwise.compile.regional import find_repeated_blocks
+from torchwise.compile.shared_copies import ModuleChangeGuard, share
 from torchwise.compile.signature import opaque_leaves
-from torchwise.compile.transforms.eager_strides import laid_out
+from torchwise.compile.transforms.eager_strides import with_eager_strides
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.workload import Example
 from torchwise.workload.module_state import kept_state
 
 
-def made(call: object, plan: Plan, *args: torch.Tensor, device: str = "cpu", mode: str = "inference") -> object:
+def compile_call(call: object, plan: Plan, *args: torch.Tensor, device: str = "cpu", mode: str = "inference") -> object:
     return compile_plan(call, plan, Example(args), device=device, mode=mode).call  # type: ignore[arg-type]
 
 
@@ -37,7 +37,7 @@ def conv() -> torch.nn.Module:
 
 
 def test_eager_is_the_original_itself(conv: torch.nn.Module) -> None:
-    assert made(conv, EAGER, torch.randn(1, 3, 8, 8)) is conv
+    assert compile_call(conv, EAGER, torch.randn(1, 3, 8, 8)) is conv
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_edge_keeps_dtype_and_strides_and_leaves_the_original_alone(conv: to
     before = {k: (v.dtype, v.stride(), v.data_ptr()) for k, v in conv.state_dict().items()}
     expected = conv(x)
     with torch.no_grad():
-        answer = made(conv, plan, x)(x)  # type: ignore[operator]
+        answer = compile_call(conv, plan, x)(x)  # type: ignore[operator]
     assert (answer.dtype, answer.stride()) == (expected.dtype, expected.stride())
     assert torch.allclose(answer, expected, atol=0.05)
     assert {k: (v.dtype, v.stride(), v.data_ptr()) for k, v in conv.state_dict().items()} == before
@@ -76,7 +76,9 @@ def test_what_is_traced_says_how_each_output_lies(name: str) -> None:
 
     torch.compiler.reset()
     x = torch.randn(2, 3, 4)
-    traced = torch.compile(laid_out(lambda x: {"answer": make(x), "more": (1, None)}), backend=look, dynamic=False)
+    traced = torch.compile(
+        with_eager_strides(lambda x: {"answer": make(x), "more": (1, None)}), backend=look, dynamic=False
+    )
     with torch.no_grad():
         answer = traced(x)
     assert answer["more"] == (1, None)
@@ -95,14 +97,14 @@ def test_channels_last_really_runs_in_channels_last() -> None:
             return x * 2
 
     x = torch.randn(2, 3, 8, 8)
-    made(Spy(), Plan(memory_format="channels_last"), x)(x)  # type: ignore[operator]
+    compile_call(Spy(), Plan(memory_format="channels_last"), x)(x)  # type: ignore[operator]
     assert seen[-1]
 
 
 @pytest.mark.parametrize("plan", [Plan(precision="bf16"), Plan(memory_format="channels_last")])
 def test_derived_weights_follow_the_original(conv: torch.nn.Module, plan: Plan) -> None:
     x = torch.randn(2, 3, 8, 8)
-    call = made(conv, plan, x)
+    call = compile_call(conv, plan, x)
     with torch.no_grad():
         conv[0].weight.mul_(3.0)
         assert torch.allclose(call(x), conv(x), atol=0.1)  # type: ignore[operator]
@@ -134,7 +136,7 @@ def test_what_a_copy_writes_to_buffers_reaches_the_original(plan: Plan, mode: Ca
     model, x = Writing().eval(), torch.randn(2, 4)
     constant = model.constant.clone()
     with mode():
-        call: Any = made(model, plan, x)
+        call: Any = compile_call(model, plan, x)
         for count in range(1, 4):
             call(x)
             assert (float(model.written), float(model.replaced)) == (count, count)
@@ -148,7 +150,7 @@ def test_what_a_copy_writes_to_buffers_reaches_the_original(plan: Plan, mode: Ca
 @torch.no_grad()
 def test_what_a_copy_writes_before_it_fails_does_not_count() -> None:
     model, x = Writing().eval(), torch.randn(2, 4)
-    call: Any = made(model, Plan(precision="bf16"), x)
+    call: Any = compile_call(model, Plan(precision="bf16"), x)
     call(x)
     with pytest.raises(ValueError, match="refused"):
         call(x, True)
@@ -202,7 +204,7 @@ class Remembering(torch.nn.Module):
 @torch.no_grad()
 def test_a_list_that_the_model_keeps_is_the_models_own_and_grows_by_calls_alone(plan: Plan) -> None:
     model, x = Remembering().eval(), torch.randn(2, 4)
-    call: Any = made(model, plan, x)
+    call: Any = compile_call(model, plan, x)
     assert model.given == []
     call(x)
     assert len(model.given) == 1
@@ -236,12 +238,12 @@ def test_a_module_that_cannot_be_copied_is_refused_with_the_reason() -> None:
             return x
 
     with pytest.raises(UnsupportedError, match="I am one"):
-        made(Stubborn(), Plan(precision="bf16"), torch.randn(3))
+        compile_call(Stubborn(), Plan(precision="bf16"), torch.randn(3))
 
 
 def test_frozen_weights_that_changed_are_noticed() -> None:
     module = torch.nn.Linear(4, 4)
-    guarded = Guard(module, values=True).around(module)
+    guarded = ModuleChangeGuard(module, values=True).wrap(module)
     guarded(torch.randn(2, 4))
     with torch.no_grad():
         module.weight.add_(1.0)
@@ -252,7 +254,7 @@ def test_frozen_weights_that_changed_are_noticed() -> None:
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {}], ids=str)
 def test_frozen_weights_that_an_optimizer_trained_are_noticed(options: dict[str, bool]) -> None:
     module, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-    guarded = Guard(module, values=True).around(module)
+    guarded = ModuleChangeGuard(module, values=True).wrap(module)
 
     def train(trained: torch.nn.Module) -> None:
         optimizer = torch.optim.AdamW(trained.parameters(), **options)  # a fused one's writes, PyTorch does not count
@@ -270,7 +272,7 @@ def test_frozen_weights_that_an_optimizer_trained_are_noticed(options: dict[str,
 def test_a_copy_in_bf16_follows_what_an_optimizer_trains(options: dict[str, bool]) -> None:
     module, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1.0, **options)
-    copied = made(module, Plan(precision="bf16"), x)
+    copied = compile_call(module, Plan(precision="bf16"), x)
     for _ in range(2):
         module(x).sum().backward()
         optimizer.step()
@@ -293,7 +295,7 @@ class Tied(torch.nn.Module):
 )
 def test_a_copy_of_weights_that_are_tied_otherwise_is_given_up(other: Callable[[Any], torch.nn.Parameter]) -> None:
     module, x = Tied().eval(), torch.randn(2, 4)
-    copied = made(module, Plan(precision="bf16"), x)
+    copied = compile_call(module, Plan(precision="bf16"), x)
     with torch.no_grad():
         copied(x)  # type: ignore[operator]
         module.b.weight = other(module)
@@ -305,7 +307,7 @@ def test_what_counts_the_steps_of_optimizers_goes_with_the_watch_and_takes_no_ho
     """PyTorch goes through its hooks while Python may collect a watch."""
     gc.collect()  # watches of other tests
     before = len(_COUNTING)
-    watch = ModuleWatch(torch.nn.Linear(4, 4))
+    watch = ModuleGuard(torch.nn.Linear(4, 4))
     assert len(_COUNTING) == before, "only whoever holds copies of weights needs them counted"
     watch.versions()
     hooks = dict(_global_optimizer_post_hooks)
@@ -338,7 +340,7 @@ STRUCTURAL: dict[str, Callable[[Any], object]] = {
 def test_a_copy_refuses_to_answer_for_an_original_that_changed_otherwise(change: Callable[[Any], object]) -> None:
     module = Scaled().eval()
     x = torch.randn(2, 4)
-    call: Any = made(module, Plan(precision="bf16"), x)
+    call: Any = compile_call(module, Plan(precision="bf16"), x)
     with torch.no_grad():
         call(x)
         change(module)
@@ -353,7 +355,7 @@ def test_a_copy_refuses_to_answer_for_an_original_that_changed_otherwise(change:
 def test_a_copy_is_given_what_is_set_on_the_original(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "_backend", lambda _plan, _options: lambda graph, _inputs: graph.forward)
     module, x = Scaled().eval(), torch.randn(2, 4)
-    call: Any = made(module, plan, x)
+    call: Any = compile_call(module, plan, x)
     for number in range(3):
         module.scale = 3.0 + number
         module.last_request = number
@@ -365,7 +367,7 @@ def test_a_copy_is_given_what_is_set_on_the_original(plan: Plan, monkeypatch: py
 
 def test_derived_weights_follow_weights_that_moved(conv: torch.nn.Module) -> None:
     x = torch.randn(2, 3, 8, 8)
-    call: Any = made(conv, Plan(precision="bf16"), x)
+    call: Any = compile_call(conv, Plan(precision="bf16"), x)
     with torch.no_grad():
         for _ in range(2):
             conv[0].weight.data = torch.randn(8, 3, 3, 3)  # type: ignore[union-attr]
@@ -375,7 +377,7 @@ def test_derived_weights_follow_weights_that_moved(conv: torch.nn.Module) -> Non
 
 def test_a_shared_structure_refuses_to_answer_once_the_original_changed() -> None:
     module = Scaled().eval()
-    guarded = Guard(module, values=False).around(share(module))
+    guarded = ModuleChangeGuard(module, values=False).wrap(share(module))
     x = torch.randn(2, 4)
     with torch.no_grad():
         module.body[0][0].weight.mul_(2.0)  # type: ignore[index,union-attr]
@@ -387,22 +389,22 @@ def test_a_shared_structure_refuses_to_answer_once_the_original_changed() -> Non
 
 def test_the_watch_keeps_the_memory_that_a_graph_may_read() -> None:
     module = torch.nn.Linear(4, 4)
-    watch = ModuleWatch(module)
+    watch = ModuleGuard(module)
     old = module.weight.data_ptr()
     module.weight.data = torch.randn(4, 4)
     taken = [torch.randn(4, 4).data_ptr() for _ in range(50)]
     assert old not in taken
-    assert watch.changed()
+    assert watch.has_changed()
 
 
 def test_writes_in_place_are_counted_and_those_of_inference_mode_unknown() -> None:
     module = torch.nn.BatchNorm1d(4)
-    watch = ModuleWatch(module)
+    watch = ModuleGuard(module)
     before = watch.versions()
     module(torch.randn(3, 4))
     assert watch.versions() != before
     with torch.inference_mode():
-        assert None in ModuleWatch(torch.nn.Linear(2, 2)).versions()
+        assert None in ModuleGuard(torch.nn.Linear(2, 2)).versions()
 
 
 def test_threads_hold_only_during_the_call_and_also_when_it_raises() -> None:
@@ -415,7 +417,7 @@ def test_threads_hold_only_during_the_call_and_also_when_it_raises() -> None:
             raise ValueError("too small")
         return x
 
-    threaded = made(call, Plan(threads=before + 1), torch.ones(2))
+    threaded = compile_call(call, Plan(threads=before + 1), torch.ones(2))
     threaded(torch.ones(2))  # type: ignore[operator]
     with pytest.raises(ValueError, match="too small"):
         threaded(torch.ones(1))  # type: ignore[operator]
@@ -430,7 +432,7 @@ def test_tf32_holds_only_during_the_call() -> None:
         seen.append(torch.get_float32_matmul_precision())
         return x
 
-    made(call, Plan(precision="tf32"), torch.ones(2))(torch.ones(2))  # type: ignore[operator]
+    compile_call(call, Plan(precision="tf32"), torch.ones(2))(torch.ones(2))  # type: ignore[operator]
     assert seen == ["high"]
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -438,26 +440,26 @@ def test_tf32_holds_only_during_the_call() -> None:
 def test_repeated_blocks_are_the_ones_that_dominate() -> None:
     block = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.TransformerEncoder(block, 4), torch.nn.Linear(32, 2))
-    found = repeated_blocks(model)
+    found = find_repeated_blocks(model)
     assert len(found) == 4
     assert all(isinstance(b, torch.nn.TransformerEncoderLayer) for b in found)
-    assert repeated_blocks(torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(20)])) == []
+    assert find_repeated_blocks(torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(20)])) == []
 
 
 def test_what_cannot_be_realised_is_refused_with_the_value() -> None:
     x = torch.randn(2, 4)
     with pytest.raises(UnsupportedError, match="no repeated blocks"):
-        made(torch.nn.Linear(4, 4), Plan(backend="inductor", scope="regional"), x)
+        compile_call(torch.nn.Linear(4, 4), Plan(backend="inductor", scope="regional"), x)
     with pytest.raises(UnsupportedError, match="a function has no repeated blocks"):
-        made(torch.tanh, Plan(backend="inductor", scope="regional"), x)
+        compile_call(torch.tanh, Plan(backend="inductor", scope="regional"), x)
     with pytest.raises(UnsupportedError, match="'nonesuch'"):
-        made(torch.tanh, Plan(backend="nonesuch"), x)
+        compile_call(torch.tanh, Plan(backend="nonesuch"), x)
     with pytest.raises(UnsupportedError, match="only CUDA has graphs"):
-        made(torch.tanh, Plan(capture="call"), x)
+        compile_call(torch.tanh, Plan(capture="call"), x)
     with pytest.raises(UnsupportedError, match="'no_such_option'"):
-        made(torch.tanh, Plan(backend="inductor", options=(("no_such_option", True),)), x)
+        compile_call(torch.tanh, Plan(backend="inductor", options=(("no_such_option", True),)), x)
     with pytest.raises(UnsupportedError, match="transforms"):
-        made(torch.tanh, Plan(transforms=("nothing",)), x)
+        compile_call(torch.tanh, Plan(transforms=("nothing",)), x)
 
 
 def test_signatures_tell_apart_what_must_be_told_apart() -> None:
@@ -479,17 +481,17 @@ class Batch:
 
 
 def test_signatures_look_into_dataclasses() -> None:
-    def of(*args: Any, **kwargs: Any) -> object:
+    def sign_arguments(*args: Any, **kwargs: Any) -> object:
         return signature_of((torch.ones(1), *args), kwargs)
 
     x = torch.randn(2, 4)
-    assert of(Batch(x)) == of(Batch(torch.randn(2, 4)))
-    assert of(Batch(x)) != of(Batch(torch.randn(3, 4)))
-    assert of(Batch(x)) != of(Batch(x, "other"))
-    assert of(Batch([x])) != of(Batch((x,)))
-    assert of(Batch(x)) != of(x, "")
-    assert of(batch=Batch(Batch(x))) == of(batch=Batch(Batch(torch.randn(2, 4))))
-    assert of(batch=Batch(Batch(x))) != of(batch=Batch(Batch(x.double())))
+    assert sign_arguments(Batch(x)) == sign_arguments(Batch(torch.randn(2, 4)))
+    assert sign_arguments(Batch(x)) != sign_arguments(Batch(torch.randn(3, 4)))
+    assert sign_arguments(Batch(x)) != sign_arguments(Batch(x, "other"))
+    assert sign_arguments(Batch([x])) != sign_arguments(Batch((x,)))
+    assert sign_arguments(Batch(x)) != sign_arguments(x, "")
+    assert sign_arguments(batch=Batch(Batch(x))) == sign_arguments(batch=Batch(Batch(torch.randn(2, 4))))
+    assert sign_arguments(batch=Batch(Batch(x))) != sign_arguments(batch=Batch(Batch(x.double())))
 
 
 @dataclass
@@ -539,7 +541,7 @@ def test_a_signature_keeps_no_argument_alive() -> None:
 # ---- settings in several threads
 
 
-def overlapping(first: Callable[[], object], second: Callable[[], object], between: list[threading.Event]) -> None:
+def overlap_calls(first: Callable[[], object], second: Callable[[], object], between: list[threading.Event]) -> None:
     """Start `first`, and once it is inside, `second`. Each sets its event of `between` when it is inside."""
     threads = [threading.Thread(target=work) for work in (first, second)]
     for thread, inside in zip(threads, between, strict=True):
@@ -554,21 +556,21 @@ def stairs() -> Iterator[
     """Calls that say when they are inside, and stay there until they are told to leave."""
     inside, leave = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
 
-    def staying(plan: Plan, number: int) -> Callable[[], None]:
+    def make_staying_call(plan: Plan, number: int) -> Callable[[], None]:
         def call(x: torch.Tensor) -> torch.Tensor:
             inside[number].set()
             assert leave[number].wait(30)
             return x
 
-        made_call: Any = made(call, plan, torch.ones(1))
+        made_call: Any = compile_call(call, plan, torch.ones(1))
         return lambda: made_call(torch.ones(1))
 
-    yield staying, inside, leave
+    yield make_staying_call, inside, leave
     for event in leave:
         event.set()
 
 
-def in_a_thread(work: Callable[[], Any]) -> Any:
+def run_in_thread(work: Callable[[], Any]) -> Any:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
@@ -588,13 +590,13 @@ def test_threads_do_not_leak_where_calls_overlap(order: tuple[int, int], stairs:
         after[number] = torch.get_num_threads()
         done[number].set()
 
-    overlapping(lambda: work(0), lambda: work(1), inside)
+    overlap_calls(lambda: work(0), lambda: work(1), inside)
     for number in order:
         leave[number].set()
         assert done[number].wait(30)
     assert after == {0: before, 1: before}
     assert torch.get_num_threads() == before
-    assert in_a_thread(torch.get_num_threads) == before
+    assert run_in_thread(torch.get_num_threads) == before
 
 
 def test_threads_of_a_call_within_a_call() -> None:
@@ -605,14 +607,14 @@ def test_threads_of_a_call_within_a_call() -> None:
         seen.append(torch.get_num_threads())
         return x
 
-    inside: Any = made(inner, Plan(threads=before + 2), torch.ones(1))
+    inside: Any = compile_call(inner, Plan(threads=before + 2), torch.ones(1))
 
     def outer(x: torch.Tensor) -> torch.Tensor:
         x = inside(x)
         seen.append(torch.get_num_threads())
         return x
 
-    made(outer, Plan(threads=before + 1), torch.ones(1))(torch.ones(1))  # type: ignore[operator]
+    compile_call(outer, Plan(threads=before + 1), torch.ones(1))(torch.ones(1))  # type: ignore[operator]
     assert seen == [before + 2, before + 1]
     assert torch.get_num_threads() == before
 
@@ -627,7 +629,7 @@ def test_tf32_holds_until_the_last_call_is_out(order: tuple[int, int], stairs: A
         staying(Plan(precision="tf32"), number)()
         done[number].set()
 
-    overlapping(lambda: work(0), lambda: work(1), inside)
+    overlap_calls(lambda: work(0), lambda: work(1), inside)
     assert torch.get_float32_matmul_precision() == "high"
     leave[order[0]].set()
     assert done[order[0]].wait(30)
@@ -640,7 +642,7 @@ def test_tf32_holds_until_the_last_call_is_out(order: tuple[int, int], stairs: A
 def test_settings_are_put_back_after_many_calls_in_many_threads() -> None:
     before = torch.get_num_threads(), torch.get_float32_matmul_precision()
     calls: list[Any] = [
-        made(lambda x: x, plan, torch.ones(1))
+        compile_call(lambda x: x, plan, torch.ones(1))
         for plan in (Plan(threads=1), Plan(threads=3), Plan(precision="tf32"), Plan(threads=2, precision="tf32"))
     ]
 
@@ -654,16 +656,16 @@ def test_settings_are_put_back_after_many_calls_in_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == before
-    assert in_a_thread(torch.get_num_threads) == before[0]
+    assert run_in_thread(torch.get_num_threads) == before[0]
 
 
 def test_tf32_beside_pytorchs_new_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mixed() -> str:
+    def raise_mix_error() -> str:
         raise RuntimeError("you have used mix of the legacy and new APIs")
 
-    call: Any = made(lambda x: x, Plan(precision="tf32"), torch.ones(1))
+    call: Any = compile_call(lambda x: x, Plan(precision="tf32"), torch.ones(1))
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "get_float32_matmul_precision", mixed)
+        patch.setattr(torch, "get_float32_matmul_precision", raise_mix_error)
         with pytest.raises(UnsupportedError, match="precision is 'tf32', but this process has set fp32_precision"):
             call(torch.ones(1))
     call(torch.ones(1))
@@ -738,13 +740,13 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
 def test_a_changed_module_is_noticed_once(change: Callable[[Any], object]) -> None:
     module = a_module()
-    watch = ModuleWatch(module)
+    watch = ModuleGuard(module)
     kept = [*module.parameters(), *module.buffers()]  # so that no new tensor is given the memory of an old one
-    assert not watch.changed()
+    assert not watch.has_changed()
     change(module)
-    assert watch.changed()
-    watch.look()
-    assert not watch.changed()
+    assert watch.has_changed()
+    watch.take_snapshot()
+    assert not watch.has_changed()
     assert kept
 
 
@@ -762,7 +764,7 @@ def test_values_written_in_place_and_calls_change_no_fingerprint() -> None:
 
 
 def test_a_function_has_nothing_to_watch() -> None:
-    assert not ModuleWatch(None).changed()
+    assert not ModuleGuard(None).has_changed()
 
 
 # ---- outputs that must be copied
@@ -826,13 +828,13 @@ def test_buffers_are_kept_also_when_the_call_raises() -> None:
     module = Counting()
     version = module.idle._version
 
-    def raising() -> None:
+    def raise_after_call() -> None:
         with kept_state(module):
             module(torch.ones(1))
             raise ValueError("after all")
 
     with pytest.raises(ValueError, match="after all"):
-        raising()
+        raise_after_call()
     assert module.written.tolist() == module.rebound.tolist() == [0, 0]
     assert module.idle._version == version
     with kept_state(None):
@@ -842,7 +844,7 @@ def test_buffers_are_kept_also_when_the_call_raises() -> None:
 def test_the_edge_leaves_a_model_with_extra_state_as_it_was() -> None:
     module = Counting()
     x = torch.ones(2)
-    call: Any = made(module, Plan(precision="autocast_bf16"), x)
+    call: Any = compile_call(module, Plan(precision="autocast_bf16"), x)
     assert module.written.tolist() == module.rebound.tolist() == [0, 0]
     assert torch.equal(call(x), x * 2)
 
@@ -921,7 +923,7 @@ def test_what_a_copy_sets_on_itself_reaches_the_original(plan: Plan) -> None:
         for block, other in zip(model.blocks, plain.blocks, strict=True):
             torch.testing.assert_close(block.kept, other.kept, rtol=0.05, atol=0.05)
         assert getattr(model, "mine", [model.blocks[0]]) == [model.blocks[0]]  # and nothing of the copy's
-        ways.append(made.lean((x,), {}))
+        ways.append(made.bypass((x,), {}))
     model.calls = plain.calls = 0
     torch.testing.assert_close(made.call(x), plain(x), rtol=0.05, atol=0.05)
     assert model.calls == plain.calls, "what is set on the original is what the copy goes on from"

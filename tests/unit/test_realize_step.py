@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from step_samples import Blocks, Net, a_step, batch, batches, everything, same
+from step_samples import Blocks, Net, a_step, batch, batches, collect_step_state, same
 from tape import Machine
 from torch.optim import lr_scheduler
 
 import torchwise
-from torchwise.compile import Realized, compile_plan
+from torchwise.compile import CompiledPlan, compile_plan
 from torchwise.compile.optimizer import _GIVEN, TunedOptimizer, forms_open
-from torchwise.compile.train_step import RealizedStep
+from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.trial.training import step_traits
@@ -33,7 +33,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def realized(step: torchwise.TrainStep, plan: Plan, device: str = "cpu") -> Realized:
+def compile_step(step: torchwise.TrainStep, plan: Plan, device: str = "cpu") -> CompiledPlan:
     return compile_plan(step, plan, Example(batch()), device=device, mode="training")
 
 
@@ -45,10 +45,10 @@ def exponential(optimizer: Any) -> Any:
     return lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
-def trained(plan: Plan | None, steps: int = 4, **how: Any) -> tuple[list[Any], torchwise.TrainStep]:
+def train_steps(plan: Plan | None, steps: int = 4, **how: Any) -> tuple[list[Any], torchwise.TrainStep]:
     """Return the losses of some steps, and the step."""
     step = a_step(**{"scheduler": exponential, "clip_norm": 1.0, **how})
-    call = realized(step, plan).call if plan else step
+    call = compile_step(step, plan).call if plan else step
     torch.manual_seed(1)
     return [call(*given) for given in batches(steps)], step
 
@@ -68,8 +68,8 @@ def check_close(ours: Any, theirs: Any, tolerance: float) -> None:
     [
         (Plan(optimizer="fused"), {}, 1e-5),
         (Plan(optimizer="foreach"), {}, 1e-5),
-        (Plan(pieces=2), {}, 1e-4),
-        (Plan(pieces=4, optimizer="fused"), {"accumulate": 2}, 1e-4),
+        (Plan(microbatches=2), {}, 1e-4),
+        (Plan(microbatches=4, optimizer="fused"), {"accumulate": 2}, 1e-4),
         (Plan(precision="autocast_bf16"), {}, 5e-2),
         (Plan(precision="autocast_fp16"), {}, 5e-2),
         (Plan(memory_format="channels_last"), {}, 1e-5),
@@ -78,19 +78,21 @@ def check_close(ours: Any, theirs: Any, tolerance: float) -> None:
     ids=str,
 )
 def test_a_plan_trains_as_the_step_as_written(plan: Plan, how: dict[str, Any], tolerance: float) -> None:
-    check_close(trained(plan, **how), trained(None, **how), tolerance)
+    check_close(train_steps(plan, **how), train_steps(None, **how), tolerance)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_recomputing_is_exact_noise_included(dropout: float) -> None:
-    ours, theirs = (trained(plan, model=Blocks(dropout=dropout)) for plan in (Plan(recompute="blocks"), None))
-    assert same([*ours[0], *everything(ours[1])], [*theirs[0], *everything(theirs[1])])
+    ours, theirs = (
+        train_steps(plan, model=Blocks(dropout=dropout)) for plan in (Plan(activation_checkpointing="blocks"), None)
+    )
+    assert same([*ours[0], *collect_step_state(ours[1])], [*theirs[0], *collect_step_state(theirs[1])])
 
 
 def test_recomputing_keeps_no_activation_of_a_block_and_counts_no_call_twice() -> None:
-    def kept(plan: Plan | None) -> int:
+    def count_saved_elements(plan: Plan | None) -> int:
         step = a_step(Blocks(width=64))
-        call = realized(step, plan).call if plan else step
+        call = compile_step(step, plan).call if plan else step
         sizes: list[int] = []
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,7 +103,7 @@ def test_recomputing_keeps_no_activation_of_a_block_and_counts_no_call_twice() -
             call(*batch())
         return sum(sizes)
 
-    assert kept(Plan(recompute="blocks")) < 0.6 * kept(None)
+    assert count_saved_elements(Plan(activation_checkpointing="blocks")) < 0.6 * count_saved_elements(None)
 
 
 def test_the_threads_of_a_plan_hold_during_a_step_alone() -> None:
@@ -111,7 +113,7 @@ def test_the_threads_of_a_plan_hold_during_a_step_alone() -> None:
         seen.append(torch.get_num_threads())
         return torch.nn.functional.cross_entropy(outputs, y)
 
-    realized(a_step(loss=loss), Plan(threads=2)).call(*batch())
+    compile_step(a_step(loss=loss), Plan(threads=2)).call(*batch())
     assert seen == [2]
     assert torch.get_num_threads() == 1
 
@@ -125,21 +127,21 @@ def test_autocast_casts_and_a_scaler_comes_with_float16_alone() -> None:
 
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         step = a_step(loss=loss)
-        made = realized(step, Plan(precision=f"autocast_{name}"))
+        made = compile_step(step, Plan(precision=f"autocast_{name}"))
         made.call(*batch())
         assert seen.pop() is dtype
         assert (step.scaler is not None) is (name == "fp16")
         made.close()
         assert step.scaler is None
     own = a_step(loss=loss, autocast=torch.float16)
-    realized(own, Plan(optimizer="fused"))
+    compile_step(own, Plan(optimizer="fused"))
     assert own.scaler is None, "who trains in float16 without a scaler is left to it"
 
 
 def test_a_scaler_that_is_off_is_no_scaler_to_a_plan_in_float16_and_comes_back() -> None:
     off = torch.amp.GradScaler("cpu", enabled=False)
     step = a_step(scaler=off)
-    made = realized(step, Plan(precision="autocast_fp16"))
+    made = compile_step(step, Plan(precision="autocast_fp16"))
     assert step.scaler is not off
     made.call(*batch())
     made.close()
@@ -162,11 +164,11 @@ def test_channels_last_lays_out_weights_state_and_inputs_and_back() -> None:
     x, y = torch.randn(2, 3, 8, 8), torch.randint(0, 4, (2,))
     step(x, y)
     strides = {name: p.stride() for name, p in step.model.named_parameters()}
-    before = copy.deepcopy(everything(step))
+    before = copy.deepcopy(collect_step_state(step))
     made = compile_plan(step, Plan(memory_format="channels_last"), Example((x, y)), device="cpu", mode="training")
     assert step.model.one.weight.is_contiguous(memory_format=torch.channels_last)
     assert step.optimizer.state[step.model.one.weight]["exp_avg"].stride() == step.model.one.weight.stride()
-    assert same(everything(step), before)
+    assert same(collect_step_state(step), before)
     made.call(x, y)
     assert layouts == [False, True]
     made.close()
@@ -220,7 +222,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 def test_a_model_that_is_trained_over_ranks_is_copied_and_pickled_as_it_is_written() -> None:
     step = a_step(torch.nn.parallel.DistributedDataParallel(Blocks()))
-    made = realized(step, Plan(backend="inductor"))
+    made = compile_step(step, Plan(backend="inductor"))
     made.call(*batch())
     model, (x, _) = step.model.module, batch()
     file = io.BytesIO()
@@ -247,7 +249,7 @@ def test_a_model_that_is_trained_over_ranks_is_called_once_with_all_that_its_cal
     if kind == "hook":
         model.register_forward_hook(lambda _module, _inputs, output: output * 2)
     with pytest.raises(UnsupportedError, match="would do again what else that call does"):
-        realized(a_step(torch.nn.parallel.DistributedDataParallel(model)), Plan(backend="inductor"))
+        compile_step(a_step(torch.nn.parallel.DistributedDataParallel(model)), Plan(backend="inductor"))
 
 
 # ---- the state that is put back, and checkpoints meanwhile
@@ -256,16 +258,18 @@ def test_a_model_that_is_trained_over_ranks_is_called_once_with_all_that_its_cal
 FORMS = [Plan(optimizer="fused"), Plan(optimizer="foreach")]
 
 
-@pytest.mark.parametrize("plan", [*FORMS, Plan(recompute="blocks"), Plan(precision="autocast_fp16")], ids=str)
+@pytest.mark.parametrize(
+    "plan", [*FORMS, Plan(activation_checkpointing="blocks"), Plan(precision="autocast_fp16")], ids=str
+)
 def test_closing_puts_back_what_a_plan_changed(plan: Plan) -> None:
     step = a_step(scheduler=exponential)
     step(*batch())
     groups = [{k: v for k, v in g.items() if k != "params"} for g in step.optimizer.param_groups]
     attributes = set(vars(step.optimizer))
-    before = copy.deepcopy(everything(step))
-    made = realized(step, plan)
+    before = copy.deepcopy(collect_step_state(step))
+    made = compile_step(step, plan)
     made.close()
-    assert same(everything(step), before)
+    assert same(collect_step_state(step), before)
     assert [{k: v for k, v in g.items() if k != "params"} for g in step.optimizer.param_groups] == groups
     assert set(vars(step.optimizer)) == attributes
     assert step.scaler is None
@@ -276,18 +280,18 @@ def test_closing_puts_back_what_a_plan_changed(plan: Plan) -> None:
 
 def test_what_a_plan_changed_is_put_back_where_making_it_fails() -> None:
     step = a_step(Net())
-    before = copy.deepcopy(everything(step))
+    before = copy.deepcopy(collect_step_state(step))
     with pytest.raises(UnsupportedError):
-        realized(step, Plan(optimizer="fused", capture="step"))
-    assert same(everything(step), before)
+        compile_step(step, Plan(optimizer="fused", capture="step"))
+    assert same(collect_step_state(step), before)
     assert not step.optimizer._optimizer_state_dict_post_hooks
 
 
 @pytest.mark.parametrize("plan", FORMS, ids=str)
 def test_a_checkpoint_of_a_plan_looks_as_without_it_and_loads_into_a_plain_optimizer(plan: Plan) -> None:
-    losses, step = trained(plan)
+    losses, step = train_steps(plan)
     kept = step.state_dict()
-    _, written = trained(None)
+    _, written = train_steps(None)
     expected = written.state_dict()["optimizer"]
     torch.testing.assert_close(kept["optimizer"]["state"], expected["state"], rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(kept["optimizer"]["param_groups"], expected["param_groups"], strict=True):
@@ -304,14 +308,17 @@ def test_a_checkpoint_of_a_plan_looks_as_without_it_and_loads_into_a_plain_optim
 
 @pytest.mark.parametrize("plan", FORMS, ids=str)
 def test_a_checkpoint_is_loaded_while_a_plan_is_in_force(plan: Plan) -> None:
-    _, written = trained(None, steps=2)
+    _, written = train_steps(None, steps=2)
     kept = copy.deepcopy(written.state_dict())
     step = a_step(scheduler=exponential, clip_norm=1.0)
-    made = realized(step, plan)
+    made = compile_step(step, plan)
     made.call(*batch())
     step.load_state_dict(copy.deepcopy(kept))
     assert step.optimizer.param_groups[0][plan.optimizer] is True
-    assert same([leaf for _, leaf in pytree.named_leaves(step.state_dict())], [x for _, x in pytree.named_leaves(kept)])
+    assert same(
+        [leaf for _, leaf in pytree.list_named_leaves(step.state_dict())],
+        [x for _, x in pytree.list_named_leaves(kept)],
+    )
     for given in batches(2):
         torch.testing.assert_close(made.call(*given), written(*given))
     made.close()
@@ -327,7 +334,7 @@ def test_a_rate_that_is_a_tensor_for_a_plan_is_a_number_outside() -> None:
     assert step.optimizer.state_dict()["param_groups"][0]["lr"] == rate, "the very same number"
     step(*batch())
     assert isinstance(step.optimizer.param_groups[0]["lr"], torch.Tensor), "written in place"
-    tuned.undo()
+    tuned.restore()
     assert type(step.optimizer.param_groups[0]["lr"]) is float
     assert step.optimizer.param_groups[0]["lr"] == pytest.approx(0.9 * rate)
 
@@ -338,25 +345,25 @@ def test_a_group_that_is_added_meanwhile_breaks_nothing() -> None:
     tuned = TunedOptimizer(optimizer, "fused")
     optimizer.add_param_group({"params": list(model.leave.parameters())})
     assert [group["fused"] for group in optimizer.state_dict()["param_groups"]] == [None, None]
-    tuned.undo()
+    tuned.restore()
     assert [group["fused"] for group in optimizer.param_groups] == [None, None]
 
 
 def test_a_group_that_is_added_under_a_scaler_takes_the_form_that_its_kernels_must_share() -> None:
-    def grown(plan: Plan | None) -> list[Any]:
+    def train_with_added_group(plan: Plan | None) -> list[Any]:
         model = Blocks()
         rest = [p for name, p in model.named_parameters() if not name.startswith("leave")]
         optimizer = adam(list(model.leave.parameters()))
         step = torchwise.TrainStep(
             model, torch.nn.functional.cross_entropy, optimizer, scaler=torch.amp.GradScaler("cpu", init_scale=4.0)
         )
-        call = realized(step, plan).call if plan else step
+        call = compile_step(step, plan).call if plan else step
         given = batches(4)
         found = [call(*given[0])]
         optimizer.add_param_group({"params": rest, "lr": 0.1})
         return [*found, *(call(*b) for b in given[1:]), *model.parameters()]
 
-    torch.testing.assert_close(grown(Plan(optimizer="fused")), grown(None))
+    torch.testing.assert_close(train_with_added_group(Plan(optimizer="fused")), train_with_added_group(None))
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -369,10 +376,10 @@ def test_two_plans_may_hold_one_optimizer_whose_own_form_is_known_throughout(
     held = [TunedOptimizer(optimizer, form) for form in forms]
     assert optimizer.param_groups[0]["fused"] is True
     assert optimizer.state_dict()["param_groups"][0]["fused"] is None
-    held.pop(first).undo()
+    held.pop(first).restore()
     assert optimizer.param_groups[0][forms[1 - first]] is True, "what the other wants"
     assert optimizer.state_dict()["param_groups"][0]["fused"] is None
-    held.pop().undo()
+    held.pop().restore()
     assert [optimizer.param_groups[0][name] for name in ("fused", "foreach")] == [None, None]
     assert set(vars(optimizer)) == set(attributes)
     assert optimizer not in _GIVEN
@@ -390,7 +397,7 @@ def test_what_the_user_hung_on_an_optimizer_is_called_and_hangs_there_again() ->
     optimizer.add_param_group = own  # type: ignore[method-assign]
     held = TunedOptimizer(optimizer, "fused")
     optimizer.add_param_group({"params": list(model.leave.parameters())})
-    held.undo()
+    held.restore()
     assert len(added) == 1
     assert vars(optimizer)["add_param_group"] is own
 
@@ -413,7 +420,7 @@ def test_steps_are_counted_where_the_form_wants_them() -> None:
     assert optimizer.param_groups[0]["capturable"] is True
     _GIVEN[optimizer]._kept[0]["capturable"] = True  # as if built so: then its counts lie there in a checkpoint, too
     assert optimizer.state_dict()["state"][0]["step"].device.type == "meta"
-    tuned.undo()
+    tuned.restore()
     assert optimizer.param_groups[0]["capturable"] is True
 
 
@@ -423,7 +430,7 @@ def test_steps_are_counted_where_the_form_wants_them() -> None:
 @pytest.mark.parametrize("plan", FORMS, ids=str)
 def test_a_step_that_overflows_is_skipped_by_a_plan_too(plan: Plan) -> None:
     step = a_step(scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
-    made = realized(step, plan)
+    made = compile_step(step, plan)
     made.call(*batch())
     assert step.scaler is not None
     weights = step.model.enter.weight.detach().clone()
@@ -444,11 +451,11 @@ def test_an_optimizer_built_fused_leaves_the_skipping_to_its_kernels_in_copies_t
     assert not hasattr(bare, flag)
     tuned = TunedOptimizer(bare, "preserve", countable=True)
     assert getattr(bare, flag) is True
-    tuned.undo()
+    tuned.restore()
     assert not hasattr(bare, flag)
     tuned = TunedOptimizer(optimizer, "foreach")
     assert not hasattr(optimizer, flag)
-    tuned.undo()
+    tuned.restore()
     assert getattr(optimizer, flag) is True
 
 
@@ -487,7 +494,7 @@ def test_a_batch_is_cut_where_all_of_it_are_samples_that_can_be_parted() -> None
     assert with_inputs((8, 4), (8,), model=Net()) == set(), "batch-norm looks at the whole batch"
 
 
-def hooked(step: torchwise.TrainStep, kind: str) -> torchwise.TrainStep:
+def add_hook(step: torchwise.TrainStep, kind: str) -> torchwise.TrainStep:
     getattr(step.model.get_parameter("enter.weight"), kind)(lambda given: None)
     return step
 
@@ -497,7 +504,7 @@ HOOKS = pytest.mark.parametrize("kind", ["register_hook", "register_post_accumul
 
 @HOOKS
 def test_hooks_of_parameters_are_known_in_copies_too_and_no_batch_is_cut(kind: str) -> None:
-    step = hooked(a_step(), kind)
+    step = add_hook(a_step(), kind)
     buffer = io.BytesIO()
     torch.save(step, buffer)
     buffer.seek(0)
@@ -516,7 +523,7 @@ def test_hooks_of_parameters_are_known_in_copies_too_and_no_batch_is_cut(kind: s
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan(pieces=2), "pieces is 2, but parameters have hooks, which would run once for each piece"),
+        (Plan(microbatches=2), "pieces is 2, but parameters have hooks, which would run once for each piece"),
         (Plan(capture="step"), "capture is 'step', but parameters have hooks, which are Python"),
         (Plan(precision="autocast_fp16"), "precision is 'autocast_fp16', but parameters have hooks, which would be"),
     ],
@@ -524,29 +531,29 @@ def test_hooks_of_parameters_are_known_in_copies_too_and_no_batch_is_cut(kind: s
 )
 def test_what_would_call_hooks_otherwise_is_refused(plan: Plan, message: str, kind: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
-        realized(hooked(a_step(), kind), plan)
+        compile_step(add_hook(a_step(), kind), plan)
     with pytest.raises(UnsupportedError, match=message):
-        realized(hooked(a_step(), kind).copy(), plan)
+        compile_step(add_hook(a_step(), kind).copy(), plan)
 
 
 def test_a_scaler_of_the_steps_own_scales_for_its_hooks_as_written() -> None:
-    def clamped(plan: Plan | None) -> list[Any]:
+    def clamp_gradients(plan: Plan | None) -> list[Any]:
         step = a_step(scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
         for parameter in step.model.parameters():
             parameter.register_hook(lambda given: given.clamp(-1e-2, 1e-2))
-        return [*(realized(step, plan).call if plan else step)(*batch(seed=0)).flatten(), *step.model.parameters()]
+        return [*(compile_step(step, plan).call if plan else step)(*batch(seed=0)).flatten(), *step.model.parameters()]
 
-    torch.testing.assert_close(clamped(Plan(optimizer="fused")), clamped(None))
-    torch.testing.assert_close(clamped(Plan(recompute="blocks")), clamped(None))
-    realized(hooked(a_step(scaler=torch.amp.GradScaler("cpu")), "register_hook"), Plan(precision="autocast_fp16"))
+    torch.testing.assert_close(clamp_gradients(Plan(optimizer="fused")), clamp_gradients(None))
+    torch.testing.assert_close(clamp_gradients(Plan(activation_checkpointing="blocks")), clamp_gradients(None))
+    compile_step(add_hook(a_step(scaler=torch.amp.GradScaler("cpu")), "register_hook"), Plan(precision="autocast_fp16"))
 
 
 def refusal(plan: Plan, **how: Any) -> str:
     step = a_step(**how)
-    before = copy.deepcopy(everything(step))
+    before = copy.deepcopy(collect_step_state(step))
     with pytest.raises(UnsupportedError) as error:
-        realized(step, plan)
-    assert same(everything(step), before)
+        compile_step(step, plan)
+    assert same(collect_step_state(step), before)
     return str(error.value)
 
 
@@ -566,8 +573,16 @@ class Normed(torch.nn.Module):
 @pytest.mark.parametrize(
     ("plan", "how", "message"),
     [
-        (Plan(recompute="blocks"), {"model": Net()}, "recompute is 'blocks', but the model has no repeated blocks"),
-        (Plan(recompute="blocks"), {"model": Normed()}, "recompute is 'blocks', but batch-norm in them would count"),
+        (
+            Plan(activation_checkpointing="blocks"),
+            {"model": Net()},
+            "recompute is 'blocks', but the model has no repeated blocks",
+        ),
+        (
+            Plan(activation_checkpointing="blocks"),
+            {"model": Normed()},
+            "recompute is 'blocks', but batch-norm in them would count",
+        ),
         (Plan(capture="step"), {}, "capture is 'step', but this is cpu: only a CUDA GPU records graphs"),
         (Plan(optimizer="fused"), {"optimizer": torch.optim.Rprop}, "optimizer is 'fused', but Rprop has no such form"),
         (Plan(optimizer="foreach"), {"optimizer": torch.optim.LBFGS}, "optimizer is 'foreach', but LBFGS has no such"),
@@ -595,14 +610,14 @@ def test_what_cannot_be_is_refused_with_words(plan: Plan, how: dict[str, Any], m
 
 def test_pieces_that_do_not_divide_are_refused() -> None:
     step = a_step()
-    made = realized(step, Plan(pieces=3))
+    made = compile_step(step, Plan(microbatches=3))
     with pytest.raises(torchwise.TorchwiseError, match="cannot be cut into 3 equal pieces"):
         made.call(*batch())
 
 
 def test_a_plan_of_a_step_is_refused_for_a_model() -> None:
     with pytest.raises(UnsupportedError, match="is of a whole training step, but this is a model: give a TrainStep"):
-        compile_plan(Blocks(), Plan(pieces=2), Example((batch()[0],)), device="cpu", mode="training")
+        compile_plan(Blocks(), Plan(microbatches=2), Example((batch()[0],)), device="cpu", mode="training")
 
 
 # ---- the whole step captured, with graphs that need no GPU
@@ -645,7 +660,8 @@ def test_a_captured_step_is_the_fused_one_bit_by_bit(machine: Machine, how: dict
         torch.manual_seed(1)
         losses = [made.call(*found) for found in batches(6)]
         kept = [
-            leaf for _, leaf in pytree.named_leaves({k: v for k, v in step.state_dict().items() if k != "schedulers"})
+            leaf
+            for _, leaf in pytree.list_named_leaves({k: v for k, v in step.state_dict().items() if k != "schedulers"})
         ]
         sides.append([*losses, *(x for x in kept if isinstance(x, torch.Tensor))])
         made.close()
@@ -654,7 +670,7 @@ def test_a_captured_step_is_the_fused_one_bit_by_bit(machine: Machine, how: dict
 
 
 def test_a_captured_plan_sees_a_checkpoint_that_is_loaded(machine: Machine) -> None:
-    _, written = trained(Plan(optimizer="fused"), steps=2, scheduler=None)
+    _, written = train_steps(Plan(optimizer="fused"), steps=2, scheduler=None)
     kept = copy.deepcopy(written.state_dict())
     step = a_step(clip_norm=1.0)
     made = compile_plan(step, Plan(optimizer="fused", capture="step"), Example(batch()), device="cuda", mode="training")
@@ -663,7 +679,7 @@ def test_a_captured_plan_sees_a_checkpoint_that_is_loaded(machine: Machine) -> N
     step.load_state_dict(copy.deepcopy(kept))
     other = a_step(clip_norm=1.0)
     other.load_state_dict(copy.deepcopy(kept))
-    plain = realized(other, Plan(optimizer="fused"))
+    plain = compile_step(other, Plan(optimizer="fused"))
     for given in batches(4):
         assert torch.equal(made.call(*given), plain.call(*given))
     assert machine.replayed >= 4
@@ -675,7 +691,7 @@ def test_a_captured_plan_sees_a_checkpoint_that_is_loaded(machine: Machine) -> N
 @pytest.mark.slow
 def test_model_and_loss_compiled_as_one_with_a_fused_optimizer() -> None:
     plan = Plan(backend="inductor", scope="loss", optimizer="fused")
-    check_close(trained(plan), trained(None), 1e-4)
+    check_close(train_steps(plan), train_steps(None), 1e-4)
 
 
 @pytest.mark.slow
@@ -694,7 +710,7 @@ def test_a_compiled_optimizer_follows_its_scheduler_without_compiling_again(scal
     step, written = make(), make()
     for side in (step, written):  # which makes the optimizer's state, for which it would be compiled once more
         side(*batch(seed=9))
-    made = RealizedStep(
+    made = CompiledStep(
         step,
         Plan(backend="inductor", optimizer="compiled"),
         Example(batch()),

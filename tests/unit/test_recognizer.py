@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile import Recognizer, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -197,7 +197,7 @@ def test_a_live_model_answers_alike_by_either_way(monkeypatch: pytest.MonkeyPatc
         return x * scale
 
     made: list[int] = []
-    fast = torchwise.apply(call, decided(call, Plan(threads=torch.get_num_threads() + 1), X, 2.0))  # type: ignore[arg-type]
+    fast = torchwise.apply(call, make_decision(call, Plan(threads=torch.get_num_threads() + 1), X, 2.0))  # type: ignore[arg-type]
     for module in (dispatch, signature_match):
         monkeypatch.setattr(module, "signature_of", lambda *given: made.append(1) or signature_of(*given))
     for x, scale in ((X, 2.0), (X, 2.0), (X + 1, 2.0), (X, 3.0), (X[:2], 2.0), (X, 2.0)):
@@ -216,7 +216,7 @@ def test_a_live_model_that_is_called_by_name_and_with_containers_is_recognised(m
     made: list[int] = []
     plan = Plan(threads=torch.get_num_threads() + 1)
     given = {"past": [(X, X.clone()), (X.clone(), X.clone())], "scale": 2.0}
-    decision = replace(decided(call, plan), inputs=(describe_example(Example((), given)),))
+    decision = replace(make_decision(call, plan), inputs=(describe_example(Example((), given)),))
     fast = torchwise.apply(call, decision)
     for module in (dispatch, signature_match):
         monkeypatch.setattr(module, "signature_of", lambda *given: made.append(1) or signature_of(*given))

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.alerts import heard
 from torchwise.compile import compile_plan
 from torchwise.compile.backends import inductor
-from torchwise.compile.backends.inductor import compiled_graphs
-from torchwise.compile.guards.varying_values import NUMBER, TEXT, Varied
+from torchwise.compile.backends.inductor import count_compiled_graphs
+from torchwise.compile.guards.varying_values import NUMBER, TEXT, VaryingValue
 from torchwise.compile.recompiles import FIRST_WAIT_S, RecompileLimitError, Recompiles
 from torchwise.plan import Plan
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule
@@ -95,8 +95,8 @@ class Global(nn.Module):
         return x * SCALE + SHIFT
 
 
-def served(model: nn.Module, plan: Plan = PLAN, x: torch.Tensor = X) -> OptimizedModule:
-    return OptimizedModule(model, decided(model, plan, x))
+def apply_plan(model: nn.Module, plan: Plan = PLAN, x: torch.Tensor = X) -> OptimizedModule:
+    return OptimizedModule(model, make_decision(model, plan, x))
 
 
 def set_global(name: str) -> Callable[[Any, int], None]:
@@ -127,13 +127,13 @@ def test_a_number_is_compiled_for_once_more_and_then_is_an_input(
     for name in ("SCALE", "SHIFT"):
         monkeypatch.setitem(globals(), name, globals()[name])
     model = Net().eval() if change not in (NUMBERS["global float"], NUMBERS["global integer"]) else Global()
-    fast = served(model)
+    fast = apply_plan(model)
     fast(X)
-    before = compiled_graphs()
+    before = count_compiled_graphs()
     for i in range(20):
         change(model, i)
         torch.testing.assert_close(fast(X), model(X))
-    assert compiled_graphs() == before + 1
+    assert count_compiled_graphs() == before + 1
     assert (fast.statistics.optimized, fast.statistics.recompiles) == (21, 1)
     assert fast.statistics.snapshot()["recompiles"] == 1
 
@@ -154,14 +154,14 @@ OTHERS: dict[str, tuple[Callable[[Any, int], object], str]] = {
 def test_what_cannot_be_an_input_is_compiled_for_so_often_and_then_named(
     change: Callable[[Any, int], object], reason: str
 ) -> None:
-    fast = served(model := Net().eval())
+    fast = apply_plan(model := Net().eval())
     fast(X)
-    before = compiled_graphs()
+    before = count_compiled_graphs()
     with heard() as alerts:
         for i in range(15):
             change(model, i)
             torch.testing.assert_close(fast(X), model(X))
-    assert compiled_graphs() == before + 8
+    assert count_compiled_graphs() == before + 8
     assert fast.statistics.recompiles == 8
     [(said, times)] = fast.statistics.original.items()
     assert re.match(reason, said)
@@ -173,7 +173,7 @@ def test_what_cannot_be_an_input_is_compiled_for_so_often_and_then_named(
 
 @torch.no_grad()
 def test_what_was_compiled_goes_on_answering_beyond_the_limit() -> None:
-    fast = served(model := Net().eval())
+    fast = apply_plan(model := Net().eval())
     for i in range(12):
         model.style = "x" * i
         fast(X)
@@ -186,7 +186,7 @@ def test_what_was_compiled_goes_on_answering_beyond_the_limit() -> None:
 
 @torch.no_grad()
 def test_pytorchs_own_limit_is_the_plans() -> None:
-    fast = served(model := Net().eval())
+    fast = apply_plan(model := Net().eval())
     with torch._dynamo.config.patch(recompile_limit=3):
         for i in range(6):
             model.style = "x" * i
@@ -199,7 +199,7 @@ def test_pytorchs_own_limit_is_the_plans() -> None:
 
 @torch.no_grad()
 def test_values_that_take_turns_are_compiled_for_once_each() -> None:
-    fast = served(model := Net().eval())
+    fast = apply_plan(model := Net().eval())
     for i in range(20):
         model.flag, model.kind = bool(i % 2), list(Kind)[i // 2 % 2]
         torch.testing.assert_close(fast(X), model(X))
@@ -210,17 +210,17 @@ def test_values_that_take_turns_are_compiled_for_once_each() -> None:
 def test_sizes_stay_static_where_numbers_become_inputs() -> None:
     given = [torch.randn(rows, 4) for rows in (2, 3, 5)]
     model = Net().eval()
-    decision = decided(model, PLAN, X)
-    others = [decided(model, PLAN, x).inputs[0] for x in given]
+    decision = make_decision(model, PLAN, X)
+    others = [make_decision(model, PLAN, x).inputs[0] for x in given]
     fast = OptimizedModule(model, replace(decision, inputs=tuple(others)))
     seen: list[list[Any]] = []
 
-    def noted(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    def note_sizes(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         seen.append([size for t in inputs if isinstance(t, torch.Tensor) for size in t.shape])
         return graph.forward
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inductor, "_backend", lambda _plan, _options: noted)
+        patch.setattr(inductor, "_backend", lambda _plan, _options: note_sizes)
         for i in range(4):
             model.strength, model.step = 1.5 + i, 1001 + i
             for x in given:
@@ -233,37 +233,37 @@ def test_sizes_stay_static_where_numbers_become_inputs() -> None:
 def closes_over() -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[float], None]]:
     value = 1.5
 
-    def scaled(x: torch.Tensor) -> torch.Tensor:
+    def scale(x: torch.Tensor) -> torch.Tensor:
         return x * value
 
     def give(other: float) -> None:
         nonlocal value
         value = other
 
-    return scaled, give
+    return scale, give
 
 
 @torch.no_grad()
 def test_a_number_that_a_function_closes_over_is_an_input_too() -> None:
     scaled, give = closes_over()
-    fast = OptimizedFunction(scaled, decided(scaled, PLAN, X))
+    fast = OptimizedFunction(scaled, make_decision(scaled, PLAN, X))
     for i in range(10):
         give(2.5 + i)
         torch.testing.assert_close(fast(X), X * (2.5 + i))
     assert (fast.statistics.optimized, fast.statistics.recompiles) == (10, 1)
 
 
-def powered(x: torch.Tensor, power: int) -> torch.Tensor:
+def multiply(x: torch.Tensor, power: int) -> torch.Tensor:
     return x * power
 
 
 @torch.no_grad()
 def test_a_number_that_is_given_is_proven_or_else_the_originals() -> None:
-    fast = OptimizedFunction(powered, decided(powered, PLAN, X, 2))  # type: ignore[arg-type]
-    before = compiled_graphs()
+    fast = OptimizedFunction(multiply, make_decision(multiply, PLAN, X, 2))  # type: ignore[arg-type]
+    before = count_compiled_graphs()
     for i in range(10):
         torch.testing.assert_close(fast(X, i), X * i)
-    assert compiled_graphs() == before + 1
+    assert count_compiled_graphs() == before + 1
     assert (fast.statistics.optimized, fast.statistics.recompiles) == (1, 0)
 
 
@@ -298,12 +298,12 @@ class Breaks(nn.Module):
         self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        counted(self)
+        count_call(self)
         return x + len(STYLE)
 
 
 @torch.compiler.disable
-def counted(model: Breaks) -> None:
+def count_call(model: Breaks) -> None:
     model.calls += 1
 
 
@@ -316,7 +316,7 @@ def counted(model: Breaks) -> None:
 def test_in_the_midst_of_a_call_the_plan_goes_to_the_end_and_is_given_up(
     kind: Any, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = served(model := kind().eval(), plan)
+    fast = apply_plan(model := kind().eval(), plan)
     with heard() as alerts:
         for i in range(14):
             monkeypatch.setitem(globals(), "STYLE", "x" * i)
@@ -335,19 +335,19 @@ def test_a_trial_of_such_a_program_fails_with_the_reason() -> None:
     model = Net().eval()
     made = compile_plan(model, PLAN, Example((X,)), device="cpu", mode="inference")
 
-    def styled(i: int) -> None:
+    def set_style(i: int) -> None:
         model.style = "x" * i
         made.call(X)
 
     for i in range(9):
-        styled(i)
+        set_style(i)
     with pytest.raises(RecompileLimitError, match="`style` on the model is another text on every call"):
-        styled(9)
+        set_style(9)
 
 
 @torch.no_grad()
 def test_what_a_frozen_plan_refuses_is_no_recompile() -> None:
-    fast = served(model := Net().eval())
+    fast = apply_plan(model := Net().eval())
     for _ in range(2):
         fast(X)
     torchwise.freeze(fast)
@@ -358,7 +358,7 @@ def test_what_a_frozen_plan_refuses_is_no_recompile() -> None:
 
 @torch.no_grad()
 def test_what_is_disabled_for_dynamo_stays_so() -> None:
-    fast = served(Disabled().eval())
+    fast = apply_plan(Disabled().eval())
     fast(X)
     assert Disabled.compiling == [False]
 
@@ -367,11 +367,11 @@ class Disabled(nn.Module):
     compiling: ClassVar[list[bool]] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return left_alone(x * 2) + 1
+        return sin_in_eager(x * 2) + 1
 
 
 @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
-def left_alone(x: torch.Tensor) -> torch.Tensor:
+def sin_in_eager(x: torch.Tensor) -> torch.Tensor:
     Disabled.compiling.append(torch.compiler.is_compiling())
     return x.sin()
 
@@ -379,7 +379,7 @@ def left_alone(x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_each_is_said_and_scraped(caplog: pytest.LogCaptureFixture) -> None:
     registry = prometheus_client.CollectorRegistry()
-    fast = served(model := Net().eval())
+    fast = apply_plan(model := Net().eval())
     torchwise.export_metrics(fast, "net", registry)
     fast(X)
     model.step = 1001
@@ -390,7 +390,7 @@ def test_each_is_said_and_scraped(caplog: pytest.LogCaptureFixture) -> None:
     assert found == 1
 
 
-STYLED = Varied("style", "`style`", TEXT, "'a'")
+STYLED = VaryingValue("style", "`style`", TEXT, "'a'")
 
 
 def test_one_more_is_permitted_after_a_wait_that_doubles() -> None:
@@ -410,7 +410,7 @@ def test_one_more_is_permitted_after_a_wait_that_doubles() -> None:
 def test_what_varied_most_often_is_named_with_its_last_values() -> None:
     recompiles = Recompiles(8)
     for i in range(8):
-        number = Varied("step", "`step`", NUMBER, str(i))
+        number = VaryingValue("step", "`step`", NUMBER, str(i))
         recompiles.again([number, STYLED] if i % 2 else [number], at_start=True)
     with pytest.raises(RecompileLimitError) as raised:
         recompiles.again([], at_start=True)

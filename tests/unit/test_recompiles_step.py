@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from step_samples import Net, a_step, batch, batches, everything
+from step_samples import Net, a_step, batch, batches, collect_step_state
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.alerts import heard
 from torchwise.compile.backends import inductor
-from torchwise.compile.backends.inductor import compiled_graphs
+from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.plan import Plan
 from torchwise.runtime import fallbacks
 from torchwise.runtime.dispatch import NOT_PROVEN
@@ -44,16 +44,16 @@ class Styled(Net):
         return scaled + len(STYLE)
 
 
-def optimized(plan: Plan) -> tuple[OptimizedStep, Any]:
+def make_steps(plan: Plan) -> tuple[OptimizedStep, Any]:
     """Return a step by a plan, and the same as written."""
     step = a_step(Styled())
-    fast = torchwise.apply(step, decided(step, plan, *batch()))
+    fast = torchwise.apply(step, make_decision(step, plan, *batch()))
     assert isinstance(fast, OptimizedStep)
     return fast, a_step(Styled())
 
 
 def agree(fast: Any, written: Any) -> None:
-    for ours, theirs in zip(everything(fast), everything(written), strict=True):
+    for ours, theirs in zip(collect_step_state(fast), collect_step_state(written), strict=True):
         if isinstance(ours, torch.Tensor):
             torch.testing.assert_close(ours, theirs)
         else:
@@ -81,7 +81,7 @@ NUMBERS: dict[str, tuple[Plan, Callable[[Any, int], object]]] = {
 def test_a_number_is_compiled_for_once_more_and_then_is_an_input(
     plan: Plan, change: Callable[[Any, int], object]
 ) -> None:
-    fast, written = optimized(plan)
+    fast, written = make_steps(plan)
     for i, given in enumerate(batches(14)):
         if i > 1:
             change(fast, i)
@@ -89,16 +89,16 @@ def test_a_number_is_compiled_for_once_more_and_then_is_an_input(
         fast(*given)
         written(*given)
         if i == 3:
-            before = compiled_graphs()
+            before = count_compiled_graphs()
     agree(fast, written)
-    assert compiled_graphs() == before
+    assert count_compiled_graphs() == before
     assert (fast.statistics.optimized, fast.statistics.recompiles) == (14, 1)
 
 
 def test_what_cannot_be_an_input_ends_the_plan_after_a_whole_step_and_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fast, written = optimized(MODEL)
+    fast, written = make_steps(MODEL)
     with heard() as alerts:
         for i, given in enumerate(batches(14)):
             monkeypatch.setitem(globals(), "STYLE", "x" * i)
@@ -114,7 +114,7 @@ def test_what_cannot_be_an_input_ends_the_plan_after_a_whole_step_and_is_named(
 
 
 def test_settings_of_an_optimizer_that_take_turns_are_compiled_for_once_each() -> None:
-    fast, written = optimized(COMPILED)
+    fast, written = make_steps(COMPILED)
     for i, given in enumerate(batches(12)):
         for step in (fast, written):
             group(step)["maximize"] = i % 2 == 1
@@ -125,7 +125,7 @@ def test_settings_of_an_optimizer_that_take_turns_are_compiled_for_once_each() -
 
 
 def test_a_setting_of_an_optimizer_that_cannot_be_an_input_ends_the_plan_and_is_named() -> None:
-    fast, written = optimized(COMPILED)
+    fast, written = make_steps(COMPILED)
     for i, given in enumerate(batches(12)):
         for step in (fast, written):
             group(step)["note"] = "x" * i
@@ -141,7 +141,7 @@ def test_batches_that_were_not_proven_are_said_once_and_alerted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fallbacks, "LEAST_CALLS", 20)
-    fast, _ = optimized(MODEL)
+    fast, _ = make_steps(MODEL)
     with heard() as alerts, caplog.at_level(logging.WARNING, "torchwise"):
         for given in batches(30, rows=6):
             fast(*given)

@@ -253,10 +253,10 @@ def test_a_driver_that_makes_no_stream_is_named(
 
 
 def test_where_there_is_no_driver_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
+    def raise_missing(name: str) -> Any:
         raise OSError(name)
 
-    monkeypatch.setattr(capture_stream.ctypes, "CDLL", missing)
+    monkeypatch.setattr(capture_stream.ctypes, "CDLL", raise_missing)
     with pytest.raises(UnsupportedError, match="from the CUDA driver, but no libcuda"):
         capture_stream._new_stream()
 
@@ -305,7 +305,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Done:
     return done
 
 
-def asked(threads: int) -> Done:
+def list_events(threads: int) -> Done:
     warm, own = ([("handle", stream), ("product", stream)] * threads for stream in ("warm-up", "own"))
     return [*warm, ("begins", "pool"), *own, ("ends",)]
 
@@ -318,7 +318,7 @@ def test_handles_are_made_before_the_recording_in_which_their_workspaces_are(
     monkeypatch.setattr(torch.autograd, "_get_sequence_nr", lambda: int(gradients))
     with torch.no_grad():
         stream_of(RecordingStream())
-    assert done == asked(threads=2 if gradients else 1)
+    assert done == list_events(threads=2 if gradients else 1)
 
 
 @pytest.mark.parametrize("warn_only", [False, True])
@@ -329,15 +329,15 @@ def test_deterministic_programs_have_both_workspaces_too(done: Done, warn_only: 
         stream_of(RecordingStream())
     finally:
         torch.use_deterministic_algorithms(False)
-    assert done == asked(threads=2)
+    assert done == list_events(threads=2)
 
 
 def test_a_backward_pass_that_looks_for_nan_is_not_recorded(done: Done) -> None:
     """It asks the GPU after every node, which breaks the recording off. Calls without gradients need none."""
     with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():
         stream_of(RecordingStream())
-    assert done == asked(threads=1)
+    assert done == list_events(threads=1)
     done.clear()
     with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly(check_nan=False):
         stream_of(RecordingStream())
-    assert done == asked(threads=2)
+    assert done == list_events(threads=2)

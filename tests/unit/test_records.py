@@ -331,8 +331,8 @@ def test_the_error_of_a_verdict_is_the_largest() -> None:
 )
 def test_a_trial_is_proven_only_when_all_of_it_is_there(changes: dict[str, Any]) -> None:
     proven = a_trial(INDUCTOR)
-    assert proven.is_proven
-    assert not replace(proven, **changes).is_proven
+    assert proven.is_verified
+    assert not replace(proven, **changes).is_verified
 
 
 def test_states_that_are_finished() -> None:
@@ -360,7 +360,7 @@ def test_an_interval_without_an_end_comes_back_from_json() -> None:
 
 @pytest.mark.parametrize("shares", [{"gemm": 0.85, "conv": 0.84}, {"gemm": 0.9, "conv": 0.3, "launch": 0.8}, {}])
 def test_the_parts_of_a_call_are_no_more_than_the_call(shares: dict[str, float]) -> None:
-    parts = an_inspection(1e-3, shares=shares).time_parts
+    parts = an_inspection(1e-3, shares=shares).time_by_kind
     assert set(parts) == set(shares)
     assert sum(parts.values()) <= 1 + 1e-9
     assert list(parts.values()) == sorted(parts.values(), reverse=True)

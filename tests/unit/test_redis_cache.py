@@ -37,7 +37,7 @@ print(up, took < 3, round(answer.item(), 2), *((shared.hit, shared.miss) if shar
 """
 
 
-def compiled(folder: Path, *arguments: object) -> tuple[str, str]:
+def compile_in_process(folder: Path, *arguments: object) -> tuple[str, str]:
     """Compile in a new process with an empty cache of its own. Return its output, and its log."""
     folder.mkdir()
     variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder)}
@@ -60,14 +60,14 @@ def server(tmp_path: Path) -> Iterator[tuple[str, int]]:
 
 @pytest.mark.slow
 def test_what_one_process_compiles_another_finds(server: tuple[str, int], tmp_path: Path) -> None:
-    assert compiled(tmp_path / "one", server[0])[0] == "True True 18.41 0 1"
-    assert compiled(tmp_path / "two", server[0])[0] == "True True 18.41 1 0"
+    assert compile_in_process(tmp_path / "one", server[0])[0] == "True True 18.41 0 1"
+    assert compile_in_process(tmp_path / "two", server[0])[0] == "True True 18.41 1 0"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"], ids=["goes down", "hangs"])
 def test_a_server_that_is_lost_later_is_given_up_once(server: tuple[str, int], tmp_path: Path, how: str) -> None:
-    said, logged = compiled(tmp_path / "one", server[0], server[1], how)
+    said, logged = compile_in_process(tmp_path / "one", server[0], server[1], how)
     assert said == "True True 18.41 0 1"
     assert logged.count("the Redis server is no longer asked") == 1
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.alerts import heard
 from torchwise.compile.backends import inductor
 from torchwise.plan import Plan
@@ -59,10 +59,10 @@ class Net(nn.Module):
         return x * self.strength + self.shift + len(self.style)
 
 
-def served(plan: Plan) -> tuple[OptimizedModule, Net]:
+def apply_plan(plan: Plan) -> tuple[OptimizedModule, Net]:
     torch.manual_seed(0)
     model = Net().eval()
-    fast = OptimizedModule(model, decided(model, plan, X))
+    fast = OptimizedModule(model, make_decision(model, plan, X))
     for _ in range(2):
         fast(X)
     assert fast.statistics.optimized == 2, dict(fast.statistics.failures)
@@ -77,7 +77,7 @@ def agree(fast: OptimizedModule, model: Net) -> None:
 @pytest.mark.parametrize("plan", COPIES, ids=str)
 @torch.no_grad()
 def test_what_is_set_for_each_request_is_followed(plan: Plan) -> None:
-    fast, model = served(plan)
+    fast, model = apply_plan(plan)
     for i in range(20):
         model.last_request, model.blocks[1].note = i, [i]
         model.strength = 1.5 + i
@@ -111,7 +111,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("plan", [*COPIES, FROZEN], ids=str)
 @torch.no_grad()
 def test_after_a_change_the_plan_answers_again(plan: Plan, change: Callable[[Any], object]) -> None:
-    fast, model = served(plan)
+    fast, model = apply_plan(plan)
     change(model)
     for _ in range(4):
         agree(fast, model)
@@ -123,7 +123,7 @@ def test_after_a_change_the_plan_answers_again(plan: Plan, change: Callable[[Any
 
 @torch.no_grad()
 def test_weights_that_change_all_the_time_are_not_frozen_in_for_ever() -> None:
-    fast, model = served(FROZEN)
+    fast, model = apply_plan(FROZEN)
     with heard() as alerts:
         for _ in range(30):
             model.blocks[0].first.weight.add_(0.1)
@@ -136,7 +136,7 @@ def test_weights_that_change_all_the_time_are_not_frozen_in_for_ever() -> None:
 
 @torch.no_grad()
 def test_a_frozen_plan_is_not_made_anew_for_a_changed_model() -> None:
-    fast, model = served(REGIONAL)
+    fast, model = apply_plan(REGIONAL)
     torchwise.freeze(fast)
     agree(fast, model)
     kept = model.blocks[1].first
@@ -150,7 +150,7 @@ def test_a_frozen_plan_is_not_made_anew_for_a_changed_model() -> None:
 
 @torch.no_grad()
 def test_why_a_plan_is_made_anew_is_said_by_name() -> None:
-    fast, model = served(REGIONAL)
+    fast, model = apply_plan(REGIONAL)
     model.blocks[1].first.weight = nn.Parameter(torch.randn(4, 4))
     agree(fast, model)
     [reason] = fast.statistics.original

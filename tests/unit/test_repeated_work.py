@@ -24,7 +24,7 @@ def seeded() -> None:
 
 
 def chain(link: Callable[[Any, int], Any], begin: Callable[[Any], Any] = torch.abs) -> Callable[[int], Any]:
-    def of_length(links: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def make_chain(links: int) -> Callable[[torch.Tensor], torch.Tensor]:
         def call(x: torch.Tensor) -> torch.Tensor:
             y = begin(x * (1 + 2j))
             for k in range(links):
@@ -33,7 +33,7 @@ def chain(link: Callable[[Any, int], Any], begin: Callable[[Any], Any] = torch.a
 
         return call
 
-    return of_length
+    return make_chain
 
 
 CHAINS = {
@@ -60,7 +60,7 @@ def counted_evaluations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     counts: list[int] = []
     made, counted = OpCounterCSE.__init__, OpCounterCSE._update_count
 
-    def begun(self: Any, inner: Any) -> None:
+    def start_count(self: Any, inner: Any) -> None:
         counts.append(0)
         made(self, inner)
 
@@ -69,12 +69,12 @@ def counted_evaluations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return counted(self, value)
 
     with monkeypatch.context() as patch:
-        patch.setattr(OpCounterCSE, "__init__", begun)
+        patch.setattr(OpCounterCSE, "__init__", start_count)
         patch.setattr(OpCounterCSE, "_update_count", one_more)
         yield counts
 
 
-def lowered(rewriting: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+def lower_and_count(rewriting: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     """Lower a graph as Inductor does, without code. Return the most evaluations that one value took."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
@@ -99,11 +99,13 @@ def test_a_chain_is_cut_so_that_lowering_it_takes_a_time_in_proportion(
     assert 2 <= marks[0] < marks[1] <= 3 * marks[0]
     rewriting = rewritten(links(10), z(6, 5))
     assert bound_repeated_work(rewriting.module.graph) >= 1
-    assert lowered(rewriting, monkeypatch) <= 3 * MOST_EVALUATIONS, "of a value that is cut, or of one behind it"
+    assert lower_and_count(rewriting, monkeypatch) <= 3 * MOST_EVALUATIONS, (
+        "of a value that is cut, or of one behind it"
+    )
 
 
 def test_without_marks_the_work_doubles_with_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = [lowered(rewritten(CHAINS["sine"](length), z(6, 5)), monkeypatch) for length in (5, 6, 7)]
+    most = [lower_and_count(rewritten(CHAINS["sine"](length), z(6, 5)), monkeypatch) for length in (5, 6, 7)]
     assert most[2] > 1.8 * most[1] > 3.2 * most[0], "else Inductor bounds it by itself, and marks are not needed"
 
 
@@ -142,7 +144,7 @@ def steps(field: torch.Tensor) -> torch.Tensor:
 def test_many_steps_are_cut_where_inductor_cuts_them_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     rewriting = rewritten(steps, z(4, 5, 6))
     assert bound_repeated_work(rewriting.module.graph) == 0
-    assert lowered(rewriting, monkeypatch) < MOST_EVALUATIONS
+    assert lower_and_count(rewriting, monkeypatch) < MOST_EVALUATIONS
 
 
 @pytest.mark.slow

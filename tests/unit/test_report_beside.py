@@ -12,18 +12,18 @@ from dashboard_samples import LAST, PLAIN, SPEEDS, TARGET, a_version, some_proce
 from torchwise.records import Measurement, Study
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report.history import history, render_history, summary
-from torchwise.report.regression import Change, Judge, Timed
-from torchwise.report.study_diff import beside, differences, render_beside
+from torchwise.report.regression import Change, Judge, Timing
+from torchwise.report.study_diff import compare_studies, differences, render_study_diff
 from torchwise.workload import WorkloadSpec
 
 JUDGE = Judge(0.05, CONFIDENCE)
 
 
-def timed(measured: Measurement) -> Timed:
-    return Timed(measured.candidate_time, measured.speedup)
+def to_timed(measured: Measurement) -> Timing:
+    return Timing(measured.candidate_time, measured.speedup)
 
 
-def scaled(measured: Measurement, candidate: float, eager: float) -> Measurement:
+def scale_times(measured: Measurement, candidate: float, eager: float) -> Measurement:
     return replace(
         measured,
         candidate_s=tuple(s * candidate for s in measured.candidate_s),
@@ -43,13 +43,16 @@ def scaled(measured: Measurement, candidate: float, eager: float) -> Measurement
 )
 def test_a_plan_is_judged_by_its_time_and_by_eager_beside_it(candidate: float, eager: float, change: Change) -> None:
     before = a_measurement(1.5)
-    assert JUDGE.judge(timed(before), timed(scaled(a_measurement(1.5, seed=5), candidate, eager))).change is change
+    assert (
+        JUDGE.judge(to_timed(before), to_timed(scale_times(a_measurement(1.5, seed=5), candidate, eager))).change
+        is change
+    )
 
 
 def test_eager_is_judged_by_time_alone_and_drifts() -> None:
     before = Measurement(samples(1.0), samples(1.0))
     after = Measurement(samples(1.3, seed=1), samples(1.3, seed=1))
-    assert JUDGE.judge(timed(before), timed(after), eager=True).change is Change.DRIFT
+    assert JUDGE.judge(to_timed(before), to_timed(after), eager=True).change is Change.DRIFT
 
 
 def test_plans_of_two_studies_side_by_side() -> None:
@@ -68,7 +71,7 @@ def test_plans_of_two_studies_side_by_side() -> None:
         ),
         id=8,
     )
-    found = {line.name: line for line in beside(first, second)}
+    found = {line.name: line for line in compare_studies(first, second)}
     assert {name: line.change for name, line in found.items()} == {
         "inductor": Change.SLOWER,
         "inductor + channels_last": Change.WRONG,
@@ -80,14 +83,14 @@ def test_plans_of_two_studies_side_by_side() -> None:
     assert slower is not None
     assert 1.3 < slower.mid < 1.5
     assert found["inductor + regional"].second is None
-    back = {line.name: line.change for line in beside(second, first)}
+    back = {line.name: line.change for line in compare_studies(second, first)}
     assert (back["inductor"], back["inductor + channels_last"]) == (Change.FASTER, Change.RIGHT)
 
 
 def test_a_plan_that_no_longer_ends_is_lost() -> None:
     (line,) = [
         line
-        for line in beside(a_study((a_trial(0, PLAIN),)), a_study((a_failure(plan=PLAIN),)))
+        for line in compare_studies(a_study((a_trial(0, PLAIN),)), a_study((a_failure(plan=PLAIN),)))
         if line.name != "eager"
     ]
     assert line.change is Change.LOST
@@ -99,7 +102,7 @@ def test_what_two_studies_differ_in_is_said() -> None:
     assert "environment: torch: 2.11.0 first, 2.13.0 second" in said
     assert any(line.startswith("speed-up: 1.6") for line in said)
     assert differences(one, one) == []
-    page = render_beside(one, other, "light")
+    page = render_study_diff(one, other, "light")
     assert "2.11.0 first, 2.13.0 second" in page
     assert "faster" in page
 
@@ -113,9 +116,9 @@ def test_what_two_studies_differ_in_is_said() -> None:
 )
 def test_studies_of_different_models_are_not_comparable(changes: dict[str, object], why: str) -> None:
     one, other = a_version("2.11.0", 1.7), a_version("2.13.0", 1.2, **changes)
-    found = beside(one, other)
+    found = compare_studies(one, other)
     assert {line.change for line in found} == {Change.NOT_COMPARED}
-    page = render_beside(one, other, "light")
+    page = render_study_diff(one, other, "light")
     assert f"The studies are not comparable: {why}" in page
     assert "slower" not in page.partition("<footer>")[0]
 
@@ -123,7 +126,7 @@ def test_studies_of_different_models_are_not_comparable(changes: dict[str, objec
 def test_what_noise_hides_is_inconclusive() -> None:
     old, new = a_version("2.11.0", 1.7), a_version("2.13.0", 1.6)
     unsure = [replace(study, trials=tuple(replace(t, repeats=()) for t in study.trials)) for study in (old, new)]
-    assert {line.name: line.change for line in beside(*unsure)}["inductor"] is Change.INCONCLUSIVE
+    assert {line.name: line.change for line in compare_studies(*unsure)}["inductor"] is Change.INCONCLUSIVE
     (line,) = history(unsure)
     assert line.points[1].change is Change.INCONCLUSIVE
     assert summary([line]) == "2 decisions, 1 inconclusive."

@@ -26,7 +26,7 @@ from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.records import Study, StudyState
 from torchwise.report import write_json
-from torchwise.report.commands import BREAK, folded, next_steps, reproduce
+from torchwise.report.commands import BREAK, next_steps, reproduce, wrap_command
 from torchwise.store import open_storage
 from torchwise.workload import WorkloadSpec
 
@@ -82,7 +82,7 @@ def test_a_target_like_an_option_goes_behind_the_options() -> None:
 def test_a_live_model_is_repeated_in_python() -> None:
     spec = WorkloadSpec("live:Net", device="cuda", calls=5, seed=3, memory_limit=3 * 2**29)
     plan = a_plan(options=(("max_autotune_gemm_backends", 'it\'s "quoted"'),))
-    called, given = called_with(reproduce(a_study(workload=spec, allow="reduced"), plan), plan)
+    called, given = run_snippet(reproduce(a_study(workload=spec, allow="reduced"), plan), plan)
     assert called == "tune"
     assert given == {**given, "device": "cuda", "calls": 5, "allow": "reduced", "plans": [plan], "fresh": True}
     assert given["memory_limit"] == 3 * 2**29, "in bytes, as `torchwise.tune` takes it"
@@ -189,7 +189,7 @@ def test_an_output_that_lacks_signs_gets_others(encoding: str, tmp_path: Path) -
 @pytest.mark.parametrize("width", range(35, 90))
 def test_a_folded_command_fits_and_reads_back_as_one(width: int) -> None:
     command = "torchwise tune models.py:make --device cpu --effort quick --calls 1000000 --plan '{\"a\": 1}' --fresh"
-    lines = folded(command, width)
+    lines = wrap_command(command, width)
     assert max(map(len, lines)) <= width
     assert all(line.endswith(BREAK) for line in lines[:-1])
     assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command), "as a shell reads it"
@@ -200,7 +200,7 @@ def test_every_trial_can_be_repeated() -> None:
         assert Plan.from_json(options(shlex.split(reproduce(a_study(), trial.plan)))["--plan"]) == trial.plan
 
 
-def called_with(snippet: str, plan: Plan) -> tuple[str, dict[str, Any]]:
+def run_snippet(snippet: str, plan: Plan) -> tuple[str, dict[str, Any]]:
     """Run a snippet with a stand-in for torchwise. Return the function it called last, and with which keywords."""
     calls: list[tuple[str, dict[str, Any]]] = []
 

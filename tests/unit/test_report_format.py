@@ -106,5 +106,5 @@ def test_plain_text_cannot_fool_a_terminal_or_a_reader(text: str, shown: str) ->
 
 
 def test_a_clipped_line_says_that_it_was_clipped() -> None:
-    assert show.clipped("one\n two", 20) == "one two"
-    assert show.clipped("a" * 30, 10) == "a" * 9 + "…"
+    assert show.truncate("one\n two", 20) == "one two"
+    assert show.truncate("a" * 30, 10) == "a" * 9 + "…"

@@ -31,7 +31,7 @@ from torchwise.report import write_html
 from torchwise.report.html import plots, render_html
 from torchwise.report.plots import cost, latency, speedup
 from torchwise.report.plots.strips import round_times
-from torchwise.report.plots.svg import VARIABLES, WIDTH, themed
+from torchwise.report.plots.svg import VARIABLES, WIDTH, adapt_svg
 from torchwise.workload import WorkloadSpec
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -413,7 +413,7 @@ def test_an_svg_is_adapted_and_nothing_else() -> None:
         b'<path id="m" style="stroke: #010101"/></defs><use xlink:href="#m" clip-path="url(#c)"/>'
         b"<text style=\"font: 700 9.5px 'DejaVu Sans', serif; text-anchor: start\">#010101 &lt;b&gt;</text></svg>"
     )
-    assert themed(svg, "k", "a <label>") == (
+    assert adapt_svg(svg, "k", "a <label>") == (
         '<svg viewBox="0 0 9 9" style="stroke-linejoin:round;stroke-linecap:butt" role="img" '
         'aria-label="a &lt;label&gt;">'
         '<defs><path id="k-m" style="stroke: var(--ink)" /></defs><use href="#k-m" clip-path="url(#k-c)" />'

@@ -16,7 +16,7 @@ from torchwise.errors import StorageError
 from torchwise.records import Duel, FailureKind, Study, StudyState
 from torchwise.records.study import study_from_dict
 from torchwise.report import json_export, write_json
-from torchwise.report.json_export import write_whole
+from torchwise.report.json_export import write_atomically
 
 
 @pytest.mark.parametrize(
@@ -56,28 +56,28 @@ def test_it_is_json_even_where_a_float_is_not_finite(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_whole("old", tmp_path / "file")
+    path = write_atomically("old", tmp_path / "file")
 
-    def broken(descriptor: int) -> None:
+    def raise_disk_full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(json_export.os, "fsync", broken)
+    monkeypatch.setattr(json_export.os, "fsync", raise_disk_full)
     with pytest.raises(StorageError, match=r"file cannot be written: No space left on device"):
-        write_whole("new", path)
+        write_atomically("new", path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_write_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
     for text in ("one", "two"):
-        write_whole(text, tmp_path / "file")
+        write_atomically(text, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "two"
     assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    write_whole("text", tmp_path / "link")
+    write_atomically("text", tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "text"
 
@@ -87,7 +87,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        write_whole("text", pipe)
+        write_atomically("text", pipe)
         assert os.read(reader, 100) == b"text"
     finally:
         os.close(reader)
@@ -98,11 +98,11 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "present").write_text("a file, and no folder")
     with pytest.raises(StorageError, match="cannot be written"):
-        write_whole("text", tmp_path / name)
+        write_atomically("text", tmp_path / name)
 
 
 def test_what_utf8_cannot_hold_does_not_stop_a_write(tmp_path: Path) -> None:
-    assert write_whole("a\udcffb", tmp_path / "file").read_text() == "a?b"
+    assert write_atomically("a\udcffb", tmp_path / "file").read_text() == "a?b"
 
 
 def test_writing_changes_no_record(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from builders import CREATED_AT, a_study, a_trial
 from dashboard_samples import EVIL, LAST, PLAIN
-from explain_samples import explanation, finding, price
+from explain_samples import explanation, make_finding, price
 from torchwise.records import TrialState
 from torchwise.report.explain.page import render_explanation_part
 from torchwise.report.html import render_html_part
@@ -64,7 +64,7 @@ def test_every_word_of_a_record_is_escaped(part: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_an_explanation_is_a_part_too(theme: Literal["light", "dark"]) -> None:
-    text = render_explanation_part(explanation(finding("guards", price(2e-3))), theme)
+    text = render_explanation_part(explanation(make_finding("guards", price(2e-3))), theme)
     assert "graph capture" in text
     assert not re.search(r"<(html|svg)\b", text)
 

@@ -28,15 +28,15 @@ class Clock:
 def a_run(progress: Progress, clock: Clock, trial: Trial) -> None:
     """Let a study of one trial go by."""
     with progress:
-        progress.inspecting()
+        progress.start_inspection()
         progress.stage("run eager")
         clock.now += 5
-        progress.inspected(an_inspection())
-        progress.trying(trial.number, trial.plan, "cheap to try")
+        progress.finish_inspection(an_inspection())
+        progress.start_trial(trial.number, trial.plan, "cheap to try")
         progress.stage("compile")
         clock.now += 60
-        progress.finished(trial)
-        progress.leading(trial.plan, Interval(1.49, 1.52, 1.56))
+        progress.finish_trial(trial)
+        progress.change_leader(trial.plan, Interval(1.49, 1.52, 1.56))
         progress.note("another process helps")
 
 
@@ -83,14 +83,14 @@ def test_a_duel_is_told_before_and_after() -> None:
     progress = Progress(Console(file=file, width=80), clock=clock)
     trial = a_trial(1, a_plan(threads=1), duel=Duel(a_plan(), a_measurement(1.1)))
     with progress:
-        progress.comparing(trial.plan, a_plan())
+        progress.start_comparison(trial.plan, a_plan())
         clock.now += 12
-        progress.compared(trial)
+        progress.finish_comparison(trial)
     first, second = file.getvalue().splitlines()
     assert first == "[   0:00] inductor + 1 thread beside inductor, as their trials may not tell them apart"
     assert second.startswith("[   0:12] inductor + 1 thread beside inductor: 1.1")
     assert second.endswith("] its speed")
-    progress.compared(a_trial(1, a_plan(threads=1), duel=Duel(a_plan(), failure=a_failure().failure)))
+    progress.finish_comparison(a_trial(1, a_plan(threads=1), duel=Duel(a_plan(), failure=a_failure().failure)))
     assert file.getvalue().endswith("inductor + 1 thread beside inductor: it died in compile: SIGSEGV\n")
 
 
@@ -106,14 +106,14 @@ def test_a_terminal_shows_what_is_tried_and_what_leads_and_keeps_what_is_finishe
     console = Console(file=file, width=80, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
     progress = Progress(console, clock=clock)
     with progress:
-        progress.inspecting()
+        progress.start_inspection()
         clock.now += 7
-        progress.trying(2, a_plan(), "")
+        progress.start_trial(2, a_plan(), "")
         progress.stage("compile")
-        progress.leading(a_plan(scope="regional"), None)
+        progress.change_leader(a_plan(scope="regional"), None)
         clock.now += 3
         wait_for(file, "3")
-        progress.finished(a_trial(2, verdict=WRONG))
+        progress.finish_trial(a_trial(2, verdict=WRONG))
     found = file.getvalue()
     assert "trial 2: inductor, compile" in found
     assert "0:03 on this, 0:10 in all; inductor + regional leads" in found

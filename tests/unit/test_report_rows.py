@@ -33,12 +33,12 @@ from torchwise.records import (
     Verdict,
 )
 from torchwise.records.answer import QUIET_HALF_WIDTH, Reliability
-from torchwise.records.cost_model import Economics
+from torchwise.records.cost_model import CostModel
 from torchwise.report import format as show
-from torchwise.report.costs import Cost, asked, baseline_cost, cost_of
+from torchwise.report.costs import Cost, baseline_cost, cost_of, workload_of
 from torchwise.report.plots.plot import series_of
-from torchwise.report.study_diff import timed_of
-from torchwise.report.summary import inspected, notes
+from torchwise.report.study_diff import times_of
+from torchwise.report.summary import inspection_facts, notes
 from torchwise.report.trial_table import Row, rows
 from torchwise.workload import WorkloadSpec
 
@@ -169,14 +169,14 @@ def test_a_pruned_trial_says_where_it_stood() -> None:
 def test_slower_and_not_surely_faster_are_told_apart() -> None:
     assert why(a_trial(speedup=0.8)).startswith("slower than eager: 0.8")
     assert why(a_trial(speedup=1.0)).startswith("no faster than eager: ")
-    wide = replace(fixed(1.0), candidate_s=(0.001, 0.1, 0.02, 0.05, 0.002), baseline_s=(0.01,) * 5)
+    wide = replace(make_exact_measurement(1.0), candidate_s=(0.001, 0.1, 0.02, 0.05, 0.002), baseline_s=(0.01,) * 5)
     assert why(a_trial(measurement=wide)) == "inconclusive: 0.0191× to 13.1× eager's speed, so slower or faster"
 
 
 def test_what_does_not_pay_back_is_told_with_its_figures() -> None:
     few = WorkloadSpec("zoo:vision.resnet50", device="cuda", calls=1_000)
-    trial = a_trial(speedup=2.0, measurement=fixed(2.0), costs=Costs(62.0))
-    assert why(trial, workload=few, inspection=an_inspection(measurement=fixed(1.0))) == (
+    trial = a_trial(speedup=2.0, measurement=make_exact_measurement(2.0), costs=Costs(62.0))
+    assert why(trial, workload=few, inspection=an_inspection(measurement=make_exact_measurement(1.0))) == (
         "faster, but does not pay back: 62.0 s of compiling take 10,000 calls, and 1,000 are expected"
     )
 
@@ -274,7 +274,7 @@ def test_the_latest_number_of_calls_holds() -> None:
     trial = a_trial(0)
     latest = WorkloadSpec("zoo:vision.resnet50", device="cuda", calls=5)
     found = replace(a_study([trial], decided=None), decision=a_decision(trial, latest))
-    assert asked(found) == latest
+    assert workload_of(found) == latest
 
 
 @pytest.mark.parametrize("restarts", [1, 7])
@@ -283,13 +283,13 @@ def test_costs_are_those_by_which_it_was_decided(restarts: int, warm_s: float | 
     spec = WorkloadSpec("zoo:vision.resnet50", device="cuda", calls=12_345, restarts=restarts)
     trial = a_trial(costs=Costs(40.0, warm_s))
     study = a_study([trial], workload=spec)
-    economics = Economics(study.inspection.measurement.baseline_time.mid, spec.calls, restarts)
+    economics = CostModel(study.inspection.measurement.baseline_time.mid, spec.calls, restarts)
     cost, baseline, expected = cost_of(trial, study), baseline_cost(study), economics.break_even_calls(trial)
     assert cost is not None
     assert baseline is not None
     assert expected is not None
-    assert cost.after(spec.calls) == pytest.approx(economics.cost(trial).mid)
-    assert baseline.after(spec.calls) == pytest.approx(economics.baseline_cost)
+    assert cost.seconds_after(spec.calls) == pytest.approx(economics.cost(trial).mid)
+    assert baseline.seconds_after(spec.calls) == pytest.approx(economics.baseline_cost)
     assert cost.break_even(baseline) == pytest.approx(expected.mid)
 
 
@@ -307,8 +307,8 @@ def test_where_eager_was_held_up_when_it_was_looked_at_every_figure_is_from_besi
     assert study.eager == quickest
     assert baseline_cost(study) == Cost(0.0, eager.mid)
     assert row_of(study, None).time == eager
-    assert dict(inspected(study))["Time per call"] == show.seconds(eager.mid)
-    told = timed_of(row_of(study, None), study)
+    assert dict(inspection_facts(study))["Time per call"] == show.seconds(eager.mid)
+    told = times_of(row_of(study, None), study)
     assert told
     assert told.time == quickest.baseline_time
     assert series_of(study)[0].measurement == quickest
@@ -317,15 +317,15 @@ def test_where_eager_was_held_up_when_it_was_looked_at_every_figure_is_from_besi
 
 
 def test_what_disturbed_is_said_once_at_the_top_and_by_the_decided_plan_first() -> None:
-    def noted(number: int, mode: str, *said: str) -> Trial:
+    def make_noted_trial(number: int, mode: str, *said: str) -> Trial:
         trial = a_trial(number, a_plan(mode=mode))
         assert trial.measurement is not None
         return replace(trial, measurement=replace(trial.measurement, notes=said))
 
     trials = (
-        noted(0, "default", "eager drifted by -12% from first to last", "the clocks fell"),
-        noted(1, "max-autotune", "eager drifted by +31.5% from first to last", "the clocks fell"),
-        noted(2, "reduce-overhead", "eager drifted by +7% from first to last", "the model was looked at"),
+        make_noted_trial(0, "default", "eager drifted by -12% from first to last", "the clocks fell"),
+        make_noted_trial(1, "max-autotune", "eager drifted by +31.5% from first to last", "the clocks fell"),
+        make_noted_trial(2, "reduce-overhead", "eager drifted by +7% from first to last", "the model was looked at"),
     )
     looked_at = replace(an_inspection(), notes=("the model was looked at",))
     study = a_study(trials, decided=1, inspection=looked_at)
@@ -365,7 +365,7 @@ def test_break_even_is_never_where_nothing_is_gained_and_at_once_where_nothing_i
 
 
 def test_partial_records_make_rows() -> None:
-    single = a_trial(0, measurement=fixed(1.5, 1))
+    single = a_trial(0, measurement=make_exact_measurement(1.5, 1))
     empty = a_trial(1, a_plan(scope="regional"), measurement=a_measurement(candidate_s=(), baseline_s=()))
     blank = an_inspection(measurement=a_measurement(candidate_s=(), baseline_s=()), peak_memory=None)
     found = a_study((single, empty), decided=None, state=StudyState.INTERRUPTED, inspection=blank)
@@ -383,6 +383,6 @@ def test_every_trial_of_a_real_study_has_a_reason() -> None:
     assert all(row.why for row in found)
 
 
-def fixed(speedup: float, rounds: int = 3) -> Any:
+def make_exact_measurement(speedup: float, rounds: int = 3) -> Any:
     """Return a measurement without noise, so that costs can be worked out by hand."""
     return a_measurement(candidate_s=(12.4e-3 / speedup,) * rounds, baseline_s=(12.4e-3,) * rounds)

@@ -21,7 +21,7 @@ from torchwise.workload import WorkloadSpec
 WIDTHS = (60, 80, 100, 160)
 
 
-def shown(what: RenderableType, width: int = 160, **console: object) -> str:
+def render_text(what: RenderableType, width: int = 160, **console: object) -> str:
     file = io.StringIO()
     Console(file=file, width=width, **console).print(what)  # type: ignore[arg-type]
     return file.getvalue()
@@ -34,14 +34,14 @@ def words(text: str) -> str:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_terminal(width: int) -> None:
-    lines = shown(render_study(a_study()), width).splitlines()
+    lines = render_text(render_study(a_study()), width).splitlines()
     assert max(cell_len(line.rstrip()) for line in lines) <= width
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_width_tells_the_decision_every_plan_and_why_each_lost(width: int) -> None:
     study = a_study()
-    found = words(shown(render_study(study), width))
+    found = words(render_text(render_study(study), width))
     assert study.decision is not None
     assert study.decision.reason in found
     assert "1.71×" in found
@@ -57,7 +57,7 @@ def test_every_width_tells_the_decision_every_plan_and_why_each_lost(width: int)
 
 
 def test_a_wide_terminal_has_every_column() -> None:
-    found = shown(render_study(a_study()), 160)
+    found = render_text(render_study(a_study()), 160)
     header = next(line for line in found.splitlines() if "speed-up" in line and "why" in line)
     assert " ".join(header.split()) == "# plan speed-up per call compile warm peak memory answer why"
     row = next(line for line in found.splitlines() if line.lstrip().startswith("3 "))
@@ -69,7 +69,7 @@ def test_a_wide_terminal_has_every_column() -> None:
     ("width", "header"), [(60, "plan speed-up answer"), (80, "# plan speed-up per call compile answer")]
 )
 def test_a_narrow_terminal_has_fewer_columns(width: int, header: str) -> None:
-    assert header in words(shown(render_study(a_study()), width))
+    assert header in words(render_text(render_study(a_study()), width))
 
 
 @pytest.mark.parametrize("width", [80, 100, 130, 160])
@@ -78,7 +78,7 @@ def test_figures_that_are_wide_squeeze_no_plan_and_none_is_lost(width: int) -> N
     costs = Costs(512.0, 18.0, 350 << 20, 280 << 20)
     plan = a_plan(options=(("freezing", True), ("max_fusion_size", 8)))
     trials = [a_trial(0, plan, measurement=Measurement(times, times[::-1]), costs=costs), a_trial(1, verdict=UNCLEAR)]
-    found = shown(render_study(a_study(trials, decided=None)), width)
+    found = render_text(render_study(a_study(trials, decided=None)), width)
     table = found[found.index("speed-up") : found.index("Not tried")].partition("\nWhy")[0]
     row = rows(a_study(trials, decided=None))[-2]
     assert {"inductor", "freezing", "max_fusion_size=8"} <= set(table.split())
@@ -90,7 +90,7 @@ def test_figures_that_are_wide_squeeze_no_plan_and_none_is_lost(width: int) -> N
 
 
 def test_the_decided_plan_is_above_eager_in_the_table() -> None:
-    found = shown(render_study(a_study())).splitlines()
+    found = render_text(render_study(a_study())).splitlines()
     position = {
         name: next(i for i, line in enumerate(found) if line.strip().startswith(name)) for name in ("3 ", "eager ")
     }
@@ -99,7 +99,7 @@ def test_the_decided_plan_is_above_eager_in_the_table() -> None:
 
 def test_no_color_leaves_no_escape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    found = shown(render_study(a_study()), force_terminal=True)
+    found = render_text(render_study(a_study()), force_terminal=True)
     assert not {f"\x1b[{code}m" for code in (31, 32, 33, 36)} & set(found.split())
     assert "\x1b[32" not in found
     assert "decided" in found  # the meaning of colours is in words, too
@@ -108,7 +108,7 @@ def test_no_color_leaves_no_escape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_colour_is_there_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[1;32m" in shown(render_study(a_study()), force_terminal=True, color_system="standard")
+    assert "\x1b[1;32m" in render_text(render_study(a_study()), force_terminal=True, color_system="standard")
 
 
 def test_escapes_and_markup_in_records_are_text() -> None:
@@ -120,7 +120,7 @@ def test_escapes_and_markup_in_records_are_text() -> None:
         excluded=(hostile,),
         inspection=an_inspection(notes=(hostile,)),
     )
-    found = shown(render_study(study), force_terminal=True)
+    found = render_text(render_study(study), force_terminal=True)
     assert "\x1b]" not in found
     assert "\x1b[2J" not in found
     assert "owned" not in found
@@ -134,15 +134,15 @@ def test_escapes_in_a_decision_and_in_a_command_are_text() -> None:
     assert study.decision is not None
     study = replace(study, decision=replace(study.decision, reason=hostile))
     for width in WIDTHS:
-        assert "\x1b[2J" not in shown(render_study(study), width, force_terminal=True)
+        assert "\x1b[2J" not in render_text(render_study(study), width, force_terminal=True)
 
 
 def test_what_was_not_tried_is_cut_short() -> None:
-    found = shown(render_study(a_study(excluded=tuple(f"plan {i}: because" for i in range(9)))))
+    found = render_text(render_study(a_study(excluded=tuple(f"plan {i}: because" for i in range(9)))))
     assert "plan 5: because" in found
     assert "plan 6: because" not in found
     assert "and 3 more" in found
-    assert "more, in the page" not in shown(render_study(a_study(excluded=("a: b",) * 6)))
+    assert "more, in the page" not in render_text(render_study(a_study(excluded=("a: b",) * 6)))
 
 
 def test_notes_of_the_inspection_and_what_disturbed_are_shown_once() -> None:
@@ -150,7 +150,7 @@ def test_notes_of_the_inspection_and_what_disturbed_are_shown_once() -> None:
     trials = [
         a_trial(i, a_plan(options=(("freezing", i),)), measurement=a_measurement(1.5, notes=(note,))) for i in range(5)
     ]
-    found = words(shown(render_study(a_study(trials, decided=None))))
+    found = words(render_text(render_study(a_study(trials, decided=None))))
     assert "the model is in training mode" in found
     assert found.count(note) == 1
     assert found.startswith("Ratios hold within about ±16.")
@@ -158,7 +158,7 @@ def test_notes_of_the_inspection_and_what_disturbed_are_shown_once() -> None:
 
 def test_a_command_is_broken_only_where_a_shell_allows_it() -> None:
     spec = WorkloadSpec("models/with a space.py:factory", calls=123_456_789, mode="training", restarts=12)
-    found = shown(render_study(a_study(decided=None, state=StudyState.INTERRUPTED, workload=spec)), 60)
+    found = render_text(render_study(a_study(decided=None, state=StudyState.INTERRUPTED, workload=spec)), 60)
     pasted = re.sub(r" \\ *\n", " ", found[found.index("\nNext") :]).splitlines()[2]
     assert shlex.split(pasted) == [
         *("torchwise", "tune", spec.target, "--device", "cpu", "--mode", "training"),
@@ -180,11 +180,11 @@ def test_a_command_is_broken_only_where_a_shell_allows_it() -> None:
 )
 @pytest.mark.parametrize("width", WIDTHS)
 def test_partial_studies_are_shown(study: Study, sentence: str, width: int) -> None:
-    assert sentence in words(shown(render_study(study), width))
+    assert sentence in words(render_text(render_study(study), width))
 
 
 def test_a_decision_says_what_it_costs_and_where_it_holds() -> None:
-    found = words(shown(render_decision(a_decision(a_trial()))))
+    found = words(render_text(render_decision(a_decision(a_trial()))))
     assert "the first call costs 38.2 s more, 4.10 s with warm caches, error 2.1e-07 against the reference" in found
     assert "holds for zoo:vision.resnet50 on NVIDIA H200, torch 2.13.0+cu130" in found
 
@@ -192,6 +192,6 @@ def test_a_decision_says_what_it_costs_and_where_it_holds() -> None:
 def test_a_decision_for_eager_has_no_compile_cost() -> None:
     decision = a_decision()
     here = replace(decision.environment, gpu=None)
-    found = shown(render_decision(replace(decision, environment=here)))
+    found = render_text(render_decision(replace(decision, environment=here)))
     assert "first call" not in found
     assert "Xeon" in found

@@ -17,7 +17,7 @@ TRAINED = Verdict((check_trajectories([[2.3, 2.1, 1.9]] * 4, [[2.3, 2.1, 1.9]] *
 WORK = StepWork(samples=32, tokens=4096, flops=2e12, peak_flops=1e14)
 
 
-def shown(study: Study) -> str:
+def render_text(study: Study) -> str:
     console = Console(width=200, color_system=None, file=io.StringIO())
     with console.capture() as captured:
         console.print(render_study(study))
@@ -37,21 +37,21 @@ def test_eager_and_the_decided_plan_are_shown_everywhere() -> None:
     assert lines[0].startswith("eager: ")
     assert lines[1].startswith(f"{with_work.decision.plan}: ")  # type: ignore[union-attr]
     for line in lines:
-        assert line in shown(with_work)
+        assert line in render_text(with_work)
         assert line in render_html(with_work)
 
 
 def test_of_other_workloads_nothing_is_said() -> None:
     assert throughputs(a_study()) == []
-    assert "samples/s" not in shown(a_study())
+    assert "samples/s" not in render_text(a_study())
 
 
 def test_it_is_said_while_the_search_runs() -> None:
     study = a_study()
     file = io.StringIO()
     with Progress(Console(file=file, width=300)) as progress:
-        progress.inspected(replace(study.inspection, work=WORK))
-        progress.finished(replace(study.trials[0], verdict=TRAINED))
+        progress.finish_inspection(replace(study.inspection, work=WORK))
+        progress.finish_trial(replace(study.trials[0], verdict=TRAINED))
     lines = [line for line in file.getvalue().splitlines() if "samples/s" in line]
     assert len(lines) == 2
     assert lines[1].endswith("; the loss goes from 2.3 to 1.9")

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchwise.compile import compile_plan
-from torchwise.compile.loop_rolling import Rolled, around, inductor
+from torchwise.compile.loop_rolling import LoopRolling, inductor, wrap_backend
 from torchwise.compile.loop_rolling.backend import LONG
-from torchwise.compile.loop_rolling.periods import LEAST_TIMES, Stretch, covers, repetitions
+from torchwise.compile.loop_rolling.periods import LEAST_TIMES, Repetition, covers, repetitions
 from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.trial.inspection import _watched
+from torchwise.trial.inspection import _trace_operators
 from torchwise.workload import Example
 from torchwise.zoo.ivhl.condensate import gross_pitaevskii
 
@@ -50,7 +50,7 @@ patient = settings(deadline=None)
     ],
 )
 def test_repetitions_are_found(labels: str, found: list[tuple[int, int, int]]) -> None:
-    assert repetitions(labels) == [Stretch(*numbers) for numbers in found]
+    assert repetitions(labels) == [Repetition(*numbers) for numbers in found]
 
 
 @patient
@@ -80,7 +80,7 @@ def test_whatever_is_found_repeats_and_nothing_overlaps(labels: list[int]) -> No
     for stretch in found:
         assert stretch.times >= LEAST_TIMES
         assert stretch.period >= 2
-        assert stretch == stretch.whole
+        assert stretch == stretch.whole_periods
         body = labels[stretch.start : stretch.start + stretch.period]
         assert labels[stretch.start : stretch.stop] == body * stretch.times
     assert all(one.stop <= other.start for one, other in itertools.pairwise(found))
@@ -88,14 +88,14 @@ def test_whatever_is_found_repeats_and_nothing_overlaps(labels: list[int]) -> No
 
 def test_what_a_proof_refuses_is_not_found_and_a_longer_period_may_pass() -> None:
     assert repetitions("ab" * 12, lambda stretch: None) == []
-    doubled = repetitions("ab" * 12, lambda stretch: stretch.whole if stretch.period == 4 else None)
-    assert doubled == [Stretch(0, 24, 4)]
+    doubled = repetitions("ab" * 12, lambda stretch: stretch.whole_periods if stretch.period == 4 else None)
+    assert doubled == [Repetition(0, 24, 4)]
 
 
 def test_a_short_repetition_in_a_long_sequence_is_left_out() -> None:
     labels: list[Any] = [*range(100), *"ababab", *range(100, 200)]
     assert repetitions(labels) == []
-    assert not covers([Stretch(0, 6, 2)], 100)
+    assert not covers([Repetition(0, 6, 2)], 100)
     assert not covers([], 0)
 
 
@@ -124,13 +124,13 @@ def _anew() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def check(function: Callable[..., Any], *args: Any) -> tuple[list[int], Rolled]:
+def check(function: Callable[..., Any], *args: Any) -> tuple[list[int], LoopRolling]:
     """Run a function rolled and as it is, both of which must do the same to everything.
 
     Return the sizes of the compiled graphs.
     """
     inner = Counting()
-    backend = Rolled(inner)
+    backend = LoopRolling(inner)
     compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
     for _ in range(2):  # compiling, and calling again
         ours, theirs = copy.deepcopy(args), copy.deepcopy(args)
@@ -157,7 +157,7 @@ def test_a_loop_is_one_body() -> None:
 def test_a_loop_of_the_zoo_is_one_body_that_begins_where_a_step_begins() -> None:
     field = torch.randn(4, 4, 4, dtype=torch.complex64)
     inner = Counting()
-    answer = torch.compile(gross_pitaevskii, backend=Rolled(inner))(field, 20)
+    answer = torch.compile(gross_pitaevskii, backend=LoopRolling(inner))(field, 20)
     assert inner.sizes == [22]
     assert len(inner.graphs[0].graph.find_nodes(op="placeholder")) == 1
     assert len(inner.graphs[0].graph.output_node().args[0]) == 1  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def test_a_body_begins_where_the_fewest_values_cross() -> None:
         return x
 
     inner = Counting()
-    torch.compile(model, backend=Rolled(inner))(torch.randn(4), torch.randn(4))
+    torch.compile(model, backend=LoopRolling(inner))(torch.randn(4), torch.randn(4))
     body = inner.graphs[inner.sizes.index(3)].graph
     assert len(body.find_nodes(op="placeholder")) == 1
 
@@ -256,8 +256,8 @@ def test_the_inspection_sees_that_a_loop_along_a_sequence_repeats(index: Callabl
         return state
 
     x = torch.randn(24, 24)
-    assert "repeats" in _watched(lambda: scan(x, 24))[0]
-    assert "repeats" not in _watched(lambda: scan(x, 5))[0], "which is compiled whole in seconds"
+    assert "repeats" in _trace_operators(lambda: scan(x, 24))[0]
+    assert "repeats" not in _trace_operators(lambda: scan(x, 5))[0], "which is compiled whole in seconds"
 
 
 def test_a_part_that_is_taken_early_sees_what_is_written_later() -> None:
@@ -305,7 +305,7 @@ def test_weights_that_lie_differently_in_memory_are_not_shared() -> None:
     weights = [torch.randn(4, 4) for _ in range(6)]
     inner = Counting()
     every_other = [w.t() if place % 2 else w for place, w in enumerate(weights)]
-    torch.compile(model, backend=Rolled(inner), dynamic=False)(torch.randn(2, 4), *every_other)
+    torch.compile(model, backend=LoopRolling(inner), dynamic=False)(torch.randn(2, 4), *every_other)
     assert inner.sizes == [4]
 
 
@@ -331,7 +331,7 @@ def test_the_first_step_may_differ() -> None:
 
 
 def test_steps_that_mix_up_values_differently_are_not_shared() -> None:
-    def crossed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def cross_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         for step in range(9):
             c = a.sin()
             d = b.cos()
@@ -339,7 +339,7 @@ def test_steps_that_mix_up_values_differently_are_not_shared() -> None:
         return a - b
 
     # Labels repeat every 4 nodes. Their inputs repeat every 12.
-    assert 12 in check(crossed, torch.randn(4), torch.randn(4))[0]
+    assert 12 in check(cross_values, torch.randn(4), torch.randn(4))[0]
 
 
 def test_two_inputs_that_are_one_are_told_from_two() -> None:
@@ -380,16 +380,16 @@ def reasons(function: Callable[..., Any], *args: Any) -> str:
 
 
 def test_a_graph_without_repetitions_says_so() -> None:
-    def counted(x: torch.Tensor) -> torch.Tensor:
+    def vary_factors(x: torch.Tensor) -> torch.Tensor:
         for i in range(9):
             x = x.sin() * (i + 2)
         return x
 
-    assert reasons(counted, torch.randn(4)) == "of 18 operations none repeat 3 times in the same way"
+    assert reasons(vary_factors, torch.randn(4)) == "of 18 operations none repeat 3 times in the same way"
     assert reasons(lambda x: loop(x, 2), torch.randn(4)) == "of 8 operations none repeat 3 times in the same way"
 
     def little(x: torch.Tensor) -> torch.Tensor:
-        return counted(loop(x, 3))
+        return vary_factors(loop(x, 3))
 
     assert reasons(little, torch.randn(4)).startswith("only 12 of 30 operations repeat 3 times")
 
@@ -437,14 +437,14 @@ def test_a_buffer_of_one_layer_may_be_written_to_and_one_of_all_layers_not() -> 
     shared = nn.Sequential(*[nn.BatchNorm1d(4), nn.Tanh()] * 5)
     ours = copy.deepcopy(own)
     inner = Counting()
-    backend = Rolled(inner)
+    backend = LoopRolling(inner)
     compiled = torch.compile(ours, backend=backend, fullgraph=True)
     x = torch.randn(3, 4)
     for _ in range(2):
         assert torch.equal(compiled(x), own(x))
     torch.testing.assert_close(ours.state_dict(), own.state_dict(), rtol=0, atol=0)
     assert backend.rolled == 1
-    lone = Rolled(Counting())
+    lone = LoopRolling(Counting())
     compiled = torch.compile(copy.deepcopy(shared), backend=lone, fullgraph=True)
     assert torch.equal(compiled(x), shared(x))
     assert lone.rolled == 0
@@ -488,7 +488,7 @@ def test_tuples_do_not_cross_a_border() -> None:
 
     inner = Counting()
     x = torch.randn(4, 4)
-    assert torch.equal(torch.compile(model, backend=Rolled(inner))(x), model(x))
+    assert torch.equal(torch.compile(model, backend=LoopRolling(inner))(x), model(x))
     assert inner.graphs
     for graph in inner.graphs:
         returned = graph.graph.output_node().args[0]
@@ -507,7 +507,7 @@ def test_a_step_begins_elsewhere_where_a_tuple_would_cross() -> None:
 
 
 def test_what_changes_settings_in_between_is_not_rolled() -> None:
-    def off(x: torch.Tensor) -> torch.Tensor:
+    def loop_without_grad(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             return loop(x)
 
@@ -517,12 +517,15 @@ def test_what_changes_settings_in_between_is_not_rolled() -> None:
                 x = (x @ x).sin()
             return x
 
-    assert reasons(off, torch.randn(4)) == "_set_grad_enabled in the graph changes how PyTorch computes what follows"
+    assert (
+        reasons(loop_without_grad, torch.randn(4))
+        == "_set_grad_enabled in the graph changes how PyTorch computes what follows"
+    )
     assert "autocast" in reasons(cast, torch.randn(4, 4))
     assert torch.autocast_increment_nesting() == 1, "looking at the graph has left no autocast entered"
     torch.autocast_decrement_nesting()
     with torch.no_grad():
-        assert check(off, torch.randn(4))[1].rolled == 1  # it changes nothing then
+        assert check(loop_without_grad, torch.randn(4))[1].rolled == 1  # it changes nothing then
 
 
 # ---- random numbers, gradients, memory, several graphs
@@ -548,7 +551,7 @@ def test_gradients_flow_through_every_step() -> None:
         return x.sum()
 
     inner = Counting()
-    compiled = torch.compile(model, backend=Rolled(inner))
+    compiled = torch.compile(model, backend=LoopRolling(inner))
     found = []
     for call in (compiled, model):
         torch.manual_seed(0)
@@ -575,7 +578,7 @@ def test_values_are_dropped_after_their_last_use() -> None:
         return call
 
     with torch.no_grad():
-        torch.compile(loop, backend=Rolled(inner))(torch.randn(4), 20)
+        torch.compile(loop, backend=LoopRolling(inner))(torch.randn(4), 20)
     assert len(alive) == 20
     assert most <= 2  # the input of a step, and its output
 
@@ -589,22 +592,22 @@ def test_a_body_that_comes_again_elsewhere_is_compiled_once() -> None:
 
 
 def test_a_long_graph_that_repeats_nothing_is_not_compiled_at_all() -> None:
-    def counted(x: torch.Tensor) -> torch.Tensor:
+    def vary_factors(x: torch.Tensor) -> torch.Tensor:
         for i in range(LONG // 2 + 1):
             x = x.sin() * (i + 2)
         return x
 
     inner = Counting()
-    backend = Rolled(inner)
+    backend = LoopRolling(inner)
     x = torch.randn(4)
     with pytest.raises(UnsupportedError, match="scope 'rolled' changes nothing here: of 502 operations none"):  # noqa: SIM117
         with backend.effective():
-            assert torch.equal(torch.compile(counted, backend=backend)(x), counted(x))
+            assert torch.equal(torch.compile(vary_factors, backend=backend)(x), vary_factors(x))
     assert inner.sizes == []
 
 
 def test_effective_asks_once_for_what_is_compiled() -> None:
-    backend = Rolled(Counting())
+    backend = LoopRolling(Counting())
     compiled = torch.compile(loop, backend=backend, dynamic=False)
     with backend.effective():
         compiled(torch.randn(4), 6)
@@ -612,13 +615,13 @@ def test_effective_asks_once_for_what_is_compiled() -> None:
         compiled(torch.randn(4), 6)  # nothing is compiled, which is no fault
     with pytest.raises(UnsupportedError, match="none repeat"), backend.effective():
         compiled(torch.randn(4), 1)
-    with pytest.raises(UnsupportedError, match="no graph was compiled"), Rolled(Counting()).effective():
+    with pytest.raises(UnsupportedError, match="no graph was compiled"), LoopRolling(Counting()).effective():
         pass
 
 
 def test_the_inner_backend_says_whether_it_was_effective_too() -> None:
-    inner = around(Counting())
-    with pytest.raises(UnsupportedError, match="no graph was compiled"), Rolled(inner).effective():
+    inner = wrap_backend(Counting())
+    with pytest.raises(UnsupportedError, match="no graph was compiled"), LoopRolling(inner).effective():
         pass
     seen = []
 
@@ -627,31 +630,31 @@ def test_the_inner_backend_says_whether_it_was_effective_too() -> None:
             seen.append(True)
             return torch.no_grad()
 
-    with pytest.raises(UnsupportedError), Rolled(Inner()).effective():
+    with pytest.raises(UnsupportedError), LoopRolling(Inner()).effective():
         pass
     assert seen == [True]
 
 
 def test_equal_plans_share_one_backend() -> None:
-    assert around(inductor((("max_autotune", True),))) is around(inductor((("max_autotune", True),)))
-    assert around(inductor(())) is not around(inductor((("max_autotune", True),)))
+    assert wrap_backend(inductor((("max_autotune", True),))) is wrap_backend(inductor((("max_autotune", True),)))
+    assert wrap_backend(inductor(())) is not wrap_backend(inductor((("max_autotune", True),)))
 
 
 def test_a_missing_private_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("torch._guards.TracingContext")
     with pytest.raises(UnsupportedError, match=r"scope 'rolled' needs torch\._guards\.TracingContext, which torch"):
-        around(Counting())
+        wrap_backend(Counting())
 
 
 # ---- with Inductor
 
 
-def realized(call: Callable[..., Any], plan: Plan, *args: Any, mode: str = "inference") -> Callable[..., Any]:
+def compile_call(call: Callable[..., Any], plan: Plan, *args: Any, mode: str = "inference") -> Callable[..., Any]:
     return compile_plan(call, plan, Example(args), device="cpu", mode=mode).call
 
 
 def test_a_model_without_repetitions_is_unsupported() -> None:
-    call = realized(lambda x: x, ROLLED, torch.randn(4))
+    call = compile_call(lambda x: x, ROLLED, torch.randn(4))
     with pytest.raises(NoEffectError, match="scope 'rolled' changes nothing here") as refused:
         call(torch.randn(4))
     assert refused.value.part == ("scope", "rolled")
@@ -662,7 +665,7 @@ def test_a_model_without_repetitions_is_unsupported() -> None:
 def test_complex_steps_are_rolled_and_rewritten() -> None:
     field = torch.randn(6, 6, 6, dtype=torch.complex64)
     exact = gross_pitaevskii(field.to(torch.complex128), 12)
-    call = realized(gross_pitaevskii, COMPLEX, field, 12)
+    call = compile_call(gross_pitaevskii, COMPLEX, field, 12)
     floor = (gross_pitaevskii(field, 12) - exact).abs().max()
     for _ in range(2):
         assert (call(field, 12) - exact).abs().max() <= 4 * floor
@@ -685,7 +688,7 @@ def test_a_module_is_trained_rolled() -> None:
 
     model = Model()
     x = torch.randn(3, 5, requires_grad=True)
-    call = realized(model, ROLLED, x, mode="training")
+    call = compile_call(model, ROLLED, x, mode="training")
     wanted = [x, *model.parameters()]
     for _ in range(2):
         ours = torch.autograd.grad(call(x).square().sum(), wanted)
@@ -704,7 +707,7 @@ def test_every_step_draws_anew_with_inductor() -> None:
         return torch.stack(found)
 
     x = torch.zeros(4000)
-    call = realized(walk, ROLLED, x)
+    call = compile_call(walk, ROLLED, x)
     steps = torch.cat([call(x), call(x)])
     correlated = torch.corrcoef(steps) - torch.eye(16)
     assert correlated.abs().max() < 6 / 4000**0.5

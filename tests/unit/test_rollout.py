@@ -19,11 +19,11 @@ import torch
 from tape import Machine
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile.cuda_graphs import capture_errors
-from torchwise.compile.cuda_graphs.capture_errors import refused, synchronisations
+from torchwise.compile.cuda_graphs.capture_errors import capture_error, synchronisations
 from torchwise.compile.cuda_graphs.loop_graph import iterations
-from torchwise.compile.cuda_graphs.python_state import differing, surroundings_of
+from torchwise.compile.cuda_graphs.python_state import find_difference, read_python_state
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.runtime.rollout import Rollout
@@ -116,7 +116,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
 }
 
 
-def turned(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def rotate_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     state["p"].sub_(0.1 * state["q"])
     state["q"].add_(0.1 * state["p"])
     return state
@@ -125,17 +125,17 @@ def turned(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("before", [0, 1])
 def test_halves_of_a_vector_stay_its_halves(before: int, dtype: torch.dtype) -> None:
-    def made() -> dict[str, torch.Tensor]:
+    def make_state() -> dict[str, torch.Tensor]:
         both = torch.arange(5.0).to(dtype)[before : before + 4]
         return {"both": both, "q": both[:2], "p": both[2:], "again": both, "parts": torch.view_as_real(both[:2] + 0j)}
 
-    expected, state = made(), made()
+    expected, state = make_state(), make_state()
     for _ in range(4):
-        expected = turned(expected)
-    answer, kept = torchwise.rollout(turned, state, 4, every=2)
+        expected = rotate_state(expected)
+    answer, kept = torchwise.rollout(rotate_state, state, 4, every=2)
     for name, value in expected.items():
         assert torch.equal(answer[name], value)
-        assert torch.equal(state[name], made()[name])
+        assert torch.equal(state[name], make_state()[name])
     assert torch.equal(kept[0]["both"][:2], kept[0]["q"])
     assert answer["again"] is answer["both"]
 
@@ -152,7 +152,7 @@ def test_a_view_of_other_numbers_stays_one() -> None:
 
 
 def test_arrays_that_share_memory_do_so_in_the_copy() -> None:
-    def made() -> dict[str, torch.Tensor]:  # each a storage of its own
+    def make_state() -> dict[str, torch.Tensor]:  # each a storage of its own
         array = numpy.arange(9.0)
         return {name: torch.from_numpy(a) for name, a in {"q": array[:3], "p": array[1:8], "both": array[2:]}.items()}
 
@@ -160,7 +160,7 @@ def test_arrays_that_share_memory_do_so_in_the_copy() -> None:
         state["p"].add_(1)
         return state
 
-    answer, expected = torchwise.rollout(step, made(), 2), step(step(made()))
+    answer, expected = torchwise.rollout(step, make_state(), 2), step(step(make_state()))
     assert all(torch.equal(answer[name], value) for name, value in expected.items())
 
 
@@ -233,14 +233,14 @@ def test_a_state_that_shares_memory_is_not_replayed_by_what_was_recorded_for_ano
     def halves(both: torch.Tensor, other: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"both": both, "q": other[:2], "p": other[2:]}
 
-    roll = Rollout(turned)
+    roll = Rollout(rotate_state)
     with torch.set_grad_enabled(gradients):
         roll(halves(torch.zeros(4), torch.arange(4.0)), 10)
         assert (machine.replayed > 0, roll.reason) == (True, None)
         u, expected = torch.arange(4.0), halves(v := torch.arange(4.0), v)
         answer = roll(halves(u, u), 10)
     for _ in range(10):
-        expected = turned(expected)
+        expected = rotate_state(expected)
     assert all(torch.equal(answer[name], value) for name, value in expected.items())
     assert "share memory" in str(roll.reason)
 
@@ -340,7 +340,7 @@ def test_an_applied_model_is_recorded_anew_once_its_weights_changed_or_its_plan_
 ) -> None:
     model, start = torch.nn.Linear(4, 4), torch.ones(2, 4)
     with torch.no_grad():
-        fast = torchwise.apply(model, decided(model, Plan(precision="bf16"), start))
+        fast = torchwise.apply(model, make_decision(model, Plan(precision="bf16"), start))
         loop = torchwise.captured_loop(torch.nn.Sequential(fast) if inside else fast)
         for change in (lambda: None, lambda: model.weight.mul_(0.5), lambda: fast._dispatcher.close()):
             change()
@@ -410,7 +410,7 @@ def test_in_inference_mode_a_loop_on_the_cpu_stays_in_it() -> None:
     assert last.is_inference()
 
 
-def counting(s: Any) -> Any:
+def add_one(s: Any) -> Any:
     return (s[0] + 1, s[1] + 1)
 
 
@@ -430,7 +430,7 @@ class Clock:
     __call__ = step
 
 
-def ticking() -> Callable[[torch.Tensor], torch.Tensor]:
+def make_ticker() -> Callable[[torch.Tensor], torch.Tensor]:
     now = 0
 
     def step(u: torch.Tensor) -> torch.Tensor:
@@ -444,10 +444,10 @@ def ticking() -> Callable[[torch.Tensor], torch.Tensor]:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (ticking, "now"),
+        (make_ticker, "now"),
         (Clock, "self.now"),
         (lambda: Clock().step, "self.now"),
-        (lambda: (lambda inner: lambda u: inner(u))(ticking()), "now"),
+        (lambda: (lambda inner: lambda u: inner(u))(make_ticker()), "now"),
         (lambda: lambda u: u + random.random(), "Python's random numbers"),
         (lambda: lambda u: u + numpy.random.rand(), "NumPy's random numbers"),
     ],
@@ -480,7 +480,7 @@ def test_autocast_around_a_loop_casts_the_weights_inside_the_graph(machine: Mach
 
 UNCAPTURABLE: dict[str, tuple[Callable[[Any], Any], Any, str | None]] = {
     "item": (lambda u: u * u.sum().item() ** 0, torch.ones(3), r"test_rollout.py:\d+, in <lambda>.*waits for the GPU"),
-    "number": (counting, (torch.ones(2), 0), "a number in the state changes"),
+    "number": (add_one, (torch.ones(2), 0), "a number in the state changes"),
     "opaque": (lambda s: (s[0] + 1, s[1]), (torch.ones(2), Box(torch.ones(1))), "an object of type Box"),
     "handed on": (lambda s: (s[0] + 0, s[0]), (torch.ones(2), torch.ones(2)), None),
     "shared": (lambda s: (s[0].add_(1), s[0]), (torch.ones(2), torch.ones(2)), "share memory"),
@@ -574,10 +574,10 @@ def test_random_numbers_of_numpy_are_seen_whatever_makes_them() -> None:
     kept = numpy.random.get_bit_generator()
     numpy.random.set_bit_generator(numpy.random.PCG64(0))
     try:
-        before = surroundings_of(turn)
-        assert differing(before, surroundings_of(turn)) is None
+        before = read_python_state(turn)
+        assert find_difference(before, read_python_state(turn)) is None
         numpy.random.rand()
-        assert differing(before, surroundings_of(turn)) == "NumPy's random numbers"
+        assert find_difference(before, read_python_state(turn)) == "NumPy's random numbers"
     finally:
         numpy.random.set_bit_generator(kept)
 
@@ -612,7 +612,7 @@ def test_threads_do_not_wait_for_each_other_forever(machine: Machine) -> None:
 # ---- obstacles, in words
 
 
-def failing(message: str) -> Exception:
+def make_capture_error(message: str) -> Exception:
     """Return the error of ending a broken capture, from the error that broke it."""
     try:
         try:
@@ -633,7 +633,7 @@ def failing(message: str) -> Exception:
     ],
 )
 def test_a_failed_recording_names_its_line_and_the_way_out(message: str, why: str) -> None:
-    told = str(refused(failing(message), "the loop"))
+    told = str(capture_error(make_capture_error(message), "the loop"))
     assert re.search(r"^the loop cannot be captured, because of test_rollout.py:\d+, in failing: `raise Runtime", told)
     assert re.search(why, told)
 

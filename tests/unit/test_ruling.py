@@ -17,15 +17,15 @@ from store_samples import (
     a_ruling,
     a_study,
     claim,
+    complete_trial,
     create,
-    failed,
-    finished,
+    fail_trial,
 )
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Decision, Measurement, Ruling, Standing, Study, StudyState, Trial
+from torchwise.records import Approval, Decision, Measurement, Standing, Study, StudyState, Trial
 from torchwise.store import Storage, open_storage
-from torchwise.study.apply_approvals import Ruled, ruled
+from torchwise.study.apply_approvals import EffectiveDecision, apply_approvals
 
 CAPTURED = Plan(capture="call")
 SLOW = Plan(threads=1)
@@ -33,14 +33,14 @@ REDUCED = Plan(backend="inductor", precision="bf16")
 DECISION = a_decision(INDUCTOR)
 
 
-def timed(trial: Trial, seconds: float) -> Trial:
-    return replace(finished(trial), measurement=Measurement((seconds,) * 9, (1.0,) * 9))
+def finish_with_time(trial: Trial, seconds: float) -> Trial:
+    return replace(complete_trial(trial), measurement=Measurement((seconds,) * 9, (1.0,) * 9))
 
 
 def store_study(storage: Storage, study: Study, speeds: dict[Plan, float], decision: Decision | None) -> Study:
     made = create(storage, study)
     for plan, seconds in speeds.items():
-        storage.finish_trial(made.id, timed(claim(storage, made.id, plan), seconds))
+        storage.finish_trial(made.id, finish_with_time(claim(storage, made.id, plan), seconds))
     storage.conclude(made.id, state=StudyState.DECIDED, decision=decision, excluded=[], seconds=0)
     return storage.get_study(made.id)
 
@@ -50,7 +50,7 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
     """Return a store whose study decided for INDUCTOR, has verified TUNED and SLOW, and saw CAPTURED fail."""
     with open_storage(str(tmp_path / "store.db")) as storage:
         study = store_study(storage, a_study(), {INDUCTOR: 0.25, TUNED: 0.5, SLOW: 2.0}, DECISION)
-        storage.finish_trial(study.id, failed(claim(storage, study.id, CAPTURED)))
+        storage.finish_trial(study.id, fail_trial(claim(storage, study.id, CAPTURED)))
         yield storage
 
 
@@ -64,13 +64,13 @@ PINNED, APPROVED, REJECTED = Standing.PINNED, Standing.APPROVED, Standing.REJECT
 
 def test_a_ruling_comes_back_from_json_and_says_who_and_why() -> None:
     ruling = a_ruling(TUNED, PINNED)
-    assert Ruling.from_json(ruling.to_json()) == ruling
-    assert ruling.in_words() == "bob pinned it: it is calm"
-    assert replace(ruling, reason="").in_words("inductor") == "bob pinned inductor"
+    assert Approval.from_json(ruling.to_json()) == ruling
+    assert ruling.describe() == "bob pinned it: it is calm"
+    assert replace(ruling, reason="").describe("inductor") == "bob pinned inductor"
     with pytest.raises(InputError, match=r"schema is 'torchwise.ruling/9', but this version reads"):
-        Ruling.from_json(ruling.to_json().replace("ruling/1", "ruling/9"))
+        Approval.from_json(ruling.to_json().replace("ruling/1", "ruling/9"))
     with pytest.raises(InputError, match=r"this is no Ruling: .*banished"):
-        Ruling.from_json(ruling.to_json().replace("pinned", "banished"))
+        Approval.from_json(ruling.to_json().replace("pinned", "banished"))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_permitted_plan_is_in_force_as_it_was_decided(
     storage: Storage, rulings: tuple[tuple[Plan, Standing], ...]
 ) -> None:
     rule(storage, *rulings)
-    assert ruled(DECISION, storage) == Ruled(DECISION)
+    assert apply_approvals(DECISION, storage) == EffectiveDecision(DECISION)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_a_permitted_plan_is_in_force_as_it_was_decided(
 def test_rulings_hold_for_their_target_mode_and_hardware_alone(storage: Storage, elsewhere: dict[str, str]) -> None:
     rule(storage, (INDUCTOR, REJECTED), **elsewhere)
     rule(storage, (TUNED, PINNED), **elsewhere)
-    assert ruled(DECISION, storage) == Ruled(DECISION)
+    assert apply_approvals(DECISION, storage) == EffectiveDecision(DECISION)
 
 
 def test_a_pin_is_followed_by_what_the_study_measured_of_it(storage: Storage) -> None:
     rule(storage, (TUNED, PINNED))
-    found = ruled(DECISION, storage)
+    found = apply_approvals(DECISION, storage)
     assert found.refusal is None
     assert found.decision.plan == TUNED
     assert found.decision.reason.startswith(f"Run {TUNED}: bob pinned it: it is calm. ")
@@ -117,7 +117,7 @@ def test_a_pin_is_followed_by_what_the_study_measured_of_it(storage: Storage) ->
 
 def test_a_pin_is_followed_where_it_does_not_pay(storage: Storage) -> None:
     rule(storage, (SLOW, PINNED))
-    decision = ruled(DECISION, storage).decision
+    decision = apply_approvals(DECISION, storage).decision
     assert decision.plan == SLOW
     assert decision.break_even_calls is None or decision.break_even_calls.mid == float("inf")
     assert decision.saved_s < 0
@@ -125,12 +125,12 @@ def test_a_pin_is_followed_where_it_does_not_pay(storage: Storage) -> None:
 
 def test_a_pin_leads_away_from_eager_too(storage: Storage) -> None:
     rule(storage, (TUNED, PINNED))
-    assert ruled(a_decision(EAGER, speedup=None), storage).decision.plan == TUNED
+    assert apply_approvals(a_decision(EAGER, speedup=None), storage).decision.plan == TUNED
 
 
 def test_eager_may_be_pinned(storage: Storage) -> None:
     rule(storage, (EAGER, PINNED))
-    found = ruled(DECISION, storage)
+    found = apply_approvals(DECISION, storage)
     assert (found.decision.plan, found.refusal) == (EAGER, None)
     assert found.decision.reason == "Stay with eager: bob pinned it: it is calm."
     assert (found.decision.speedup, found.decision.saved_s, found.decision.error) == (None, 0.0, None)
@@ -139,13 +139,13 @@ def test_eager_may_be_pinned(storage: Storage) -> None:
 def test_eager_is_permitted_unless_another_is_pinned(storage: Storage) -> None:
     eager = a_decision(EAGER, speedup=None)
     rule(storage, (TUNED, APPROVED), (EAGER, REJECTED))
-    assert ruled(eager, storage) == Ruled(eager)
+    assert apply_approvals(eager, storage) == EffectiveDecision(eager)
 
 
 @pytest.mark.parametrize("plan", [CAPTURED, REDUCED], ids=["failed", "never tried"])
 def test_a_pin_that_was_not_proven_here_is_refused(storage: Storage, plan: Plan) -> None:
     rule(storage, (plan, PINNED))
-    found = ruled(DECISION, storage)
+    found = apply_approvals(DECISION, storage)
     said = f"plan inductor is refused (bob pinned {plan}: it is calm), and nothing that is permitted is proven here"
     assert found.refusal == said
     assert found.decision.plan == EAGER
@@ -154,7 +154,7 @@ def test_a_pin_that_was_not_proven_here_is_refused(storage: Storage, plan: Plan)
 
 def test_what_is_rejected_gives_way_to_the_best_of_the_others(storage: Storage) -> None:
     rule(storage, (INDUCTOR, REJECTED))
-    found = ruled(DECISION, storage)
+    found = apply_approvals(DECISION, storage)
     assert (found.decision.plan, found.refusal) == (TUNED, None)
     assert found.decision.reason.startswith(f"Run {TUNED}: 2 [1.69, 2.36] times eager's speed")
     assert found.decision.reason.endswith(" Not inductor: bob rejected it: it is calm.")
@@ -162,7 +162,7 @@ def test_what_is_rejected_gives_way_to_the_best_of_the_others(storage: Storage) 
 
 def test_where_all_that_pays_is_rejected_eager_is_decided_for(storage: Storage) -> None:
     rule(storage, (INDUCTOR, REJECTED), (TUNED, REJECTED))
-    found = ruled(DECISION, storage)
+    found = apply_approvals(DECISION, storage)
     assert (found.decision.plan, found.refusal) == (EAGER, None)
     assert found.decision.reason.startswith("Stay with eager: ")
     assert "Not inductor: bob rejected it" in found.decision.reason
@@ -170,7 +170,7 @@ def test_where_all_that_pays_is_rejected_eager_is_decided_for(storage: Storage) 
 
 def test_where_all_that_is_proven_is_rejected_the_decision_is_refused(storage: Storage) -> None:
     rule(storage, (INDUCTOR, REJECTED), (TUNED, REJECTED), (SLOW, REJECTED))
-    found = ruled(DECISION, storage)
+    found = apply_approvals(DECISION, storage)
     assert found.decision.plan == EAGER
     assert found.refusal is not None
     assert found.refusal.startswith("plan inductor is refused (bob rejected it: it is calm)")
@@ -178,7 +178,7 @@ def test_where_all_that_is_proven_is_rejected_the_decision_is_refused(storage: S
 
 def test_only_what_is_approved_runs_where_something_is(storage: Storage) -> None:
     rule(storage, (TUNED, APPROVED))
-    found = ruled(DECISION, storage)
+    found = apply_approvals(DECISION, storage)
     assert (found.decision.plan, found.refusal) == (TUNED, None)
     assert found.decision.reason.endswith(f"Not inductor: it is not approved, while bob approved {TUNED}: it is calm.")
 
@@ -192,7 +192,7 @@ def test_what_was_proven_for_another_model_or_software_proves_nothing(
     storage: Storage, changes: dict[str, object]
 ) -> None:
     rule(storage, (INDUCTOR, REJECTED))
-    assert ruled(replace(DECISION, **changes), storage).refusal is not None  # type: ignore[arg-type]
+    assert apply_approvals(replace(DECISION, **changes), storage).refusal is not None  # type: ignore[arg-type]
 
 
 def wide(storage: Storage) -> None:
@@ -204,9 +204,9 @@ def wide(storage: Storage) -> None:
 def test_a_rejection_allows_no_more_than_was_asked_for(storage: Storage) -> None:
     wide(storage)
     rule(storage, (INDUCTOR, REJECTED))
-    assert ruled(DECISION, storage).decision.plan == TUNED
+    assert apply_approvals(DECISION, storage).decision.plan == TUNED
     rule(storage, (TUNED, REJECTED), (SLOW, REJECTED))
-    assert ruled(DECISION, storage).refusal is not None
+    assert apply_approvals(DECISION, storage).refusal is not None
 
 
 def test_the_study_of_a_decision_is_known_also_when_it_was_asked_for_another_target_since(storage: Storage) -> None:
@@ -216,20 +216,20 @@ def test_the_study_of_a_decision_is_known_also_when_it_was_asked_for_another_tar
     for decision in (mine, other):
         store_study(storage, a_study(allow="reduced"), {}, decision)
     rule(storage, (INDUCTOR, REJECTED))
-    assert ruled(mine, storage).decision.plan == REDUCED
+    assert apply_approvals(mine, storage).decision.plan == REDUCED
 
 
 def test_what_somebody_names_may_come_from_a_study_that_allowed_more(storage: Storage) -> None:
     wide(storage)
     rule(storage, (REDUCED, APPROVED))
-    assert ruled(DECISION, storage).decision.plan == REDUCED
+    assert apply_approvals(DECISION, storage).decision.plan == REDUCED
     rule(storage, (REDUCED, PINNED))
-    assert ruled(DECISION, storage).decision.plan == REDUCED
+    assert apply_approvals(DECISION, storage).decision.plan == REDUCED
 
 
 def test_a_trial_that_failed_its_checks_is_never_decided_for(storage: Storage) -> None:
     study = create(storage, a_study())
-    wrong = replace(finished(claim(storage, study.id, Plan(threads=3))), verdict=None, measurement=FASTER)
+    wrong = replace(complete_trial(claim(storage, study.id, Plan(threads=3))), verdict=None, measurement=FASTER)
     storage.finish_trial(study.id, wrong)
     rule(storage, (Plan(threads=3), PINNED))
-    assert ruled(DECISION, storage).refusal is not None
+    assert apply_approvals(DECISION, storage).refusal is not None

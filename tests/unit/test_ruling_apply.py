@@ -16,23 +16,23 @@ import pytest
 import torch
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from postgres_server import PostgresServer
-from store_samples import a_ruling, a_study, claim, create, finished
+from store_samples import a_ruling, a_study, claim, complete_trial, create
 from torchwise import api
 from torchwise.background import search
-from torchwise.background.protocol import News, Order
+from torchwise.background.protocol import Message, Order
 from torchwise.errors import RefusedPlanError, StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Standing, Study, StudyState
 from torchwise.store import downgrade_storage, open_storage, read_only
 from torchwise.study import Caches, Request
-from torchwise.study.apply_approvals import in_force
+from torchwise.study.apply_approvals import apply_stored_approvals
 
 PLAN, OTHER = (Plan(threads=torch.get_num_threads() + more) for more in (1, 2))
 NET = torch.nn.Linear(4, 4).eval()
 X = torch.randn(3, 4)
-DECISION = decided(NET, PLAN, X)
+DECISION = make_decision(NET, PLAN, X)
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
@@ -50,7 +50,7 @@ def store_study(url: str) -> None:
     with open_storage(url) as storage:
         study = create(storage, replace(plain, inspection=inspection))
         for plan in (PLAN, OTHER):
-            storage.finish_trial(study.id, finished(claim(storage, study.id, plan)))
+            storage.finish_trial(study.id, complete_trial(claim(storage, study.id, plan)))
         storage.conclude(study.id, state=StudyState.DECIDED, decision=DECISION, excluded=[], seconds=1)
 
 
@@ -156,25 +156,25 @@ def test_a_store_that_is_not_there_or_holds_no_ruling_on_the_target_costs_no_imp
         "print(in_force(decision, strict=True) == Ruled(decision), 'sqlalchemy' in sys.modules, 'torch' in sys.modules)"
     )
 
-    def said(store: Path) -> str:
+    def run_code(store: Path) -> str:
         command = [sys.executable, "-c", code, str(store)]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60).stdout
 
     missing, free = tmp_path / "folder" / "missing.db", tmp_path / "free.db"
-    assert said(missing) == "True False False\n"
+    assert run_code(missing) == "True False False\n"
     assert not missing.parent.exists()
     store_study(str(free))
     with open_storage(str(free)) as storage:
         storage.rule(a_ruling(PLAN, target="app:factory"))
-    assert said(free) == "True False False\n"
+    assert run_code(free) == "True False False\n"
     rule(str(free), PLAN, Standing.APPROVED)
-    assert said(free) == "True True False\n"
+    assert run_code(free) == "True True False\n"
 
 
 def test_a_store_of_an_older_schema_holds_no_rulings_and_is_not_migrated(store: str) -> None:
     open_storage(store).close()
     downgrade_storage(store, "0002")
-    assert in_force(DECISION, strict=True).decision == DECISION
+    assert apply_stored_approvals(DECISION, strict=True).decision == DECISION
     assert read_only.read_storage(store) is None
 
 
@@ -221,15 +221,15 @@ def test_a_server_that_says_nothing_is_not_waited_for(
 def test_rulings_on_a_server_are_heeded(postgres: PostgresServer) -> None:
     url = postgres.store()
     store_study(url)
-    assert in_force(DECISION, url, strict=True).decision == DECISION
+    assert apply_stored_approvals(DECISION, url, strict=True).decision == DECISION
     rule(url, PLAN, Standing.REJECTED)
-    assert in_force(DECISION, url, strict=True).decision.plan == OTHER
+    assert apply_stored_approvals(DECISION, url, strict=True).decision.plan == OTHER
 
 
 # In the background
 
 
-def searched(store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[News], list[Plan]]:
+def search_stored_study(store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Message], list[Plan]]:
     """Search for NET, whose study is stored, with nothing prepared.
 
     Return the news, and the plans asked to be prepared.
@@ -238,14 +238,14 @@ def searched(store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[News], l
     with open_storage(store) as storage:
         study = storage.get_study(1)
 
-    def stored(*_: Any, caches: Caches) -> Study:
+    def return_study(*_: Any, caches: Caches) -> Study:
         made = Path(caches.new(PLAN))
         assert made.is_relative_to(Path(store).parent), "which the program deletes, should the search be killed"
         return study
 
-    monkeypatch.setattr(search, "run_study", stored)
+    monkeypatch.setattr(search, "run_study", return_study)
     monkeypatch.setattr(search, "_prove", lambda _request, _study, plan, *_: prepared.append(plan) or "not now")
-    told: list[News] = []
+    told: list[Message] = []
     order = Order(Request(DECISION.workload), ("quick",), store, ())
     search.search(order, Path(store).parent, None, told.append)  # type: ignore[arg-type]
     return told, prepared
@@ -253,23 +253,23 @@ def searched(store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[News], l
 
 def test_what_is_not_permitted_is_not_prepared_in_the_background(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store_study(store)
-    assert searched(store, monkeypatch)[1] == [PLAN, OTHER]
+    assert search_stored_study(store, monkeypatch)[1] == [PLAN, OTHER]
     rule(store, OTHER, Standing.APPROVED)
-    assert searched(store, monkeypatch)[1] == [OTHER]
+    assert search_stored_study(store, monkeypatch)[1] == [OTHER]
     rule(store, PLAN, Standing.REJECTED)
-    assert searched(store, monkeypatch)[1] == [OTHER]
+    assert search_stored_study(store, monkeypatch)[1] == [OTHER]
     rule(store, OTHER, Standing.REJECTED)
-    told, prepared = searched(store, monkeypatch)
+    told, prepared = search_stored_study(store, monkeypatch)
     assert prepared == []
     assert "bob rejected it" in told[-1].text
     rule(store, PLAN, Standing.PINNED)
-    assert searched(store, monkeypatch)[1] == [PLAN]
+    assert search_stored_study(store, monkeypatch)[1] == [PLAN]
 
 
 def test_what_a_plan_becomes_in_the_background_is_not_rejected_either(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "carried", lambda plan: OTHER if plan == PLAN else plan)
+    monkeypatch.setattr(search, "adapt_to_aot", lambda plan: OTHER if plan == PLAN else plan)
     store_study(store)
     rule(store, OTHER, Standing.REJECTED)
-    assert searched(store, monkeypatch)[1] == []
+    assert search_stored_study(store, monkeypatch)[1] == []

@@ -1,4 +1,4 @@
-"""`torchwise plans pin`, `approve`, `reject`, `withdraw`, `rulings`: their records, output and refusals."""
+"""`torchwise plans pin`, `approve`, `reject`, `withdraw`, `approvals`: their records, output and refusals."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def run(*words: str) -> str:
     return done.output
 
 
-def ruled(store: str) -> dict[str, tuple[str, str, str]]:
+def read_approvals(store: str) -> dict[str, tuple[str, str, str]]:
     with open_storage(store) as storage:
-        return {str(r.plan): (r.standing.value, r.by, r.reason) for r in storage.rulings("zoo:vision.resnet50")}
+        return {str(r.plan): (r.standing.value, r.by, r.reason) for r in storage.approvals("zoo:vision.resnet50")}
 
 
 @pytest.mark.parametrize(("command", "standing"), [("pin", "pinned"), ("approve", "approved"), ("reject", "rejected")])
@@ -49,14 +49,14 @@ def test_without_a_name_the_decided_plan_is_ruled_on_by_who_is_logged_in(
     monkeypatch.setenv("LOGNAME", "ann")
     said = run(command, "latest", "--store", store)
     assert said == f"{standing.capitalize()}: {DECIDED} ({DECIDED.id}) for {SCOPE}.\n"
-    assert ruled(store) == {str(DECIDED): (standing, "ann", "")}
+    assert read_approvals(store) == {str(DECIDED): (standing, "ann", "")}
 
 
 def test_a_plan_is_named_by_its_id_or_the_beginning_of_one(store: str) -> None:
     run("pin", "1", PROVEN.id[:6], "--by", "bob", "--reason", "it is calm", "--store", store)
     run("reject", "1", WRONG.id, "--by", "bob", "--store", store)
     run("approve", "1", "eager", "--by", "bob", "--store", store)
-    assert ruled(store) == {
+    assert read_approvals(store) == {
         str(PROVEN): ("pinned", "bob", "it is calm"),
         str(WRONG): ("rejected", "bob", ""),
         "eager": ("approved", "bob", ""),
@@ -78,7 +78,7 @@ def test_a_plan_is_named_by_its_id_or_the_beginning_of_one(store: str) -> None:
 def test_what_cannot_be_ruled_on_is_refused_with_a_way_out(store: str, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(InputError, match=said):
         run(*words, "--store", store)
-    assert ruled(store) == {}
+    assert read_approvals(store) == {}
 
 
 def test_a_beginning_of_several_ids_is_refused_with_those(store: str) -> None:
@@ -116,7 +116,7 @@ def test_rulings_are_listed_and_withdrawn(store: str) -> None:
     assert older.endswith(" UTC: it is calm")
     assert run("rulings", "--target", "app:none", "--store", store).startswith("Nothing is ruled")
     assert run("withdraw", "1", "--store", store) == f"Withdrawn: what was ruled about {DECIDED} for {SCOPE}.\n"
-    assert ruled(store) == {str(PROVEN): ("rejected", "ann", "")}
+    assert read_approvals(store) == {str(PROVEN): ("rejected", "ann", "")}
 
 
 def test_what_was_not_ruled_is_no_error_to_withdraw(store: str) -> None:
@@ -130,7 +130,7 @@ def test_what_another_study_was_ruled_on_can_be_withdrawn_by_any_of_the_target(s
         storage.delete_study(1)
         storage.import_study(a_study([STUDY.trials[3]]))
     run("withdraw", "latest", PROVEN.id[:8], "--store", store)
-    assert ruled(store) == {}
+    assert read_approvals(store) == {}
 
 
 def test_what_was_ruled_for_a_target_that_shares_the_study_is_withdrawn_after_the_study_s_own(store: str) -> None:
@@ -163,4 +163,4 @@ def test_a_store_that_cannot_be_written_is_an_error(store: str, monkeypatch: pyt
     monkeypatch.setattr("torchwise.store.sqlite.is_writable", lambda _: False)
     with pytest.raises(StorageError, match="is read-only, but this writes"):
         run("pin", "1", "--store", store)
-    assert Standing.PINNED.value not in ruled(store).values()
+    assert Standing.PINNED.value not in read_approvals(store).values()

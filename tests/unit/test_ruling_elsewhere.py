@@ -13,9 +13,9 @@ import torch
 from test_ruling_apply import rule
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise import training
-from torchwise.bucketing import Padding, apply_buckets, bucketed, prove
+from torchwise.bucketing import Padding, apply_buckets, bucketed, verify_padding
 from torchwise.components import CompileManager, search
 from torchwise.dynamo import decide
 from torchwise.dynamo.options import Options
@@ -39,10 +39,10 @@ def a_net() -> torch.nn.Linear:
 @pytest.mark.parametrize("is_rejected", [False, True])
 def test_buckets(store: str, is_rejected: bool) -> None:
     net = a_net()
-    decision = decided(net, PLAN, X)
+    decision = make_decision(net, PLAN, X)
     if is_rejected:
         rule(store, PLAN, Standing.REJECTED, decision)
-    proof = prove(net, (X,), padding=Padding({"input": 0}), buckets=(4,))
+    proof = verify_padding(net, (X,), padding=Padding({"input": 0}), buckets=(4,))
     fast = apply_buckets(net, decision, proof, store=store)
     fast(X)
     assert fast.statistics.optimized == (0 if is_rejected else 1)
@@ -53,15 +53,15 @@ class Found:
     decision: Decision
 
 
-def in_buckets(store: str) -> Any:
+def tune_buckets(store: str) -> Any:
     net = a_net()
-    tuned = Found(decided(net, PLAN, X))
+    tuned = Found(make_decision(net, PLAN, X))
     return bucketed(net, (X,), padding=Padding({"input": 0}), sizes=[4], tune=lambda *_, **__: tuned, store=store)
 
 
 def test_buckets_ask_the_store_that_they_are_tuned_into(store: str) -> None:
-    rule(store, PLAN, Standing.REJECTED, decided(a_net(), PLAN, X))
-    assert in_buckets(store).decision.plan == EAGER
+    rule(store, PLAN, Standing.REJECTED, make_decision(a_net(), PLAN, X))
+    assert tune_buckets(store).decision.plan == EAGER
 
 
 def test_a_copy_of_buckets_carries_what_is_in_force(
@@ -69,8 +69,8 @@ def test_a_copy_of_buckets_carries_what_is_in_force(
 ) -> None:
     default = str(tmp_path / "default.db")
     monkeypatch.setenv("TORCHWISE_STORE", default)
-    rule(default, PLAN, Standing.REJECTED, decided(a_net(), PLAN, X))
-    fast = in_buckets(store)
+    rule(default, PLAN, Standing.REJECTED, make_decision(a_net(), PLAN, X))
+    fast = tune_buckets(store)
     for found in (fast, copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         assert found.decision.plan == PLAN
 
@@ -78,22 +78,22 @@ def test_a_copy_of_buckets_carries_what_is_in_force(
 @pytest.mark.parametrize("is_rejected", [False, True])
 def test_parts(store: str, is_rejected: bool) -> None:
     net = a_net()
-    decision = decided(net, PLAN, X)
+    decision = make_decision(net, PLAN, X)
     decision = replace(decision, speedup=Interval(2.0, 2.0, 2.0))
     if is_rejected:
         rule(store, PLAN, Standing.REJECTED, decision)
     config = CompileManager("research", store=store, progress=False).config
-    found: Any = search.judged(net, decision, config).optimized
+    found: Any = search.apply_if_faster(net, decision, config).optimized
     assert found.decision.plan.is_eager == is_rejected
 
 
 @pytest.mark.parametrize("is_rejected", [False, True])
 def test_graphs_of_dynamo(store: str, is_rejected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    decision = decided(a_net(), PLAN, X)
+    decision = make_decision(a_net(), PLAN, X)
     if is_rejected:
         rule(store, PLAN, Standing.REJECTED, decision)
     monkeypatch.setattr(decide, "_request", lambda *_: None)
-    monkeypatch.setattr(decide, "_stored", lambda *_: decision)
+    monkeypatch.setattr(decide, "_find_decision", lambda *_: decision)
     graph: Any = None
     assert decide.decide(graph, Options(store=store)).plan.is_eager == is_rejected
 
@@ -102,7 +102,7 @@ def test_graphs_of_dynamo(store: str, is_rejected: bool, monkeypatch: pytest.Mon
 def test_the_forward_of_a_training_loop(store: str, is_rejected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHWISE_STORE", store)
     net = a_net().train()
-    decision = for_training(decided(net, PLAN, X))
+    decision = to_training(make_decision(net, PLAN, X))
     if is_rejected:
         rule(store, PLAN, Standing.REJECTED, decision)
     planned = training.PlannedForward(net, decision)
@@ -117,11 +117,11 @@ def test_the_forward_of_a_training_loop(store: str, is_rejected: bool, monkeypat
 def test_a_training_step(store: str, is_rejected: bool) -> None:
     net = a_net().train()
     step = torchwise.TrainStep(net, torch.nn.functional.mse_loss, torch.optim.SGD(net.parameters(), 0.1))
-    decision = for_training(decided(step, PLAN, X, X))
+    decision = to_training(make_decision(step, PLAN, X, X))
     if is_rejected:
         rule(store, PLAN, Standing.REJECTED, decision)
     assert training.apply(step, decision, store=store).decision.plan.is_eager == is_rejected
 
 
-def for_training(decision: Decision) -> Decision:
+def to_training(decision: Decision) -> Decision:
     return replace(decision, workload=replace(decision.workload, mode="training"))

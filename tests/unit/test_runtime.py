@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.alerts import heard
-from torchwise.compile import Realized
+from torchwise.compile import CompiledPlan
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import EAGER, Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit_breaker, dispatch, unwrap
@@ -57,15 +57,15 @@ def net() -> Net:
 X = torch.randn(3, 4)
 
 
-def applied(net: torch.nn.Module, plan: Plan = THREADS) -> OptimizedModule:
-    fast = torchwise.apply(net, decided(net, plan, X))
+def apply_plan(net: torch.nn.Module, plan: Plan = THREADS) -> OptimizedModule:
+    fast = torchwise.apply(net, make_decision(net, plan, X))
     assert isinstance(fast, OptimizedModule)
     return fast
 
 
 @torch.no_grad()
 def test_it_answers_by_the_plan_where_that_was_proven(net: Net) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     assert torch.equal(fast(X), net(X))
     assert fast.statistics.optimized == 1
     assert not fast.statistics.original
@@ -83,7 +83,7 @@ def test_it_answers_by_the_plan_where_that_was_proven(net: Net) -> None:
     ],
 )
 def test_whatever_was_not_proven_is_answered_by_the_original_and_counted(net: Net, call: object, said: str) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     call(fast)  # type: ignore[operator]
     assert fast.statistics.optimized == 0
     ((reason, count),) = fast.statistics.original.items()
@@ -92,7 +92,7 @@ def test_whatever_was_not_proven_is_answered_by_the_original_and_counted(net: Ne
 
 
 def test_gradients_flow_where_the_caller_wants_them(net: Net) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     fast(X).sum().backward()
     assert net.inner.weight.grad is not None
 
@@ -106,15 +106,15 @@ class Fault:
         self.now = 0.0
         monkeypatch.setattr(dispatch, "compile_plan", self.realize)
         monkeypatch.setattr(
-            circuit_breaker.Circuit.__init__,
+            circuit_breaker.CircuitBreaker.__init__,
             "__defaults__",
-            (*circuit_breaker.Circuit.__init__.__defaults__[:2], self.clock),
+            (*circuit_breaker.CircuitBreaker.__init__.__defaults__[:2], self.clock),
         )
 
     def clock(self) -> float:
         return self.now
 
-    def realize(self, original: Any, plan: Plan, *_: Any, **__: Any) -> Realized:
+    def realize(self, original: Any, plan: Plan, *_: Any, **__: Any) -> CompiledPlan:
         self.realized += 1
 
         def call(*args: Any) -> Any:
@@ -126,14 +126,14 @@ class Fault:
         def close() -> None:
             self.closed += 1
 
-        return Realized(plan, call, lambda _args, _kwargs: call, close)
+        return CompiledPlan(plan, call, lambda _args, _kwargs: call, close)
 
 
 @torch.no_grad()
 def test_a_plan_that_fails_is_answered_by_the_original_and_logged_once(
     net: Net, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fast = applied(net, Plan(backend="nonesuch"))
+    fast = apply_plan(net, Plan(backend="nonesuch"))
     with caplog.at_level(logging.WARNING, "torchwise"):
         for _ in range(FAILURES + 2):
             assert torch.equal(fast(X), net(X))
@@ -147,7 +147,9 @@ def test_a_signature_on_which_the_plan_fails_is_left_alone_for_a_time_and_tried_
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault, other = Fault(monkeypatch, RuntimeError("broken")), torch.randn(5, 4)
-    decision = replace(decided(net, THREADS, X), inputs=tuple(describe_example(Example((x,))) for x in (X, other)))
+    decision = replace(
+        make_decision(net, THREADS, X), inputs=tuple(describe_example(Example((x,))) for x in (X, other))
+    )
     fast = torchwise.apply(net, decision)
     with heard() as alerts:
         for _ in range(FAILURES + 2):
@@ -180,7 +182,7 @@ def test_out_of_memory_frees_what_the_plan_holds_and_the_original_answers(
 ) -> None:
     fault = Fault(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
     fault.error, memory = None, torch.OutOfMemoryError("CUDA out of memory")
-    fast, emptied = applied(net), []
+    fast, emptied = apply_plan(net), []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(fault.closed))
     fast(X)
     fault.error = memory
@@ -199,7 +201,7 @@ def test_out_of_memory_frees_what_the_plan_holds_and_the_original_answers(
 
 @torch.no_grad()
 def test_too_many_calls_for_the_original_are_said_once(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     with heard() as alerts:
         for _ in range(LEAST_CALLS - 100):
             fast(X)
@@ -216,7 +218,7 @@ def test_a_callback_that_fails_keeps_nobody_from_an_answer(net: Net, monkeypatch
     Fault(monkeypatch, RuntimeError("broken"))
     heard_of: list[str] = []
     removers = [torchwise.on_alert(lambda _: 1 / 0), torchwise.on_alert(lambda alert: heard_of.append(alert.kind))]
-    fast = applied(net)
+    fast = apply_plan(net)
     for _ in range(FAILURES):
         assert torch.equal(fast(X), net(X))
     assert heard_of == ["plan_failed"]
@@ -235,7 +237,9 @@ def test_a_frozen_plan_answers_what_it_answered_before_and_compiles_nothing_more
 ) -> None:
     fault, other = Fault(monkeypatch, RuntimeError("broken")), torch.randn(5, 4)
     fault.error = None
-    decision = replace(decided(net, THREADS, X), inputs=tuple(describe_example(Example((x,))) for x in (X, other)))
+    decision = replace(
+        make_decision(net, THREADS, X), inputs=tuple(describe_example(Example((x,))) for x in (X, other))
+    )
     fast = torchwise.apply(net, decision)
     fast(X)
     freeze(fast)
@@ -273,7 +277,7 @@ def test_an_input_that_cannot_be_looked_at_is_the_originals_also_after_others(ki
     def first(x: Any, *_: Any) -> Any:
         return x
 
-    fast = torchwise.apply(first, decided(first, THREADS, X))
+    fast = torchwise.apply(first, make_decision(first, THREADS, X))
     fast(X)
     assert fast(odd) is odd
     assert fast(X, odd) is X
@@ -282,10 +286,10 @@ def test_an_input_that_cannot_be_looked_at_is_the_originals_also_after_others(ki
 @torch.no_grad()
 def test_many_calls_that_run_out_of_memory_at_once_are_one_event(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = Fault(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
-    fast, held = applied(net), []
+    fast, held = apply_plan(net), []
 
     def empty() -> None:
-        held.append(fast._dispatcher._memory.failed())  # as another thread's call would
+        held.append(fast._dispatcher._memory.record_failure())  # as another thread's call would
 
     monkeypatch.setattr(torch.cuda, "empty_cache", empty)
     with heard() as alerts:
@@ -308,9 +312,9 @@ def test_what_a_call_had_computed_is_freed_before_the_original_runs(
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(reference() is not None))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    made = Realized(THREADS, call, lambda _args, _kwargs: call, lambda: None)
+    made = CompiledPlan(THREADS, call, lambda _args, _kwargs: call, lambda: None)
     monkeypatch.setattr(dispatch, "compile_plan", lambda *_args, **_options: made)
-    applied(net)(X)
+    apply_plan(net)(X)
     assert alive == [False]
     assert "in call" in caplog.text, "the log says where"
 
@@ -331,7 +335,7 @@ def test_what_a_plan_held_in_cycles_is_freed_before_the_original_runs(
     Fault(monkeypatch, RuntimeError("unused"))
     alive: list[bool] = []
 
-    def made(*_args: Any, **_options: Any) -> Realized:
+    def make_cyclic_plan(*_args: Any, **_options: Any) -> CompiledPlan:
         inner = Cycle(None)
         outer, reference = Cycle(inner), weakref.ref(inner)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(reference() is not None))
@@ -339,10 +343,10 @@ def test_what_a_plan_held_in_cycles_is_freed_before_the_original_runs(
         def call(x: torch.Tensor, _code: Any = outer) -> torch.Tensor:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        return Realized(THREADS, call if calls == 1 else net, lambda _args, _kwargs: call, lambda: None)
+        return CompiledPlan(THREADS, call if calls == 1 else net, lambda _args, _kwargs: call, lambda: None)
 
-    monkeypatch.setattr(dispatch, "compile_plan", made)
-    fast = applied(net)
+    monkeypatch.setattr(dispatch, "compile_plan", make_cyclic_plan)
+    fast = apply_plan(net)
     gc.disable()
     try:
         for _ in range(calls):
@@ -357,9 +361,9 @@ def test_where_no_shorter_way_is_found_the_call_is_answered_once(monkeypatch: py
     def add(x: torch.Tensor) -> torch.Tensor:
         return x.add_(1)
 
-    made = Realized(THREADS, add, lambda _args, _kwargs: 1 / 0, lambda: None)  # type: ignore[arg-type,return-value]
+    made = CompiledPlan(THREADS, add, lambda _args, _kwargs: 1 / 0, lambda: None)  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(dispatch, "compile_plan", lambda *_args, **_options: made)
-    fast, x = torchwise.apply(add, decided(add, THREADS, X)), torch.zeros_like(X)
+    fast, x = torchwise.apply(add, make_decision(add, THREADS, X)), torch.zeros_like(X)
     for turn in (1, 2):
         fast(x)
         assert torch.equal(x, torch.full_like(X, turn))
@@ -367,7 +371,7 @@ def test_where_no_shorter_way_is_found_the_call_is_answered_once(monkeypatch: py
 
 
 def test_replicas_for_several_devices_are_the_originals(net: Net) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     before = list(net.state_dict())
     replica = fast._replicate_for_data_parallel()
     assert type(replica) is Net
@@ -382,7 +386,7 @@ class CopiedInItsOwnWay(Net):
 
 def test_a_deep_copy_is_optimised_whatever_way_the_original_is_copied_in() -> None:
     model = CopiedInItsOwnWay().eval()
-    twin = copy.deepcopy(torchwise.apply(model, decided(model, THREADS, X)))
+    twin = copy.deepcopy(torchwise.apply(model, make_decision(model, THREADS, X)))
     assert issubclass(type(twin), OptimizedModule)
     assert type(unwrap(twin)) is CopiedInItsOwnWay
 
@@ -393,7 +397,7 @@ def test_only_what_was_optimised_can_be_frozen(net: Net) -> None:
 
 
 def test_the_counts_are_plain_data(net: Net) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     with torch.no_grad():
         fast(X)
         fast(torch.randn(5, 4))
@@ -407,14 +411,14 @@ def test_an_error_of_the_models_own_is_the_callers(net: Net) -> None:
     def picky(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("not this one")
 
-    fast = torchwise.apply(picky, decided(picky, THREADS, X))
+    fast = torchwise.apply(picky, make_decision(picky, THREADS, X))
     with pytest.raises(ValueError, match="not this one"):
         fast(X)
 
 
 @torch.no_grad()
 def test_staying_with_eager_calls_the_original_as_a_call_of_it_would(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = applied(net, EAGER)
+    fast = apply_plan(net, EAGER)
     expected = net(X)
     fast(X)
     net._compiled_call_impl = lambda x: x + 1  # as `net.compile()` sets it
@@ -430,13 +434,13 @@ def test_staying_with_eager_calls_the_original_as_a_call_of_it_would(net: Net, m
 
 
 def test_a_decision_for_eager_runs_the_original(net: Net) -> None:
-    fast = applied(net, EAGER)
+    fast = apply_plan(net, EAGER)
     assert torch.equal(fast(X), net(X))
     assert fast.statistics.optimized == 0
 
 
 def test_checkpoints_carry_no_prefix_and_load_both_ways(net: Net) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     assert list(fast.state_dict()) == list(net.state_dict())
     other = Net()
     other.load_state_dict(fast.state_dict())
@@ -447,7 +451,7 @@ def test_checkpoints_carry_no_prefix_and_load_both_ways(net: Net) -> None:
 
 
 def test_it_looks_like_the_original(net: Net) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     assert fast.greet() == "hello from mine"
     fast.note = "yours"
     assert net.note == "yours"
@@ -469,7 +473,7 @@ def test_it_looks_like_the_original(net: Net) -> None:
 
 def test_hooks_run_once(net: Net) -> None:
     seen = []
-    fast = applied(net)
+    fast = apply_plan(net)
     fast.register_forward_hook(lambda *_: seen.append("wrapper"))
     net.register_forward_hook(lambda *_: seen.append("original"))
     with torch.no_grad():
@@ -489,7 +493,7 @@ def test_hooks_run_once(net: Net) -> None:
 @pytest.mark.parametrize("plan", [THREADS, EAGER], ids=["planned", "eager"])
 def test_a_hook_that_is_registered_after_calls_runs_until_it_is_removed(net: Net, register: str, plan: Plan) -> None:
     seen = []
-    fast = applied(net, plan)
+    fast = apply_plan(net, plan)
     fast(X)
     fast(X)
     handle = getattr(fast, register)(lambda *_: seen.append("wrapper"))
@@ -503,7 +507,7 @@ def test_a_hook_that_is_registered_after_calls_runs_until_it_is_removed(net: Net
 @torch.no_grad()
 def test_a_hook_survives_another_dispatcher_and_its_handle_a_copy(net: Net) -> None:
     seen = []
-    fast = applied(net, EAGER)
+    fast = apply_plan(net, EAGER)
     handle = fast.register_forward_hook(lambda *_: seen.append("before"))
     gone = weakref.ref(dispatcher_of(fast))
     fast.__dict__["_torchwise"] = Dispatcher(net, fast.decision)  # as a plan that was searched for beside is put there
@@ -519,7 +523,7 @@ def test_a_hook_survives_another_dispatcher_and_its_handle_a_copy(net: Net) -> N
     assert seen == ["before", "after", "before", "after", "after"]
 
 
-def noted(module: torch.nn.Module, *given: Any) -> None:
+def note_arguments(module: torch.nn.Module, *given: Any) -> None:
     SEEN.append(len(given))
 
 
@@ -528,10 +532,10 @@ SEEN: list[int] = []
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_hooks_of_every_kind_come_along_with_copies(net: Net, copier: Any) -> None:
-    fast = applied(net, EAGER)
-    fast.register_forward_hook(noted, with_kwargs=True)
-    fast.register_forward_pre_hook(noted)
-    fast.register_full_backward_hook(noted)
+    fast = apply_plan(net, EAGER)
+    fast.register_forward_hook(note_arguments, with_kwargs=True)
+    fast.register_forward_pre_hook(note_arguments)
+    fast.register_full_backward_hook(note_arguments)
     other = copier(fast)
     SEEN.clear()
     other(X.clone().requires_grad_()).sum().backward()
@@ -540,7 +544,7 @@ def test_hooks_of_every_kind_come_along_with_copies(net: Net, copier: Any) -> No
 
 @torch.no_grad()
 def test_calls_that_stay_with_eager_are_counted_apart_from_those_after_a_close(net: Net) -> None:
-    fast = applied(net, EAGER)
+    fast = apply_plan(net, EAGER)
     for _ in range(2):
         fast(X)
     dispatcher = dispatcher_of(fast)
@@ -556,7 +560,7 @@ def test_calls_that_stay_with_eager_are_counted_apart_from_those_after_a_close(n
 @torch.no_grad()
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_are_independent_and_keep_the_plan(net: Net, copier: object) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     other = copier(fast)  # type: ignore[operator]
     other.inner.weight.zero_()
     assert float(net.inner.weight.abs().sum()) > 0
@@ -566,18 +570,18 @@ def test_copies_are_independent_and_keep_the_plan(net: Net, copier: object) -> N
 
 
 def test_unwrap_gives_the_original_back(net: Net) -> None:
-    assert unwrap(applied(net)) is net
+    assert unwrap(apply_plan(net)) is net
     assert unwrap(torch.tanh) is torch.tanh
-    assert unwrap(torchwise.apply(torch.tanh, decided(torch.tanh, THREADS, X))) is torch.tanh
-    assert unwrap(torchwise.apply(applied(net), decided(net, EAGER, X))) is net
+    assert unwrap(torchwise.apply(torch.tanh, make_decision(torch.tanh, THREADS, X))) is torch.tanh
+    assert unwrap(torchwise.apply(apply_plan(net), make_decision(net, EAGER, X))) is net
 
 
 def test_a_function_keeps_its_name() -> None:
-    def doubled(x: torch.Tensor) -> torch.Tensor:
+    def double(x: torch.Tensor) -> torch.Tensor:
         """Twice."""
         return x * 2
 
-    fast = torchwise.apply(doubled, decided(doubled, THREADS, X))
+    fast = torchwise.apply(double, make_decision(double, THREADS, X))
     assert isinstance(fast, OptimizedFunction)
     assert (fast.__name__, fast.__doc__) == ("doubled", "Twice.")  # type: ignore[attr-defined]
     assert torch.equal(fast(X), X * 2)
@@ -587,7 +591,7 @@ def test_a_function_keeps_its_name() -> None:
 def test_a_stale_decision_is_never_trusted(net: Net, caplog: pytest.LogCaptureFixture) -> None:
     from dataclasses import replace
 
-    decision = decided(net, THREADS, X)
+    decision = make_decision(net, THREADS, X)
     elsewhere = replace(decision, environment=replace(decision.environment, torch="1.0"))
     for stale, said in ((elsewhere, "torch: 1.0 there"), (replace(decision, structure="x"), "structure of weights")):
         caplog.clear()
@@ -602,14 +606,14 @@ def test_a_stale_decision_is_never_trusted(net: Net, caplog: pytest.LogCaptureFi
 
 
 def test_a_model_in_another_mode_makes_the_decision_stale(net: Net) -> None:
-    decision = decided(net, THREADS, X)
+    decision = make_decision(net, THREADS, X)
     with pytest.raises(StalePlanError):
         torchwise.apply(net.train(), decision, strict=True)
 
 
 @torch.no_grad()
 def test_dynamic_plans_take_every_size_of_the_same_rank(net: Net) -> None:
-    dispatcher = applied(net, Plan(backend="inductor", shapes="dynamic"))._dispatcher
+    dispatcher = apply_plan(net, Plan(backend="inductor", shapes="dynamic"))._dispatcher
     assert dispatcher._unproven((torch.randn(7, 4),), {}) is None
     assert dispatcher._unproven((torch.randn(7, 4, 1),), {}) is not None
     assert dispatcher._unproven((torch.randn(7, 4).double(),), {}) is not None
@@ -617,7 +621,7 @@ def test_dynamic_plans_take_every_size_of_the_same_rank(net: Net) -> None:
 
 @torch.no_grad()
 def test_a_hook_registered_later_is_not_passed_over(net: Net) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     fast(X)
     seen = []
     net.register_forward_hook(lambda *_: seen.append("original"))
@@ -632,7 +636,7 @@ def test_a_captured_function_is_not_trusted_with_gradients_it_may_close_over() -
     def call(x: torch.Tensor) -> torch.Tensor:
         return x * weight
 
-    fast = torchwise.apply(call, decided(call, Plan(capture="call"), X))
+    fast = torchwise.apply(call, make_decision(call, Plan(capture="call"), X))
     fast(X).sum().backward()
     assert weight.grad is not None
     assert any("gradients" in reason for reason in fast.statistics.original)
@@ -645,7 +649,7 @@ def test_the_callers_own_errors_do_not_count_against_the_plan(net: Net) -> None:
             raise ValueError("all zeros")
         return x
 
-    fast = torchwise.apply(picky, decided(picky, THREADS, X))
+    fast = torchwise.apply(picky, make_decision(picky, THREADS, X))
     for _ in range(FAILURES + 1):
         with pytest.raises(ValueError, match="all zeros"):
             fast(torch.zeros_like(X))
@@ -656,7 +660,7 @@ def test_the_callers_own_errors_do_not_count_against_the_plan(net: Net) -> None:
 def test_a_copy_of_a_stale_wrapper_is_stale(net: Net) -> None:
     from dataclasses import replace
 
-    fast = torchwise.apply(net, replace(decided(net, THREADS, X), structure="another"))
+    fast = torchwise.apply(net, replace(make_decision(net, THREADS, X), structure="another"))
     with torch.no_grad():
         copy.deepcopy(fast)(X)
         other = pickle.loads(pickle.dumps(fast))
@@ -666,7 +670,7 @@ def test_a_copy_of_a_stale_wrapper_is_stale(net: Net) -> None:
 
 @torch.no_grad()
 def test_unproven_inputs_are_said_once_however_many_there_are(net: Net, caplog: pytest.LogCaptureFixture) -> None:
-    fast = applied(net)
+    fast = apply_plan(net)
     with caplog.at_level(logging.WARNING, "torchwise"):
         for rows in range(4, 30):
             fast(torch.randn(rows, 4))
@@ -676,7 +680,7 @@ def test_unproven_inputs_are_said_once_however_many_there_are(net: Net, caplog: 
 
 def plan_of(call: object, *examples: tuple[torch.Tensor, ...], **changes: object) -> object:
     """Apply plain Inductor as verified on each of the examples."""
-    decision = decided(call, Plan(backend="inductor"), *examples[0])
+    decision = make_decision(call, Plan(backend="inductor"), *examples[0])
     inputs = tuple(describe_example(Example(example)) for example in examples)
     return torchwise.apply(call, replace(decision, inputs=inputs, **changes), strict=True)  # type: ignore[arg-type]
 
@@ -775,7 +779,7 @@ def test_outputs_are_borrowed_only_on_request(
     monkeypatch.setattr(dispatch, "compile_plan", realize)
     model = net if kind else torch.sin
     options = {"borrow": True} if borrow else {}
-    fast = torchwise.apply(model, decided(model, THREADS, X), **options)
+    fast = torchwise.apply(model, make_decision(model, THREADS, X), **options)
     for one in (fast, pickle.loads(pickle.dumps(fast)), copy.deepcopy(fast)):
         one(X)
     assert asked == [borrow] * 3

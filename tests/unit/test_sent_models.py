@@ -26,7 +26,7 @@ X = torch.randn(3, 4)
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*", "ignore:.*deprecated.*")
 
 
-def sent(call: Any, folder: Path, *args: Any) -> Any:
+def send_and_load(call: Any, folder: Path, *args: Any) -> Any:
     path = str(folder / "model.pt")
     workload = Workload(call, (Example(args or (X,)),))
     save(workload, path)
@@ -54,7 +54,7 @@ class Busy(nn.Module):
 
 def test_a_model_with_locks_and_references_is_sent(tmp_path: Path) -> None:
     model = Busy()
-    found = sent(model, tmp_path)
+    found = send_and_load(model, tmp_path)
     assert torch.equal(found(X), model(X))
     assert found.owner() is found
     assert found.lost() is None
@@ -75,24 +75,24 @@ MADE = {
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_so_is_one_of_unusual_modules(make: Any, tmp_path: Path) -> None:
     model = make(nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval())
-    found = sent(model, tmp_path)
+    found = send_and_load(model, tmp_path)
     assert torch.allclose(found(X), model(X))
     assert structure(found) == structure(model)
     assert [name for name, _ in found.named_parameters()] == [name for name, _ in model.named_parameters()]
 
 
-def doubled(x: torch.Tensor) -> torch.Tensor:
+def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
 def test_so_is_a_scripted_function(tmp_path: Path) -> None:
-    assert torch.equal(sent(torch.jit.script(doubled), tmp_path)(X), X * 2)
+    assert torch.equal(send_and_load(torch.jit.script(double), tmp_path)(X), X * 2)
 
 
 def test_a_step_of_a_parametrized_model_still_trains_it(tmp_path: Path) -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
     step = TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
-    found = sent(step, tmp_path, X, X)
+    found = send_and_load(step, tmp_path, X, X)
     assert {id(p) for p in found.trained()} == {id(p) for p in found.model.parameters()}
     assert torch.equal(found(X, X), step(X, X))
 
@@ -101,4 +101,4 @@ def test_a_step_of_a_scripted_model_is_refused_and_the_way_out_named(tmp_path: P
     model = torch.jit.script(nn.Sequential(nn.Linear(4, 4)))
     step = TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(WorkloadError, match=r"TorchScript is written apart from the optimizer.*give a factory"):
-        sent(step, tmp_path, X, X)
+        send_and_load(step, tmp_path, X, X)

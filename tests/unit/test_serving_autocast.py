@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 import torch
 
-from dynamo_graphs import captured_of, decision_for
+from dynamo_graphs import capture_graph, decision_for
 from torchwise.dynamo import backend, decide
 from torchwise.dynamo.graph import Captured, CastGraph, Graph
 from torchwise.dynamo.options import Options
@@ -41,12 +41,12 @@ def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Decide for a plan, and keep the captured calls."""
     found: list[Captured] = []
 
-    def by_plan(captured: Captured, _asked: Options) -> Decision:
+    def decide_plan(captured: Captured, _asked: Options) -> Decision:
         found.append(captured)
         return decision_for(captured, request.param)
 
     door = importlib.import_module("torchwise.dynamo.backend")
-    monkeypatch.setattr(door, "decide", by_plan)
+    monkeypatch.setattr(door, "decide", decide_plan)
     monkeypatch.setattr(door, "_logged", set())
     torch._dynamo.reset()
     yield found
@@ -88,7 +88,7 @@ def test_training_under_autocast_has_eagers_gradients(net: torch.nn.Module, deci
 
 def test_a_graph_under_autocast_answers_alike_wherever_it_travels(net: torch.nn.Module) -> None:
     with bf16(), torch.no_grad():
-        captured = captured_of(net, X)
+        captured = capture_graph(net, X)
         expected = net(X)
     travelled = cloudpickle.loads(cloudpickle.dumps(captured.graph))
     assert structure(travelled) == structure(captured.graph)
@@ -100,7 +100,7 @@ def test_a_graph_under_autocast_answers_alike_wherever_it_travels(net: torch.nn.
 
 def test_an_autocast_for_another_device_is_none(net: torch.nn.Module) -> None:
     with bf16("cuda", enabled=torch.cuda.is_available()), torch.no_grad():
-        assert type(captured_of(net, X).graph) is Graph
+        assert type(capture_graph(net, X).graph) is Graph
 
 
 @pytest.mark.slow

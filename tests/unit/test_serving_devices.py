@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile.cuda_graphs.recorded_graph import check_outputs, record
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -25,7 +25,7 @@ def total(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
 
 @torch.no_grad()
 def test_inputs_on_another_device_are_the_originals_and_counted() -> None:
-    fast = torchwise.apply(total, decided(total, PLAN, X))
+    fast = torchwise.apply(total, make_decision(total, PLAN, X))
     for _ in range(2):
         assert fast(ELSEWHERE).device.type == "meta"
         assert torch.equal(fast(X), X.sin())
@@ -36,7 +36,7 @@ def test_inputs_on_another_device_are_the_originals_and_counted() -> None:
 @pytest.mark.parametrize(("args", "kwargs"), [((ELSEWHERE, X), {}), ((ELSEWHERE,), {"y": X})])
 @torch.no_grad()
 def test_one_input_elsewhere_is_enough(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    fast = torchwise.apply(total, decided(total, PLAN, X, X))
+    fast = torchwise.apply(total, make_decision(total, PLAN, X, X))
     assert torch.equal(fast(X, X), X.sin() + X)
     assert fast(*args, **kwargs).device.type == "meta"
     assert fast.statistics.original == {REASON: 1}
@@ -45,7 +45,7 @@ def test_one_input_elsewhere_is_enough(args: tuple[Any, ...], kwargs: dict[str, 
 @torch.no_grad()
 def test_a_model_that_moves_is_followed_there_and_back() -> None:
     net = torch.nn.Linear(4, 4).eval()
-    fast = torchwise.apply(net, decided(net, PLAN, X))
+    fast = torchwise.apply(net, make_decision(net, PLAN, X))
     weights = net.state_dict()
     fast(X)
     fast.to("meta")

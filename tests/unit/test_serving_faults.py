@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.alerts import heard
-from torchwise.compile import Realized
+from torchwise.compile import CompiledPlan
 from torchwise.plan import Plan
 from torchwise.runtime import dispatch
 from torchwise.runtime.circuit_breaker import FAILURES
@@ -48,23 +48,23 @@ def plain(x: torch.Tensor) -> torch.Tensor:
     return (x * 2).sin()
 
 
-def broken_in_two(x: torch.Tensor) -> torch.Tensor:
+def break_in_two(x: torch.Tensor) -> torch.Tensor:
     x = x.cos()
     torch._dynamo.graph_break()
     return x.sin() * 2
 
 
-def served(model: Callable[..., Any], *inputs: torch.Tensor, plan: Plan = INDUCTOR) -> Any:
-    decision = decided(model, plan, inputs[0])
+def apply_plan(model: Callable[..., Any], *inputs: torch.Tensor, plan: Plan = INDUCTOR) -> Any:
+    decision = make_decision(model, plan, inputs[0])
     return torchwise.apply(model, replace(decision, inputs=tuple(describe_example(Example((x,))) for x in inputs)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [plain, broken_in_two])
+@pytest.mark.parametrize("model", [plain, break_in_two])
 @pytest.mark.usefixtures("broken_compiler")
 @torch.no_grad()
 def test_a_compile_error_on_the_first_call_costs_nobody_an_answer(model: Callable[..., Any]) -> None:
-    fast = served(model, LARGE)
+    fast = apply_plan(model, LARGE)
     with heard() as alerts:
         for _ in range(FAILURES + 2):
             torch.testing.assert_close(fast(LARGE), model(LARGE))
@@ -73,11 +73,11 @@ def test_a_compile_error_on_the_first_call_costs_nobody_an_answer(model: Callabl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [plain, broken_in_two])
+@pytest.mark.parametrize("model", [plain, break_in_two])
 @pytest.mark.usefixtures("broken_compiler")
 @torch.no_grad()
 def test_a_compile_error_on_a_later_shape_leaves_the_first_one_alone(model: Callable[..., Any]) -> None:
-    fast = served(model, SMALL, LARGE)
+    fast = apply_plan(model, SMALL, LARGE)
     for x in (SMALL, LARGE) * (FAILURES + 1):
         torch.testing.assert_close(fast(x), model(x))
     assert fast.statistics.optimized == FAILURES + 1
@@ -87,7 +87,7 @@ def test_a_compile_error_on_a_later_shape_leaves_the_first_one_alone(model: Call
 @pytest.mark.slow
 @torch.no_grad()
 def test_eight_threads_that_call_at_once_are_all_answered() -> None:
-    fast = served(torch.sin, SMALL, LARGE)
+    fast = apply_plan(torch.sin, SMALL, LARGE)
     wrong: list[BaseException] = []
     barrier = threading.Barrier(8)
 
@@ -119,7 +119,7 @@ def _answers(fast: Any, x: torch.Tensor, queue: Any) -> None:
 @torch.no_grad()
 def test_a_process_that_is_forked_afterwards_is_answered() -> None:
     """A data loader forks its workers so from a program that serves a plan."""
-    fast = served(plain, SMALL)
+    fast = apply_plan(plain, SMALL)
     expected = fast(SMALL)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
@@ -137,9 +137,9 @@ def test_a_plan_that_is_given_up_under_eight_threads_answers_none_wrongly(monkey
     def plan(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
-    made = Realized(INDUCTOR, plan, lambda _args, _kwargs: plan, lambda: None)
+    made = CompiledPlan(INDUCTOR, plan, lambda _args, _kwargs: plan, lambda: None)
     monkeypatch.setattr(dispatch, "compile_plan", lambda *_args, **_options: made)
-    fast = torchwise.apply(torch.neg, decided(torch.neg, INDUCTOR, SMALL), canary=1)
+    fast = torchwise.apply(torch.neg, make_decision(torch.neg, INDUCTOR, SMALL), canary=1)
     fast(SMALL)  # compiles, and is not compared
     answers: list[torch.Tensor] = []
     threads = [threading.Thread(target=lambda: answers.extend(fast(SMALL) for _ in range(20))) for _ in range(8)]

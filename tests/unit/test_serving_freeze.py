@@ -14,15 +14,21 @@ import torch
 from torch._dynamo.callback import callback_handler
 
 import torchwise
-from live_decisions import decided
-from torchwise.compile import Realized
-from torchwise.compile.backends.inductor import compiled_graphs
+from live_decisions import make_decision
+from torchwise.compile import CompiledPlan
+from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.compile.cuda_graphs import compile_freeze
-from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, captured_graphs, count_capture, hold, is_held
+from torchwise.compile.cuda_graphs.compile_freeze import (
+    FrozenError,
+    count_capture,
+    count_captured_graphs,
+    hold,
+    is_in_frozen_call,
+)
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.runtime import dispatch
-from torchwise.runtime.circuit_breaker import Circuit
+from torchwise.runtime.circuit_breaker import CircuitBreaker
 from torchwise.runtime.dispatch import CHANGED, FREED, FROZEN
 from torchwise.runtime.module import dispatcher_of
 from torchwise.serving import freeze, unfreeze
@@ -50,7 +56,7 @@ def net() -> Net:
 
 
 def warm(net: Net) -> Any:
-    fast = torchwise.apply(net, decided(net, INDUCTOR, X))
+    fast = torchwise.apply(net, make_decision(net, INDUCTOR, X))
     with torch.no_grad():
         for _ in range(2):
             fast(X)
@@ -68,7 +74,7 @@ def default_dtype() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def of_dtype(net: Net) -> None:
+def change_dtype(net: Net) -> None:
     net.double()
 
 
@@ -96,24 +102,24 @@ def another_attribute(net: Net) -> None:
     net.factor = 3.0
 
 
-def within_a_list(net: Net) -> None:
+def change_list_item(net: Net) -> None:
     net.factors[0] = 5.0
 
 
-def hooked(net: Net) -> None:
+def add_hook(net: Net) -> None:
     net.inner[0].register_forward_hook(lambda _module, _args, output: output + 1)
 
 
 CHANGES = [
-    of_dtype,
+    change_dtype,
     to_other_weights,
     to_other_memory,
     to_training,
     part_to_training,
     to_another_layer,
     another_attribute,
-    within_a_list,
-    hooked,
+    change_list_item,
+    add_hook,
 ]
 
 
@@ -136,8 +142,8 @@ def test_pytorch_is_not_asked_again_on_every_call(net: Net, monkeypatch: pytest.
     """The question takes many times as long as the call."""
     now, asked = [0.0], list[str]()
     refuse = compile_freeze._refuse_compiling
-    clocked = functools.partial(Circuit, clock=lambda: now[0])
-    monkeypatch.setattr(dispatch, "Circuit", clocked)
+    clocked = functools.partial(CircuitBreaker, clock=lambda: now[0])
+    monkeypatch.setattr(dispatch, "CircuitBreaker", clocked)
     monkeypatch.setattr(callback_handler, "start_callbacks", [])
     monkeypatch.setattr(compile_freeze, "_refuse_compiling", lambda event: (asked.append("once"), refuse(event)))
     fast = warm(net)
@@ -204,10 +210,10 @@ def test_unfrozen_it_compiles_again_and_may_be_frozen_again(net: Net) -> None:
     fast(X)
     unfreeze(fast)
     assert fast.statistics.compiles is None
-    before = compiled_graphs()
+    before = count_compiled_graphs()
     torch.testing.assert_close(fast(X), net(X))
     assert fast.statistics.original == {CHANGED: 1}
-    assert compiled_graphs() == before + 1
+    assert count_compiled_graphs() == before + 1
     freeze(fast)
     torch.testing.assert_close(fast(X), net(X))
     assert (fast.statistics.optimized, fast.statistics.compiles) == (4, 0)
@@ -248,16 +254,16 @@ def test_what_others_compile_meanwhile_is_compiled_and_counted(net: Net) -> None
 def test_a_plan_whose_memory_was_freed_is_not_made_anew(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def realize(*_args: Any, **_options: Any) -> Realized:
+    def realize(*_args: Any, **_options: Any) -> CompiledPlan:
         made.append("once")
-        return Realized(INDUCTOR, net, lambda _args, _kwargs: net, lambda: None)
+        return CompiledPlan(INDUCTOR, net, lambda _args, _kwargs: net, lambda: None)
 
     monkeypatch.setattr(dispatch, "compile_plan", realize)
     fast = warm(net)
     dispatcher = dispatcher_of(fast)
     assert dispatcher is not None
     dispatcher._release("the plan")
-    dispatcher._memory.succeeded()  # as ten minutes later
+    dispatcher._memory.record_success()  # as ten minutes later
     assert torch.equal(fast(X), net(X))
     assert (made, fast.statistics.original) == (["once"], {FREED: 1})
     unfreeze(fast)
@@ -268,29 +274,29 @@ def test_a_plan_whose_memory_was_freed_is_not_made_anew(net: Net, monkeypatch: p
 @torch.no_grad()
 def test_what_is_refused_within_a_frozen_call_is_refused_in_its_thread_alone() -> None:
     def compiles(x: torch.Tensor) -> torch.Tensor:
-        assert is_held()
+        assert is_in_frozen_call()
         return torch.compile(lambda x: x + 11, backend="eager")(x)
 
     for _ in range(2):
         with pytest.raises(FrozenError, match="would be compiled anew"):
             hold(compiles)(X)
-    assert not is_held()
+    assert not is_in_frozen_call()
     assert torch.equal(torch.compile(lambda x: x + 12, backend="eager")(X), X + 12)
     with pytest.raises(ZeroDivisionError):
         hold(lambda: 1 / 0)()
 
 
 def test_captures_are_counted_beside_compilations(net: Net) -> None:
-    fast = torchwise.apply(net, decided(net, INDUCTOR, X))
+    fast = torchwise.apply(net, make_decision(net, INDUCTOR, X))
     registry = prometheus_client.CollectorRegistry()
     torchwise.export_metrics(fast, "net", registry)
     labels = {"model": "net", "plan": str(INDUCTOR)}
     assert registry.get_sample_value("torchwise_captures_since_freeze", labels) is None
     assert fast.statistics.snapshot()["captures_since_freeze"] is None
     freeze(fast)
-    before = captured_graphs()
+    before = count_captured_graphs()
     count_capture()
-    assert captured_graphs() == before + 1
+    assert count_captured_graphs() == before + 1
     assert fast.statistics.snapshot()["captures_since_freeze"] == 1
     assert fast.statistics.snapshot()["compiles_since_freeze"] == 0
     assert registry.get_sample_value("torchwise_captures_since_freeze", labels) == 1
@@ -303,9 +309,9 @@ def test_graphs_that_a_mode_of_pytorch_records_are_counted_too() -> None:
     from torch._dynamo.callback import CallbackArgs, CallbackTrigger
 
     hold(lambda: None)()
-    before = captured_graphs()
+    before = count_captured_graphs()
     compile_freeze._refuse_compiling(CallbackArgs(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0"))
-    assert captured_graphs() == before + 1
+    assert count_captured_graphs() == before + 1
 
 
 @torch.no_grad()
@@ -313,7 +319,7 @@ def test_a_freeze_in_the_midst_of_a_first_call_holds_for_the_next(net: Net, monk
     held: list[bool] = []
 
     def plan(x: torch.Tensor) -> torch.Tensor:
-        held.append(is_held())
+        held.append(is_in_frozen_call())
         return x
 
     def lean(_args: Any, _kwargs: Any) -> Any:
@@ -321,9 +327,9 @@ def test_a_freeze_in_the_midst_of_a_first_call_holds_for_the_next(net: Net, monk
         return plan
 
     monkeypatch.setattr(
-        dispatch, "compile_plan", lambda *_args, **_options: Realized(INDUCTOR, plan, lean, lambda: None)
+        dispatch, "compile_plan", lambda *_args, **_options: CompiledPlan(INDUCTOR, plan, lean, lambda: None)
     )
-    fast = torchwise.apply(net, decided(net, INDUCTOR, X))
+    fast = torchwise.apply(net, make_decision(net, INDUCTOR, X))
     fast(X)
     fast(X)
     assert held == [False, True]
@@ -331,7 +337,7 @@ def test_a_freeze_in_the_midst_of_a_first_call_holds_for_the_next(net: Net, monk
 
 
 def test_a_torch_that_does_not_say_when_it_compiles_cannot_be_frozen(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = torchwise.apply(net, decided(net, INDUCTOR, X))
+    fast = torchwise.apply(net, make_decision(net, INDUCTOR, X))
     monkeypatch.setattr(compile_freeze, "_HANDLER", ("torch._dynamo.callback", "no_such_name"))
     with pytest.raises(UnsupportedError, match=r"freezing a plan needs torch\._dynamo\.callback\.no_such_name"):
         freeze(fast)

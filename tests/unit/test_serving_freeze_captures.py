@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from test_capture_logic import CHANGES, Machine, X, of
+from test_capture_logic import CHANGES, Machine, X, capture_call
 
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, hold
 
@@ -20,9 +20,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_module_that_changed_is_not_captured_anew(machine: Machine, change: object) -> None:
     net = torch.nn.Linear(4, 4)
-    call = of(net, net)
+    call = capture_call(net, net)
     call(X)
-    replays, held = call._graphs.copy(), hold(call.lean((X,), {}))
+    replays, held = call._graphs.copy(), hold(call.get_bypass((X,), {}))
     assert torch.equal(held(X), net(X))
     change(net)  # type: ignore[operator]
     for _ in range(2):
@@ -36,7 +36,7 @@ def test_a_module_that_changed_is_not_captured_anew(machine: Machine, change: ob
 
 def test_what_changes_back_is_replayed_again(machine: Machine) -> None:
     net = torch.nn.Linear(4, 4)
-    call = of(net, net)
+    call = capture_call(net, net)
     call(X)
     held = hold(call)
     net.eval()
@@ -49,7 +49,7 @@ def test_what_changes_back_is_replayed_again(machine: Machine) -> None:
 
 def test_a_setting_that_changed_is_not_captured_for(machine: Machine) -> None:
     net = torch.nn.Linear(4, 4)
-    call = of(net, net)
+    call = capture_call(net, net)
     call(X)
     before = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=not before)
@@ -63,14 +63,14 @@ def test_a_setting_that_changed_is_not_captured_for(machine: Machine) -> None:
 
 
 def test_a_new_signature_is_not_captured(machine: Machine) -> None:
-    call = of(torch.sin)
+    call = capture_call(torch.sin)
     with pytest.raises(FrozenError):
         hold(call)(X)
     assert machine.recorded == 0
 
 
 def test_nothing_is_recorded_in_place_until_it_is_unfrozen(machine: Machine) -> None:
-    call = of(torch.sin)
+    call = capture_call(torch.sin)
     call(X)
     for _ in range(4):
         assert torch.equal(hold(call)(X), X.sin())

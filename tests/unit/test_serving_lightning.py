@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.runtime import OptimizedModule
 
@@ -52,13 +52,13 @@ class Scorer(pl.LightningModule):
 def whole() -> Any:
     """Optimise the whole module."""
     model = Scorer().eval()
-    return torchwise.apply(model, decided(model, PLAN, BATCH))
+    return torchwise.apply(model, make_decision(model, PLAN, BATCH))
 
 
 def part() -> Any:
     """Optimise the module that is called: Lightning's steps go through it."""
     model = Scorer().eval()
-    model.net = torchwise.apply(model.net, decided(model.net, PLAN, BATCH))
+    model.net = torchwise.apply(model.net, make_decision(model.net, PLAN, BATCH))
     return model
 
 
@@ -83,7 +83,7 @@ def trainer(folder: Path, **options: Any) -> pl.Trainer:
     )
 
 
-def trained(model: Any, folder: Path) -> pl.Trainer:
+def train_model(model: Any, folder: Path) -> pl.Trainer:
     found = trainer(folder, max_epochs=2)
     found.fit(model.train(), loader())
     return found
@@ -109,8 +109,8 @@ def test_the_plan_answers_within_lightnings_own_steps_where_a_part_is_optimised(
 
 def test_it_trains_as_the_bare_one_does(optimized: Any, tmp_path: Path) -> None:
     bare = Scorer()
-    trained(optimized, tmp_path)
-    trained(bare, tmp_path)
+    train_model(optimized, tmp_path)
+    train_model(bare, tmp_path)
     assert equal(optimized.state_dict(), bare.state_dict())
     assert not equal(optimized.state_dict(), Scorer().state_dict())
     optimized.eval()
@@ -121,9 +121,9 @@ def test_it_trains_as_the_bare_one_does(optimized: Any, tmp_path: Path) -> None:
 
 def test_its_checkpoints_load_into_the_bare_one_and_back(optimized: Any, tmp_path: Path) -> None:
     ours, theirs, bare = tmp_path / "ours.ckpt", tmp_path / "theirs.ckpt", Scorer()
-    trained(optimized, tmp_path).save_checkpoint(ours)
+    train_model(optimized, tmp_path).save_checkpoint(ours)
     assert equal(Scorer.load_from_checkpoint(ours).state_dict(), optimized.state_dict())
-    trained(bare, tmp_path).save_checkpoint(theirs)
+    train_model(bare, tmp_path).save_checkpoint(theirs)
     other = part()
     other.load_state_dict(torch.load(theirs, weights_only=False)["state_dict"])
     assert equal(other.state_dict(), bare.state_dict())

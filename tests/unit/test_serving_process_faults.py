@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise import artifact
 from torchwise.artifact import package
 from torchwise.artifact.manifest import Manifest
-from torchwise.compile import Realized
+from torchwise.compile import CompiledPlan
 from torchwise.plan import Plan
 from torchwise.runtime import dispatch
-from torchwise.runtime.input_snapshot import Undo
+from torchwise.runtime.input_snapshot import InputSnapshot
 from torchwise.runtime.module import dispatcher_of
 from torchwise.serving import freeze, unfreeze
 
@@ -28,27 +28,27 @@ THREADS = Plan(threads=torch.get_num_threads() + 1)
 X = torch.randn(3, 4)
 
 
-def closed(dispatcher: dispatch.Dispatcher) -> None:
+def close_dispatcher(dispatcher: dispatch.Dispatcher) -> None:
     dispatcher.close()
 
 
-def out_of_memory(dispatcher: dispatch.Dispatcher) -> None:
+def run_out_of_memory(dispatcher: dispatch.Dispatcher) -> None:
     dispatcher._release("the plan")
-    dispatcher._memory.succeeded()
+    dispatcher._memory.record_success()
 
 
-def frozen_and_unfrozen(dispatcher: dispatch.Dispatcher) -> None:
+def freeze_and_unfreeze(dispatcher: dispatch.Dispatcher) -> None:
     dispatcher.freeze()
     dispatcher.unfreeze()
 
 
-@pytest.mark.parametrize("event", [closed, out_of_memory, frozen_and_unfrozen])
+@pytest.mark.parametrize("event", [close_dispatcher, run_out_of_memory, freeze_and_unfreeze])
 def test_eight_threads_are_answered_while_the_plan_is_taken_away(
     event: Callable[[dispatch.Dispatcher], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A closed plan must not be called any more. A call that is under way may meet it and is answered, too."""
 
-    def realize(*_args: Any, **_options: Any) -> Realized:
+    def realize(*_args: Any, **_options: Any) -> CompiledPlan:
         alive = [True]
 
         def plan(x: torch.Tensor) -> torch.Tensor:
@@ -56,10 +56,10 @@ def test_eight_threads_are_answered_while_the_plan_is_taken_away(
                 raise RuntimeError("it was closed")
             return -x
 
-        return Realized(INDUCTOR, plan, lambda _args, _kwargs: plan, alive.clear)
+        return CompiledPlan(INDUCTOR, plan, lambda _args, _kwargs: plan, alive.clear)
 
     monkeypatch.setattr(dispatch, "compile_plan", realize)
-    fast = torchwise.apply(torch.neg, decided(torch.neg, INDUCTOR, X))
+    fast = torchwise.apply(torch.neg, make_decision(torch.neg, INDUCTOR, X))
     dispatcher = dispatcher_of(fast)
     assert dispatcher is not None
     wrong: list[BaseException] = []
@@ -91,7 +91,7 @@ def _answer(fast: Any, said: Any) -> None:
         said.put(([fast(X).tolist() for _ in range(3)], fast.statistics.optimized, fast.statistics.compiles))
 
 
-def in_a_fork(fast: Any) -> Any:
+def run_in_fork(fast: Any) -> Any:
     context = multiprocessing.get_context("fork")
     said = context.Queue()
     child = context.Process(target=_answer, args=(fast, said))
@@ -104,13 +104,13 @@ def in_a_fork(fast: Any) -> Any:
 
 @pytest.mark.usefixtures("one_thread")
 @torch.no_grad()
-def test_a_process_that_is_forked_after_an_artefact_was_loaded_is_answered(tmp_path: Path) -> None:
+def test_a_process_that_is_forked_after_an_artifact_was_loaded_is_answered(tmp_path: Path) -> None:
     net, plan = torch.nn.Linear(4, 4).eval(), Plan(threads=2)
-    decision = decided(net, plan, X)
+    decision = make_decision(net, plan, X)
     _, data = package.pack(Manifest("1", decision.environment, {}, {}, 1.0, 1.0, 0), decision, {})
     package.put(tmp_path / "model.tw", data)
     fast = torchwise.apply(net, artifact.load(tmp_path / "model.tw"))
-    answers, optimized, _ = in_a_fork(fast)
+    answers, optimized, _ = run_in_fork(fast)
     for answer in answers:
         torch.testing.assert_close(torch.tensor(answer), net(X))
     assert optimized == 3
@@ -121,11 +121,11 @@ def test_a_process_that_is_forked_after_an_artefact_was_loaded_is_answered(tmp_p
 @torch.no_grad()
 def test_a_process_that_is_forked_after_the_freeze_is_frozen_too() -> None:
     net = torch.nn.Linear(4, 4).eval()
-    fast = torchwise.apply(net, decided(net, INDUCTOR, X))
+    fast = torchwise.apply(net, make_decision(net, INDUCTOR, X))
     fast(X)
     freeze(fast)
     expected = fast(X)
-    answers, optimized, compiles = in_a_fork(fast)
+    answers, optimized, compiles = run_in_fork(fast)
     for answer in answers:
         torch.testing.assert_close(torch.tensor(answer), expected)
     assert (optimized, compiles) == (5, 0)
@@ -159,7 +159,7 @@ def test_what_was_written_before_a_later_piece_fails_to_compile_is_put_back(monk
     monkeypatch.setattr(graph.GraphLowering, "run", run)
     torch._dynamo.reset()
     net, bare = Counting().eval(), Counting().eval()
-    fast = torchwise.apply(net, decided(net, INDUCTOR, X))
+    fast = torchwise.apply(net, make_decision(net, INDUCTOR, X))
     with config.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
         for _ in range(2):
             ours, theirs = X.clone(), X.clone()
@@ -171,7 +171,7 @@ def test_what_was_written_before_a_later_piece_fails_to_compile_is_put_back(monk
 
 def test_what_was_written_is_put_back_and_nothing_else() -> None:
     written, read, buffers = torch.zeros(3), torch.zeros(3), torch.nn.BatchNorm1d(2)
-    undo = Undo(buffers, (written,), {"read": read})
+    undo = InputSnapshot(buffers, (written,), {"read": read})
     written.add_(1)
     buffers.num_batches_tracked.add_(1)
     before = read._version
@@ -185,16 +185,16 @@ def test_what_was_written_is_put_back_and_nothing_else() -> None:
 
 @torch.no_grad()
 def test_what_batch_norm_writes_without_counting_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def realize(original: torch.nn.BatchNorm1d, plan: Plan, *_: Any, **__: Any) -> Realized:
+    def realize(original: torch.nn.BatchNorm1d, plan: Plan, *_: Any, **__: Any) -> CompiledPlan:
         def call(x: torch.Tensor) -> torch.Tensor:
             torch.nn.functional.batch_norm(x, original.running_mean, original.running_var, training=True)
             raise ZeroDivisionError("a later piece fails")
 
-        return Realized(plan, call, lambda _args, _kwargs: call, lambda: None)
+        return CompiledPlan(plan, call, lambda _args, _kwargs: call, lambda: None)
 
     monkeypatch.setattr(dispatch, "compile_plan", realize)
     net, bare = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
-    fast = torchwise.apply(net, decided(net, THREADS, X))
+    fast = torchwise.apply(net, make_decision(net, THREADS, X))
     torch.testing.assert_close(fast(X), bare(X))
     assert fast.statistics.failures == {"ZeroDivisionError": 1}
     for ours, theirs in zip(net.buffers(), bare.buffers(), strict=True):
@@ -204,7 +204,7 @@ def test_what_batch_norm_writes_without_counting_is_put_back(monkeypatch: pytest
 def test_what_has_no_count_of_its_writes_is_put_back_where_it_differs() -> None:
     with torch.inference_mode():
         x, y = torch.zeros(3), torch.zeros(3)
-        undo = Undo(None, (x, y), {})
+        undo = InputSnapshot(None, (x, y), {})
         x.add_(1)
         undo()
         assert torch.equal(x, torch.zeros(3))
@@ -216,16 +216,16 @@ def test_what_cannot_be_copied_or_written_stops_nobody(caplog: pytest.LogCapture
             raise RuntimeError("hands off")
 
     x = torch.zeros(3)
-    undo = Undo(None, (x, torch.zeros(2).as_subclass(Odd)), {})
+    undo = InputSnapshot(None, (x, torch.zeros(2).as_subclass(Odd)), {})
     x.add_(1)
     undo()
     assert torch.equal(x, torch.ones(3))
-    undo = Undo(None, (x,), {})
+    undo = InputSnapshot(None, (x,), {})
     x.add_(1).resize_(5)
     undo()
     assert torch.equal(x, torch.ones(3)), "its size, too"
     draws = iter(torch.rand(1) for _ in range(2))
-    undo = Undo(None, (draws,), {})
+    undo = InputSnapshot(None, (draws,), {})
     next(draws)
     undo()
     assert "cannot be put back" in caplog.text

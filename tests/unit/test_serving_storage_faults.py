@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import torchwise
-from live_decisions import decided
-from store_samples import a_study, claim, create, finished
+from live_decisions import make_decision
+from store_samples import a_study, claim, complete_trial, create
 from torchwise import artifact
 from torchwise.api import Study
 from torchwise.artifact import package
@@ -40,27 +40,27 @@ def store(tmp_path: Path) -> Path:
     """Return a store with one study and one finished trial."""
     with open_storage(str(tmp_path / "torchwise.db")) as storage:
         study = create(storage)
-        storage.finish_trial(study.id, finished(claim(storage, study.id)))
+        storage.finish_trial(study.id, complete_trial(claim(storage, study.id)))
     return tmp_path / "torchwise.db"
 
 
-def stored_trials(store: Path) -> int:
+def count_trials(store: Path) -> int:
     with open_storage(str(store)) as storage:
         (study,) = storage.list_studies()
         return len(storage.get_study(study.id).trials)
 
 
-def locked(store: Path) -> Any:
+def lock_store(store: Path) -> Any:
     other = sqlite3.connect(store, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     return other
 
 
-def deleted(store: Path) -> None:
+def delete_store(store: Path) -> None:
     store.unlink()
 
 
-def truncated(store: Path) -> None:
+def truncate_store(store: Path) -> None:
     store.write_bytes(store.read_bytes()[:1000])
 
 
@@ -69,13 +69,13 @@ def a_folder(store: Path) -> None:
     store.mkdir()
 
 
-@pytest.mark.parametrize("fault", [locked, deleted, truncated, a_folder])
+@pytest.mark.parametrize("fault", [lock_store, delete_store, truncate_store, a_folder])
 @torch.no_grad()
 def test_a_store_that_fails_after_the_plan_was_applied_is_nobodys_loss(
     store: Path, fault: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHWISE_STORE", str(store))
-    fast = torchwise.apply(NET, decided(NET, PLAN, X))
+    fast = torchwise.apply(NET, make_decision(NET, PLAN, X))
     kept = fault(store)
     torchwise.freeze(fast)
     torchwise.apply(NET, fast.decision)
@@ -83,10 +83,10 @@ def test_a_store_that_fails_after_the_plan_was_applied_is_nobodys_loss(
         assert torch.equal(fast(x), NET(x))
     if kept is not None:
         kept.close()
-        assert stored_trials(store) == 1
+        assert count_trials(store) == 1
 
 
-@pytest.mark.parametrize("fault", [locked, truncated, a_folder])
+@pytest.mark.parametrize("fault", [lock_store, truncate_store, a_folder])
 @torch.no_grad()
 def test_a_store_that_fails_under_torch_compile_leaves_the_graph_to_inductor(
     store: Path, fault: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -103,10 +103,10 @@ def test_a_store_that_fails_under_torch_compile_leaves_the_graph_to_inductor(
     assert "left to Inductor, unmeasured" in caplog.text
     if kept is not None:
         kept.close()
-        assert stored_trials(store) == 1
+        assert count_trials(store) == 1
 
 
-def _until_full(store: str, said: Any) -> None:
+def _fill_disk(store: str, said: Any) -> None:
     """Store trials while files may grow by a few pages only, as on a disk that fills up."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     largest = max(file.stat().st_size for file in Path(store).parent.iterdir())
@@ -117,7 +117,7 @@ def _until_full(store: str, said: Any) -> None:
             with open_storage(store) as storage:
                 study = storage.list_studies()[0]
                 trial = claim(storage, study.id, Plan(threads=number + 2))
-                storage.finish_trial(study.id, finished(trial))
+                storage.finish_trial(study.id, complete_trial(trial))
             finished_trials += 1
     except TorchwiseError as error:
         said.put((finished_trials, type(error).__name__, str(error)))
@@ -128,7 +128,7 @@ def _until_full(store: str, said: Any) -> None:
 def test_a_full_disk_loses_nothing_that_was_stored(store: Path) -> None:
     context = multiprocessing.get_context("fork")
     said = context.Queue()
-    child = context.Process(target=_until_full, args=(str(store), said))
+    child = context.Process(target=_fill_disk, args=(str(store), said))
     child.start()
     kept, kind, message = said.get(timeout=60)
     child.join(60)
@@ -138,10 +138,10 @@ def test_a_full_disk_loses_nothing_that_was_stored(store: Path) -> None:
     with open_storage(str(store)) as storage:
         trials = storage.get_study(storage.list_studies()[0].id).trials
         assert sum(trial.state.value == "complete" for trial in trials) == kept
-        storage.finish_trial(1, finished(claim(storage, 1, Plan(threads=999))))
+        storage.finish_trial(1, complete_trial(claim(storage, 1, Plan(threads=999))))
 
 
-def _limited(write: Callable[[], object], said: Any) -> None:
+def _write_limited(write: Callable[[], object], said: Any) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, resource.RLIM_INFINITY))
     try:
@@ -151,23 +151,23 @@ def _limited(write: Callable[[], object], said: Any) -> None:
         said.put((type(error).__name__, str(error)))
 
 
-@pytest.mark.parametrize("what", ["artefact", "json", "html"])
+@pytest.mark.parametrize("what", ["artifact", "json", "html"])
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, what: str) -> None:
     file = tmp_path / f"old.{what}"
     file.write_text("old")
     study = Study(a_study())
     write: dict[str, Callable[[], object]] = {
-        "artefact": lambda: package.put(file, b"new " * 1000),
+        "artifact": lambda: package.put(file, b"new " * 1000),
         "json": lambda: study.save_json(file),
         "html": lambda: study.save_html(file),
     }
     context = multiprocessing.get_context("fork")
     said = context.Queue()
-    child = context.Process(target=_limited, args=(write[what], said))
+    child = context.Process(target=_write_limited, args=(write[what], said))
     child.start()
     kind, message = said.get(timeout=60)
     child.join(60)
-    assert kind == ("InputError" if what == "artefact" else "StorageError"), message
+    assert kind == ("InputError" if what == "artifact" else "StorageError"), message
     assert f"{file} cannot be written: File too large" in message
     assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [(file.name, "old")]
 
@@ -183,7 +183,7 @@ def test_a_log_that_cannot_be_written_costs_nobody_an_answer(capsys: pytest.Capt
     handler = logging.FileHandler("/dev/full")
     logging.getLogger("torchwise").addHandler(handler)
     try:
-        fast = torchwise.apply(NET, decided(NET, Plan(capture="call"), X))  # which needs a GPU
+        fast = torchwise.apply(NET, make_decision(NET, Plan(capture="call"), X))  # which needs a GPU
         for _ in range(5):
             assert torch.equal(fast(X), NET(X))
     finally:
@@ -194,8 +194,8 @@ def test_a_log_that_cannot_be_written_costs_nobody_an_answer(capsys: pytest.Capt
     assert "No space left on device" in capsys.readouterr().err
 
 
-def tampered(change: Callable[[dict[str, Any]], object]) -> str:
-    read = json.loads(decided(NET, PLAN, X).to_json())
+def tamper_decision(change: Callable[[dict[str, Any]], object]) -> str:
+    read = json.loads(make_decision(NET, PLAN, X).to_json())
     change(read)
     return json.dumps(read)
 
@@ -215,7 +215,7 @@ UNREADABLE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_a_decision_that_was_tampered_with_is_refused(fault: str) -> None:
     change, said = UNREADABLE[fault]
     with pytest.raises(InputError, match=said):
-        Decision.from_json(tampered(change))
+        Decision.from_json(tamper_decision(change))
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", '{"plan"', "\x80\x04K\x01."], ids=range(5))
@@ -240,7 +240,7 @@ DISTRUSTED: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_a_decision_that_reads_well_and_is_wrong_runs_nothing(fault: str) -> None:
     """If it holds for something else, or names things that do not exist, the original answers."""
     try:
-        decision = Decision.from_json(tampered(DISTRUSTED[fault]))
+        decision = Decision.from_json(tamper_decision(DISTRUSTED[fault]))
     except InputError:  # refused at once is as good
         return
     fast = torchwise.apply(NET, decision)
@@ -251,9 +251,9 @@ def test_a_decision_that_reads_well_and_is_wrong_runs_nothing(fault: str) -> Non
 
 
 @torch.no_grad()
-def test_an_artefact_that_is_gone_after_it_was_loaded_is_nobodys_loss(tmp_path: Path) -> None:
-    file, decision = tmp_path / "model.tw", decided(NET, PLAN, X)
-    artifact.save(file, NET, decided(NET, EAGER, X), X)
+def test_an_artifact_that_is_gone_after_it_was_loaded_is_nobodys_loss(tmp_path: Path) -> None:
+    file, decision = tmp_path / "model.tw", make_decision(NET, PLAN, X)
+    artifact.save(file, NET, make_decision(NET, EAGER, X), X)
     assert artifact.load(file).plan == EAGER
     manifest = Manifest("1", decision.environment, {}, {}, 1.0, 1.0, 0)
     package.put(file, package.pack(manifest, decision, {})[1])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchwise.bucketing import Padding, prove
+from torchwise.bucketing import Padding, verify_padding
 from torchwise.errors import BaselineError, InputError
 
 
@@ -52,7 +52,7 @@ def net(forward: Callable[..., Any]) -> Net:
 
 
 def test_a_mask_makes_padding_of_a_sequence_right_and_what_is_cut_is_found() -> None:
-    proof = prove(Attention().eval(), (X, MASK), padding=SEQUENCE, buckets=BUCKETS)
+    proof = verify_padding(Attention().eval(), (X, MASK), padding=SEQUENCE, buckets=BUCKETS)
     assert proof.padding.outputs == {"['states']": (1,), "['weights']": (1, 2)}
     assert proof.in_float64
     assert proof.buckets == BUCKETS
@@ -60,7 +60,7 @@ def test_a_mask_makes_padding_of_a_sequence_right_and_what_is_cut_is_found() -> 
 
 
 def test_a_batch_is_padded_to_more_rows() -> None:
-    proof = prove(net(lambda m, x: m.norm(x)), (torch.randn(6, 8),), padding=BATCH, buckets=(3, 6))
+    proof = verify_padding(net(lambda m, x: m.norm(x)), (torch.randn(6, 8),), padding=BATCH, buckets=(3, 6))
     assert proof.padding.outputs == {"": (0,)}
 
 
@@ -84,14 +84,14 @@ def test_a_batch_is_padded_to_more_rows() -> None:
 )
 def test_a_rule_that_changes_an_answer_is_refused(model: Any, example: Any, padding: Padding, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        prove(model, example, padding=padding, buckets=BUCKETS)
+        verify_padding(model, example, padding=padding, buckets=BUCKETS)
 
 
 def test_batch_norm_in_training_is_refused_with_the_way_out() -> None:
     model = net(lambda m, x: m.norm(x)).train()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with pytest.raises(InputError, match=r"changes the answer: .*; call model.eval\(\) first"):
-        prove(model, (torch.randn(12, 8),), padding=Padding({"x": 0}, least=2), buckets=(6, 12))
+        verify_padding(model, (torch.randn(12, 8),), padding=Padding({"x": 0}, least=2), buckets=(6, 12))
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
@@ -101,7 +101,7 @@ def test_a_leak_below_the_roundings_of_float32_shows_in_float64() -> None:
     with torch.no_grad():
         leaky.inner.weight.mul_(0.01)
     with pytest.raises(InputError, match="in float64"):
-        prove(leaky, (X, MASK), padding=SEQUENCE, buckets=BUCKETS)
+        verify_padding(leaky, (X, MASK), padding=SEQUENCE, buckets=BUCKETS)
 
 
 def test_a_model_that_cannot_run_in_float64_is_proven_without() -> None:
@@ -110,7 +110,7 @@ def test_a_model_that_cannot_run_in_float64_is_proven_without() -> None:
             raise RuntimeError("no kernel for it")
         return x + 1
 
-    proof = prove(net(only_float32), (torch.randn(12, 8),), padding=BATCH, buckets=BUCKETS)
+    proof = verify_padding(net(only_float32), (torch.randn(12, 8),), padding=BATCH, buckets=BUCKETS)
     assert not proof.in_float64
     assert proof.cases == 6
 
@@ -119,24 +119,26 @@ def test_proving_draws_no_random_numbers_of_the_process() -> None:
     torch.manual_seed(3)
     expected = torch.randn(4)
     torch.manual_seed(3)
-    prove(net(lambda _, x: x + 1), (torch.randn(12, 8, generator=torch.Generator()),), padding=BATCH, buckets=BUCKETS)
+    verify_padding(
+        net(lambda _, x: x + 1), (torch.randn(12, 8, generator=torch.Generator()),), padding=BATCH, buckets=BUCKETS
+    )
     assert torch.equal(torch.randn(4), expected)
 
 
 def test_outputs_that_the_user_names_are_cut_and_proven() -> None:
     model = net(lambda _, x: x + 1)
-    assert prove(model, (X[0],), padding=Padding({"x": 0}, outputs={"": 0}), buckets=BUCKETS).cases
+    assert verify_padding(model, (X[0],), padding=Padding({"x": 0}, outputs={"": 0}), buckets=BUCKETS).cases
     with pytest.raises(InputError, match="has shape"):
-        prove(model, (X[0],), padding=Padding({"x": 0}, outputs={}), buckets=BUCKETS)
+        verify_padding(model, (X[0],), padding=Padding({"x": 0}, outputs={}), buckets=BUCKETS)
 
 
 def test_inputs_by_position_by_name_and_by_keyword_alone() -> None:
     def call(x: Tensor, *, y: Tensor) -> Tensor:
         return x + y
 
-    proof = prove(call, (X[0],), {"y": X[1]}, padding=Padding({0: 0, "y": -2}), buckets=BUCKETS)
+    proof = verify_padding(call, (X[0],), {"y": X[1]}, padding=Padding({0: 0, "y": -2}), buckets=BUCKETS)
     assert proof.padding.outputs == {"": (0,)}
-    assert prove(torch.tanh, (X[0],), padding=Padding({0: 0}), buckets=BUCKETS).cases
+    assert verify_padding(torch.tanh, (X[0],), padding=Padding({0: 0}), buckets=BUCKETS).cases
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_inputs_by_position_by_name_and_by_keyword_alone() -> None:
 )
 def test_a_rule_that_does_not_fit_is_refused(padding: Padding, buckets: Any, example: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        prove(Attention().eval(), example, padding=padding, buckets=buckets)
+        verify_padding(Attention().eval(), example, padding=padding, buckets=buckets)
 
 
 @pytest.mark.parametrize(
@@ -182,15 +184,15 @@ def test_a_rule_that_means_nothing_is_refused(given: Any, said: str) -> None:
 
 def test_a_model_that_takes_no_such_size_is_named_with_it() -> None:
     with pytest.raises(BaselineError, match=r"ValueError on inputs of size 1: .*; leave out such sizes by least"):
-        prove(net(lambda m, x: m.norm.train()(x)), (torch.randn(12, 8),), padding=BATCH, buckets=(12,))
+        verify_padding(net(lambda m, x: m.norm.train()(x)), (torch.randn(12, 8),), padding=BATCH, buckets=(12,))
 
-    def at_most_eight(x: Tensor) -> Tensor:
+    def limit_to_eight(x: Tensor) -> Tensor:
         if len(x) > 8:
             raise ValueError("too long")
         return x + 1
 
     with pytest.raises(BaselineError, match="raised ValueError on inputs of size 11: too long"):
-        prove(at_most_eight, (X[0],), padding=BATCH, buckets=BUCKETS)
+        verify_padding(limit_to_eight, (X[0],), padding=BATCH, buckets=BUCKETS)
 
 
 def test_values_on_one_side_of_their_padding_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -200,12 +202,12 @@ def test_values_on_one_side_of_their_padding_are_warned_of(caplog: pytest.LogCap
     def highest(x: torch.Tensor) -> torch.Tensor:
         return x.amax(0)
 
-    prove(highest, (positive,), padding=rule, buckets=(4, 8))
+    verify_padding(highest, (positive,), padding=rule, buckets=(4, 8))
     assert "all values of input x lie on one side of 0" in caplog.text
     caplog.clear()
-    prove(highest, (positive,), padding=Padding({"x": 0}, fill={"x": 0}), buckets=(4, 8))
-    prove(torch.neg, (torch.randn(8, 3),), padding=Padding({0: 0}), buckets=(4, 8))
-    prove(torch.neg, (torch.ones(8, 3),), padding=Padding({0: 0}), buckets=(4, 8))
+    verify_padding(highest, (positive,), padding=Padding({"x": 0}, fill={"x": 0}), buckets=(4, 8))
+    verify_padding(torch.neg, (torch.randn(8, 3),), padding=Padding({0: 0}), buckets=(4, 8))
+    verify_padding(torch.neg, (torch.ones(8, 3),), padding=Padding({0: 0}), buckets=(4, 8))
     assert not caplog.records
     with pytest.raises(InputError, match="changes the answer"):
-        prove(highest, (torch.randn(8, 3),), padding=rule, buckets=(4, 8))
+        verify_padding(highest, (torch.randn(8, 3),), padding=rule, buckets=(4, 8))

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.bucketing import (
     BucketedFunction,
     BucketedModule,
     Padding,
-    Proof,
-    Warmed,
+    VerifiedPadding,
+    WarmedBucket,
     apply_buckets,
     auto,
     bucketed,
     counts_of,
-    prove,
+    verify_padding,
     warm_up,
 )
 from torchwise.bucketing.auto import DYNAMIC
@@ -73,11 +73,11 @@ def net() -> Net:
 
 def decision(model: Any, plan: Plan, sizes: Sequence[int] = BUCKETS) -> Decision:
     inputs = tuple(describe_example(Example((torch.randn(size, 3),))) for size in sizes)
-    return replace(decided(model, plan, X), inputs=inputs)
+    return replace(make_decision(model, plan, X), inputs=inputs)
 
 
-def served(net: Net, *plans: Plan) -> BucketedModule:
-    proof = prove(net, (X,), padding=RULE, buckets=BUCKETS)
+def serve_buckets(net: Net, *plans: Plan) -> BucketedModule:
+    proof = verify_padding(net, (X,), padding=RULE, buckets=BUCKETS)
     fast = apply_buckets(net, [decision(net, plan) for plan in plans or (THREADS,)], proof)
     assert isinstance(fast, BucketedModule)
     net.sizes.clear()
@@ -97,7 +97,7 @@ def strides(tensor: Tensor) -> list[int]:
 
 @torch.no_grad()
 def test_a_model_that_changed_is_not_warmed_up_and_answers_by_itself(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     net.register_forward_hook(lambda _module, _inputs, output: (output[0] + 1, output[1]))
     buckets_of(fast).warm(4, 2)
     assert (fast.statistics.first_calls, net.sizes) == (0, [])
@@ -110,7 +110,7 @@ def test_a_model_that_changed_is_not_warmed_up_and_answers_by_itself(net: Net) -
 
 @torch.no_grad()
 def test_a_call_of_any_size_is_padded_answered_by_the_plan_and_cut_back(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     for size in (1, 3, 4, 5, 8):
         x = torch.randn(size, 3)
         same(fast(x), net(x))
@@ -132,7 +132,7 @@ def test_an_input_as_long_as_a_bucket_is_passed_on_as_it_is() -> None:
         note(x)
         return x * 2
 
-    fast = apply_buckets(call, decision(call, THREADS), prove(call, (X,), padding=RULE, buckets=BUCKETS))
+    fast = apply_buckets(call, decision(call, THREADS), verify_padding(call, (X,), padding=RULE, buckets=BUCKETS))
     assert isinstance(fast, BucketedFunction)
     fast(X)
     assert given[-1] is X
@@ -145,7 +145,7 @@ def test_keyword_arguments_are_padded_too() -> None:
         return x if mask is None else x * mask
 
     mask = torch.ones(8, 1)
-    proof = prove(call, (X,), {"mask": mask}, padding=Padding({"x": 0, "mask": 0}), buckets=BUCKETS)
+    proof = verify_padding(call, (X,), {"mask": mask}, padding=Padding({"x": 0, "mask": 0}), buckets=BUCKETS)
     inputs = tuple(describe_example(Example((X[:size],), {"mask": mask[:size]})) for size in BUCKETS)
     fast = apply_buckets(call, replace(decision(call, THREADS), inputs=inputs), proof)
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_a_call_of_another_kind_than_the_proofs_is_answered_as_it_came(args: tup
         return -found if negative else found
 
     mask = torch.ones(8, 1)
-    proof = prove(mean, (X, mask), padding=Padding({"x": 0, "mask": 0}), buckets=BUCKETS)
+    proof = verify_padding(mean, (X, mask), padding=Padding({"x": 0, "mask": 0}), buckets=BUCKETS)
     described = [describe_example(Example((X[:size], *more))) for size in BUCKETS for more in (args, (mask[:size],))]
     for inputs in (described[1::2], described):  # the plan itself may be verified for more than padding is
         fast = apply_buckets(mean, replace(decision(mean, THREADS), inputs=tuple(inputs)), proof)
@@ -186,7 +186,7 @@ def test_a_call_of_another_kind_than_the_proofs_is_answered_as_it_came(args: tup
 
 @torch.no_grad()
 def test_what_a_failed_plan_leaves_is_answered_as_it_came(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     route = buckets_of(fast)._routes[0]
     assert route is not None
 
@@ -218,9 +218,9 @@ def test_warming_up_writes_to_no_buffer_and_not_to_the_example() -> None:
             return x * 2
 
     net, log = Counts().eval(), torch.zeros(1)
-    proof = prove(net, (X, log), padding=RULE, buckets=BUCKETS)
+    proof = verify_padding(net, (X, log), padding=RULE, buckets=BUCKETS)
     inputs = tuple(describe_example(Example((X[:size], log))) for size in BUCKETS)
-    fast = apply_buckets(net, replace(decided(net, THREADS, X), inputs=inputs), proof)
+    fast = apply_buckets(net, replace(make_decision(net, THREADS, X), inputs=inputs), proof)
     warm_up(fast)
     assert (net.calls.item(), log.item(), fast.statistics.optimized) == (0, 0, 4)
 
@@ -236,7 +236,7 @@ def test_warming_up_writes_to_no_buffer_and_not_to_the_example() -> None:
     ],
 )
 def test_what_is_not_proven_goes_to_the_original_as_it_came(net: Net, call: Any, reason: str) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     call(fast)
     assert fast.statistics.original == {reason: 1}
     assert len(net.sizes) == 1
@@ -245,7 +245,7 @@ def test_what_is_not_proven_goes_to_the_original_as_it_came(net: Net, call: Any,
 
 @torch.no_grad()
 def test_a_change_anywhere_in_the_model_ends_padding(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     net.norm.train()  # which Dispatcher does not look at, and which padding would change the answer of
     x = torch.randn(3, 3)
     expected = copy.deepcopy(net)(x)
@@ -255,7 +255,7 @@ def test_a_change_anywhere_in_the_model_ends_padding(net: Net) -> None:
 
 @torch.no_grad()
 def test_weights_that_lie_elsewhere_end_no_padding(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     fast(torch.randn(3, 3))
     answered = fast.statistics.optimized
     net.load_state_dict({name: value + 0.5 for name, value in net.state_dict().items()}, assign=True)
@@ -269,11 +269,11 @@ def test_weights_that_lie_elsewhere_end_no_padding(net: Net) -> None:
 
 @torch.no_grad()
 def test_attributes_that_no_plan_reads_end_no_padding(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     fast(torch.randn(3, 3))
     [dispatcher] = buckets_of(fast)._dispatchers
-    assert dispatcher.realized is not None
-    monkeypatch.setattr(dispatcher, "_realized", replace(dispatcher.realized, reads=lambda: {(): {"scale"}}))
+    assert dispatcher.active_plan is not None
+    monkeypatch.setattr(dispatcher, "_realized", replace(dispatcher.active_plan, reads=lambda: {(): {"scale"}}))
     fast(torch.randn(3, 3))
     for number in range(3):
         net.last_request = number
@@ -285,13 +285,13 @@ def test_attributes_that_no_plan_reads_end_no_padding(net: Net, monkeypatch: pyt
 
 
 def test_gradients_flow_past_padding(net: Net) -> None:
-    served(net)(X[:3])[0].sum().backward()
+    serve_buckets(net)(X[:3])[0].sum().backward()
     assert net.inner.weight.grad is not None
 
 
 @torch.no_grad()
 def test_the_models_own_errors_are_the_callers(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     with pytest.raises(ValueError, match="too many for this model"):
         fast(torch.randn(31, 3))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -308,7 +308,7 @@ def test_an_answer_that_cannot_be_cut_is_made_by_the_original() -> None:
     def call(x: Tensor) -> Tensor:
         return x * 2 if x[0, 0] < 100 else x[1:] * 2
 
-    fast = apply_buckets(call, decision(call, THREADS), prove(call, (X,), padding=RULE, buckets=BUCKETS))
+    fast = apply_buckets(call, decision(call, THREADS), verify_padding(call, (X,), padding=RULE, buckets=BUCKETS))
     odd = X[:3] + 200
     same(fast(odd), odd[1:] * 2)
     assert fast.statistics.original == {"padding failed (InputError)": 1}
@@ -316,7 +316,7 @@ def test_an_answer_that_cannot_be_cut_is_made_by_the_original() -> None:
 
 @torch.no_grad()
 def test_buckets_have_plans_of_their_own_and_eager_is_not_padded_for(net: Net) -> None:
-    fast = served(net, EAGER, OTHER)
+    fast = serve_buckets(net, EAGER, OTHER)
     for size in (3, 6):
         same(fast(X[:size]), net(X[:size]))
     assert net.sizes[::2] == [3, 8]
@@ -328,7 +328,7 @@ def test_buckets_have_plans_of_their_own_and_eager_is_not_padded_for(net: Net) -
 @torch.no_grad()
 def test_a_stale_decision_serves_nothing(net: Net) -> None:
     stale = decision(net, THREADS)
-    proof = prove(net, (X,), padding=RULE, buckets=BUCKETS)
+    proof = verify_padding(net, (X,), padding=RULE, buckets=BUCKETS)
     net.extra = torch.nn.Linear(2, 2)
     fast = apply_buckets(net, stale, proof)
     same(fast(X[:3]), net(X[:3]))
@@ -337,9 +337,9 @@ def test_a_stale_decision_serves_nothing(net: Net) -> None:
 
 @torch.no_grad()
 def test_all_buckets_are_warmed_and_then_nothing_is_new(net: Net) -> None:
-    heard, sizes = list[Warmed](), list[int]()
+    heard, sizes = list[WarmedBucket](), list[int]()
     net.sizes = SimpleNamespace(append=sizes.append, clear=sizes.clear)  # of a list, the state would be put back
-    fast = served(net)
+    fast = serve_buckets(net)
     assert counts_of(fast).compiles is None
     warm_up(fast, heard.append)
     assert [(w.bucket, w.number, w.total) for w in heard] == [(8, 1, 2), (4, 2, 2)]
@@ -359,7 +359,7 @@ def test_all_buckets_are_warmed_and_then_nothing_is_new(net: Net) -> None:
 
 @torch.no_grad()
 def test_freezing_without_warming_leaves_all_to_the_original(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     torchwise.freeze(fast)
     same(fast(X[:3]), net(X[:3]))
     assert fast.statistics.original == {FROZEN: 1}
@@ -367,7 +367,7 @@ def test_freezing_without_warming_leaves_all_to_the_original(net: Net) -> None:
 
 @torch.no_grad()
 def test_a_first_call_after_the_freeze_would_show(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     warm_up(fast, freeze=False)
     assert counts_of(fast).first_calls is None
     fast._dispatcher._at_freeze = 0
@@ -376,7 +376,7 @@ def test_a_first_call_after_the_freeze_would_show(net: Net) -> None:
 
 @torch.no_grad()
 def test_unfrozen_all_buckets_take_what_is_new_again(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     torchwise.freeze(fast)
     fast(X[:3])
     unfreeze(fast)
@@ -387,7 +387,7 @@ def test_unfrozen_all_buckets_take_what_is_new_again(net: Net) -> None:
 
 @torch.no_grad()
 def test_it_is_the_model_copied_pickled_and_unwrapped(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     assert list(fast.state_dict()) == list(net.state_dict())
     assert unwrap(fast) is net
     for copied in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
@@ -399,7 +399,7 @@ def test_it_is_the_model_copied_pickled_and_unwrapped(net: Net) -> None:
 
 @torch.no_grad()
 def test_a_copy_has_the_canary_and_what_was_given_up(net: Net) -> None:
-    proof = prove(net, (X,), padding=RULE, buckets=BUCKETS)
+    proof = verify_padding(net, (X,), padding=RULE, buckets=BUCKETS)
     plans = [decision(net, THREADS, (4,)), decision(net, OTHER, (8,))]
     fast = apply_buckets(net, plans, proof, canary=1)
     buckets_of(fast)._routes[1].close("the canary found it wrong")
@@ -412,7 +412,7 @@ def test_a_copy_has_the_canary_and_what_was_given_up(net: Net) -> None:
 
 @torch.no_grad()
 def test_a_copy_of_what_changed_since_the_proof_pads_nothing(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     net.inner = torch.nn.Linear(3, 3)
     copied = copy.deepcopy(fast)
     same(copied(X[:3]), net(X[:3]))
@@ -421,7 +421,7 @@ def test_a_copy_of_what_changed_since_the_proof_pads_nothing(net: Net) -> None:
 
 @torch.no_grad()
 def test_threads_get_their_own_answers(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     warm_up(fast)
     wrong: list[int] = []
 
@@ -441,7 +441,7 @@ def test_threads_get_their_own_answers(net: Net) -> None:
 
 @torch.no_grad()
 def test_sizes_beyond_every_bucket_take_no_room(net: Net) -> None:
-    fast = served(net)
+    fast = serve_buckets(net)
     for size in range(9, 31):
         fast(torch.randn(size, 3))
     counts = counts_of(fast)
@@ -451,7 +451,7 @@ def test_sizes_beyond_every_bucket_take_no_room(net: Net) -> None:
 
 @pytest.mark.parametrize(("plans", "said"), [((THREADS,) * 3, "3 decisions for 2 buckets"), ((), "0 decisions")])
 def test_decisions_that_do_not_fit_the_buckets_are_refused(net: Net, plans: tuple[Plan, ...], said: str) -> None:
-    proof = prove(net, (X,), padding=RULE, buckets=BUCKETS)
+    proof = verify_padding(net, (X,), padding=RULE, buckets=BUCKETS)
     with pytest.raises(InputError, match=said):
         apply_buckets(net, [decision(net, plan) for plan in plans], proof)
 
@@ -541,9 +541,9 @@ def test_a_rule_that_is_refused_is_not_served() -> None:
 
 
 def test_a_proof_is_data(net: Net) -> None:
-    proof = prove(net, (X,), padding=RULE, buckets=BUCKETS)
+    proof = verify_padding(net, (X,), padding=RULE, buckets=BUCKETS)
     copied = pickle.loads(pickle.dumps(proof))
-    assert isinstance(copied, Proof)
+    assert isinstance(copied, VerifiedPadding)
     assert copied.padding == proof.padding
     assert copied.padding.outputs == {"[0]": (0,), "[1]['wide']": (1,)}
 
@@ -578,7 +578,7 @@ def test_inductor_serves_every_size_and_compiles_nothing_after_the_freeze(tmp_pa
     )
     assert tuned._dispatcher.proof.buckets == (8, 16)
     # Whether the plan pays depends on the machine. It is served here in any case.
-    forced = replace(decided(model, only[0], x), inputs=tuned.decision.inputs)
+    forced = replace(make_decision(model, only[0], x), inputs=tuned.decision.inputs)
     fast = apply_buckets(model, forced, tuned._dispatcher.proof)
     warm_up(fast)
     for grad_mode in (torch.no_grad, torch.inference_mode):
@@ -594,7 +594,7 @@ def test_inductor_serves_every_size_and_compiles_nothing_after_the_freeze(tmp_pa
 
 @torch.no_grad()
 def test_the_plans_of_all_buckets_count_in_one_place(net: Net) -> None:
-    proof = prove(net, (X,), padding=RULE, buckets=BUCKETS)
+    proof = verify_padding(net, (X,), padding=RULE, buckets=BUCKETS)
     fast = apply_buckets(net, [decision(net, THREADS, (4,)), decision(net, OTHER, (8,))], proof, canary=1)
     for size in (3, 7, 4, 8):
         fast(torch.randn(size, 3))
@@ -606,7 +606,7 @@ def test_the_plans_of_all_buckets_count_in_one_place(net: Net) -> None:
     ("options", "plans"), [({}, DYNAMIC), ({"plans": (THREADS,)}, (THREADS,)), ({"allow": "exact"}, None)]
 )
 def test_where_one_plan_is_to_serve_every_size_no_other_is_sought(options: dict[str, Any], plans: Any) -> None:
-    def running(x: Tensor) -> Tensor:
+    def cumulate(x: Tensor) -> Tensor:
         return x.cumsum(0)
 
     asked: list[Any] = []
@@ -615,6 +615,6 @@ def test_where_one_plan_is_to_serve_every_size_no_other_is_sought(options: dict[
         asked.append(given.get("plans"))
         return Found(decision(model, THREADS))
 
-    _, choice = auto(running, (torch.randn(99, 3),), padding=RULE, sizes=range(1, 100), count=1, tune=tune, **options)
+    _, choice = auto(cumulate, (torch.randn(99, 3),), padding=RULE, sizes=range(1, 100), count=1, tune=tune, **options)
     assert choice.kind == "dynamic"
     assert asked == [plans]

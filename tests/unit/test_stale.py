@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import COMPILED
 from torchwise.runtime.staleness import stale_because
-from torchwise.workload.differences import packed
+from torchwise.workload.differences import pack_details
 from torchwise.workload.structure_details import details_of
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 def decision_for(model: Any) -> Decision:
-    return decided(model, THREADS, X, structure_details=packed(details_of(model)))
+    return make_decision(model, THREADS, X, structure_details=pack_details(details_of(model)))
 
 
 def set_on(*path: str, name: str, value: Any = True) -> Callable[[nn.Module], None]:
@@ -167,7 +167,7 @@ def test_marks_on_the_model_of_a_training_step_are_none_either() -> None:
 
 
 def test_a_decision_without_details_is_stale_as_before() -> None:
-    decision = decided(net := Net().eval(), THREADS, X)
+    decision = make_decision(net := Net().eval(), THREADS, X)
     net.name_or_path = "a"  # type: ignore[assignment]
     assert stale_because(net, decision) is not None
 
@@ -175,7 +175,7 @@ def test_a_decision_without_details_is_stale_as_before() -> None:
 def test_who_answers_once_the_user_compiled_the_model() -> None:
     seen: list[str] = []
 
-    def counting(name: str) -> Callable[..., Any]:
+    def make_noting_backend(name: str) -> Callable[..., Any]:
         def compiler(graph: Any, _: Any) -> Any:
             return lambda *args: (seen.append(name), graph.forward(*args))[1]
 
@@ -183,7 +183,7 @@ def test_who_answers_once_the_user_compiled_the_model() -> None:
 
     net = Net().eval()
     decision = decision_for(net)
-    beside = torch.compile(net, backend=counting("beside"))
+    beside = torch.compile(net, backend=make_noting_backend("beside"))
     with torch.no_grad():
         fast = torchwise.apply(net, decision)
         fast(X)
@@ -192,7 +192,7 @@ def test_who_answers_once_the_user_compiled_the_model() -> None:
         fast(X)
         assert (fast.statistics.optimized, seen) == (2, ["beside"])
         torch._dynamo.reset()  # or earlier compiled code already serves the next
-        net.compile(backend=counting("itself"))
+        net.compile(backend=make_noting_backend("itself"))
         fast(X)
         assert seen == ["beside", "itself"]
         assert dict(fast.statistics.original) == {COMPILED: 1}

@@ -61,7 +61,7 @@ def _grow(m: Any) -> float:
     return float(m.kept.sum())
 
 
-def _in_place(m: Any) -> float:
+def _add_in_place(m: Any) -> float:
     return float(m.kept.add_(1).sum())
 
 
@@ -107,7 +107,7 @@ def _deep(m: Any) -> float:
     return float(m.kept["a"][0].h.sum()) + m.kept["b"] + m.kept["a"][0].n
 
 
-def _resized(m: Any) -> float:
+def _resize(m: Any) -> float:
     m.kept.resize_(m.kept.numel() + 1).fill_(m.kept.numel())
     return float(m.kept.sum())
 
@@ -127,7 +127,7 @@ def _set(m: Any) -> int:
     return len(m.kept)
 
 
-def closed_over() -> Callable[[Any], int]:
+def make_closure() -> Callable[[Any], int]:
     n = 0
 
     def move(_: Any) -> int:
@@ -148,9 +148,9 @@ def with_default(kept: list[int]) -> Callable[[Any], int]:
 
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a tensor bound anew": (lambda: torch.zeros(2), lambda m: setattr(m, "kept", m.kept + 1) or m.kept.sum()),
-    "a tensor written to": (lambda: torch.zeros(2), _in_place),
+    "a tensor written to": (lambda: torch.zeros(2), _add_in_place),
     "a tensor that grows by cat": (lambda: torch.zeros(1), _grow),
-    "a tensor resized": (lambda: torch.zeros(1), _resized),
+    "a tensor resized": (lambda: torch.zeros(1), _resize),
     "a tensor given other data": (lambda: torch.zeros(1), _as_data),
     "a number": (lambda: 0, _count),
     "a list": (list, _append),
@@ -178,7 +178,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a generator of PyTorch": (lambda: torch.Generator().manual_seed(0), lambda m: torch.rand((), generator=m.kept)),
     "global variables": (lambda: None, _global),
     "the class": (lambda: None, _class),
-    "a closure": (lambda: None, closed_over()),
+    "a closure": (lambda: None, make_closure()),
     "a default": (lambda: None, with_default([])),
     "a partial's list": (lambda: None, functools.partial(lambda into, m: into.append(1) or len(into), [])),
     "an object beside a lock": (
@@ -201,8 +201,8 @@ def answers(model: Any, count: int = 3) -> list[float]:
 def test_what_calls_change_is_put_back(model: Stateful) -> None:
     with kept_state(model) as state:
         first = answers(model)
-        assert state.changed()
-    assert not State.of(model).changes()
+        assert state.has_changed()
+    assert not State.from_call(model).changes()
     assert not state.changes()
     assert answers(model) == first
     assert len(set(first)) > 1, "the calls must differ, or nothing was shown"
@@ -225,7 +225,7 @@ def test_calls_in_a_row_go_on_from_each_other(model: Stateful) -> None:
 def test_changes_are_named_by_path() -> None:
     model = torch.nn.ModuleDict({"inner": Stateful({"a": [Memory(torch.zeros(2))]}, _deep)})
     given = {"cache": Memory(torch.zeros(1))}
-    state = State.of(model, (torch.zeros(()),), given)
+    state = State.from_call(model, (torch.zeros(()),), given)
     model["inner"](torch.zeros(()))
     given["cache"].h.add_(1)
     found = state.changes()
@@ -264,7 +264,7 @@ def _stream() -> Iterator[float]:
 def test_what_cannot_be_put_back_is_named_by_type_and_attribute() -> None:
     model = torch.nn.Sequential(Stateful(_stream(), lambda m: next(m.kept)))
     next(model[0].kept)
-    state = State.of(model)
+    state = State.from_call(model)
     state.restore()  # nothing went on
     model(torch.zeros(()))
     model[0].n = 1
@@ -298,7 +298,7 @@ def test_caches_that_pytorch_keeps_on_a_function_are_no_state(function: Callable
     model = Stateful(function, lambda m: m.kept(torch.ones(2)).numel())
     for cache in [getattr(part, "_dispatch_cache", {}) for part in (function, getattr(function, "_opoverload", None))]:
         cache.clear()  # the next call fills it
-    state = State.of(model, (torch.ones(2),))
+    state = State.from_call(model, (torch.ones(2),))
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         model(torch.ones(2))
     assert state.changes() == {}
@@ -317,7 +317,7 @@ def test_parameters_too_large_to_keep_are_said_to_be(monkeypatch: pytest.MonkeyP
     model = torch.nn.Linear(2, 2)
     with kept_state(model):
         pass
-    state = State.of(model)
+    state = State.from_call(model)
     with torch.no_grad():
         model.weight.add_(1)
     with pytest.raises(WorkloadError, match="parameter weight"):
@@ -333,8 +333,8 @@ def test_a_lazy_module_is_made_for_good_by_its_first_call() -> None:
 
 def test_inference_tensors_are_put_back() -> None:
     with torch.inference_mode():
-        model = Stateful(torch.zeros(2), _in_place)
-    state = State.of(model)
+        model = Stateful(torch.zeros(2), _add_in_place)
+    state = State.from_call(model)
     with torch.inference_mode():
         model(torch.zeros(()))
     state.restore()

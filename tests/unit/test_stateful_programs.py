@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 import stateful_programs
 import torch
 
-from torchwise.compile import Realized
+from torchwise.compile import CompiledPlan
 from torchwise.plan import Plan
 from torchwise.records import Outcome
 from torchwise.trial.plain_call import run_plainly
@@ -31,9 +31,9 @@ def test_a_program_is_judged_and_served_as_it_runs_plainly(seed: int) -> None:
 
 @torch.no_grad()
 def test_a_plan_that_keeps_the_state_to_itself_is_never_called_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    def realize(call: Any, plan: Plan, *_: Any, **__: Any) -> Realized:
+    def realize(call: Any, plan: Plan, *_: Any, **__: Any) -> CompiledPlan:
         forgetful = copy.deepcopy(call)
-        return Realized(plan, forgetful, lambda _args, _kwargs: forgetful, lambda: None)
+        return CompiledPlan(plan, forgetful, lambda _args, _kwargs: forgetful, lambda: None)
 
     monkeypatch.setattr(stateful_programs, "compile_plan", realize)
     judged = 0

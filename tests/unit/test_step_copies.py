@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_samples import Blocks, a_step, batch, everything, same
+from step_samples import Blocks, a_step, batch, collect_step_state, same
 
 from torchwise.compile.optimizer import TunedOptimizer
 from torchwise.errors import WorkloadError
@@ -23,45 +23,45 @@ def ce(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(outputs, y)
 
 
-def by_model(model: Blocks) -> Callable[..., torch.Tensor]:
+def loss_by_model(model: Blocks) -> Callable[..., torch.Tensor]:
     import math
 
     return lambda o, y: ce(o, y) + math.exp(-2) * sum(p.square().sum() for p in model.parameters())
 
 
-def by_parameter(model: Blocks) -> Callable[..., torch.Tensor]:
+def loss_by_parameter(model: Blocks) -> Callable[..., torch.Tensor]:
     weight = model.enter.weight
     return lambda o, y: ce(o, y) + weight.square().sum()
 
 
-def by_list(model: Blocks) -> Callable[..., torch.Tensor]:
+def loss_by_list(model: Blocks) -> Callable[..., torch.Tensor]:
     weights = list(model.blocks.parameters())
     return lambda o, y: ce(o, y) + sum(p.square().sum() for p in weights)
 
 
-def by_another_function(model: Blocks) -> Callable[..., torch.Tensor]:
+def loss_by_function(model: Blocks) -> Callable[..., torch.Tensor]:
     def penalty(times: int = 1) -> torch.Tensor:
         return model.leave.weight.square().sum() + (penalty(times - 1) if times else 0)
 
     return lambda o, y: ce(o, y) + penalty()
 
 
-def by_default(model: Blocks) -> Callable[..., torch.Tensor]:
+def loss_by_default(model: Blocks) -> Callable[..., torch.Tensor]:
     def loss(o: torch.Tensor, y: torch.Tensor, head: Any = model.leave, *, enter: Any = model.enter) -> torch.Tensor:
         return ce(o, y) + head.weight.square().sum() + enter.weight.square().sum()
 
     return loss
 
 
-def by_partial(model: Blocks) -> Callable[..., torch.Tensor]:
+def loss_by_partial(model: Blocks) -> Callable[..., torch.Tensor]:
     return functools.partial(lambda o, y, model: ce(o, y) + model.leave.weight.square().sum(), model=model)
 
 
-def by_partial_of_a_closure(model: Blocks) -> Callable[..., torch.Tensor]:
+def loss_by_closure_partial(model: Blocks) -> Callable[..., torch.Tensor]:
     return functools.partial(lambda o, y, times: ce(o, y) + times * model.leave.weight.square().sum(), times=2)
 
 
-def by_a_bound_closure(model: Blocks) -> Callable[..., torch.Tensor]:
+def loss_by_bound_closure(model: Blocks) -> Callable[..., torch.Tensor]:
     def penalty() -> torch.Tensor:
         return model.leave.weight.square().sum()
 
@@ -71,14 +71,14 @@ def by_a_bound_closure(model: Blocks) -> Callable[..., torch.Tensor]:
 @pytest.mark.parametrize(
     "of",
     [
-        by_model,
-        by_parameter,
-        by_list,
-        by_another_function,
-        by_default,
-        by_partial,
-        by_partial_of_a_closure,
-        by_a_bound_closure,
+        loss_by_model,
+        loss_by_parameter,
+        loss_by_list,
+        loss_by_function,
+        loss_by_default,
+        loss_by_partial,
+        loss_by_closure_partial,
+        loss_by_bound_closure,
     ],
 )
 def test_a_loss_that_closes_over_the_model_goes_along_with_a_copy(of: Any) -> None:
@@ -88,16 +88,16 @@ def test_a_loss_that_closes_over_the_model_goes_along_with_a_copy(of: Any) -> No
     alone = a_step(fresh := Blocks(), loss=of(fresh))
     for seed in range(3):  # the original stays as it was: whoever reads its weights sees others
         assert copied(*batch(8, seed)) == alone(*batch(8, seed))
-    assert same(everything(copied), everything(alone))
+    assert same(collect_step_state(copied), collect_step_state(alone))
     assert same([*model.parameters()], [*Blocks().parameters()])
 
 
 def test_a_compiled_loss_goes_along_also_where_it_is_compiled_with_more() -> None:
     model, fresh = Blocks(), Blocks()
-    copied = a_step(model, loss=torch.compile(by_parameter(model), backend="eager")).copy()
+    copied = a_step(model, loss=torch.compile(loss_by_parameter(model), backend="eager")).copy()
     torch.nn.init.zeros_(model.enter.weight)
     whole = torch.compile(copied.loss_of, backend="eager")
-    torch.testing.assert_close(whole(*batch(8, 0)), a_step(fresh, loss=by_parameter(fresh)).loss_of(*batch(8, 0)))
+    torch.testing.assert_close(whole(*batch(8, 0)), a_step(fresh, loss=loss_by_parameter(fresh)).loss_of(*batch(8, 0)))
 
 
 def helper() -> torch.Tensor:
@@ -181,7 +181,7 @@ def test_an_optimizer_that_holds_a_function_steps_in_copies() -> None:
     copied = step.copy()
     for seed in range(2):
         assert copied(*batch(8, seed)) == step(*batch(8, seed))
-    assert same(everything(copied), everything(step))
+    assert same(collect_step_state(copied), collect_step_state(step))
     assert "step" not in vars(a_step(optimizer=Lion).copy().optimizer)
 
 
@@ -189,7 +189,7 @@ def test_what_a_plan_hangs_on_an_optimizer_stays_with_it() -> None:
     step = a_step(optimizer=torch.optim.Adam)
     held = TunedOptimizer(step.optimizer, "fused")
     copied = step.copy()
-    held.undo()
+    held.restore()
     assert "add_param_group" not in vars(copied.optimizer)
 
 

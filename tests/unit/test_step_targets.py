@@ -24,7 +24,7 @@ TARGET = "zoo:training.carrier@small"
 LIMITS = Limits(120, 8 * 2**30)
 
 
-def inspected(target: str, mode: str) -> Any:
+def inspect_target(target: str, mode: str) -> Any:
     job = Job("inspect", WorkloadSpec(target, mode=mode), effort=EFFORTS["quick"])  # type: ignore[arg-type]
     return inspect_workload(ProcessLauncher(), job, LIMITS, lambda _stage: None)
 
@@ -44,7 +44,7 @@ def test_a_step_is_inspected_with_what_it_works_on(tmp_path: Path, loss: str, la
         f"    step = torchwise.TrainStep(model, torch.nn.functional.{loss}, optimizer)\n"
         f"    return step, (torch.randn(12, 8), {labels})\n"
     )
-    found = inspected(f"{file}:make", "training")
+    found = inspect_target(f"{file}:make", "training")
     assert {"training_step", "fusable", "foreachable"} <= found.traits
     assert ({"divisible_by_2", "divisible_by_4"} <= found.traits) is is_cut, "-100 in the next batch weighs nothing"
     assert any("divisible" in trait for trait in found.traits) is is_cut
@@ -68,7 +68,7 @@ def test_a_search_hears_where_the_loss_went(tmp_path: Path) -> None:
 def test_two_plans_of_a_step_are_timed_beside_each_other() -> None:
     """A batch cut in four takes about four times as long."""
     job = Job("try", WorkloadSpec(TARGET, mode="training"), Plan(optimizer="foreach"), effort=EFFORTS["quick"])
-    found = hold_duel(ProcessLauncher(), job, Plan(pieces=4), LIMITS, lambda _stage: None)
+    found = hold_duel(ProcessLauncher(), job, Plan(microbatches=4), LIMITS, lambda _stage: None)
     assert found.measurement is not None, found.failure
     assert found.measurement.speedup.low > 1.3
 
@@ -88,7 +88,7 @@ def test_where_the_scaler_skips_the_first_steps_the_optimizer_has_its_state_all_
 
 def test_a_step_in_the_mode_for_answers_is_refused() -> None:
     with pytest.raises(InputError, match="the workload is a training step, but mode is 'inference': use mode 'train"):
-        inspected(TARGET, "inference")
+        inspect_target(TARGET, "inference")
 
 
 @pytest.mark.parametrize("look", [torchwise.explain, torchwise.bisect])

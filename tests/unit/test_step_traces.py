@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from step_samples import a_step, batch, everything, same
+from step_samples import a_step, batch, collect_step_state, same
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise import api
 from torchwise.compile import train_step as realize_step
 from torchwise.compile.cuda_graphs.module_buffers import buffers_of, kept_buffers
 from torchwise.compile.cuda_graphs.training_state import TrainingState
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.runtime.input_snapshot import Undo
+from torchwise.runtime.input_snapshot import InputSnapshot
 from torchwise.training import PlannedForward
-from torchwise.trial.loading import AgainAndAgain
+from torchwise.trial.loading import RepeatableStep
 from torchwise.workload.module_state import kept_state
 
 
@@ -54,7 +54,7 @@ def a_snapshot(model: torch.nn.Module) -> Callable[[], None]:
 
 
 def an_undo(model: torch.nn.Module) -> Callable[[], None]:
-    return Undo(model, (), {})
+    return InputSnapshot(model, (), {})
 
 
 def a_context(model: torch.nn.Module) -> Callable[[], None]:
@@ -129,15 +129,15 @@ def test_a_plan_that_fails_at_once_leaves_the_buffers_as_written(monkeypatch: py
         raise RuntimeError("a kernel fails")
 
     step, written = a_step(Counting()), a_step(Counting())
-    fast = torchwise.apply(step, decided(step, Plan(optimizer="fused"), *batch()))
-    monkeypatch.setattr(realize_step.RealizedStep, "compute", compute)
+    fast = torchwise.apply(step, make_decision(step, Plan(optimizer="fused"), *batch()))
+    monkeypatch.setattr(realize_step.CompiledStep, "compute", compute)
     for seed in range(3):
         fast(*batch(8, seed))
         written(*batch(8, seed))
-    assert same(everything(fast), everything(written))
+    assert same(collect_step_state(fast), collect_step_state(written))
 
 
-def planned_loop(model: torch.nn.Module, planned: PlannedForward | None = None, steps: int = 5) -> None:
+def train_loop(model: torch.nn.Module, planned: PlannedForward | None = None, steps: int = 5) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for seed in range(steps):
         if planned:
@@ -150,10 +150,10 @@ def planned_loop(model: torch.nn.Module, planned: PlannedForward | None = None, 
 
 def test_a_forward_is_rehearsed_without_a_trace_and_its_counts_are_the_loops_alone() -> None:
     model, bare = Counting(), Counting()
-    planned_loop(bare)
-    decision = decided(model, Plan(threads=torch.get_num_threads() + 1), batch()[0])
+    train_loop(bare)
+    decision = make_decision(model, Plan(threads=torch.get_num_threads() + 1), batch()[0])
     planned = PlannedForward(model, replace(decision, workload=replace(decision.workload, mode="training")))
-    planned_loop(model, planned)
+    train_loop(model, planned)
     assert same([*model.state_dict().values()], [*bare.state_dict().values()])
     assert planned.statistics.optimized == 4
     planned.close()
@@ -167,7 +167,7 @@ def test_a_step_in_a_worker_goes_on_beyond_the_end_of_its_schedule() -> None:
     step = a_step(scheduler=one_cycle)
     step(*batch(8, 0))
     rates = []
-    for timed in (AgainAndAgain.of(step.copy()), AgainAndAgain.of(step.copy()).copy()):
+    for timed in (RepeatableStep.from_step(step.copy()), RepeatableStep.from_step(step.copy()).copy()):
         rates.append([])
         for seed in range(10):
             timed(*batch(8, seed))
@@ -182,11 +182,11 @@ def test_a_step_in_a_worker_goes_on_beyond_the_end_of_its_schedule() -> None:
 
 
 def test_a_search_leaves_the_random_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(*_: Any, **__: Any) -> Any:
+    def draw_and_fail(*_: Any, **__: Any) -> Any:
         random.random()
         raise InputError("enough")
 
-    monkeypatch.setattr(api, "_asked", asked)
+    monkeypatch.setattr(api, "_make_request", draw_and_fail)
     random.seed(5)
     before = random.getstate()
     with pytest.raises(InputError, match="enough"):

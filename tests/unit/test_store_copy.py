@@ -21,15 +21,15 @@ from store_samples import (
     a_study,
     an_explanation,
     claim,
+    complete_trial,
     create,
-    failed,
-    finished,
+    fail_trial,
 )
 from torchwise.cli.store import store
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Duel, Measurement, Standing, Study, StudyState, TrialState
-from torchwise.store import Copied, Storage, StudyKey, claims, copy, open_storage, studies
+from torchwise.store import CopyResult, Storage, StudyKey, claims, copy, open_storage, studies
 from torchwise.workload import WorkloadSpec
 
 
@@ -69,12 +69,12 @@ def a_full_store(storage: Storage) -> list[Study]:
     """Fill a store with a decided study, one under way and one without trials. Return them, newest first."""
     gone = create(storage, a_study("00" * 8))
     study = create(storage, a_study(created_at=3e9))
-    storage.finish_trial(study.id, failed(claim(storage, study.id, Plan(capture="call"))))
+    storage.finish_trial(study.id, fail_trial(claim(storage, study.id, Plan(capture="call"))))
     inexact = replace(FASTER, candidate_s=(float("inf"), 1e-300, 0.1))
-    storage.finish_trial(study.id, replace(finished(claim(storage, study.id, TUNED)), measurement=inexact))
+    storage.finish_trial(study.id, replace(complete_trial(claim(storage, study.id, TUNED)), measurement=inexact))
     other = create(storage, a_study("2d" * 8, "app:h\u00f6he", created_at=2e9))
     claim(storage, other.id)
-    storage.finish_trial(other.id, finished(claim(storage, other.id, TUNED)))
+    storage.finish_trial(other.id, complete_trial(claim(storage, other.id, TUNED)))
     create(storage, a_study("3d" * 8, created_at=1e9))
     decide(storage, other.id, TUNED, identity="2d" * 8)
     decide(storage, study.id)
@@ -82,7 +82,7 @@ def a_full_store(storage: Storage) -> list[Study]:
     return [storage.get_study(summary.id) for summary in storage.list_studies()]
 
 
-def held(storage: Storage) -> list[Study]:
+def read_studies(storage: Storage) -> list[Study]:
     return [replace(storage.get_study(summary.id), id=0) for summary in storage.list_studies()]
 
 
@@ -100,17 +100,17 @@ def test_all_arrives_as_it_was(source: Storage, target: Storage) -> None:
         ("app:h\u00f6he", True, 1),
         ("zoo:tutorial.fusion_demo", True, 0),
     ]
-    assert held(target) == [as_copied(study) for study in full]
+    assert read_studies(target) == [as_copied(study) for study in full]
     assert target.decisions() == source.decisions()  # in the order in which they were made
-    assert held(source) == [replace(study, id=0) for study in full]
+    assert read_studies(source) == [replace(study, id=0) for study in full]
 
 
 def test_copying_again_changes_nothing(source: Storage, target: Storage) -> None:
     a_full_store(source)
     list(source.copy_to(target))
-    before = held(target)
+    before = read_studies(target)
     assert {(copied.is_new, copied.trials) for copied in source.copy_to(target)} == {(False, 0)}
-    assert held(target) == before
+    assert read_studies(target) == before
     assert {(copied.is_new, copied.trials) for copied in target.copy_to(source)} == {(False, 0)}
 
 
@@ -119,7 +119,7 @@ def test_a_copy_that_was_broken_off_is_gone_on_with(source: Storage, target: Sto
     next(source.copy_to(target))
     assert len(target.list_studies()) == 1
     assert [copied.is_new for copied in source.copy_to(target)] == [False, True, True]
-    assert held(target) == [as_copied(study) for study in full]
+    assert read_studies(target) == [as_copied(study) for study in full]
 
 
 def test_a_study_that_fails_half_way_is_not_there(
@@ -136,21 +136,23 @@ def test_a_study_that_fails_half_way_is_not_there(
 def test_what_came_since_is_added(source: Storage, target: Storage) -> None:
     study = a_full_store(source)[0]
     list(source.copy_to(target))
-    source.finish_trial(study.id, finished(claim(source, study.id, Plan(threads=7))))
+    source.finish_trial(study.id, complete_trial(claim(source, study.id, Plan(threads=7))))
     decide(source, study.id, Plan(threads=7))
     first, *_ = source.copy_to(target)
-    assert first == Copied(study.id, study.workload.target, False, 1)
-    assert held(target) == [as_copied(replace(s, id=0)) for s in held(source)]
+    assert first == CopyResult(study.id, study.workload.target, False, 1)
+    assert read_studies(target) == [as_copied(replace(s, id=0)) for s in read_studies(source)]
 
 
 def test_two_halves_of_one_study_become_one(source: Storage, target: Storage) -> None:
     mine, theirs = create(source), create(target)
     for storage, study, plans in ((target, theirs, (INDUCTOR, TUNED)), (source, mine, (TUNED, EAGER))):
         for plan in plans:
-            storage.finish_trial(study.id, replace(finished(claim(storage, study.id, plan)), seconds=float(study.id)))
+            storage.finish_trial(
+                study.id, replace(complete_trial(claim(storage, study.id, plan)), seconds=float(study.id))
+            )
     running = claim(target, theirs.id, Plan(threads=9))
     beaten = claim(target, theirs.id, Plan(threads=8))
-    source.finish_trial(mine.id, finished(claim(source, mine.id, Plan(threads=8))))
+    source.finish_trial(mine.id, complete_trial(claim(source, mine.id, Plan(threads=8))))
     earlier = decide(source, mine.id, EAGER)
     later = decide(target, theirs.id, TUNED)
     assert [copied.trials for copied in source.copy_to(target)] == [2]
@@ -163,7 +165,7 @@ def test_two_halves_of_one_study_become_one(source: Storage, target: Storage) ->
     ]
     assert running in study.trials
     assert study.decision == later
-    target.finish_trial(theirs.id, failed(beaten))  # whoever tried it meanwhile is too late, and not in the way
+    target.finish_trial(theirs.id, fail_trial(beaten))  # whoever tried it meanwhile is too late, and not in the way
     assert len(target.get_study(theirs.id).trials) == 5
     assert [copied.trials for copied in target.copy_to(source)] == [1]
     assert source.get_study(mine.id).decision == later != earlier
@@ -196,7 +198,7 @@ def test_a_row_that_cannot_be_read_is_copied_all_the_same(source: Storage, targe
 # Rulings and explanations
 
 
-def told(storage: Storage) -> list[tuple[str | None, float]]:
+def read_explanations(storage: Storage) -> list[tuple[str | None, float]]:
     """Return every kept explanation's plan and time, and check that it can be read."""
     found = [(storage.get_explanation(summary.id), summary) for summary in storage.explanations()]
     assert all(whole.created_at == summary.created_at for whole, summary in found)
@@ -212,7 +214,7 @@ def test_rulings_and_explanations_arrive_as_they_were_and_once(source: Storage, 
         source.keep_explanation(explanation)
     for _ in range(2):
         assert list(source.copy_to(target)) == []
-        assert sorted(target.rulings(), key=repr) == sorted(rulings, key=repr)
+        assert sorted(target.approvals(), key=repr) == sorted(rulings, key=repr)
         assert [target.get_explanation(summary.id) for summary in target.explanations()] == list(kept)
     ids = [summary.id for summary in target.explanations()]
     list(source.copy_to(target))
@@ -229,8 +231,8 @@ def test_of_rulings_and_explanations_of_one_plan_the_later_counts(source: Storag
     target.keep_explanation(an_explanation())
     for one, other in ((source, target), (target, source)):
         list(one.copy_to(other))
-        assert {ruling.plan: ruling.by for ruling in other.rulings()} == {INDUCTOR: "bob", TUNED: "bob"}
-        assert told(other) == [(None, 3e9)]
+        assert {ruling.plan: ruling.by for ruling in other.approvals()} == {INDUCTOR: "bob", TUNED: "bob"}
+        assert read_explanations(other) == [(None, 3e9)]
 
 
 @pytest.mark.parametrize("is_back", [False, True])
@@ -239,7 +241,7 @@ def test_of_two_pins_the_later_stays_one(source: Storage, target: Storage, is_ba
     target.rule(a_ruling(TUNED, Standing.PINNED, at=2e9))
     one, other = (target, source) if is_back else (source, target)
     list(one.copy_to(other))
-    assert {ruling.plan: ruling.standing.value for ruling in other.rulings()} == {
+    assert {ruling.plan: ruling.standing.value for ruling in other.approvals()} == {
         INDUCTOR: "approved",
         TUNED: "pinned",
     }
@@ -263,7 +265,7 @@ def file(tmp_path: Path) -> Iterator[Storage]:
 def test_a_study_that_another_process_adds_at_the_same_time_is_one_study(file: Storage, shared: Storage) -> None:
     study = create(file)
     with shared._database._engine.connect() as other:  # has added it, and not committed when the copy looks
-        studies.find_or_add(other, StudyKey.of(study), study)
+        studies.find_or_add(other, StudyKey.from_study(study), study)
         threading.Timer(0.3, other.commit).start()
         (copied,) = file.copy_to(shared)
     assert not copied.is_new
@@ -273,7 +275,7 @@ def test_a_study_that_another_process_adds_at_the_same_time_is_one_study(file: S
 def test_a_duel_that_was_held_after_the_last_copy_is_copied(source: Storage, target: Storage) -> None:
     """The decision may go by it. One that is there already stays."""
     study = create(source)
-    trial = finished(claim(source, study.id))
+    trial = complete_trial(claim(source, study.id))
     source.finish_trial(study.id, trial)
     assert [copied.trials for copied in source.copy_to(target)] == [1]
     here, there = (Duel(EAGER, Measurement((1.0,) * 9, (speed,) * 9)) for speed in (1.1, 1.2))
@@ -288,8 +290,8 @@ def test_a_duel_that_was_held_after_the_last_copy_is_copied(source: Storage, tar
 
 def test_what_another_process_finishes_at_the_same_time_stays(file: Storage, shared: Storage) -> None:
     study, there = create(file), create(shared)
-    file.finish_trial(study.id, finished(claim(file, study.id)))
-    first = failed(claim(shared, there.id))
+    file.finish_trial(study.id, complete_trial(claim(file, study.id)))
+    first = fail_trial(claim(shared, there.id))
     with shared._database._engine.connect() as other:
         claims.finish(other, there.id, first, claims.record_of(first))
         threading.Timer(0.3, other.commit).start()

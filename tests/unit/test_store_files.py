@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from store_samples import a_decision, claim, create, finished
+from store_samples import a_decision, claim, complete_trial, create
 from torchwise.errors import StorageError
 from torchwise.records import StudyState
-from torchwise.store import Owner, Storage, open_storage, sqlite
+from torchwise.store import LeaseOwner, Storage, open_storage, sqlite
 from torchwise.store.db_errors import explain
 
 NOBODY = 65534
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "torchwise.db"
     with open_storage(str(path)) as storage:
         study = create(storage)
-        storage.finish_trial(study.id, finished(claim(storage, study.id)))
+        storage.finish_trial(study.id, complete_trial(claim(storage, study.id)))
     return path
 
 
@@ -126,8 +126,8 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
 
 def changes(storage: Storage) -> list[object]:
     """Return one call for each method that writes."""
-    owner = Owner.current()
-    trial = finished(storage.get_study(1).trials[0])
+    owner = LeaseOwner.current()
+    trial = complete_trial(storage.get_study(1).trials[0])
     decided = {"state": StudyState.DECIDED, "decision": a_decision(), "excluded": [], "seconds": 1.0}
     return [
         lambda: create(storage),
@@ -198,7 +198,7 @@ def test_a_log_left_behind_where_it_cannot_be_taken_in_is_never_read_past(path: 
 
 def test_nothing_stays_open_between_transactions(path: Path) -> None:
     with open_storage(str(path)) as storage:
-        storage.heartbeat(Owner.current())
+        storage.heartbeat(LeaseOwner.current())
         storage.list_studies()
         assert [file.path for file in psutil.Process().open_files() if file.path.startswith(str(path))] == []
 
@@ -249,7 +249,7 @@ def test_a_store_that_stays_locked_is_given_up_after_the_stated_tries(
         assert len(opened) == 3
         monkeypatch.setattr("time.sleep", lambda _: other.in_transaction and other.execute("ROLLBACK"))
         other.execute("BEGIN IMMEDIATE") if not other.in_transaction else None
-        storage.heartbeat(Owner.current())  # the second try finds it free
+        storage.heartbeat(LeaseOwner.current())  # the second try finds it free
     other.close()
 
 

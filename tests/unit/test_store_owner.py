@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from torchwise.store import Owner
+from torchwise.store import LeaseOwner
 from torchwise.store.lease_owner import this_host
 
-ME = Owner.current()
+ME = LeaseOwner.current()
 LONG = 1e9
 
 
@@ -25,7 +25,7 @@ def test_this_process_lives_whatever_its_heartbeat() -> None:
 
 
 def test_the_same_process_is_the_same_owner() -> None:
-    assert Owner.current() == ME
+    assert LeaseOwner.current() == ME
 
 
 def test_an_earlier_process_of_the_same_number_is_dead() -> None:
@@ -34,7 +34,7 @@ def test_an_earlier_process_of_the_same_number_is_dead() -> None:
 
 def test_a_process_that_ended_is_dead_even_before_its_parent_asks() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = Owner(ME.host, child.pid, psutil.Process(child.pid).create_time())
+    owner = LeaseOwner(ME.host, child.pid, psutil.Process(child.pid).create_time())
     assert owner.is_alive(LONG)
     child.kill()
     deadline = time.monotonic() + 10
@@ -70,8 +70,8 @@ def test_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_host_without_an_id_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(path: Path) -> bytes:
+    def raise_missing(path: Path) -> bytes:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(Path, "read_bytes", missing)
+    monkeypatch.setattr(Path, "read_bytes", raise_missing)
     assert this_host.__wrapped__() == platform.node()

@@ -24,7 +24,7 @@ from store_samples import (
 )
 from torchwise.plan import Plan
 from torchwise.records import TrialState
-from torchwise.store import Owner, open_storage
+from torchwise.store import LeaseOwner, open_storage
 
 SPAWN = multiprocessing.get_context("spawn")
 PROCESSES = 32
@@ -123,7 +123,7 @@ def test_a_store_may_be_used_on_both_sides_of_a_fork(url: str) -> None:
         if child == 0:
             status = 1
             try:
-                status = int(storage.claim_trial(study.id, TUNED, "the child's", Owner.current()) is None)
+                status = int(storage.claim_trial(study.id, TUNED, "the child's", LeaseOwner.current()) is None)
             finally:
                 os._exit(status)
         _, status = os.waitpid(child, 0)

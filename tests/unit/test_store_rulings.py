@@ -22,7 +22,7 @@ def test_a_pin_that_another_process_sets_at_the_same_time_is_no_second_one(postg
             approvals.put(other, a_ruling(INDUCTOR, Standing.PINNED))
             threading.Timer(0.3, other.commit).start()
             storage.rule(a_ruling(TUNED, Standing.PINNED, at=2e9))
-        assert [ruling.standing for ruling in storage.rulings()] == [Standing.PINNED, Standing.APPROVED]
+        assert [ruling.standing for ruling in storage.approvals()] == [Standing.PINNED, Standing.APPROVED]
 
 
 def test_a_look_does_not_wait_for_a_server_that_goes_meanwhile(

@@ -21,8 +21,8 @@ from store_samples import (
     a_ruling,
     an_explanation,
     claim,
+    complete_trial,
     create,
-    finished,
 )
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER
@@ -87,7 +87,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(url: str, monkeypatch: pyt
 def test_every_schema_is_gone_back_to_and_come_from_again_with_all_that_is_stored(url: str) -> None:
     with open_storage(url) as storage:
         study = create(storage)
-        storage.finish_trial(study.id, finished(claim(storage, study.id)))
+        storage.finish_trial(study.id, complete_trial(claim(storage, study.id)))
         storage.conclude(study.id, state=StudyState.DECIDED, decision=a_decision(), excluded=[], seconds=1)
         study = storage.get_study(study.id)
     for revision in REVISIONS:
@@ -105,10 +105,10 @@ def test_nothing_is_lost_on_the_way_back_unless_somebody_says_so(url: str) -> No
         storage.keep_explanation(an_explanation())
         with pytest.raises(StorageError, match=r"schema 0002 has no place for .*: 1 ruling, 1 explanation; .* --lose"):
             downgrade_storage(url, "0002")
-        assert storage.rulings() == [a_ruling()]
+        assert storage.approvals() == [a_ruling()]
     downgrade_storage(url, "0002", lose=True)
     with open_storage(url) as again:
-        assert again.rulings() == []
+        assert again.approvals() == []
 
 
 def test_decisions_of_further_targets_are_lost_on_the_way_back_only_if_somebody_says_so(url: str) -> None:
@@ -207,6 +207,6 @@ def test_an_old_store_still_opens(dump: Path, tmp_path: Path) -> None:
         assert storage.reclaim(older.id) == [INDUCTOR]
         assert claim(storage, older.id).number == 2
         since = dump.stem >= "store_v3"
-        assert storage.rulings() == ([a_ruling(TUNED, Standing.PINNED)] if since else [])
+        assert storage.approvals() == ([a_ruling(TUNED, Standing.PINNED)] if since else [])
         told = [storage.get_explanation(summary.id) for summary in storage.explanations()]
         assert told == ([an_explanation(TUNED)] if since else [])

@@ -14,13 +14,13 @@ from lock_samples import a_study
 from torch import nn
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.errors import StalePlanError
 from torchwise.lock import entry
 from torchwise.lock.schema import entry_in, section_of
 from torchwise.plan import EAGER
 from torchwise.records import Decision
-from torchwise.workload.differences import another_model, packed, unpacked
+from torchwise.workload.differences import another_model, pack_details, unpack_details
 from torchwise.workload.identity import structure
 from torchwise.workload.structure_details import details_of
 
@@ -55,17 +55,17 @@ def with_other_code() -> nn.Module:
     return Net().eval()
 
 
-def changed(change: Callable[[Any], Any], model: nn.Module | None = None) -> nn.Module:
+def apply_change(change: Callable[[Any], Any], model: nn.Module | None = None) -> nn.Module:
     model = model or Net().eval()
     change(model)
     return model
 
 
 def function(factor: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def scaled(x: torch.Tensor) -> torch.Tensor:
+    def multiply(x: torch.Tensor) -> torch.Tensor:
         return x * factor
 
-    return scaled
+    return multiply
 
 
 def step(loss: Any = nn.functional.mse_loss, optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
@@ -89,19 +89,19 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "mode": (Net().eval(), Net().train(), "the model is in training mode, and was in eval mode"),
     "mode of a part": (
         Net().eval(),
-        changed(lambda net: net.drop.train()),
+        apply_change(lambda net: net.drop.train()),
         "part drop is in training mode, and was in eval mode",
     ),
     "attribute": (Net().eval(), Net(scale=2.0).eval(), "attribute scale is 2.0, and was 1.0"),
-    "new attribute": (Net().eval(), changed(lambda net: setattr(net, "more", 3)), "attribute more is new (3)"),
+    "new attribute": (Net().eval(), apply_change(lambda net: setattr(net, "more", 3)), "attribute more is new (3)"),
     "rate": (
         Net().eval(),
-        changed(lambda net: setattr(net.drop, "p", 0.5)),
+        apply_change(lambda net: setattr(net.drop, "p", 0.5)),
         "part drop is Dropout(p=0.5, inplace=False), and was Dropout(p=0.1, inplace=False)",
     ),
     "part": (
         Net().eval(),
-        changed(lambda net: setattr(net, "drop", nn.Identity())),
+        apply_change(lambda net: setattr(net, "drop", nn.Identity())),
         "part drop is Identity(), and was Dropout(p=0.1, inplace=False)",
     ),
     "code": (Net().eval(), with_other_code(), "the code of Net is another"),
@@ -119,38 +119,38 @@ CASES: dict[str, tuple[Any, Any, str]] = {
 def test_what_differs_is_named(name: str) -> None:
     before, now, said = CASES[name]
     assert structure(before) != structure(now)
-    told = another_model(packed(details_of(before)), packed(details_of(now)))
+    told = another_model(pack_details(details_of(before)), pack_details(details_of(now)))
     assert told.startswith("the model's code, mode or structure of weights is another: ")
     assert said in told
 
 
 def test_many_differences_are_counted_and_what_follows_from_one_is_not_told() -> None:
     before, now = nn.Sequential().eval(), nn.Sequential(*(nn.Linear(2, 2) for _ in range(9))).eval()
-    told = another_model(packed(details_of(before)), packed(details_of(now)))
+    told = another_model(pack_details(details_of(before)), pack_details(details_of(now)))
     assert "part 0 is new (Linear(in_features=2, out_features=2, bias=True)); part 1 is new" in told
     assert told.endswith("; 6 more")
     assert "weight" not in told.partition(": ")[2]
-    told = another_model(packed(details_of(now)), packed(details_of(now.train())))
+    told = another_model(pack_details(details_of(now)), pack_details(details_of(now.train())))
     assert told.endswith(": the model is in training mode, and was in eval mode")
 
 
 def test_equal_models_have_equal_details() -> None:
     assert details_of(Net()) == details_of(Net())
-    assert unpacked(packed(details_of(Net()))) == details_of(Net())
+    assert unpack_details(pack_details(details_of(Net()))) == details_of(Net())
 
 
 def test_a_stale_decision_names_it_where_it_is_applied() -> None:
     model = Net().eval()
-    kept = decided(model, EAGER, X, structure_details=packed(details_of(model)))
+    kept = make_decision(model, EAGER, X, structure_details=pack_details(details_of(model)))
     kept = Decision.from_json(kept.to_json())
     assert torchwise.apply(model, kept, strict=True) is not None
     with pytest.raises(StalePlanError, match=r"weight fc\.weight is float32\[16, 4\], and was float32\[8, 4\]"):
         torchwise.apply(Net(16).eval(), kept, strict=True)
 
 
-@pytest.mark.parametrize("word", ["", "odd", "eJw=", packed({})], ids=["of old", "no base64", "cut", "empty"])
+@pytest.mark.parametrize("word", ["", "odd", "eJw=", pack_details({})], ids=["of old", "no base64", "cut", "empty"])
 def test_where_the_details_are_not_known_the_rest_is_said(word: str) -> None:
-    kept = decided(Net().eval(), EAGER, X, structure_details=word)
+    kept = make_decision(Net().eval(), EAGER, X, structure_details=word)
     with pytest.raises(
         StalePlanError, match=r"\(the model's code, mode or structure of weights is another\): tune again"
     ):
@@ -158,13 +158,13 @@ def test_where_the_details_are_not_known_the_rest_is_said(word: str) -> None:
 
 
 def test_a_decision_of_an_earlier_version_is_read() -> None:
-    text = decided(Net(), EAGER, X).to_json()
+    text = make_decision(Net(), EAGER, X).to_json()
     assert '"structure_details":"",' in text
     assert Decision.from_json(text.replace('"structure_details":"",', "")).structure_details == ""
 
 
 def test_a_lock_keeps_them_and_one_without_is_read() -> None:
-    for details in (packed(details_of(Net())), ""):
+    for details in (pack_details(details_of(Net())), ""):
         study = a_study()
         assert study.decision is not None
         written = entry.entry_of(replace(study, decision=replace(study.decision, structure_details=details)))
@@ -177,6 +177,6 @@ def test_a_large_model_has_few_details_and_soon() -> None:
     block = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     model = nn.TransformerEncoder(block, 24)
     start = time.perf_counter()
-    word = packed(details_of(model))
+    word = pack_details(details_of(model))
     assert len(word) < 8_000
     assert time.perf_counter() - start < 5.0

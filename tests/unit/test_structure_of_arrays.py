@@ -16,8 +16,8 @@ from torchwise.compile.transforms import structure_of_arrays
 from torchwise.compile.transforms.structure_of_arrays import graph_pass, lay_out, reads_across
 from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import EAGER, Plan, PlanSpace
-from torchwise.plan.numerics import Legality
-from torchwise.trial.inspection import _watched
+from torchwise.plan.numerics import Numerics
+from torchwise.trial.inspection import _trace_operators
 from torchwise.verify import Subject, verify
 from torchwise.workload import Example
 from torchwise.zoo import load
@@ -32,15 +32,15 @@ def distances(points: Tensor, others: Tensor) -> Tensor:
     return (points[:, None] - others).square().sum(dim=-1)
 
 
-def by_coordinate(points: Tensor, others: Tensor) -> Tensor:
+def subtract_coordinates(points: Tensor, others: Tensor) -> Tensor:
     return (points[:, 0][:, None] - others[:, 0]) * (points[:, 2, None] - others[:, 2])
 
 
-def in_batches(points: Tensor, others: Tensor) -> Tensor:
+def subtract_in_batches(points: Tensor, others: Tensor) -> Tensor:
     return points - others.view(8, 1, 3)
 
 
-def seen_otherwise_too(points: Tensor, others: Tensor) -> tuple[Tensor, ...]:
+def subtract_and_reuse(points: Tensor, others: Tensor) -> tuple[Tensor, ...]:
     seen = points[:, None]
     return seen - others, seen.sum(0), torch.as_strided(points, (40,), (2,)).clone()
 
@@ -51,7 +51,7 @@ def graph_of(call: Callable[..., Any], *inputs: Tensor, mode: str = "fake") -> t
     return traced
 
 
-def laid_out(graph: torch.fx.GraphModule) -> list[Tensor]:
+def collect_forced_layouts(graph: torch.fx.GraphModule) -> list[Tensor]:
     found = [node for node in graph.graph.nodes if "force_stride_order" in str(node.target)]
     assert all(node.meta["val"].stride() == tuple(node.args[1]) for node in found)
     return [node.meta["val"] for node in found]
@@ -94,21 +94,21 @@ def test_what_is_no_pointwise_operator_on_strided_tensors_reads_nothing_across()
     assert not reads_across(SUB, 3, result)
 
 
-@pytest.mark.parametrize("call", [distances, by_coordinate, in_batches])
+@pytest.mark.parametrize("call", [distances, subtract_coordinates, subtract_in_batches])
 def test_it_is_a_trait_of_a_program(call: Callable[..., Any]) -> None:
-    assert "short_rows" in _watched(lambda: call(POINTS, OTHERS))[0]
-    assert "short_rows" not in _watched(lambda: call(POINTS[:40], OTHERS))[0]
-    assert "short_rows" not in _watched(lambda: call(POINTS.T.contiguous().T, OTHERS))[0]
+    assert "short_rows" in _trace_operators(lambda: call(POINTS, OTHERS))[0]
+    assert "short_rows" not in _trace_operators(lambda: call(POINTS[:40], OTHERS))[0]
+    assert "short_rows" not in _trace_operators(lambda: call(POINTS.T.contiguous().T, OTHERS))[0]
 
 
 # ---- the graph
 
 
-@pytest.mark.parametrize("call", [distances, by_coordinate, in_batches, seen_otherwise_too])
+@pytest.mark.parametrize("call", [distances, subtract_coordinates, subtract_in_batches, subtract_and_reuse])
 def test_the_graph_reads_arrays_and_answers_the_same(call: Callable[..., Any]) -> None:
     graph = graph_of(call, POINTS, OTHERS)
     assert lay_out(graph.graph) == 1
-    assert [tensor.stride() for tensor in laid_out(graph)] == [(1, 80)], "once, however often it is read"
+    assert [tensor.stride() for tensor in collect_forced_layouts(graph)] == [(1, 80)], "once, however often it is read"
     graph.graph.lint()
     graph.recompile()
     torch.testing.assert_close(graph(POINTS, OTHERS), call(POINTS, OTHERS), rtol=0, atol=0)
@@ -118,7 +118,7 @@ def test_dimensions_ahead_of_the_rows_keep_their_order() -> None:
     points = POINTS.view(2, 40, 3).repeat(1, 4, 1)
     graph = graph_of(lambda x: x[:, None] - torch.zeros(9, 1, 1), points)
     assert lay_out(graph.graph) == 1
-    (tensor,) = laid_out(graph)
+    (tensor,) = collect_forced_layouts(graph)
     assert tensor.shape == (2, 160, 3)
     assert tensor.stride() == (160, 1, 320)
 
@@ -126,7 +126,7 @@ def test_dimensions_ahead_of_the_rows_keep_their_order() -> None:
 def test_rows_with_something_between_them_are_laid_out_too() -> None:
     graph = graph_of(distances, torch.randn(80, 4)[:, :3], OTHERS)
     assert lay_out(graph.graph) == 1
-    assert [tensor.stride() for tensor in laid_out(graph)] == [(1, 80)]
+    assert [tensor.stride() for tensor in collect_forced_layouts(graph)] == [(1, 80)]
 
 
 def test_what_is_computed_inside_is_laid_out_too() -> None:
@@ -207,13 +207,13 @@ def test_a_pass_of_the_program_itself_is_not_pushed_aside() -> None:
 
 def test_it_is_for_static_shapes_on_a_cpu_and_with_a_compiler() -> None:
     traits = frozenset({"short_rows", "complex", "several_shapes"})
-    space = PlanSpace("cpu", "inference", traits=traits, allow=Legality.SWAPPED, effort="quick")
+    space = PlanSpace("cpu", "inference", traits=traits, allow=Numerics.SUBSTITUTED, effort="quick")
     assert PLAN in {plan for plan, _ in space.neighbours(EAGER)}
     dynamic = Plan(backend="inductor", shapes="dynamic")
     assert not any("structure_of_arrays" in plan.transforms for plan, _ in space.neighbours(dynamic))
     after = Plan(backend="inductor", transforms=("complex_to_real", "structure_of_arrays"))
     assert after in {plan for plan, _ in space.neighbours(PLAN)}, "what is complex is split first"
-    gpu = PlanSpace("cuda", "inference", traits=traits, allow=Legality.SWAPPED, effort="thorough")
+    gpu = PlanSpace("cuda", "inference", traits=traits, allow=Numerics.SUBSTITUTED, effort="thorough")
     assert not any("structure_of_arrays" in plan.transforms for plan, _ in gpu.neighbours(Plan(backend="inductor")))
 
 

@@ -90,7 +90,7 @@ class Table:
         )
         return codec.to_json(inspection)
 
-    def tried(self) -> list[Plan]:
+    def list_tried(self) -> list[Plan]:
         return [plan for task, plan in self.ran if task == "try"]
 
 
@@ -140,7 +140,7 @@ def test_a_search_does_not_pay_for_waiting(storage: Storage, spent_clock: Any) -
 
     table = Waits()
     study = run_study(request(plans=(INDUCTOR, Plan(threads=1)), budget_s=5), storage, table, Silent())
-    assert len(table.tried()) == 2, "the first took three seconds of five"
+    assert len(table.list_tried()) == 2, "the first took three seconds of five"
     assert [trial.seconds for trial in study.trials] == [3, 3]
     assert study.seconds == 6
 
@@ -166,7 +166,7 @@ def test_a_plan_that_compiles_for_ever_leaves_time_for_another(storage: Storage,
     table.known[rewritten] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit")
     table.known[INDUCTOR] = (2.0, 10.0, GOOD)
     study = run_study(request(10**7, effort="quick", budget_s=90.0), storage, table, Silent())
-    assert table.tried()[:2] == [rewritten, INDUCTOR]
+    assert table.list_tried()[:2] == [rewritten, INDUCTOR]
     assert 60 < limits_s[rewritten] < 90
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
@@ -182,7 +182,7 @@ def test_looking_at_the_model_is_time_spent_and_no_part_of_the_budget(storage: S
 
     table = Looks()
     study = run_study(request(plans=(INDUCTOR,), budget_s=5), storage, table, Silent())
-    assert table.tried() == [INDUCTOR]
+    assert table.list_tried() == [INDUCTOR]
     assert study.seconds == 7 * len(table.ran) == 14
 
 
@@ -206,14 +206,14 @@ def test_targets_of_one_structure_are_measured_anew_together(storage: Storage, t
     assert storage.decisions() == [study.decision]
     table.ran.clear()
     again = run_study(request(), storage, table, Silent())
-    assert (again.id, table.tried(), len(storage.decisions())) == (study.id, [], 2)
+    assert (again.id, table.list_tried(), len(storage.decisions())) == (study.id, [], 2)
 
 
 def test_called_ten_times_it_stays_with_eager_and_compiles_nothing(storage: Storage, table: Table) -> None:
     study = run_study(request(calls=10), storage, table, Silent())
     assert study.decision is not None
     assert study.decision.plan == EAGER
-    assert INDUCTOR not in table.tried()
+    assert INDUCTOR not in table.list_tried()
     assert "10 calls" in study.decision.reason
     assert any("inductor" in line for line in study.excluded)
 
@@ -280,7 +280,7 @@ def test_the_same_request_again_reuses_the_decision(storage: Storage, table: Tab
     first = run_study(request(), storage, table, Silent())
     table.ran.clear()
     again = run_study(request(), storage, table, Silent())
-    assert table.tried() == []
+    assert table.list_tried() == []
     assert again.decision == first.decision
 
 
@@ -289,13 +289,13 @@ def test_what_was_timed_on_a_busy_machine_is_timed_anew(storage: Storage, table:
     busy = Slowed(100)
     assert run_study(request(), storage, busy, Silent()).decision.plan == EAGER  # type: ignore[union-attr]
     study = run_study(request(), storage, table, Silent())
-    assert INDUCTOR in table.tried()
+    assert INDUCTOR in table.list_tried()
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
     assert study.decision.baseline_s == pytest.approx(EAGER_S, rel=0.02)
     table.ran.clear()
     run_study(request(), storage, busy, Silent())
-    assert busy.tried().count(INDUCTOR) == 1, "a machine that is busy now is no reason"
+    assert busy.list_tried().count(INDUCTOR) == 1, "a machine that is busy now is no reason"
 
 
 class Slowed(Table):
@@ -310,14 +310,14 @@ class Slowed(Table):
         told = super().run(job, limits, on_stage)
         if job.task == "inspect" and isinstance(told, str):
             seen = codec.from_json(told, Inspection)
-            return codec.to_json(replace(seen, measurement=self.slowed(seen.measurement)))
+            return codec.to_json(replace(seen, measurement=self.slow_down(seen.measurement)))
         if job.task == "try" and isinstance(told, str):
             found = codec.from_json(told, Attempt)
             assert found.measurement is not None
-            return codec.to_json(replace(found, measurement=self.slowed(found.measurement)))
+            return codec.to_json(replace(found, measurement=self.slow_down(found.measurement)))
         return told
 
-    def slowed(self, found: Measurement) -> Measurement:
+    def slow_down(self, found: Measurement) -> Measurement:
         both = (tuple(seconds * self.times for seconds in side) for side in (found.candidate_s, found.baseline_s))
         return replace(found, **dict(zip(("candidate_s", "baseline_s"), both, strict=True)))
 
@@ -326,14 +326,14 @@ def test_fresh_measures_anew(storage: Storage, table: Table) -> None:
     run_study(request(), storage, table, Silent())
     table.ran.clear()
     run_study(request(fresh=True), storage, table, Silent())
-    assert INDUCTOR in table.tried()
+    assert INDUCTOR in table.list_tried()
 
 
 def test_other_calls_decide_anew_from_what_is_stored(storage: Storage, table: Table) -> None:
     run_study(request(), storage, table, Silent())
     table.ran.clear()
     study = run_study(request(calls=10), storage, table, Silent())
-    assert table.tried() == []
+    assert table.list_tried() == []
     assert study.decision is not None
     assert study.decision.plan == EAGER
     assert study.decision.workload.calls == 10
@@ -350,7 +350,7 @@ def test_an_interrupted_study_keeps_what_is_finished_and_goes_on(storage: Storag
     table.known[INDUCTOR] = (2.0, 10.0, GOOD)
     table.ran.clear()
     study = run_study(request(plans=plans), storage, table, Silent())
-    assert table.tried() == [INDUCTOR]
+    assert table.list_tried() == [INDUCTOR]
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
 
@@ -361,7 +361,7 @@ def test_a_changed_model_makes_the_decision_stale_and_its_plan_is_proven_first(s
     table.ran.clear()
     listener = Notes()
     run_study(request(), storage, table, listener)
-    assert table.tried()[0] == INDUCTOR
+    assert table.list_tried()[0] == INDUCTOR
     assert any("structure of weights is another" in note for note in listener.notes)
 
 
@@ -374,7 +374,7 @@ def test_another_machine_makes_the_decision_stale(
     table.ran.clear()
     listener = Notes()
     study = run_study(request(), storage, table, listener)
-    assert table.tried()[0] == INDUCTOR
+    assert table.list_tried()[0] == INDUCTOR
     assert study.id != 1
     assert any(f"torch: {here.torch} there, 9.9.9 here" in note for note in listener.notes)
 
@@ -384,7 +384,7 @@ def test_a_stale_plan_that_cannot_pay_now_is_not_tried(storage: Storage, table: 
     table.structure = "another"
     table.ran.clear()
     run_study(request(calls=10), storage, table, Silent())
-    assert INDUCTOR not in table.tried()
+    assert INDUCTOR not in table.list_tried()
 
 
 def test_a_search_that_its_budget_ended_goes_on_when_asked_again(storage: Storage, table: Table) -> None:
@@ -429,7 +429,7 @@ def test_named_plans_are_all_tried_for_as_long_as_a_thorough_search_would(storag
     for budget, tried in ((None, 3), (1500, 2)):
         table = Slow()
         run_study(request(effort="quick", plans=named, budget_s=budget, fresh=True), storage, table, Silent())
-        assert len(table.tried()) == tried
+        assert len(table.list_tried()) == tried
 
 
 def test_a_gain_within_a_tie_leaves_eager_alone(storage: Storage, table: Table) -> None:
@@ -440,15 +440,15 @@ def test_a_gain_within_a_tie_leaves_eager_alone(storage: Storage, table: Table) 
 
 
 def test_a_stale_plan_that_is_not_allowed_now_is_not_tried(storage: Storage, table: Table) -> None:
-    from torchwise.plan import Legality
+    from torchwise.plan import Numerics
 
     half = Plan(precision="bf16")
     table.known[half] = (4.0, 0.0, GOOD)
-    run_study(request(allow=Legality.REDUCED, plans=(half,)), storage, table, Silent())
+    run_study(request(allow=Numerics.LOWER_PRECISION, plans=(half,)), storage, table, Silent())
     table.structure = "another"
     table.ran.clear()
     run_study(request(), storage, table, Silent())
-    assert half not in table.tried()
+    assert half not in table.list_tried()
 
 
 def test_a_plain_model_that_fails_ends_the_study(storage: Storage) -> None:
@@ -463,7 +463,7 @@ def test_a_plain_model_that_fails_ends_the_study(storage: Storage) -> None:
 
 def test_the_budget_ends_the_search_and_says_so(storage: Storage, table: Table) -> None:
     study = run_study(request(budget_s=1e-9), storage, table, Silent())
-    assert table.tried() == []
+    assert table.list_tried() == []
     assert study.state is StudyState.DECIDED
     assert any("budget" in line for line in study.excluded)
 
@@ -510,7 +510,7 @@ def test_a_plan_that_was_stopped_for_what_was_asked_then_is_measured_for_what_is
 ) -> None:
     study = run_study(request(**changed), storage, table, Silent())  # type: ignore[arg-type]
     assert study.id == stopped.id
-    assert INDUCTOR in table.tried()
+    assert INDUCTOR in table.list_tried()
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
 
@@ -518,7 +518,7 @@ def test_a_plan_that_was_stopped_for_what_was_asked_then_is_measured_for_what_is
 @pytest.mark.usefixtures("stopped")
 def test_a_plan_that_would_be_stopped_again_is_not_tried_again(storage: Storage, table: Table) -> None:
     run_study(request(calls=10**8), storage, table, Silent())
-    assert INDUCTOR not in table.tried()
+    assert INDUCTOR not in table.list_tried()
 
 
 def test_what_ran_out_of_time_is_tried_again_where_it_has_more(
@@ -529,7 +529,7 @@ def test_what_ran_out_of_time_is_tried_again_where_it_has_more(
     monkeypatch.setattr("torchwise.study.run.CALLS_PER_TRIAL", 0)
     for _ in range(2):
         run_study(request(effort="quick"), storage, table, Silent())
-    assert table.tried().count(INDUCTOR) == 1
+    assert table.list_tried().count(INDUCTOR) == 1
     table.known[INDUCTOR] = (2.0, 10.0, GOOD)
     study = run_study(request(effort="standard"), storage, table, Silent())
     assert study.decision is not None
@@ -539,7 +539,7 @@ def test_what_ran_out_of_time_is_tried_again_where_it_has_more(
 def test_what_runs_out_of_time_sooner_than_it_should_is_tried_once_a_search(storage: Storage, table: Table) -> None:
     table.known[INDUCTOR] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 0 s")
     run_study(request(), storage, table, Silent())
-    assert table.tried().count(INDUCTOR) == 1
+    assert table.list_tried().count(INDUCTOR) == 1
 
 
 # ---- more processes
@@ -614,7 +614,7 @@ def test_the_listener_hears_what_each_process_found(storage: Storage) -> None:
     heard: list[int] = []
 
     class Heard(Silent):
-        def repeated(self, trial: Trial) -> None:
+        def finish_repeat(self, trial: Trial) -> None:
             heard.append(len(trial.processes))
 
     search(storage, Fickle(1.06, 1.05), listener=Heard())
@@ -663,7 +663,7 @@ class Dueling(Table):
         assert plan is not None
         return self.true.get(f"t{plan.threads}", 1.0)
 
-    def dueled(self) -> list[Plan]:
+    def list_compared(self) -> list[Plan]:
         return [plan for task, plan in self.ran if task == "duel"]
 
 
@@ -676,7 +676,7 @@ def test_plans_that_trials_cannot_tell_apart_are_timed_beside_each_other(storage
     study = run_study(request(ENDLESS, plans=PLANS), storage, table, Silent())
     assert study.decision is not None
     assert study.decision.plan == PLANS[1]
-    assert table.dueled() == [PLANS[1], PLANS[2]], "the slowest is no matter for a duel"
+    assert table.list_compared() == [PLANS[1], PLANS[2]], "the slowest is no matter for a duel"
     second, third = study.trials[1].duel, study.trials[2].duel
     assert second is not None
     assert third is not None
@@ -691,7 +691,7 @@ def test_what_another_process_found_in_the_meantime_is_what_counts(storage: Stor
     heard: list[Duel | None] = []
 
     class Heard(Silent):
-        def compared(self, trial: Trial) -> None:
+        def finish_comparison(self, trial: Trial) -> None:
             heard.append(trial.duel)
 
     class Outrun(Dueling):
@@ -716,7 +716,7 @@ def test_a_study_has_as_many_duels_as_its_effort_allows(storage: Storage) -> Non
     for effort, duels in (("quick", 1), ("quick", 0), ("standard", 1), ("thorough", 0)):
         table = Dueling(t1=2.0, t2=2.06, t3=1.9)
         study = run_study(request(ENDLESS, plans=PLANS, effort=effort), storage, table, Silent())
-        assert len(table.dueled()) == duels, "what is stored is not held again"
+        assert len(table.list_compared()) == duels, "what is stored is not held again"
         assert study.decision is not None
         assert study.decision.plan == PLANS[1]
 
@@ -724,7 +724,7 @@ def test_a_study_has_as_many_duels_as_its_effort_allows(storage: Storage) -> Non
 def test_duels_are_held_only_where_they_are_worth_their_time(storage: Storage) -> None:
     table = Dueling(t2=9.0)
     assert run_study(request(3_000, plans=PLANS[:3]), storage, table, Silent()).decision is not None
-    assert not table.dueled()
+    assert not table.list_compared()
 
 
 def test_a_duel_that_fails_costs_nothing_else_and_is_not_begun_again(storage: Storage) -> None:
@@ -733,7 +733,7 @@ def test_a_duel_that_fails_costs_nothing_else_and_is_not_begun_again(storage: St
         study = run_study(request(ENDLESS, plans=PLANS, effort=effort), storage, table, Silent())
         assert study.decision is not None
         assert study.decision.plan == PLANS[0]
-        assert len(table.dueled()) == duels
+        assert len(table.list_compared()) == duels
         failures = {str(trial.duel.failure) for trial in study.trials if trial.duel}
         assert failures == {"out of memory in compile: both at once"}
 
@@ -767,8 +767,8 @@ def test_a_spent_budget_holds_no_duel(storage: Storage, spent_clock: Any) -> Non
 
     table = Slow(t2=9.0)
     run_study(request(ENDLESS, plans=PLANS[:2], budget_s=19), storage, table, Silent())
-    assert len(table.tried()) == 2
-    assert not table.dueled()
+    assert len(table.list_tried()) == 2
+    assert not table.list_compared()
 
 
 def test_duels_start_from_what_trials_compiled_and_nothing_stays(

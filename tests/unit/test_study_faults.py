@@ -72,7 +72,7 @@ def test_kill_9_at_any_moment_loses_no_finished_trial_and_the_same_command_goes_
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        now = _finished(tmp_path)
+        now = _read_finished(tmp_path)
         for plan_id, trial in finished.items():
             assert now[plan_id] == trial, "a finished trial was lost or changed"
         finished = now
@@ -80,12 +80,12 @@ def test_kill_9_at_any_moment_loses_no_finished_trial_and_the_same_command_goes_
     assert [trial["state"] for trial in study["trials"]].count("running") == 0  # type: ignore[union-attr]
     assert len(study["trials"]) == len(plans)  # type: ignore[arg-type]
     assert study["decision"]["plan"]["threads"] == 1  # type: ignore[index]
-    final = _finished(tmp_path)
+    final = _read_finished(tmp_path)
     for plan_id, trial in finished.items():
         assert final[plan_id] == trial
 
 
-def _finished(folder: Path) -> dict[str, object]:
+def _read_finished(folder: Path) -> dict[str, object]:
     if not (folder / "store.db").exists():
         return {}
     with open_storage(str(folder / "store.db")) as storage:
@@ -103,14 +103,14 @@ def test_ctrl_c_keeps_what_is_finished_and_returns_130(tmp_path: Path) -> None:
         env=ENVIRONMENT,
     )
     deadline = time.monotonic() + 60
-    while not _finished(tmp_path) and time.monotonic() < deadline:
+    while not _read_finished(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.2)
     time.sleep(1.0)  # the second candidate hangs by now
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "finished trials are kept" in said
-    (kept,) = _finished(tmp_path).values()
+    (kept,) = _read_finished(tmp_path).values()
     assert kept.plan == GOOD  # type: ignore[attr-defined]
 
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from torchwise import cluster
 from torchwise.cli import app
-from torchwise.cluster import Manifest, Slot, Swept, Task, choice, read_manifest, run_sweep
+from torchwise.cluster import Manifest, Slot, SweepResult, Task, choice, read_manifest, run_sweep
 from torchwise.cluster import sweep as module
 from torchwise.cluster.sweep import RETRIES
 from torchwise.errors import InputError
@@ -68,7 +68,7 @@ class Sweep:
         self.folder, self.said = folder, list[str]()
         (folder / "tune.py").write_text(TUNE)
 
-    def run(self, tasks: list[Task], slots: list[Slot]) -> list[Swept]:
+    def run(self, tasks: list[Task], slots: list[Slot]) -> list[SweepResult]:
         return run_sweep(
             tasks, slots, [sys.executable, "-S", str(self.folder / "tune.py")], dict(os.environ), self.said.append
         )
@@ -197,7 +197,7 @@ def test_lists_multiply_and_a_study_takes_from_the_head_what_it_does_not_give(tm
         effort = "thorough"
         calls = 1000
     """
-    found = read_manifest(manifest(tmp_path, text)).on("cuda").tasks
+    found = read_manifest(manifest(tmp_path, text)).with_device("cuda").tasks
     assert [(task.target, task.device, task.mode, task.effort, task.calls) for task in found] == [
         ("zoo:tutorial.fusion_demo@small", "cuda", "inference", "quick", DEFAULT_CALLS),
         ("zoo:tutorial.fusion_demo@medium", "cuda", "inference", "quick", DEFAULT_CALLS),

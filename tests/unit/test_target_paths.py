@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_target import own_imports as own_imports
 
-from torchwise.diagnose.bisect.job import Look
+from torchwise.diagnose.bisect.job import Probe
 from torchwise.diagnose.bisect.repro import _target
 from torchwise.errors import TargetError, WorkloadError
 from torchwise.trial import Job
@@ -101,5 +101,5 @@ def test_a_factory_that_is_not_given_what_it_needs_says_what_is() -> None:
 
 def test_a_repro_loads_such_a_file_by_its_whole_path() -> None:
     job = Job("inspect", WorkloadSpec("sp ace:ü/phüsics.py:make"))
-    found = _target(Look(job, "plan"))
+    found = _target(Probe(job, "plan"))
     assert found["target"] == repr(f"{Path.cwd()}/sp ace:ü/phüsics.py:make")

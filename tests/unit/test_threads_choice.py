@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from sketches import HERE, INDUCTOR, a_history, a_trial, an_inspection, measured
+from sketches import HERE, INDUCTOR, a_history, a_trial, an_inspection, make_measurement
 
 import torchwise as tw
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile import settings
 from torchwise.compile import thread_count as module
 from torchwise.compile.thread_count import OwnCount, SharedCount, thread_count
@@ -36,7 +36,7 @@ TRAITS = frozenset({"module", "floating", "float32", "gemm", "contended_cores", 
 
 def untold(plan: Plan, low: float, high: float) -> Trial:
     """Return a trial whose own process, the only one, could not tell whether the plan is faster."""
-    return a_trial(plan, measurement=measured(low, high), repeats=(), cold_s=0.0)
+    return a_trial(plan, measurement=make_measurement(low, high), repeats=(), cold_s=0.0)
 
 
 UNSURE = untold(ONE, 0.8, 28.4)
@@ -54,7 +54,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchwise.plan.choice.CHOICES", others | {choice.key: choice for choice in counts})
 
 
-def known(
+def make_history(
     *trials: Trial, traits: frozenset[str] = TRAITS, cores: CoreUse = CONTENDED, eager_s: float = 0.088
 ) -> History:
     measurement = Measurement((eager_s,), (eager_s,), cores=cores)
@@ -62,7 +62,7 @@ def known(
     return a_history(*trials, inspection=inspection, calls=10_000_000, device="cpu")
 
 
-def asked_of(history: History, effort: str = "quick") -> Plan | None:
+def ask_plan(history: History, effort: str = "quick") -> Plan | None:
     space = PlanSpace("cpu", "inference", history.inspection.traits, effort=effort)
     proposal = StagedSampler(space).ask(history)
     return proposal.plan if proposal else None
@@ -70,7 +70,7 @@ def asked_of(history: History, effort: str = "quick") -> Plan | None:
 
 def all_asked(history: History, effort: str = "quick", speed: float = 1.0) -> list[Plan]:
     found: list[Plan] = []
-    while (plan := asked_of(history, effort)) is not None:
+    while (plan := ask_plan(history, effort)) is not None:
         found.append(plan)
         history = replace(history, trials=(*history.trials, a_trial(plan, speed, cold_s=0.1)))
     return found
@@ -81,15 +81,15 @@ def all_asked(history: History, effort: str = "quick", speed: float = 1.0) -> li
 
 @pytest.mark.parametrize("trait", ["contended_cores", "short_calls"])
 def test_threads_are_tried_first_and_quickly_where_they_may_wait(trait: str) -> None:
-    history = known(traits=(TRAITS - {"contended_cores", "short_calls"}) | {trait})
+    history = make_history(traits=(TRAITS - {"contended_cores", "short_calls"}) | {trait})
     first, second, third = all_asked(history)[:3]
     assert {first, second} == {ONE, TWO}
     assert third == INDUCTOR
-    assert asked_of(known(traits=TRAITS - {"contended_cores", "short_calls"})) == INDUCTOR
+    assert ask_plan(make_history(traits=TRAITS - {"contended_cores", "short_calls"})) == INDUCTOR
 
 
 def test_on_a_gpu_threads_are_not_tried() -> None:
-    history = known()
+    history = make_history()
     history = replace(history, workload=replace(history.workload, device="cuda"))
     proposal = StagedSampler(PlanSpace("cuda", "inference", TRAITS, effort="quick")).ask(history)
     assert proposal is not None
@@ -97,17 +97,17 @@ def test_on_a_gpu_threads_are_not_tried() -> None:
 
 
 def test_the_number_that_eager_has_is_not_tried() -> None:
-    history = known(cores=replace(CONTENDED, threads=1))
+    history = make_history(cores=replace(CONTENDED, threads=1))
     assert ONE not in all_asked(history, "thorough")
     assert TWO in all_asked(history, "thorough")
 
 
 def test_threads_alone_take_no_compiled_plan_s_place() -> None:
-    compiled = [plan for plan in all_asked(known()) if plan.backend != "eager"]
-    without = [plan for plan in all_asked(known(traits=TRAITS - set(WAITING))) if plan.backend != "eager"]
+    compiled = [plan for plan in all_asked(make_history()) if plan.backend != "eager"]
+    without = [plan for plan in all_asked(make_history(traits=TRAITS - set(WAITING))) if plan.backend != "eager"]
     assert compiled == without
     trials = [a_trial(Plan(threads=16 + number)) for number in range(MOST_TRIALS["quick"])]
-    assert asked_of(known(*trials, cores=replace(CONTENDED, threads=4))) is not None
+    assert ask_plan(make_history(*trials, cores=replace(CONTENDED, threads=4))) is not None
 
 
 @pytest.mark.parametrize(
@@ -137,60 +137,60 @@ def test_an_inspection_sees_short_calls_and_contended_cores(
 
 
 def test_compiled_plans_have_the_number_of_threads_that_won() -> None:
-    history = known(a_trial(ONE, 800.0, cold_s=0.0), a_trial(TWO, 1.1, cold_s=0.0), eager_s=8.8)
-    assert asked_of(history) == ON_ONE
+    history = make_history(a_trial(ONE, 800.0, cold_s=0.0), a_trial(TWO, 1.1, cold_s=0.0), eager_s=8.8)
+    assert ask_plan(history) == ON_ONE
 
 
 def test_no_compiled_plan_waits_as_eager_does_before_all_that_do_not() -> None:
-    history = known(a_trial(ONE, 800.0, cold_s=0.0), a_trial(TWO, 1.1, cold_s=0.0), eager_s=8.8)
+    history = make_history(a_trial(ONE, 800.0, cold_s=0.0), a_trial(TWO, 1.1, cold_s=0.0), eager_s=8.8)
     compiled = a_trial(ON_ONE, 700.0, cold_s=1.0)
     asked = all_asked(replace(history, trials=(*history.trials, compiled)), speed=600.0)
     assert asked[0] == ON_ONE.with_choice("options", ("freezing", True))
 
 
 def test_compiled_plans_have_the_better_number_also_where_it_is_not_sure() -> None:
-    history = known(UNSURE, untold(TWO, 0.7, 1.2))
+    history = make_history(UNSURE, untold(TWO, 0.7, 1.2))
     assert history.incumbent() == EAGER
-    assert asked_of(history) == ON_ONE
-    quiet = known(UNSURE, untold(TWO, 0.7, 1.2), traits=TRAITS - {"contended_cores"})
-    assert asked_of(quiet) == INDUCTOR
-    slower = known(a_trial(ONE, 0.5, 0.9, cold_s=0.0), a_trial(TWO, 0.5, 0.9, cold_s=0.0))
-    assert asked_of(slower) == INDUCTOR
+    assert ask_plan(history) == ON_ONE
+    quiet = make_history(UNSURE, untold(TWO, 0.7, 1.2), traits=TRAITS - {"contended_cores"})
+    assert ask_plan(quiet) == INDUCTOR
+    slower = make_history(a_trial(ONE, 0.5, 0.9, cold_s=0.0), a_trial(TWO, 0.5, 0.9, cold_s=0.0))
+    assert ask_plan(slower) == INDUCTOR
 
 
 def test_every_number_is_tried_before_anything_is_compiled() -> None:
-    assert asked_of(known(UNSURE)) == TWO
-    assert asked_of(known(a_trial(ONE, 800.0, cold_s=0.0))) == TWO
+    assert ask_plan(make_history(UNSURE)) == TWO
+    assert ask_plan(make_history(a_trial(ONE, 800.0, cold_s=0.0))) == TWO
 
 
 def test_a_decision_names_the_cause_and_what_it_costs() -> None:
     cause = "Other programs hold 1.0 of 8 cores: eager with 8 threads takes 88.0 ms a call"
-    assert f"{cause}, with 1 thread 110 µs." in decide(known(a_trial(ONE, 800.0, cold_s=0.0)), HERE).reason
+    assert f"{cause}, with 1 thread 110 µs." in decide(make_history(a_trial(ONE, 800.0, cold_s=0.0)), HERE).reason
     again = "When those programs have ended, tune again: more threads may be faster then."
-    assert decide(known(a_trial(ONE, 800.0, cold_s=0.0)), HERE).reason.endswith(f"with 1 thread 110 µs. {again}")
+    assert decide(make_history(a_trial(ONE, 800.0, cold_s=0.0)), HERE).reason.endswith(f"with 1 thread 110 µs. {again}")
     limited = replace(CONTENDED, others=0.0, quota=1.0)
-    assert again not in decide(known(a_trial(ONE, 800.0, cold_s=0.0), cores=limited), HERE).reason
-    left = decide(known(), HERE).reason
+    assert again not in decide(make_history(a_trial(ONE, 800.0, cold_s=0.0), cores=limited), HERE).reason
+    left = decide(make_history(), HERE).reason
     assert left.endswith(f"{cause}. Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`.")
-    unsure = decide(known(a_trial(ONE, 0.8, 28.4, cold_s=0.0)), HERE)
+    unsure = decide(make_history(a_trial(ONE, 0.8, 28.4, cold_s=0.0)), HERE)
     assert unsure.is_inconclusive
     assert "Other programs hold" in unsure.reason
-    on_one = known(cores=replace(CONTENDED, threads=1, others=8.0))
+    on_one = make_history(cores=replace(CONTENDED, threads=1, others=8.0))
     assert "OMP_NUM_THREADS" not in decide(on_one, HERE).reason
-    free = known(a_trial(ONE, 800.0), cores=replace(CONTENDED, others=0.0, waited=0.0))
+    free = make_history(a_trial(ONE, 800.0), cores=replace(CONTENDED, others=0.0, waited=0.0))
     assert "cores" not in decide(free, HERE).reason
 
 
 def test_what_threads_alone_do_is_on_the_scale_of_all_other_times() -> None:
     trial = a_trial(ONE, 800.0, cold_s=0.0)  # eager took a second beside it
-    history = known(trial)
+    history = make_history(trial)
     assert history.seconds_of(ONE) == pytest.approx(0.088 / 800)
     assert "with 1 thread 110 µs" in decide(history, HERE).reason
 
 
 def test_what_is_no_figure_is_told_by_what_was_timed_side_by_side() -> None:
     pair = Measurement((1e-4, 4e-4, 1e-4), (0.04, 0.02, 0.06))  # its interval reaches from 50 to 600
-    history = known(a_trial(ONE, measurement=pair, repeats=(), cold_s=0.0))
+    history = make_history(a_trial(ONE, measurement=pair, repeats=(), cold_s=0.0))
     assert "eager with 8 threads takes 40.0 ms a call, with 1 thread 100 µs" in decide(history, HERE).reason
 
 
@@ -219,7 +219,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     elif not isinstance(thread_count(), OwnCount):
         pytest.skip("the libraries of this PyTorch have no functions of their own")
     model, x, before = Asked().eval(), torch.ones(2), torch.get_num_threads()
-    yield model, tw.apply(model, decided(model, Plan(threads=before + 1), x)), before
+    yield model, tw.apply(model, make_decision(model, Plan(threads=before + 1), x)), before
     assert torch.get_num_threads() == before
 
 
@@ -266,7 +266,7 @@ def test_a_thread_that_begins_to_compute_during_a_call_has_the_program_s_number(
         seen.append(torch.get_num_threads())
         return x
 
-    tw.apply(call, decided(call, Plan(threads=before + 1), torch.ones(1)))(torch.ones(1))
+    tw.apply(call, make_decision(call, Plan(threads=before + 1), torch.ones(1)))(torch.ones(1))
     assert seen[-2:] == [before, before + 1]
 
 
@@ -275,7 +275,7 @@ def test_a_thread_s_own_number_comes_back_and_no_other_thread_s(number: int) -> 
     if not isinstance(thread_count(), OwnCount):
         pytest.skip("the libraries of this PyTorch have no functions of their own")
     before, seen = torch.get_num_threads(), list[int]()
-    fast = tw.apply(torch.neg, decided(torch.neg, Plan(threads=before + 1), torch.ones(1)))
+    fast = tw.apply(torch.neg, make_decision(torch.neg, Plan(threads=before + 1), torch.ones(1)))
 
     def call() -> None:
         torch.set_num_threads(number)

@@ -57,7 +57,7 @@ def test_those_near_the_best_are_timed_as_a_trial_times_them(
     spec = WorkloadSpec(target.format(file), mode=mode)  # type: ignore[arg-type]
     trials = (a_trial(ONE, 2.0), a_trial(TWO, 1.95), a_trial(SLOW, 1.5))
     study = SimpleNamespace(trials=trials, workload=spec, inspection=an_inspection(), decision=None)
-    monkeypatch.setattr(program, "stored", lambda *_: study)
+    monkeypatch.setattr(program, "load_study", lambda *_: study)
     monkeypatch.setattr(program, "FINALS", replace(program.FINALS, half_width=1.0, measure_s=0.01))
     program.finals(Namespace(stem=tmp_path / "found", target=spec.target, device="cpu"))
     found = json.loads((tmp_path / "found.finals.json").read_text())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_samples import Blocks, Net, a_step, batch, batches, everything, same
+from step_samples import Blocks, Net, a_step, batch, batches, collect_step_state, same
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -46,7 +46,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def by_hand(model: torch.nn.Module, optimizer: Any, scheduler: Any = None, ema: Any = None, **how: Any) -> Loop:
+def make_plain_loop(model: torch.nn.Module, optimizer: Any, scheduler: Any = None, ema: Any = None, **how: Any) -> Loop:
     """Return the loop's body as PyTorch's notes have it."""
     autocast, scaler, pieces = how.get("autocast"), how.get("scaler"), how.get("accumulate", 1)
 
@@ -91,10 +91,10 @@ def check_alike(how: dict[str, Any], scheduler: str | None = None, dropout: floa
             given["scaler"] = torch.amp.GradScaler("cpu", **given["scaler"])
         plan = SCHEDULERS[scheduler](optimizer) if scheduler else None
         step = torchwise.TrainStep(model, torch.nn.functional.cross_entropy, optimizer, scheduler=plan, **given)
-        run: Loop = step if ours else by_hand(model, optimizer, plan, **given)
+        run: Loop = step if ours else make_plain_loop(model, optimizer, plan, **given)
         torch.manual_seed(7)
         losses = [run(*given_batch) for given_batch in batches(steps)]
-        sides.append([*losses, *everything(step), torch.get_rng_state()])
+        sides.append([*losses, *collect_step_state(step), torch.get_rng_state()])
         assert not any(loss.requires_grad for loss in losses)
     assert same(*sides)
 
@@ -259,7 +259,7 @@ def test_every_optimizer_steps_as_by_hand_and_in_copies(name: str) -> None:
     model = Blocks()
     optimizer = an_optimizer(name, model.parameters())
 
-    def by_hand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def take_plain_step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(x), y)
@@ -271,12 +271,12 @@ def test_every_optimizer_steps_as_by_hand_and_in_copies(name: str) -> None:
         return loss.detach()
 
     for given in batches(3):
-        assert torch.equal(step(*given), by_hand(*given))
+        assert torch.equal(step(*given), take_plain_step(*given))
     assert same([*step.model.parameters()], [*model.parameters()])
     for other in (step.copy(), pickle.loads(pickle.dumps(step))):
-        assert same(everything(other), everything(step))
+        assert same(collect_step_state(other), collect_step_state(step))
         other(*batch(seed=5))
-        assert not same(everything(other), everything(step)), "it shares nothing"
+        assert not same(collect_step_state(other), collect_step_state(step)), "it shares nothing"
     again = step.copy()
     for given in batches(3):
         assert torch.equal(again(*given), step(*given))
@@ -287,12 +287,12 @@ def test_lbfgs_clips_every_gradient_that_it_takes() -> None:
     step = a_step(optimizer=torch.optim.LBFGS, clip_norm=0.01)
     took = step._gradients
 
-    def watched(*given: Any) -> torch.Tensor:
+    def record_norm(*given: Any) -> torch.Tensor:
         loss = took(*given)
         norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in step.trained() if p.grad is not None])))
         return loss
 
-    step._gradients = watched  # type: ignore[method-assign]
+    step._gradients = record_norm  # type: ignore[method-assign]
     step(*batch())
     assert len(norms) > 1
     assert max(norms) < 0.0101
@@ -312,7 +312,7 @@ def test_a_step_that_overflows_is_skipped_as_by_hand(fused: bool | None) -> None
         step = torchwise.TrainStep(
             model, torch.nn.functional.cross_entropy, optimizer, scaler=scaler, scheduler=schedule, clip_norm=1.0
         )
-        run: Loop = step if ours else by_hand(model, optimizer, schedule, scaler=scaler, clip_norm=1.0)
+        run: Loop = step if ours else make_plain_loop(model, optimizer, schedule, scaler=scaler, clip_norm=1.0)
         run(*batch(seed=0))
         weights, scale = model.enter.weight.detach().clone(), scaler.get_scale()
         x, y = batch(seed=1)
@@ -322,7 +322,7 @@ def test_a_step_that_overflows_is_skipped_as_by_hand(fused: bool | None) -> None
         assert scaler.get_scale() == scale / 2
         run(*batch(seed=2))
         assert not torch.equal(model.enter.weight, weights)
-        sides.append(everything(step))
+        sides.append(collect_step_state(step))
     assert same(*sides)
 
 
@@ -332,19 +332,19 @@ def test_a_step_that_overflows_is_skipped_as_by_hand(fused: bool | None) -> None
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_snapshot_puts_everything_back_bit_by_bit(name: str) -> None:
     step = a_step(Net(0.2), lambda p: an_optimizer(name, p), SCHEDULERS["step"])
-    fresh = copy.deepcopy(everything(step))
+    fresh = copy.deepcopy(collect_step_state(step))
     to_fresh = step.snapshot()
     addresses = [p.data_ptr() for p in step.model.parameters()]
     first = [step(*given) for given in batches(2)]
-    middle, to_middle = copy.deepcopy(everything(step)), step.snapshot()
+    middle, to_middle = copy.deepcopy(collect_step_state(step)), step.snapshot()
     for given in batches(3):
         step(*given)
     for _ in range(2):
         to_middle()
-        assert same(everything(step), middle)
+        assert same(collect_step_state(step), middle)
         step(*batch())
     to_fresh()
-    assert same(everything(step), fresh)
+    assert same(collect_step_state(step), fresh)
     assert len(step.optimizer.state) in (0, len(step.trained()))
     assert addresses == [p.data_ptr() for p in step.model.parameters()]
     torch.manual_seed(0)
@@ -363,19 +363,19 @@ def test_a_snapshot_has_the_average_the_scale_and_a_tensor_as_rate() -> None:
         scaler=torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1),
         ema=AveragedModel(model),
     )
-    before, put_back = copy.deepcopy(everything(step)), step.snapshot()
+    before, put_back = copy.deepcopy(collect_step_state(step)), step.snapshot()
     for given in batches(2):
         step(*given)
     assert step.scaler is not None
     assert step.scaler.get_scale() == 16.0
     put_back()
-    assert same(everything(step), before)
+    assert same(collect_step_state(step), before)
 
 
 def test_putting_back_keeps_the_form_that_a_plan_has_given_the_optimizer_meanwhile() -> None:
     step = a_step(Net(), lambda p: torch.optim.AdamW(p, 0.1), SCHEDULERS["step"])
     step(*batch())
-    before, put_back = copy.deepcopy(everything(step)), step.snapshot()
+    before, put_back = copy.deepcopy(collect_step_state(step)), step.snapshot()
     tuned = TunedOptimizer(step.optimizer, "fused", countable=True, rates=True)
     (group,) = step.optimizer.param_groups
     states = list(step.optimizer.state.values())
@@ -386,8 +386,8 @@ def test_putting_back_keeps_the_form_that_a_plan_has_given_the_optimizer_meanwhi
     assert group["lr"] is rate
     assert float(rate) == pytest.approx(0.1)
     assert all(state["step"] is count for state, count in zip(states, counts, strict=True))  # a graph knows them
-    tuned.undo()
-    assert same(everything(step), before)
+    tuned.restore()
+    assert same(collect_step_state(step), before)
 
 
 def test_putting_back_forgets_a_step_that_broke_off_before_the_scaler_was_told() -> None:
@@ -448,8 +448,8 @@ def test_a_checkpoint_loads_with_torch_alone_and_training_goes_on_bit_by_bit(tmp
     for given in batches(6)[3:]:
         resumed(*given)
         other(*given)
-    assert same(everything(resumed), everything(straight))
-    assert same(everything(other), everything(straight))
+    assert same(collect_step_state(resumed), collect_step_state(straight))
+    assert same(collect_step_state(other), collect_step_state(straight))
 
 
 def test_the_rates_in_a_checkpoint_are_numbers() -> None:
@@ -479,7 +479,7 @@ def test_all_of_it_moves() -> None:
     step = a_step(optimizer=torch.optim.LBFGS)
     step(*batch())
     step.to("meta")
-    held = [leaf for leaf in everything(step) if isinstance(leaf, torch.Tensor)]
+    held = [leaf for leaf in collect_step_state(step) if isinstance(leaf, torch.Tensor)]
     assert {leaf.device.type for leaf in held} == {"meta"}
     step = a_step()
     step(*batch())
@@ -491,7 +491,7 @@ def test_all_of_it_moves() -> None:
 # ---- refusals
 
 
-def refused(**changes: Any) -> str:
+def error_message(**changes: Any) -> str:
     model = Blocks()
     given: dict[str, Any] = {"model": model, "loss": None, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
     with pytest.raises(WorkloadError) as error:
@@ -523,23 +523,27 @@ def refused(**changes: Any) -> str:
     ids=str,
 )
 def test_what_is_no_step_is_refused_with_the_value_and_the_rule(changes: dict[str, Any], message: str) -> None:
-    assert refused(**changes).startswith(message)
+    assert error_message(**changes).startswith(message)
 
 
 def test_a_scheduler_that_wants_to_be_told_something_is_refused() -> None:
     optimizer = torch.optim.SGD(Blocks().parameters(), 0.1)
-    assert "ReduceLROnPlateau" in refused(scheduler=lr_scheduler.ReduceLROnPlateau(optimizer))
+    assert "ReduceLROnPlateau" in error_message(scheduler=lr_scheduler.ReduceLROnPlateau(optimizer))
 
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
-    assert refused(optimizer=torch.optim.SGD(Blocks().parameters(), 0.1)).startswith("the optimizer trains 16 param")
+    assert error_message(optimizer=torch.optim.SGD(Blocks().parameters(), 0.1)).startswith(
+        "the optimizer trains 16 param"
+    )
     empty = torch.optim.SGD([{"params": []}], 0.1)
-    assert refused(optimizer=empty).startswith("the optimizer trains nothing: build it from the parameters")
+    assert error_message(optimizer=empty).startswith("the optimizer trains nothing: build it from the parameters")
 
 
 def test_lbfgs_takes_no_scaler() -> None:
     model = Blocks()
-    message = refused(model=model, optimizer=torch.optim.LBFGS(model.parameters()), scaler=torch.amp.GradScaler("cpu"))
+    message = error_message(
+        model=model, optimizer=torch.optim.LBFGS(model.parameters()), scaler=torch.amp.GradScaler("cpu")
+    )
     assert message.startswith("a scaler is given, but LBFGS takes several gradients a step")
 
 
@@ -564,9 +568,9 @@ def test_targets_that_nothing_takes_are_refused() -> None:
 
 def test_a_batch_that_cannot_be_cut_is_refused_and_takes_no_step() -> None:
     step = a_step(accumulate=4)
-    before = copy.deepcopy(everything(step))
+    before = copy.deepcopy(collect_step_state(step))
     with pytest.raises(WorkloadError, match=r"shape \(6, 4\), which cannot be cut into 4 equal pieces along its first"):
         step(*batch(6))
     with pytest.raises(WorkloadError, match=r"shape \(\), which cannot be cut"):
         step(batch()[0], torch.tensor(1))
-    assert same(everything(step), before)
+    assert same(collect_step_state(step), before)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchwise
 import torchwise.training
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise.compile.backends import BACKENDS
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan
@@ -43,8 +43,8 @@ def net() -> torch.nn.Sequential:
     )
 
 
-def for_training(model: torch.nn.Module, plan: Plan = PLAN, *args: torch.Tensor, **kwargs: Any) -> Decision:
-    found = decided(model, plan)
+def decide_training(model: torch.nn.Module, plan: Plan = PLAN, *args: torch.Tensor, **kwargs: Any) -> Decision:
+    found = make_decision(model, plan)
     example = describe_example(Example(args or (X[:4],), kwargs))
     return replace(found, inputs=(example,), workload=replace(found.workload, mode="training"))
 
@@ -75,7 +75,7 @@ def bare() -> torch.nn.Module:
 
 def test_a_plain_loop_trains_to_the_same_weights_and_by_the_plan(bare: torch.nn.Module) -> None:
     model = net()
-    planned = PlannedForward(model, for_training(model))
+    planned = PlannedForward(model, decide_training(model))
     train(model, planned.between_steps)
     assert planned.statistics.optimized == 3  # of four steps all but the first
     assert planned.statistics.original == {}
@@ -86,7 +86,7 @@ def test_a_model_under_autocast_is_planned_under_it() -> None:
     model, bare = net(), net()
     train(bare, autocast=True)
     scene = forward_module.UnderAutocast(net(), "cpu", torch.bfloat16)
-    planned = PlannedForward(model, for_training(scene))
+    planned = PlannedForward(model, decide_training(scene))
     train(model, planned.between_steps, autocast=True)
     assert planned.statistics.optimized == 3
     assert equal(model.state_dict(), bare.state_dict())
@@ -95,7 +95,7 @@ def test_a_model_under_autocast_is_planned_under_it() -> None:
 def test_a_decision_for_full_precision_is_not_taken_under_autocast(caplog: pytest.LogCaptureFixture) -> None:
     model, bare = net(), net()
     train(bare, autocast=True)
-    planned = PlannedForward(model, for_training(model))
+    planned = PlannedForward(model, decide_training(model))
     train(model, planned.between_steps, autocast=True)
     assert planned.statistics.optimized == 0
     assert "the decision is stale" in caplog.text
@@ -107,7 +107,7 @@ def test_a_plan_that_fails_is_not_taken_and_the_loop_does_not_notice(
 ) -> None:
     model = net()
     monkeypatch.delitem(BACKENDS, "inductor")
-    planned = PlannedForward(model, for_training(model, Plan(backend="inductor")))
+    planned = PlannedForward(model, decide_training(model, Plan(backend="inductor")))
     train(model, planned.between_steps)
     assert "the plan did not answer" in caplog.text
     assert equal(model.state_dict(), bare.state_dict())
@@ -115,7 +115,7 @@ def test_a_plan_that_fails_is_not_taken_and_the_loop_does_not_notice(
 
 def test_to_stay_with_eager_is_no_failure(bare: torch.nn.Module, caplog: pytest.LogCaptureFixture) -> None:
     model = net()
-    planned = PlannedForward(model, for_training(model, EAGER))
+    planned = PlannedForward(model, decide_training(model, EAGER))
     train(model, planned.between_steps)
     assert caplog.text == ""
     assert equal(model.state_dict(), bare.state_dict())
@@ -123,7 +123,7 @@ def test_to_stay_with_eager_is_no_failure(bare: torch.nn.Module, caplog: pytest.
 
 def test_what_is_outside_of_training_is_answered_as_written() -> None:
     model = net()
-    planned = PlannedForward(model, for_training(model))
+    planned = PlannedForward(model, decide_training(model))
     train(model, planned.between_steps)
     before = planned.statistics.optimized
     model.eval()
@@ -137,7 +137,7 @@ def test_what_is_outside_of_training_is_answered_as_written() -> None:
 def test_hooks_run_once_a_call() -> None:
     model, calls = net(), []
     model.register_forward_hook(lambda *_: calls.append(1))
-    planned = PlannedForward(model, for_training(model))
+    planned = PlannedForward(model, decide_training(model))
     train(model, planned.between_steps)
     assert len(calls) == 4
 
@@ -150,7 +150,7 @@ def test_what_is_set_on_the_model_is_read_and_what_a_call_sets_is_kept(monkeypat
             self.calls = self.calls + 1
             return super().forward(x) / self.temperature
 
-    monkeypatch.setattr(forward_module, "tune", lambda call, *_args, **_options: for_training(call))
+    monkeypatch.setattr(forward_module, "tune", lambda call, *_args, **_options: decide_training(call))
     model = Cooling(4, 3)
     planned = PlannedForward(model)
     for number in range(1, 6):
@@ -165,7 +165,7 @@ def test_what_is_set_on_the_model_is_read_and_what_a_call_sets_is_kept(monkeypat
 
 def test_closing_gives_the_forward_back() -> None:
     model = net()
-    planned = PlannedForward(model, for_training(model))
+    planned = PlannedForward(model, decide_training(model))
     train(model, planned.between_steps)
     planned.close()
     assert "forward" not in vars(model)
@@ -174,7 +174,7 @@ def test_closing_gives_the_forward_back() -> None:
 
 def test_a_copy_and_a_pickle_hold_no_plan(tmp_path: Path) -> None:
     model = net()
-    PlannedForward(model, for_training(model))
+    PlannedForward(model, decide_training(model))
     twin = copy.deepcopy(model)
     torch.save(model, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
@@ -194,9 +194,9 @@ def test_a_loop_that_never_calls_the_model_hears_of_it(caplog: pytest.LogCapture
 def test_bad_input_is_refused() -> None:
     model = net()
     with pytest.raises(InputError, match="decision is for inference"):
-        PlannedForward(model, decided(model, PLAN, X))
+        PlannedForward(model, make_decision(model, PLAN, X))
     with pytest.raises(InputError, match="so is calls"):
-        PlannedForward(model, for_training(model), calls=5)
+        PlannedForward(model, decide_training(model), calls=5)
     PlannedForward(model)
     with pytest.raises(InputError, match="planned already"):
         PlannedForward(model)
@@ -207,7 +207,7 @@ def test_without_a_decision_what_was_seen_is_tuned(monkeypatch: pytest.MonkeyPat
 
     def tune(call: Any, args: Any, kwargs: Any, **options: Any) -> Decision:
         asked.append((structure(call), args, kwargs, options))
-        return for_training(call)
+        return decide_training(call)
 
     monkeypatch.setattr(forward_module, "tune", tune)
     model = net()
@@ -255,7 +255,7 @@ def fit(model: Any, folder: Path, *callbacks: Any, **options: Any) -> None:
 def test_lightning_trains_to_the_same_weights(options: dict[str, Any], tmp_path: Path) -> None:
     bare, model = Scorer(), Scorer()
     fit(bare, tmp_path, **options)
-    callback = torchwise.training.lightning_callback(for_training(net()), part="net")
+    callback = torchwise.training.lightning_callback(decide_training(net()), part="net")
     fit(model, tmp_path, callback, **options)
     assert equal(model.state_dict(), bare.state_dict())
     assert callback.planned.decision.plan == PLAN
@@ -266,7 +266,7 @@ def test_lightning_takes_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     counts: list[int] = []
     close = PlannedForward.close
     monkeypatch.setattr(PlannedForward, "close", lambda self: (counts.append(self.statistics.optimized), close(self)))
-    fit(Scorer(), tmp_path, torchwise.training.lightning_callback(for_training(net()), part="net"))
+    fit(Scorer(), tmp_path, torchwise.training.lightning_callback(decide_training(net()), part="net"))
     assert counts[0] == 2 * 3 - 1
 
 
@@ -286,7 +286,7 @@ def test_a_whole_step_in_lightnings_manual_form_trains_alike(tmp_path: Path) -> 
 
         def on_train_start(self) -> None:
             step = torchwise.TrainStep(self.net, torch.nn.functional.cross_entropy, self.optimizers().optimizer)
-            self.step = torchwise.apply(step, decided(step, self.plan, X[:4], Y[:4])) if self.plan else step
+            self.step = torchwise.apply(step, make_decision(step, self.plan, X[:4], Y[:4])) if self.plan else step
 
         def training_step(self, batch: list[torch.Tensor], _index: int) -> None:  # type: ignore[override]
             self.step(*batch)
@@ -346,17 +346,17 @@ def train_bert(folder: Path, callbacks: list[Any], **options: Any) -> tuple[Any,
     return model, trainer
 
 
-def tuned_to(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+def patch_tune(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Have the search end with this plan at once."""
 
     def tune(call: Any, args: Any, kwargs: Any, **_options: Any) -> Decision:
-        return for_training_of(call, plan, args, kwargs)
+        return decide_training_call(call, plan, args, kwargs)
 
     monkeypatch.setattr(forward_module, "tune", tune)
 
 
-def for_training_of(call: Any, plan: Plan, args: Any, kwargs: Any) -> Decision:
-    found = decided(call, plan)
+def decide_training_call(call: Any, plan: Plan, args: Any, kwargs: Any) -> Decision:
+    found = make_decision(call, plan)
     inputs = (describe_example(Example(tuple(args), kwargs)),)
     return replace(found, inputs=inputs, workload=replace(found.workload, mode="training"))
 
@@ -366,7 +366,7 @@ def test_the_trainer_of_transformers_trains_to_the_same_weights(
     options: dict[str, Any], accelerate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare, _ = train_bert(tmp_path, [], **options)
-    tuned_to(monkeypatch, PLAN)
+    patch_tune(monkeypatch, PLAN)
     counts: list[int] = []
     close = PlannedForward.close
     monkeypatch.setattr(PlannedForward, "close", lambda self: (counts.append(self.statistics.optimized), close(self)))
@@ -382,7 +382,7 @@ def test_accelerate_trains_to_the_same_weights(accelerate: Any) -> None:
     def run(plan: Plan | None) -> tuple[torch.nn.Module, PlannedForward | None]:
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
         model = net()
-        planned = PlannedForward(model, for_training(model, plan)) if plan else None
+        planned = PlannedForward(model, decide_training(model, plan)) if plan else None
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         wrapped, optimizer, loader = accelerator.prepare(
             model, optimizer, DataLoader(TensorDataset(X, Y), batch_size=4)

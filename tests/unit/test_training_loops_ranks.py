@@ -23,7 +23,7 @@ from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.training.distributed import unfit_because
 from torchwise.training.ranks import Ranks, without_rank
-from torchwise.training.step import _for_ranks
+from torchwise.training.step import _decide_for_ranks
 
 SCRIPT = Path(__file__).parents[1] / "targets" / "loops_ranks.py"
 TOGETHER = (
@@ -50,7 +50,7 @@ def popen(command: list[str], variables: dict[str, str]) -> subprocess.Popen[str
     )
 
 
-def ended(job: subprocess.Popen[str], limit_s: float = LIMIT_S) -> str:
+def wait_for_end(job: subprocess.Popen[str], limit_s: float = LIMIT_S) -> str:
     try:
         return job.communicate(timeout=limit_s)[0]
     finally:
@@ -63,18 +63,18 @@ def end(job: subprocess.Popen[str]) -> None:
         job.communicate()
 
 
-def seen(scene: str, folder: Path) -> list[dict[str, Any]]:
+def read_results(scene: str, folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{scene}.{rank}.json").read_text()) for rank in (0, 1)]
 
 
 class Scenes:
     def __init__(self, names: str, folder: Path) -> None:
         self.folder = folder
-        self.output = ended(start(names, folder))
+        self.output = wait_for_end(start(names, folder))
 
     def __call__(self, scene: str) -> list[dict[str, Any]]:
         assert (self.folder / f"{scene}.1.json").exists(), self.output
-        return seen(scene, self.folder)
+        return read_results(scene, self.folder)
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +144,14 @@ def test_what_rank_0_cannot_do_every_rank_hears_of(scenes: Scenes) -> None:
 
 
 def test_a_sharded_model_is_not_tuned(scenes: Scenes) -> None:
-    assert ["tune before you shard it" in rank["error"] for rank in scenes("sharded_too_early")] == [True, True]
+    assert ["tune before you shard it" in rank["error"] for rank in scenes("shard_too_early")] == [True, True]
 
 
 @pytest.mark.slow
 def test_rank_0_tunes_for_all(tmp_path: Path) -> None:
-    output = ended(start("tune", tmp_path))
+    output = wait_for_end(start("tune", tmp_path))
     assert (tmp_path / "tune.1.json").exists(), output
-    first, second = seen("tune", tmp_path)
+    first, second = read_results("tune", tmp_path)
     assert first["decision"] == second["decision"]
     assert (first["rank"], second["rank"]) == ("0", "1")
     assert weights_agree([first, second])
@@ -169,11 +169,11 @@ def test_two_ranks_run_a_compiled_plan(compiled: Scenes) -> None:
 def test_a_rank_that_is_killed_while_rank_0_tunes_takes_the_job_and_the_workers_along(tmp_path: Path) -> None:
     job = start("tune_long", tmp_path)
     try:
-        worker = at_work(tmp_path, job)
+        worker = find_worker(tmp_path, job)
         family = psutil.Process(job.pid).children(recursive=True)
         assert worker in family
         process(tmp_path / "rank1").kill()
-        ended(job, 60)
+        wait_for_end(job, 60)
         assert job.returncode != 0
         assert psutil.wait_procs(family, timeout=20)[1] == []
     finally:
@@ -190,11 +190,11 @@ def test_ranks_hear_that_rank_0_was_killed_while_it_tuned(tmp_path: Path) -> Non
     command = [sys.executable, str(SCRIPT), "tune_long", str(tmp_path)]
     jobs = [popen(command, {**place, "RANK": str(rank)}) for rank in (0, 1)]
     try:
-        worker = at_work(tmp_path, *jobs)
+        worker = find_worker(tmp_path, *jobs)
         family = psutil.Process(jobs[0].pid).children(recursive=True)
         assert worker in family
         jobs[0].kill()
-        output = ended(jobs[1], 60)
+        output = wait_for_end(jobs[1], 60)
         assert "TorchwiseError: a rank ended" in output
         assert jobs[1].returncode == 1
         assert psutil.wait_procs(family, timeout=20)[1] == []
@@ -203,7 +203,7 @@ def test_ranks_hear_that_rank_0_was_killed_while_it_tuned(tmp_path: Path) -> Non
             end(job)
 
 
-def at_work(folder: Path, *jobs: subprocess.Popen[str]) -> psutil.Process:
+def find_worker(folder: Path, *jobs: subprocess.Popen[str]) -> psutil.Process:
     """Return the worker of rank 0, once it is at work."""
     deadline = time.monotonic() + LIMIT_S
     while not (folder / "worker").exists() or not (folder / "worker").read_text():
@@ -226,7 +226,7 @@ def alone() -> Iterator[Ranks]:
 
 def test_a_process_alone_waits_for_nobody(alone: Ranks) -> None:
     assert not alone.are_several
-    assert alone.told(lambda: "mine") == "mine"
+    assert alone.broadcast_from_rank0(lambda: "mine") == "mine"
     assert alone.everywhere(True, False) == (True, False)
 
 
@@ -258,12 +258,12 @@ def test_where_the_best_plan_is_for_one_process_the_best_of_the_others_is_decide
     study = a_study([a_trial(0, fit, 1.5), a_trial(1, alone, 3.0)], decided=1)
     assert study.decision is not None
     assert study.decision.plan == alone
-    assert _for_ranks(study).plan == fit
-    assert _for_ranks(a_study([a_trial(0, fit, 1.5)], decided=0)).plan == fit
+    assert _decide_for_ranks(study).plan == fit
+    assert _decide_for_ranks(a_study([a_trial(0, fit, 1.5)], decided=0)).plan == fit
 
 
 @pytest.mark.slow
 def test_sharded_blocks_are_compiled(compiled: Scenes) -> None:
-    for rank in compiled("sharded_compiled"):
+    for rank in compiled("shard_and_compile"):
         assert rank["optimized"] == 5
         assert rank["planned"]["losses"] == pytest.approx(rank["eager"]["losses"], rel=1e-4)

@@ -28,11 +28,11 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return found
 
 
-def moved(tensor: torch.Tensor) -> None:
+def move_data(tensor: torch.Tensor) -> None:
     tensor.data = tensor.data.clone()
 
 
-def replaced(optimizer: torch.optim.Optimizer) -> None:
+def reload_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.load_state_dict(optimizer.state_dict())
 
 
@@ -47,10 +47,10 @@ CHANGES: dict[str, Callable[[torch.nn.Module, torch.optim.Optimizer, torch.amp.G
     "a state that goes": lambda _, o, __: o.state.popitem(),
     "a part of a state that goes": lambda _, o, __: state_of(o).pop("exp_avg"),
     "a state in another's place": lambda _, o, __: state_of(o).update(exp_avg=state_of(o)["exp_avg"].clone()),
-    "a state that moved": lambda _, o, __: moved(state_of(o)["exp_avg"]),
-    "all states in others' place": lambda _, o, __: replaced(o),
+    "a state that moved": lambda _, o, __: move_data(state_of(o)["exp_avg"]),
+    "all states in others' place": lambda _, o, __: reload_state(o),
     "a weight that is frozen": lambda m, _, __: m[0].weight.requires_grad_(False),
-    "a weight that moved": lambda m, _, __: moved(m[0].weight),
+    "a weight that moved": lambda m, _, __: move_data(m[0].weight),
     "a scale": lambda _, __, s: setattr(s, "_scale", torch.ones(1)),
 }
 
@@ -59,11 +59,11 @@ CHANGES: dict[str, Callable[[torch.nn.Module, torch.optim.Optimizer, torch.amp.G
 def test_a_change_is_noticed(what: str, trained: Trained) -> None:
     model, optimizer, scaler = trained
     state = TrainingState([model], [optimizer], [scaler])
-    assert state.changed() is None
+    assert state.find_change() is None
     CHANGES[what](*trained)
-    assert state.changed() is not None
-    state.look()
-    assert state.changed() is None
+    assert state.find_change() is not None
+    state.take_snapshot()
+    assert state.find_change() is None
 
 
 def test_values_and_equal_numbers_are_no_change(trained: Trained) -> None:
@@ -74,4 +74,4 @@ def test_values_and_equal_numbers_are_no_change(trained: Trained) -> None:
     state_of(optimizer)["exp_avg"].mul_(2)
     optimizer.param_groups[1]["lr"] = float("0.5")
     scaler.update(8.0)
-    assert state.changed() is None
+    assert state.find_change() is None

@@ -53,13 +53,13 @@ def test_every_tensor_is_found_in_order() -> None:
 def test_the_short_cut_finds_what_the_long_way_finds(odd: object) -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     tree = {"b": [torch.ones(6), (1, "x", weight)], "a": (torch.ones(7), [], {}, {"odd": odd}), "c": {1: torch.ones(8)}}
-    found, leaves = pytree.tensors(tree), [leaf for _, leaf in pytree.named_leaves(tree)]
+    found, leaves = pytree.tensors(tree), [leaf for _, leaf in pytree.list_named_leaves(tree)]
     assert [tensor.shape for tensor in found][:2] == [(6,), (1,)]
     assert list(map(id, found)) == [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def test_every_leaf_has_a_path_that_people_can_read() -> None:
-    paths = [path for path, _ in pytree.named_leaves(a_tree())]
+    paths = [path for path, _ in pytree.list_named_leaves(a_tree())]
     assert paths == [
         "['list'][0]",
         "['list'][1]",
@@ -92,9 +92,9 @@ def test_a_path_is_read_as_one_would_write_it(path: str, read: str) -> None:
 
 
 def test_a_lone_leaf_has_the_empty_path() -> None:
-    assert pytree.named_leaves(5) == [("", 5)]
-    assert pytree.named_leaves(None) == [("", None)]
-    assert [path for path, _ in pytree.named_leaves(Output(t(1)), "out")] == ["out.logits", "out.label"]
+    assert pytree.list_named_leaves(5) == [("", 5)]
+    assert pytree.list_named_leaves(None) == [("", None)]
+    assert [path for path, _ in pytree.list_named_leaves(Output(t(1)), "out")] == ["out.logits", "out.label"]
 
 
 def test_mapping_keeps_containers_and_other_leaves() -> None:
@@ -331,11 +331,11 @@ KEYLESS = {
 
 @pytest.mark.parametrize(("tree", "names"), KEYLESS.values(), ids=KEYLESS)
 def test_a_class_registered_without_keys_is_looked_into(tree: object, names: list[str]) -> None:
-    assert [name for name, _ in pytree.named_leaves({"a": [tree], "b": 1}, "output")] == [
+    assert [name for name, _ in pytree.list_named_leaves({"a": [tree], "b": 1}, "output")] == [
         *(f"output['a'][0]{name}" for name in names),
         "output['b']",
     ]
-    found = [leaf for _, leaf in pytree.named_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    found = [leaf for _, leaf in pytree.list_named_leaves(tree) if isinstance(leaf, torch.Tensor)]
     assert [one is other for one, other in zip(found, pytree.tensors((tree,)), strict=True)] == [True] * len(found)
     assert type(pytree.clone(tree)) is type(tree)
 

@@ -57,7 +57,7 @@ def job(factory: str, task: str = "try") -> Job:
     return Job(task, spec, traits=frozenset({"module"}), effort=EFFORTS["quick"], settings=SETTINGS)  # type: ignore[arg-type]
 
 
-def tried(
+def run_trial(
     launcher: ProcessLauncher, factory: str, plan: Plan = BAD, *, seconds: float = 60, memory: int = 8 * GIB
 ) -> Trial:
     trial = Trial(0, plan, TrialState.RUNNING)
@@ -75,19 +75,19 @@ def tried(
     ],
 )
 def test_each_way_to_fail_is_told_apart(launcher: ProcessLauncher, factory: str, kind: FailureKind, said: str) -> None:
-    trial = tried(launcher, factory)
+    trial = run_trial(launcher, factory)
     assert trial.state is TrialState.FAIL
     assert trial.failure is not None
     assert (trial.failure.kind, trial.failure.stage) == (kind, "compile")
     assert said in trial.failure.message
     assert said in trial.reason
-    assert not trial.is_proven
+    assert not trial.is_verified
 
 
 def test_a_hang_is_ended_at_the_limit_with_all_its_children(launcher: ProcessLauncher) -> None:
     before = {p.pid for p in psutil.Process().children(recursive=True)}
     start = time.monotonic()
-    trial = tried(launcher, "hangs", seconds=4)
+    trial = run_trial(launcher, "hangs", seconds=4)
     assert trial.failure is not None
     assert trial.failure.kind is FailureKind.TIMED_OUT
     assert re.search(r"limit of 4 s, in .*hangs? \(.*\.py:\d+\)", trial.failure.message), trial.failure.message
@@ -100,7 +100,7 @@ def test_a_hang_is_ended_at_the_limit_with_all_its_children(launcher: ProcessLau
 
 
 def test_a_memory_hog_is_ended_before_it_hurts_anybody(launcher: ProcessLauncher) -> None:
-    trial = tried(launcher, "hogs", memory=2 * GIB)
+    trial = run_trial(launcher, "hogs", memory=2 * GIB)
     assert trial.failure is not None
     assert trial.failure.kind is FailureKind.OUT_OF_MEMORY
     assert "its limit is 2.0 GiB" in trial.failure.message
@@ -110,18 +110,18 @@ def test_a_memory_hog_is_ended_before_it_hurts_anybody(launcher: ProcessLauncher
 def test_a_wrong_answer_completes_unproven_and_is_never_timed(
     launcher: ProcessLauncher, factory: str, said: str
 ) -> None:
-    trial = tried(launcher, factory)
+    trial = run_trial(launcher, factory)
     assert trial.state is TrialState.COMPLETE
     assert trial.verdict is not None
     assert trial.verdict.outcome is Outcome.FAIL
     assert said in trial.reason
     assert trial.measurement is None
-    assert not trial.is_proven
+    assert not trial.is_verified
 
 
 def test_a_good_candidate_is_proven_and_timed(launcher: ProcessLauncher) -> None:
-    trial = tried(launcher, "wrong", GOOD)
-    assert trial.is_proven, trial.reason
+    trial = run_trial(launcher, "wrong", GOOD)
+    assert trial.is_verified, trial.reason
     assert trial.measurement is not None
     assert trial.measurement.speedup.low > 2
     assert trial.costs is not None
@@ -133,7 +133,7 @@ def test_a_candidate_that_cannot_lead_is_stopped_early(launcher: ProcessLauncher
     pruned = try_plan(launcher, replace(job("wrong"), prune_below=50.0), trial, Limits(60, 8 * GIB), lambda stage: None)
     assert pruned.state is TrialState.PRUNED
     assert "could no longer lead" in pruned.reason
-    assert not pruned.is_proven
+    assert not pruned.is_verified
 
 
 def test_stages_are_heard_in_order(launcher: ProcessLauncher) -> None:
@@ -306,7 +306,7 @@ def test_the_look_at_every_operator_prints_no_memory(monkeypatch: pytest.MonkeyP
     """Printing a storage prints each of its bytes, and on a GPU waits for each."""
     import torch
 
-    from torchwise.trial.inspection import _watched
+    from torchwise.trial.inspection import _trace_operators
 
     monkeypatch.setattr(torch.UntypedStorage, "__repr__", lambda _: pytest.fail("it was printed"))
     x = torch.ones(4)
@@ -315,7 +315,7 @@ def test_the_look_at_every_operator_prints_no_memory(monkeypatch: pytest.MonkeyP
         for _ in range(40):
             torch.empty(0).set_(x.untyped_storage(), 0, (4,)).mul(2)
 
-    traits, operators = _watched(shares)
+    traits, operators = _trace_operators(shares)
     assert "repeats" in traits
     assert operators == 3 * 40
 
@@ -325,19 +325,19 @@ def test_the_largest_example_is_called_first() -> None:
 
     import torch
 
-    from torchwise.trial.harness import Arena
+    from torchwise.trial.harness import Harness
     from torchwise.workload import Example, Workload
 
-    def called(number: int) -> float:
+    def call_example(number: int) -> float:
         order.append(number)
         return 0.1
 
     order: list[int] = []
-    arena: Any = Arena.__new__(Arena)
+    arena: Any = Harness.__new__(Harness)
     examples = tuple(Example((torch.ones(rows, 4),), {"y": torch.ones(1)}) for rows in (2, 8, 4))
     arena.workload, arena.device, arena._held_before = Workload(torch.sin, examples), "cpu", None
     arena._clock = SimpleNamespace(once=lambda call: call())
-    arena.first_calls([functools.partial(called, number) for number in range(3)])
+    arena.first_calls([functools.partial(call_example, number) for number in range(3)])
     assert order[:3] == [1, 2, 0]
 
 
@@ -390,14 +390,14 @@ def test_a_model_whose_answers_prove_nothing_is_told(
 # ---- duels
 
 
-def dueled(launcher: ProcessLauncher, factory: str, plan: Plan, rival: Plan) -> Duel:
+def compare_plans(launcher: ProcessLauncher, factory: str, plan: Plan, rival: Plan) -> Duel:
     asked = replace(job(factory), plan=plan)
     return hold_duel(launcher, asked, rival, Limits(60, 8 * GIB), lambda stage: None)
 
 
 def test_a_duel_is_the_rival_s_time_over_the_plan_s(launcher: ProcessLauncher) -> None:
     """One thread takes a little over half a millisecond, and two take three."""
-    found = dueled(launcher, "wrong", GOOD, Plan(threads=2))
+    found = compare_plans(launcher, "wrong", GOOD, Plan(threads=2))
     assert found.rival == Plan(threads=2)
     assert found.measurement is not None, found.failure
     assert 2 < found.measurement.speedup.mid < 7
@@ -406,7 +406,7 @@ def test_a_duel_is_the_rival_s_time_over_the_plan_s(launcher: ProcessLauncher) -
 
 
 def test_a_duel_that_dies_is_a_failure(launcher: ProcessLauncher) -> None:
-    found = dueled(launcher, "segfaults", GOOD, BAD)
+    found = compare_plans(launcher, "segfaults", GOOD, BAD)
     assert found.measurement is None
     assert found.failure is not None
     assert (found.failure.kind, found.failure.stage) == (FailureKind.DIED, "compile")

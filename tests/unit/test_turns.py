@@ -24,7 +24,7 @@ from torchwise.measure import Clock, device_lock
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, Trial, TrialState
 from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, compile_lock, try_plan
-from torchwise.trial.harness import Arena
+from torchwise.trial.harness import Harness
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.loading import load
 from torchwise.workload import Example, Workload, WorkloadSpec
@@ -34,7 +34,7 @@ JOB = Job("inspect", WorkloadSpec(TARGET), effort=EFFORTS["quick"])
 
 
 def _worker(folder: Path, heard: Queue[tuple[str, float, float]], share_s: float, alone_s: float) -> None:
-    mine = device_lock.Turns("cpu", bool, folder)
+    mine = device_lock.DeviceLock("cpu", bool, folder)
     for _ in range(4):
         mine.share()
         start = time.monotonic()
@@ -77,7 +77,7 @@ def test_two_that_want_to_be_alone_do_not_wait_for_each_other(tmp_path: Path) ->
 
 def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
     def hold() -> None:
-        device_lock.Turns("cpu", bool, tmp_path).share()
+        device_lock.DeviceLock("cpu", bool, tmp_path).share()
         holding.set()
         time.sleep(60)
 
@@ -88,7 +88,7 @@ def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
     holding.wait(10)
     holder.kill()
     told: list[bool] = []
-    mine = device_lock.Turns("cpu", told.append, tmp_path)
+    mine = device_lock.DeviceLock("cpu", told.append, tmp_path)
     mine.share()
     with mine.alone():
         pass
@@ -99,17 +99,17 @@ def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
 def test_without_a_folder_for_locks_nobody_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(device_lock.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
-    device_lock.take_part(bool)
+    device_lock.configure_lock(bool)
     device_lock.join("cpu")
     with device_lock.alone():
         pass
     assert device_lock._turns is None
-    device_lock.take_part(None)
+    device_lock.configure_lock(None)
 
 
 def test_a_program_that_is_no_worker_takes_no_part() -> None:
     """It may load a workload and measure it. It neither waits for others nor makes them wait, however long it lives."""
-    mine = device_lock.Turns("cpu", bool)
+    mine = device_lock.DeviceLock("cpu", bool)
     mine.share()
     with mine.alone():
         load(JOB)
@@ -121,7 +121,7 @@ def test_a_program_that_is_no_worker_takes_no_part() -> None:
 
 def test_waiting_is_not_on_the_workers_account() -> None:
     """A worker that may take five seconds waits for six: it is neither ended, nor is it silent."""
-    other = device_lock.Turns("cpu", bool)
+    other = device_lock.DeviceLock("cpu", bool)
     heard: list[str] = []
     with contextlib.ExitStack() as held:
         held.callback(other.leave)  # on any failure here: the workers of other tests would wait for ever
@@ -155,7 +155,7 @@ def test_what_a_trial_took_is_what_it_would_take_alone(spent_clock: Any) -> None
     assert tried.seconds == 43, "it ended while it waited, and nothing said that it had the device again"
 
 
-class Other(device_lock.Turns):
+class Other(device_lock.DeviceLock):
     """Another process at the same device: its locks are its own, as in a process of its own."""
 
     def __init__(self, folder: Path | None, device: str = "cuda-0") -> None:
@@ -187,14 +187,14 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         if own_cores is not None:
             monkeypatch.setenv(device_lock.OWN_CORES, own_cores)
         told: list[bool] = []
-        device_lock.take_part(told.append)
+        device_lock.configure_lock(told.append)
         device_lock.join(device)
         return told
 
     yield join
     if device_lock._turns:
         device_lock._turns.leave()
-    device_lock.take_part(None)
+    device_lock.configure_lock(None)
 
 
 class Compiler:
@@ -223,9 +223,9 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return Compiler(monkeypatch)
 
 
-def arena() -> Arena:
+def arena() -> Harness:
     """One of a workload with one example, whose calls are timed on the CPU."""
-    made: Any = Arena.__new__(Arena)
+    made: Any = Harness.__new__(Harness)
     made.workload, made.device, made._held_before = Workload(torch.sin, (Example((torch.ones(2),)),)), "cpu", None
     made._clock = Clock("cpu")
     return made  # type: ignore[no-any-return]
@@ -279,16 +279,16 @@ def test_a_kernel_is_timed_when_nobody_measures_and_waiting_costs_nothing(
     assert time.monotonic() - start > 0.9
     assert heard == ["measured", "shares", "shares", "aside"]
     assert told == [True, False]
-    assert device_lock.waited_s() > 0.9
+    assert device_lock.total_wait_s() > 0.9
     assert cold < 0.5
 
 
 def test_kernels_timed_in_each_other_and_in_threads_drop_nobodys_share(tmp_path: Path) -> None:
-    mine, other = device_lock.Turns("cuda-0", bool, tmp_path), Other(tmp_path)
+    mine, other = device_lock.DeviceLock("cuda-0", bool, tmp_path), Other(tmp_path)
     began, go_on, measures = threading.Event(), threading.Event(), threading.Event()
 
     def time_kernel() -> None:
-        with mine.sharing(), mine.sharing():
+        with mine.share_temporarily(), mine.share_temporarily():
             began.set()
             go_on.wait(10)
 
@@ -304,8 +304,8 @@ def test_kernels_timed_in_each_other_and_in_threads_drop_nobodys_share(tmp_path:
         assert began.wait(10)
         threads[1].start()
         time.sleep(0.2)  # it stands at the door: whoever locks anew waits for one that waits for the other thread
-        with mine.sharing():
-            with mine.sharing():
+        with mine.share_temporarily():
+            with mine.share_temporarily():
                 pass
             assert not measures.wait(0.1)
         assert not measures.wait(0.1), "the other thread's share is gone"
@@ -350,7 +350,7 @@ def times_a_kernel(job: Aside, stage: Callable[[str], None]) -> str:
         stage("compile")
         while Other(None, job.gpu).may_measure():
             time.sleep(0.01)
-        with device_lock.sharing():
+        with device_lock.share_temporarily():
             return "timed"
 
 
@@ -418,18 +418,18 @@ def test_a_frame_is_traced_aside_and_frozen_weights_are_folded_in_the_worker_s_s
     backend: Any = importlib.import_module("torch._dynamo.convert_frame")
     folding: Any = importlib.import_module("torch._inductor.freezing")
 
-    def noted(owner: Any, name: str) -> None:
+    def spy_on(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
-        def spied(*args: Any, **kwargs: Any) -> Any:
+        def spy(*args: Any, **kwargs: Any) -> Any:
             found.append((name, other.may_measure()))
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(owner, name, spied)
+        monkeypatch.setattr(owner, name, spy)
 
-    noted(backend, "_compile")
-    noted(folding, "freeze")
-    noted(compile_fx, "fx_codegen_and_compile")
+    spy_on(backend, "_compile")
+    spy_on(folding, "freeze")
+    spy_on(compile_fx, "fx_codegen_and_compile")
     model = torch.nn.Linear(4, 4).eval()
     with torch.no_grad(), inductor.patch(freezing=True), compile_lock.compiling_aside():
         torch.compile(model)(torch.ones(2, 4))

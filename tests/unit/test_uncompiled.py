@@ -24,20 +24,20 @@ def fresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def until_small(x: torch.Tensor) -> torch.Tensor:
+def halve_until_small(x: torch.Tensor) -> torch.Tensor:
     while x.norm() > 1.0:
         x = x * 0.5
     return x
 
 
-def printing(x: torch.Tensor) -> torch.Tensor:
+def print_sums(x: torch.Tensor) -> torch.Tensor:
     for _ in range(2):
         x = x.sin()
         print(x.sum())
     return x
 
 
-def reading(x: torch.Tensor) -> list[float]:
+def sum_rows(x: torch.Tensor) -> list[float]:
     total = 0.0
     for row in x:
         total += row.sum().item()
@@ -46,7 +46,7 @@ def reading(x: torch.Tensor) -> list[float]:
     return [total]
 
 
-def listed(x: torch.Tensor) -> list[Any]:
+def double_rows(x: torch.Tensor) -> list[Any]:
     return [2 * row for row in x.tolist()]
 
 
@@ -64,10 +64,10 @@ class Sparse(nn.Module):
 @pytest.mark.parametrize(
     ("call", "line"),
     [
-        (until_small, "while x.norm() > 1.0:"),
-        (printing, "print(x.sum())"),
-        (reading, "total"),
-        (listed, "row in x.tolist()"),
+        (halve_until_small, "while x.norm() > 1.0:"),
+        (print_sums, "print(x.sum())"),
+        (sum_rows, "total"),
+        (double_rows, "row in x.tolist()"),
         (Sparse(torch.sparse_coo), "torch.sparse.mm(self.matrix, x)"),
         (Sparse(torch.sparse_csr), "torch.sparse.mm(self.matrix, x)"),
     ],
@@ -95,13 +95,13 @@ class Disabled(nn.Module):
         return x + 1
 
 
-def yielding(x: torch.Tensor) -> Iterator[torch.Tensor]:
+def yield_plus_one(x: torch.Tensor) -> Iterator[torch.Tensor]:
     yield x + 1
 
 
 def test_without_a_line_the_reason_is_given() -> None:
     assert "torch.compiler.disable" in why_uncompiled(Disabled(), Example((X,)))
-    assert "Generators cannot be compiled" in why_uncompiled(yielding, Example((X,)))
+    assert "Generators cannot be compiled" in why_uncompiled(yield_plus_one, Example((X,)))
     assert "no operator" in why_uncompiled(lambda x: x, Example((X,)))
 
 

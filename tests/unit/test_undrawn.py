@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from torchwise.background.isolated_warmup import call_undrawn, drawing_apart
+from torchwise.background.isolated_warmup import isolate_rng, warm_up_plan
 from torchwise.compile import compile_plan
 from torchwise.compile.aot import Loader, Maker
 from torchwise.errors import UnsupportedError
@@ -31,7 +31,7 @@ def test_the_programs_generator_stays_where_it_was(name: str) -> None:
     right = DRAWING[name](X)
     assert not torch.equal(torch.get_rng_state(), before)
     before = torch.get_rng_state()
-    with drawing_apart("cpu"):
+    with isolate_rng("cpu"):
         found = DRAWING[name](X)
     assert torch.equal(torch.get_rng_state(), before)
     assert (found.shape, found.dtype, found.device) == (right.shape, right.dtype, right.device)
@@ -39,7 +39,7 @@ def test_the_programs_generator_stays_where_it_was(name: str) -> None:
 
 def test_numbers_lie_where_an_operator_draws_them() -> None:
     """An index made of numbers from elsewhere would end the program."""
-    with drawing_apart("cpu"):
+    with isolate_rng("cpu"):
         found = DRAWING["randint"](X)
     assert set(found.flatten().tolist()) == {3, 4}
 
@@ -47,7 +47,7 @@ def test_numbers_lie_where_an_operator_draws_them() -> None:
 @pytest.mark.parametrize("call", [torch.rand_like, lambda x: torch.native_dropout(x, 0.5, True)])
 def test_what_takes_no_generator_is_refused(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
     before = torch.get_rng_state()
-    with pytest.raises(UnsupportedError, match="takes no generator"), drawing_apart("cpu"):
+    with pytest.raises(UnsupportedError, match="takes no generator"), isolate_rng("cpu"):
         call(X)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -55,7 +55,7 @@ def test_what_takes_no_generator_is_refused(call: Callable[[torch.Tensor], torch
 def test_what_draws_nothing_is_as_it_is() -> None:
     q = torch.randn(1, 2, 4, 8)
     right = torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    with drawing_apart("cpu"):
+    with isolate_rng("cpu"):
         found = torch.nn.functional.scaled_dot_product_attention(q, q, q)
         product = torch.nn.functional.gelu(X) @ X.T
     assert torch.equal(found, right)
@@ -65,7 +65,7 @@ def test_what_draws_nothing_is_as_it_is() -> None:
 def test_other_threads_see_nothing_of_it() -> None:
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-    with drawing_apart("cpu"):
+    with isolate_rng("cpu"):
         with ThreadPoolExecutor(1) as pool:
             assert not pool.submit(is_in_torch_dispatch_mode).result()
             before = torch.get_rng_state()
@@ -77,7 +77,7 @@ def test_a_plan_that_must_see_the_original_run_is_left_alone() -> None:
     """To see it, generators are put back: the program's draws meanwhile would come again."""
     plan, example = Plan(backend="inductor", memory_format="channels_last"), Example((torch.randn(2, 3, 4, 4),))
     with pytest.raises(UnsupportedError, match="before its first call"):
-        call_undrawn(noisy, plan, lambda call, _: call, Workload(noisy, (example,)), "cpu")
+        warm_up_plan(noisy, plan, lambda call, _: call, Workload(noisy, (example,)), "cpu")
 
 
 def noisy(x: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_compiled_code_draws_nothing_either() -> None:
         ready = compile_plan(noisy, plan, example, device="cpu", mode="inference", backend=loader)
         torch.manual_seed(5)
         before = torch.get_rng_state()
-        call_undrawn(noisy, plan, loader, Workload(noisy, (example,)), "cpu")
+        warm_up_plan(noisy, plan, loader, Workload(noisy, (example,)), "cpu")
         assert torch.equal(torch.get_rng_state(), before)
         ready.call(X)  # and it would have drawn
         assert not torch.equal(torch.get_rng_state(), before)

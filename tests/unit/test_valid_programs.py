@@ -21,7 +21,7 @@ from torchwise.records import Outcome
 from torchwise.trial.plain_call import run_plainly
 from torchwise.verify import Subject, verify
 from torchwise.verify.step import StepSubject, verify_step
-from torchwise.verify.step_runner import Trainee
+from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Example, Workload
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -51,7 +51,7 @@ class Answer:
     sparse: torch.Tensor
 
 
-def within_thread(net: Any, given: torch.Tensor) -> torch.Tensor:
+def call_in_thread(net: Any, given: torch.Tensor) -> torch.Tensor:
     found: list[torch.Tensor] = []
     thread = threading.Thread(target=lambda: found.append(net.layer(given)))
     thread.start()
@@ -59,7 +59,7 @@ def within_thread(net: Any, given: torch.Tensor) -> torch.Tensor:
     return found[0]
 
 
-def in_other_default(net: Any, given: torch.Tensor) -> torch.Tensor:
+def call_in_float64_default(net: Any, given: torch.Tensor) -> torch.Tensor:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -79,7 +79,7 @@ def force(net: Any, given: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad(net.layer(given).pow(2).sum(), given)[0]
 
 
-def by_inference_mode(net: Any, given: torch.Tensor) -> Any:
+def call_in_inference_mode(net: Any, given: torch.Tensor) -> Any:
     with torch.inference_mode():
         return net.layer(given)
 
@@ -94,7 +94,7 @@ class Watches(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def under(mode: Callable[[], Any]) -> Callable[..., Any]:
+def wrap_in_mode(mode: Callable[[], Any]) -> Callable[..., Any]:
     def call(net: Any, given: torch.Tensor) -> Any:
         with mode():
             return net.layer(given)
@@ -108,11 +108,11 @@ def shape_by_fakes(net: Any, given: torch.Tensor) -> Any:
     return net.layer(given) * width
 
 
-def packed(net: Any, given: torch.Tensor) -> Any:
+def pack_sequence(net: Any, given: torch.Tensor) -> Any:
     return nn.utils.rnn.pack_padded_sequence(net.layer(given), torch.tensor([3, 2]), batch_first=True)
 
 
-def jagged(net: Any, given: torch.Tensor) -> Any:
+def nest_jagged(net: Any, given: torch.Tensor) -> Any:
     y = net.layer(given)
     return torch.nested.as_nested_tensor([y[:2], y[:3]], layout=torch.jagged)
 
@@ -131,7 +131,7 @@ def conjugate_buffer() -> Net:
     return net
 
 
-def growing_hook() -> Net:
+def make_keeping_net() -> Net:
     net, kept = Net(lambda net, given: net.layer(given)), []
     net.layer.register_forward_hook(lambda _module, _args, answer: kept.append(answer))
     return net
@@ -144,26 +144,26 @@ def positive() -> torch.Tensor:
 
 SAME = x()
 INFERENCE: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "packed sequence": (Net(packed), (x(2, 3, WIDTH),)),
+    "packed sequence": (Net(pack_sequence), (x(2, 3, WIDTH),)),
     "distribution": (Net(lambda net, a: torch.distributions.Normal(net.layer(a), 1.0)), (x(),)),
     "sparse in a dataclass": (Net(lambda net, a: Answer(net.layer(a), net.layer(a).relu().to_sparse())), (x(),)),
-    "jagged": (Net(jagged), (x(),)),
+    "jagged": (Net(nest_jagged), (x(),)),
     "vmap of jacrev": (Net(lambda net, a: torch.vmap(torch.func.jacrev(lambda row: net.layer(row).sin()))(a)), (x(),)),
     "jvp": (Net(lambda net, a: torch.func.jvp(net.layer, (a,), (torch.ones_like(a),))), (x(),)),
     "forward mode": (Net(forward_mode), (x(),)),
     "force": (Net(force), (x(),)),
-    "inference mode": (Net(by_inference_mode), (x(),)),
-    "default dtype": (Net(in_other_default), (x(),)),
-    "thread": (Net(within_thread), (x(),)),
-    "dispatch mode": (Net(under(Passes)), (x(),)),
-    "function mode": (Net(under(Watches)), (x(),)),
+    "inference mode": (Net(call_in_inference_mode), (x(),)),
+    "default dtype": (Net(call_in_float64_default), (x(),)),
+    "thread": (Net(call_in_thread), (x(),)),
+    "dispatch mode": (Net(wrap_in_mode(Passes)), (x(),)),
+    "function mode": (Net(wrap_in_mode(Watches)), (x(),)),
     "fake tensors": (Net(shape_by_fakes), (x(),)),
     "quantized": (torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(WIDTH, WIDTH))).eval(), (x(),)),
     "lazy": (nn.Sequential(nn.LazyLinear(WIDTH)), (x(),)),
     "flat parameters": (flat_parameters(), (x(),)),
     "conjugate buffer": (conjugate_buffer(), (x(),)),
     "orthogonal": (nn.utils.parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH)), (x(),)),
-    "hook that keeps": (growing_hook(), (x(),)),
+    "hook that keeps": (make_keeping_net(), (x(),)),
     "lock": (Net(lambda net, a: net.layer(a), lock=threading.RLock(), noise=torch.Generator()), (x(),)),
     "sparse input": (Net(lambda net, m, a: m @ net.layer(a)), (torch.eye(4).to_sparse_csr(), x())),
     "the same twice": (Net(lambda net, a, b: (a.add_(1), net.layer(b), a is b)), (SAME, SAME)),
@@ -197,12 +197,12 @@ def inner_step(net: Any, given: torch.Tensor) -> torch.Tensor:
     return given @ (weight - 0.1 * gradient)
 
 
-def saved_elsewhere(net: Any, given: torch.Tensor) -> Any:
+def save_by_hooks(net: Any, given: torch.Tensor) -> Any:
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
         return net.layer(given).sin()
 
 
-def of_probabilities(answer: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def probability_loss(answer: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if not torch.allclose(target.sum(-1), torch.ones(())):
         raise ValueError("probabilities must sum to 1")
     return cross_entropy(answer, target)
@@ -226,13 +226,13 @@ STEPS: dict[str, tuple[nn.Module, Any, tuple[Any, ...]]] = {
     ),
     "second derivative": (Net(second_derivative), mse_loss, (x(), x())),
     "inner step": (Net(inner_step), mse_loss, (x(), x())),
-    "saved elsewhere": (Net(saved_elsewhere), mse_loss, (x(), x())),
+    "saved elsewhere": (Net(save_by_hooks), mse_loss, (x(), x())),
     "old spectral norm": (
         nn.Sequential(nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh()),
         mse_loss,
         (x(), x()),
     ),
-    "probabilities": (linear(), of_probabilities, (x(), x().softmax(-1))),
+    "probabilities": (linear(), probability_loss, (x(), x().softmax(-1))),
     "distribution": (linear(), dirichlet, (x(), x().softmax(-1))),
     "the same twice": (linear(), mse_loss, (SAME, SAME)),
     "shared memory": (linear(), mse_loss, (HALVES[:4], HALVES[2:6])),
@@ -247,6 +247,6 @@ def test_a_step_is_proven(model: nn.Module, loss: Any, batch: tuple[Any, ...]) -
     workload = Workload(step, (Example(batch),))
     assert run_plainly(workload, "training").answers
     step(*batch)
-    subject = StepSubject(workload, Trainee(step), lambda copy: copy)
+    subject = StepSubject(workload, StepRunner(step), lambda copy: copy)
     verdict = verify_step(subject, extra_draws=1, noise_budget_s=0.05)
     assert verdict.outcome is Outcome.PASS, verdict.reason

@@ -36,7 +36,7 @@ def judge(workload: Workload, candidate: object, **options: object) -> Verdict:
     return verify(Subject(workload, candidate, floor, **options))  # type: ignore[arg-type]
 
 
-def failing(verdict: Verdict) -> str:
+def failure_reason(verdict: Verdict) -> str:
     assert verdict.outcome is Outcome.FAIL, verdict.reason
     return verdict.reason
 
@@ -57,7 +57,7 @@ def test_lower_precision_passes_against_its_own_floor_and_fails_against_float32(
     assert passed.outcome is Outcome.PASS, passed.reason
     assert passed.error is not None
     assert passed.error > 1e-4
-    assert "values" in failing(judge(net, candidate))
+    assert "values" in failure_reason(judge(net, candidate))
 
 
 @pytest.mark.parametrize(
@@ -73,16 +73,16 @@ def test_lower_precision_passes_against_its_own_floor_and_fails_against_float32(
     ],
 )
 def test_a_wrong_answer_is_caught(net: Workload, change: object, said: str) -> None:
-    assert said in failing(judge(net, lambda x: change(net.call(x))))  # type: ignore[operator]
+    assert said in failure_reason(judge(net, lambda x: change(net.call(x))))  # type: ignore[operator]
 
 
 def test_an_answer_that_lies_otherwise_and_is_else_eagers_is_told_apart(net: Workload) -> None:
-    def laid(out: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_channels_last(out: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {**out, "map": out["map"].to(memory_format=torch.channels_last)}
 
-    verdict = judge(net, lambda x: laid(net.call(x)))
+    verdict = judge(net, lambda x: to_channels_last(net.call(x)))
     assert [check.name for check in verdict.checks if check.outcome is Outcome.FAIL] == ["strides"]
-    wrong = judge(net, lambda x: {**laid(net.call(x)), "logits": net.call(x)["logits"].double()})
+    wrong = judge(net, lambda x: {**to_channels_last(net.call(x)), "logits": net.call(x)["logits"].double()})
     assert "strides" not in {check.name for check in wrong.checks}, "its dtype is what is wrong first"
 
 
@@ -107,7 +107,7 @@ def test_where_float64_finds_another_number_of_elements_only_eagers_own_answer_i
     near = judge(workload, lambda x: above(x) * (1 + 1e-7))
     assert near.outcome is Outcome.NOT_COMPARABLE
     assert "counterpart" in near.reason
-    assert "shape" in failing(judge(workload, lambda x: above(x)[1:]))
+    assert "shape" in failure_reason(judge(workload, lambda x: above(x)[1:]))
 
 
 @pytest.mark.parametrize(("name", "check"), [("output[1]", "strides"), ("buffer cache after the call", "structure")])
@@ -128,7 +128,7 @@ def test_one_wrong_element_in_a_hundred_thousand_is_caught() -> None:
         out[500] += 1e-4
         return out
 
-    assert "worst element" in failing(judge(workload, candidate))
+    assert "worst element" in failure_reason(judge(workload, candidate))
 
 
 def test_wrong_only_on_other_inputs_is_caught(net: Workload) -> None:
@@ -138,7 +138,7 @@ def test_wrong_only_on_other_inputs_is_caught(net: Workload) -> None:
     def remembers(x: torch.Tensor) -> object:
         return seen if torch.equal(x, shown) else {k: v * 1.01 for k, v in net.call(x).items()}
 
-    failing(judge(net, remembers))
+    failure_reason(judge(net, remembers))
 
 
 def test_a_write_to_the_inputs_that_eager_does_not_make_is_caught(net: Workload) -> None:
@@ -147,7 +147,7 @@ def test_a_write_to_the_inputs_that_eager_does_not_make_is_caught(net: Workload)
         x.add_(1.0)
         return out
 
-    assert "input after the call" in failing(judge(net, writes))
+    assert "input after the call" in failure_reason(judge(net, writes))
 
 
 def test_a_write_to_the_inputs_that_eager_makes_must_be_made() -> None:
@@ -156,7 +156,7 @@ def test_a_write_to_the_inputs_that_eager_makes_must_be_made() -> None:
 
     workload = Workload(eager, (Example((torch.randn(8),)),))
     assert judge(workload, eager).outcome is Outcome.PASS
-    assert "input after the call" in failing(judge(workload, lambda x: (x * 2).sum()))
+    assert "input after the call" in failure_reason(judge(workload, lambda x: (x * 2).sum()))
 
 
 def test_buffers_must_move_as_in_eager_and_are_put_back() -> None:
@@ -172,7 +172,7 @@ def test_buffers_must_move_as_in_eager_and_are_put_back() -> None:
         module.norm.running_mean.copy_(kept)
         return out
 
-    assert "running_mean" in failing(judge(workload, forgets))
+    assert "running_mean" in failure_reason(judge(workload, forgets))
     assert torch.equal(module.norm.running_mean, before)
 
 
@@ -184,18 +184,18 @@ def test_outputs_overwritten_by_the_next_call_are_caught(net: Workload) -> None:
             static[name].copy_(value)
         return dict(static)
 
-    assert "held outputs" in failing(judge(net, reuses))
+    assert "held outputs" in failure_reason(judge(net, reuses))
 
 
 def test_outputs_reused_are_caught_even_where_every_draw_is_the_same() -> None:
     static = torch.zeros(4, dtype=torch.int64)
     workload = Workload(lambda x: x + 1, (Example((torch.arange(4),)),))
-    assert "same memory" in failing(judge(workload, lambda x: static.copy_(x + 1)))
+    assert "same memory" in failure_reason(judge(workload, lambda x: static.copy_(x + 1)))
 
 
 def test_an_output_that_aliases_an_input_must_go_on_doing_so() -> None:
     workload = Workload(lambda x: x.view(-1), (Example((torch.randn(2, 3),)),))
-    assert "share memory" in failing(judge(workload, lambda x: x.reshape(-1).clone()))
+    assert "share memory" in failure_reason(judge(workload, lambda x: x.reshape(-1).clone()))
 
 
 def test_a_constant_that_eager_returns_each_time_is_no_fault() -> None:
@@ -207,14 +207,14 @@ def test_a_constant_that_eager_returns_each_time_is_no_fault() -> None:
 def test_whole_numbers_must_be_equal() -> None:
     workload = Workload(lambda x: x.argsort(), (Example((torch.randn(64),)),))
     assert judge(workload, workload.call).outcome is Outcome.PASS
-    assert "differs in" in failing(judge(workload, lambda x: x.argsort().flip(0)))
+    assert "differs in" in failure_reason(judge(workload, lambda x: x.argsort().flip(0)))
 
 
 def test_nan_where_eager_has_nan_is_right() -> None:
     x = torch.tensor([1.0, -1.0, 4.0])
     workload = Workload(torch.sqrt, (Example((x,)),))
     assert judge(workload, torch.sqrt).outcome is Outcome.PASS
-    failing(judge(workload, lambda t: torch.sqrt(t) * float("nan")))
+    failure_reason(judge(workload, lambda t: torch.sqrt(t) * float("nan")))
 
 
 def test_without_a_float64_reference_eager_stands_in() -> None:
@@ -223,7 +223,7 @@ def test_without_a_float64_reference_eager_stands_in() -> None:
     verdict = judge(workload, lambda x: (weight.T @ x.T).T.contiguous())
     assert verdict.outcome is Outcome.PASS, verdict.reason
     assert "no float64 reference" in next(c.detail for c in verdict.checks if c.name == "values")
-    failing(judge(workload, lambda x: x @ weight * 1.001))
+    failure_reason(judge(workload, lambda x: x @ weight * 1.001))
 
 
 def test_complex_answers_are_compared() -> None:
@@ -232,7 +232,7 @@ def test_complex_answers_are_compared() -> None:
 
     workload = Workload(field, (Example((torch.randn(64),)),))
     assert judge(workload, field).outcome is Outcome.PASS
-    failing(judge(workload, lambda x: torch.exp(1j * x * (1 + 1e-4)) * x))
+    failure_reason(judge(workload, lambda x: torch.exp(1j * x * (1 + 1e-4)) * x))
 
 
 def test_gradients_are_compared_in_training() -> None:
@@ -250,10 +250,10 @@ def test_gradients_are_compared_in_training() -> None:
         def backward(ctx: object, g: torch.Tensor) -> torch.Tensor:
             return g * 1.01
 
-    def skewed(x: torch.Tensor) -> torch.Tensor:
+    def skew_gradients(x: torch.Tensor) -> torch.Tensor:
         return module[2](Skewed.apply(module[1](module[0](x))))
 
-    assert "gradient of 0.weight" in failing(judge(workload, skewed, training=True))
+    assert "gradient of 0.weight" in failure_reason(judge(workload, skew_gradients, training=True))
 
 
 def test_eager_that_fails_on_its_own_example_is_not_comparable() -> None:
@@ -283,17 +283,17 @@ def test_half_precision_grants_no_wrong_answer(factor: float) -> None:
     model = torch.nn.Linear(32, 32).bfloat16()
     workload = Workload(model, (Example((torch.randn(8, 32).bfloat16(),)),))
     assert judge(workload, model).outcome is Outcome.PASS
-    failing(judge(workload, lambda x: model(x) * factor))
+    failure_reason(judge(workload, lambda x: model(x) * factor))
     hard = Workload(lambda x: model(x.to(torch.bfloat16)), (Example((torch.randn(8, 32),)),))  # no float64 reference
     assert judge(hard, hard.call).outcome is Outcome.PASS
-    failing(judge(hard, lambda x: hard.call(x) * factor))
+    failure_reason(judge(hard, lambda x: hard.call(x) * factor))
 
 
 @pytest.mark.parametrize("fill", [0.0, float("inf"), float("nan")])
 def test_a_mask_of_infinities_must_be_the_same(fill: float) -> None:
-    def masked(x: torch.Tensor) -> torch.Tensor:
+    def mask_negatives(x: torch.Tensor) -> torch.Tensor:
         return torch.where(x > 0, x, float("-inf"))
 
-    workload = Workload(masked, (Example((torch.randn(64),)),))
-    assert judge(workload, masked).outcome is Outcome.PASS
-    failing(judge(workload, lambda x: torch.where(x > 0, x, fill)))
+    workload = Workload(mask_negatives, (Example((torch.randn(64),)),))
+    assert judge(workload, mask_negatives).outcome is Outcome.PASS
+    failure_reason(judge(workload, lambda x: torch.where(x > 0, x, fill)))

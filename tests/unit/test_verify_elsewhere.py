@@ -16,14 +16,14 @@ from torchwise.verify import Subject, verify  # noqa: E402
 from torchwise.verify import cpu_reference as third  # noqa: E402
 from torchwise.verify.observe import Observation  # noqa: E402
 from torchwise.verify.step import StepSubject, verify_step  # noqa: E402
-from torchwise.verify.step_runner import Trainee  # noqa: E402
+from torchwise.verify.step_runner import StepRunner  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 
 FAILED = Check("values", Outcome.FAIL, "output is off by 0.5", 0.5, 1e-7)
 RIGHT, WRONG = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0])
 
 
-def seen(*values: torch.Tensor) -> Observation:
+def make_observation(*values: torch.Tensor) -> Observation:
     return Observation(tuple((f"output[{n}]", value) for n, value in enumerate(values)), frozenset())
 
 
@@ -31,14 +31,16 @@ def refuses() -> Observation:
     raise RuntimeError("only runs on a GPU")
 
 
-def asked(
+def recheck_on_cpu(
     ours: Observation, here: Observation | None, elsewhere: Callable[[], Observation], check: Check = FAILED
 ) -> Check:
-    return third.doubted(check, lambda: ours, lambda: here, elsewhere)
+    return third.compare_with_cpu(check, lambda: ours, lambda: here, elsewhere)
 
 
 def test_eager_is_named_where_the_cpu_sides_with_the_candidate() -> None:
-    told = asked(seen(RIGHT), seen(WRONG.double()), lambda: seen(RIGHT.double()))
+    told = recheck_on_cpu(
+        make_observation(RIGHT), make_observation(WRONG.double()), lambda: make_observation(RIGHT.double())
+    )
     assert told.outcome is Outcome.FAIL
     assert told.detail.startswith(FAILED.detail)
     assert "it is eager that is wrong here" in told.detail
@@ -66,41 +68,62 @@ def test_nothing_is_added_where_the_device_is_right_or_the_candidate_wrong_too(
     ours: list[torch.Tensor], here: list[torch.Tensor]
 ) -> None:
     exact = [RIGHT.double()] * len(ours)
-    assert asked(seen(*ours), seen(*(t.double() for t in here)), lambda: seen(*exact)) == FAILED
+    assert (
+        recheck_on_cpu(
+            make_observation(*ours), make_observation(*(t.double() for t in here)), lambda: make_observation(*exact)
+        )
+        == FAILED
+    )
 
 
 def test_a_rounding_of_zero_accuses_nobody() -> None:
     """The true gradient of a bias before a normalisation is zero, and each rounding of it is another number."""
-    here = seen(RIGHT.double(), ZERO.double() * 1e3)
-    assert asked(seen(WRONG, ZERO), here, lambda: seen(RIGHT.double(), ZERO.double())) == FAILED
-    here = seen(WRONG.double(), ZERO.double())
-    told = asked(seen(RIGHT, ZERO * 1e9), here, lambda: seen(RIGHT.double(), ZERO.double()))
+    here = make_observation(RIGHT.double(), ZERO.double() * 1e3)
+    assert (
+        recheck_on_cpu(make_observation(WRONG, ZERO), here, lambda: make_observation(RIGHT.double(), ZERO.double()))
+        == FAILED
+    )
+    here = make_observation(WRONG.double(), ZERO.double())
+    told = recheck_on_cpu(
+        make_observation(RIGHT, ZERO * 1e9), here, lambda: make_observation(RIGHT.double(), ZERO.double())
+    )
     assert "it is eager that is wrong here" in told.detail
 
 
 def test_other_leaves_than_dense_numbers_are_passed_over() -> None:
     more = (torch.eye(3).to_sparse(), torch.arange(3), torch.empty(0))
-    told = asked(seen(RIGHT, *more), seen(WRONG.double(), *more), lambda: seen(RIGHT.double(), *more))
+    told = recheck_on_cpu(
+        make_observation(RIGHT, *more),
+        make_observation(WRONG.double(), *more),
+        lambda: make_observation(RIGHT.double(), *more),
+    )
     assert "it is eager that is wrong here" in told.detail
 
 
 @pytest.mark.parametrize("who", ["ours", "here", "elsewhere"])
 def test_whatever_raises_leaves_the_check_as_it_is(who: str) -> None:
     calls: dict[str, Callable[[], Observation]] = {
-        "ours": lambda: seen(RIGHT),
-        "here": lambda: seen(WRONG.double()),
-        "elsewhere": lambda: seen(RIGHT.double()),
+        "ours": lambda: make_observation(RIGHT),
+        "here": lambda: make_observation(WRONG.double()),
+        "elsewhere": lambda: make_observation(RIGHT.double()),
     }
-    assert third.doubted(FAILED, *calls.values()) != FAILED
-    assert third.doubted(FAILED, *(calls | {who: refuses}).values()) == FAILED
+    assert third.compare_with_cpu(FAILED, *calls.values()) != FAILED
+    assert third.compare_with_cpu(FAILED, *(calls | {who: refuses}).values()) == FAILED
 
 
 def test_an_answer_that_is_not_on_the_cpu_is_no_third_opinion() -> None:
-    assert asked(seen(RIGHT), seen(WRONG.double()), lambda: seen(RIGHT.double().to("meta"))) == FAILED
+    assert (
+        recheck_on_cpu(
+            make_observation(RIGHT),
+            make_observation(WRONG.double()),
+            lambda: make_observation(RIGHT.double().to("meta")),
+        )
+        == FAILED
+    )
 
 
 def test_where_float64_does_not_run_nobody_is_asked() -> None:
-    assert asked(seen(RIGHT), None, refuses) == FAILED
+    assert recheck_on_cpu(make_observation(RIGHT), None, refuses) == FAILED
 
 
 def test_a_model_that_would_take_minutes_on_a_cpu_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +132,9 @@ def test_a_model_that_would_take_minutes_on_a_cpu_is_not_asked(monkeypatch: pyte
 
     def elsewhere() -> Observation:
         calls.append(1)
-        return seen(RIGHT.double())
+        return make_observation(RIGHT.double())
 
-    assert asked(seen(RIGHT), seen(WRONG.double()), elsewhere) == FAILED
+    assert recheck_on_cpu(make_observation(RIGHT), make_observation(WRONG.double()), elsewhere) == FAILED
     assert not calls
 
 
@@ -175,7 +198,7 @@ def test_a_verdict_on_a_training_step_says_who_is_right() -> None:
         model, torch.nn.functional.mse_loss, torch.optim.AdamW(model.parameters(), 1e-3), clip_norm=100.0
     )
 
-    def made(step: Any) -> Callable[..., Any]:
+    def make_candidate(step: Any) -> Callable[..., Any]:
         def right(x: torch.Tensor) -> torch.Tensor:
             y: torch.Tensor = step.model.layer(x)
             return y
@@ -183,7 +206,7 @@ def test_a_verdict_on_a_training_step_says_who_is_right() -> None:
         return step.taken_by(right)  # type: ignore[no-any-return]
 
     workload = Workload(step, (Example((torch.randn(8, 4), torch.randn(8, 4))),))
-    verdict = verify_step(StepSubject(workload, Trainee(step, made), made), extra_draws=0)
+    verdict = verify_step(StepSubject(workload, StepRunner(step, make_candidate), make_candidate), extra_draws=0)
     (failure,) = [check for check in verdict.checks if check.outcome is Outcome.FAIL]
     assert failure.name == "gradients"
     assert "it is eager that is wrong here" in failure.detail

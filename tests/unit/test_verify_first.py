@@ -15,13 +15,13 @@ from torchwise.trial import Job, ProcessSettings, candidate
 from torchwise.trial.job import EFFORTS
 from torchwise.verify import StepSubject, Subject, observation_of, verify, verify_step
 from torchwise.verify.first_calls import FirstAnswer
-from torchwise.verify.step_runner import Trainee
+from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Example, Workload, WorkloadSpec
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
 
-def named(verdict: Verdict) -> list[Check]:
+def first_call_checks(verdict: Verdict) -> list[Check]:
     return [check for check in verdict.checks if check.name == "first call"]
 
 
@@ -42,7 +42,9 @@ def test_the_first_answer_is_held_against_later_ones(answer: Any, outcome: Outco
     subject = Subject(workload, torch.tanh, torch.tanh, first=[observation_of(answer, ())])
     verdict = verify(subject, extra_draws=1)
     assert verdict.outcome is outcome
-    assert [check.outcome for check in named(verdict)] == [outcome], "once, for the one example that was called"
+    assert [check.outcome for check in first_call_checks(verdict)] == [outcome], (
+        "once, for the one example that was called"
+    )
 
 
 def test_only_the_first_answer_is_kept() -> None:
@@ -62,11 +64,11 @@ def wrong_at_first(times: int) -> Callable[[Callable[..., Any], Plan], Callable[
     def backend(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         calls: list[int] = []
 
-        def compiled(*args: Any, **kwargs: Any) -> Any:
+        def call_wrong_first(*args: Any, **kwargs: Any) -> Any:
             calls.append(0)
             return call(*args, **kwargs) * (1.1 if len(calls) <= times else 1)
 
-        return compiled
+        return call_wrong_first
 
     return backend
 
@@ -76,11 +78,11 @@ def test_a_trial_looks_at_first_calls(times: int, outcome: Outcome) -> None:
     settings = ProcessSettings("highest", "float32", torch.get_num_threads(), False, True, False)
     spec = WorkloadSpec("zoo:tutorial.fusion_demo@small", device="cpu")
     job = Job("try", spec, Plan(backend="inductor"), effort=EFFORTS["quick"], settings=settings)
-    tried = candidate._Tryout(job, wrong_at_first(times))
+    tried = candidate._CandidateTrial(job, wrong_at_first(times))
     with tried.arena.gradients():
         tried.first_calls()
         verdict = tried.verdict(lambda _stage: None)
-    assert [check.outcome for check in named(verdict)] == [outcome]
+    assert [check.outcome for check in first_call_checks(verdict)] == [outcome]
     assert verdict.outcome is outcome
 
 
@@ -91,14 +93,14 @@ def test_the_first_step_is_held_against_later_ones(factor: float, outcome: Outco
     step = torchwise.TrainStep(net, torch.nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
     batch = X, X[:, :1]
     step(*batch)
-    workload, trainee = Workload(step, (Example(batch),)), Trainee(step)
+    workload, trainee = Workload(step, (Example(batch),)), StepRunner(step)
     loss = trainee.take(workload.examples[0])
     trainee.step.model.weight.grad.mul_(factor)  # type: ignore[operator, union-attr]
-    first = 0, trainee.made(loss)
+    first = 0, trainee.observe_gradients(loss)
     verdict = verify_step(
         StepSubject(workload, trainee, lambda copy: copy, first=first), extra_draws=1, noise_budget_s=0.1
     )
-    assert [check.outcome for check in named(verdict)] == [outcome]
+    assert [check.outcome for check in first_call_checks(verdict)] == [outcome]
     assert verdict.outcome is outcome
 
 
@@ -109,11 +111,11 @@ def test_what_compiled_code_gets_wrong_on_its_first_call_is_found() -> None:
     def weights(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.pinv(x).abs()
 
-    def compiled() -> Any:
+    def compile_weights() -> Any:
         torch.compiler.reset()
         return torch.compile(weights, backend="aot_eager")
 
     with torch.no_grad():
-        is_right = torch.allclose(compiled()(x), weights(x), rtol=1e-4)
-    verdict = verify(Subject(Workload(weights, (Example((x,)),)), compiled(), weights), extra_draws=0)
+        is_right = torch.allclose(compile_weights()(x), weights(x), rtol=1e-4)
+    verdict = verify(Subject(Workload(weights, (Example((x,)),)), compile_weights(), weights), extra_draws=0)
     assert verdict.outcome is (Outcome.PASS if is_right else Outcome.FAIL)

@@ -50,7 +50,7 @@ class Items(list[Any]):
     """A list of its own kind, which PyTorch's pytree takes for one leaf."""
 
 
-def judged(eager: Callable[..., Any], candidate: Callable[..., Any], x: Any = X) -> Verdict:
+def verify_candidate(eager: Callable[..., Any], candidate: Callable[..., Any], x: Any = X) -> Verdict:
     return verify(Subject(Workload(eager, (Example((x,)),)), candidate, eager), extra_draws=0)
 
 
@@ -96,9 +96,9 @@ def test_every_kind_of_answer_is_compared(kind: str) -> None:
     def candidate(x: torch.Tensor) -> Any:
         return make(x.numpy() * 1.6)
 
-    same = judged(eager, eager)
+    same = verify_candidate(eager, eager)
     assert same.outcome is Outcome.PASS, same.reason
-    wrong = judged(eager, candidate)
+    wrong = verify_candidate(eager, candidate)
     assert wrong.outcome is Outcome.FAIL, wrong.reason
 
 
@@ -116,7 +116,7 @@ def test_every_kind_of_answer_is_compared(kind: str) -> None:
     ids=["tensor", "dtype", "unsigned", "scalar", "class", "empty", "memory"],
 )
 def test_the_form_of_an_answer_is_compared_too(eager: Callable[..., Any], candidate: Callable[..., Any]) -> None:
-    verdict = judged(eager, candidate)
+    verdict = verify_candidate(eager, candidate)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.reason.startswith("structure")
 
@@ -127,23 +127,23 @@ def numbers() -> Iterator[int]:
 
 @pytest.mark.parametrize("opaque", [numbers, threading.Lock, lambda: lambda: 1], ids=["generator", "lock", "closure"])
 def test_what_cannot_be_looked_into_is_not_comparable_but_a_wrong_answer_beside_it_is_wrong(opaque: Make) -> None:
-    verdict = judged(lambda x: (opaque(), x), lambda x: (opaque(), x.clone().mul_(1.0)))
+    verdict = verify_candidate(lambda x: (opaque(), x), lambda x: (opaque(), x.clone().mul_(1.0)))
     assert verdict.outcome is not Outcome.PASS
-    verdict = judged(lambda x: (opaque(), x * 2), lambda x: (opaque(), x * 2))
+    verdict = verify_candidate(lambda x: (opaque(), x * 2), lambda x: (opaque(), x * 2))
     assert verdict.outcome is Outcome.NOT_COMPARABLE
     assert "output[0]" in verdict.reason
-    verdict = judged(lambda x: (opaque(), x * 2), lambda x: (opaque(), x * 2.1))
+    verdict = verify_candidate(lambda x: (opaque(), x * 2), lambda x: (opaque(), x * 2.1))
     assert verdict.outcome is Outcome.FAIL
 
 
 def test_an_array_that_the_next_call_overwrites_is_found() -> None:
     kept = np.zeros((3, 4), dtype=np.float32)
 
-    def overwriting(x: torch.Tensor) -> Any:
+    def overwrite_buffer(x: torch.Tensor) -> Any:
         np.multiply(x.numpy(), 2.0, out=kept)
         return kept
 
-    verdict = judged(lambda x: x.numpy() * 2.0, overwriting)
+    verdict = verify_candidate(lambda x: x.numpy() * 2.0, overwrite_buffer)
     assert verdict.outcome is Outcome.FAIL
     assert "held outputs" in verdict.reason
 
@@ -151,13 +151,13 @@ def test_an_array_that_the_next_call_overwrites_is_found() -> None:
 def test_an_array_that_is_given_is_copied_for_each_call_and_compared_after_it() -> None:
     given = X.numpy().copy()
 
-    def adding(x: Any) -> Any:
+    def add_in_place(x: Any) -> Any:
         x += 1.0
         return torch.from_numpy(x * 2.0)
 
-    assert judged(adding, adding, given).outcome is Outcome.PASS
+    assert verify_candidate(add_in_place, add_in_place, given).outcome is Outcome.PASS
     assert np.array_equal(given, X.numpy())
-    assert judged(adding, lambda x: torch.from_numpy((x + 1.0) * 2.0), given).outcome is Outcome.FAIL
+    assert verify_candidate(add_in_place, lambda x: torch.from_numpy((x + 1.0) * 2.0), given).outcome is Outcome.FAIL
 
 
 def test_an_array_that_is_given_is_widened_for_the_reference() -> None:
@@ -173,7 +173,7 @@ def test_an_array_that_is_given_is_widened_for_the_reference() -> None:
 
     model = OfArrays()
     with torch.no_grad():
-        verdict = judged(model, model, X.numpy())
+        verdict = verify_candidate(model, model, X.numpy())
     assert verdict.outcome is Outcome.PASS, verdict.reason
     assert verdict.error  # float64 differs from float32, and so it was the reference
 

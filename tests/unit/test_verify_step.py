@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from step_samples import Blocks, Net, a_step, batches, everything, same, started
+from step_samples import Blocks, Net, a_step, batches, collect_step_state, make_step_workload, same
 
 import torchwise
 from torchwise.compile import compile_plan
 from torchwise.plan import Plan
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify import StepSubject, verify_step
-from torchwise.verify.gradient_scale import Scales
+from torchwise.verify.gradient_scale import GradientScales
 from torchwise.verify.gradients import Gradients
 from torchwise.verify.loss_curves import FALSE_ALARM_RATE, check_trajectories
 from torchwise.verify.observe import Observation
 from torchwise.verify.step import _weights
-from torchwise.verify.step_runner import After, Maker, ReferenceTrainee, Trainee
+from torchwise.verify.step_runner import Maker, ReferenceStepRunner, StateAfter, StepRunner
 from torchwise.verify.updates import Sides, compare_updates
 from torchwise.workload import Workload
 
@@ -36,18 +36,20 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def by(plan: Plan, workload: Workload) -> Maker:
+def plan_maker(plan: Plan, workload: Workload) -> Maker:
     return lambda step: compile_plan(step, plan, workload.examples[0], device="cpu", mode="training").call
 
 
-def judged(workload: Workload, make: Maker, precision: str = "native", *, stochastic: bool = False) -> Verdict:
+def verify_candidate(
+    workload: Workload, make: Maker, precision: str = "native", *, stochastic: bool = False
+) -> Verdict:
     step: Any = workload.call
-    floor = None if precision == "native" else by(Plan(precision=precision), workload)
-    subject = StepSubject(workload, Trainee(step, make), make, floor, precision, stochastic)
+    floor = None if precision == "native" else plan_maker(Plan(precision=precision), workload)
+    subject = StepSubject(workload, StepRunner(step, make), make, floor, precision, stochastic)
     return verify_step(subject, noise_budget_s=BUDGET_S)
 
 
-def failed(verdict: Verdict) -> str:
+def failure_name(verdict: Verdict) -> str:
     """Return the name of the check that failed, or "" if all passed."""
     found = [check for check in verdict.checks if check.outcome is not Outcome.PASS]
     return f"{found[0].name}: {found[0].detail}" if found else ""
@@ -88,7 +90,7 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {"blocks": Blocks, "frozen + 
 @pytest.mark.parametrize("model", MODELS)
 def test_eager_against_itself_passes(model: str, optimizer: str) -> None:
     step = a_step(MODELS[model](), lambda p: getattr(torch.optim, optimizer)(p, lr=0.01))
-    assert failed(judged(started(step), lambda copied: copied)) == ""
+    assert failure_name(verify_candidate(make_step_workload(step), lambda copied: copied)) == ""
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -104,8 +106,8 @@ def test_eager_against_itself_passes(model: str, optimizer: str) -> None:
     ids=str,
 )
 def test_plans_that_only_round_otherwise_pass(model: str, plan: Plan) -> None:
-    workload = started(a_step(MODELS[model](), clip_norm=1.0))
-    assert failed(judged(workload, by(plan, workload), plan.precision)) == ""
+    workload = make_step_workload(a_step(MODELS[model](), clip_norm=1.0))
+    assert failure_name(verify_candidate(workload, plan_maker(plan, workload), plan.precision)) == ""
 
 
 class Convolutions(torch.nn.Module):
@@ -123,21 +125,21 @@ class Convolutions(torch.nn.Module):
         return found
 
 
-def reordered(step: Any) -> Any:
+def reorder_sums(step: Any) -> Any:
     """Sum in another order wherever that can be had without another result but for roundings."""
 
-    def shuffled(linear: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    def shuffle_features(linear: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
         order = torch.randperm(linear.in_features)
         return lambda x: torch.nn.functional.linear(x[:, order], linear.weight[:, order], linear.bias)
 
-    def flipped(forward: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def flip_batch(forward: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: forward(x.flip(0)).flip(0)
 
     for part in list(step.model.modules()):
         if isinstance(part, torch.nn.Linear):
-            part.forward = shuffled(part)  # type: ignore[method-assign]
+            part.forward = shuffle_features(part)  # type: ignore[method-assign]
         elif isinstance(part, torch.nn.BatchNorm1d):
-            part.forward = flipped(part.forward)  # type: ignore[method-assign]
+            part.forward = flip_batch(part.forward)  # type: ignore[method-assign]
     return step
 
 
@@ -148,42 +150,42 @@ def test_roundings_of_gradients_that_should_be_zero_are_no_fault(model: Any, see
     torch.manual_seed(seed)
     for parameter in made.parameters():
         torch.nn.init.uniform_(parameter, -0.3, 0.3)
-    assert failed(judged(started(a_step(made)), reordered)) == ""
+    assert failure_name(verify_candidate(make_step_workload(a_step(made)), reorder_sums)) == ""
 
 
 def test_pieces_and_recomputation_pass() -> None:
-    workload = started(a_step())
-    for plan in (Plan(pieces=4), Plan(recompute="blocks")):
-        assert failed(judged(workload, by(plan, workload))) == ""
+    workload = make_step_workload(a_step())
+    for plan in (Plan(microbatches=4), Plan(activation_checkpointing="blocks")):
+        assert failure_name(verify_candidate(workload, plan_maker(plan, workload))) == ""
 
 
-@pytest.mark.parametrize("plan", [Plan(optimizer="fused"), Plan(recompute="blocks")], ids=str)
+@pytest.mark.parametrize("plan", [Plan(optimizer="fused"), Plan(activation_checkpointing="blocks")], ids=str)
 def test_dropout_passes(plan: Plan) -> None:
-    workload = started(a_step(Blocks(dropout=0.3)))
-    verdict = judged(workload, by(plan, workload), stochastic=True)
-    assert failed(verdict) == ""
+    workload = make_step_workload(a_step(Blocks(dropout=0.3)))
+    verdict = verify_candidate(workload, plan_maker(plan, workload), stochastic=True)
+    assert failure_name(verdict) == ""
     assert {"gradients", "state", "distribution", "independence", "held loss"} <= {c.name for c in verdict.checks}
 
 
 def test_a_scaler_that_begins_too_high_is_no_fault_of_a_candidate() -> None:
     step = a_step(scaler=torch.amp.GradScaler("cpu"))
-    workload = started(step)
+    workload = make_step_workload(step)
     assert step.scaler is not None
     step.scaler.update(2.0**126)
-    assert failed(judged(workload, by(Plan(optimizer="fused"), workload))) == ""
-    plain = started(a_step())
+    assert failure_name(verify_candidate(workload, plan_maker(Plan(optimizer="fused"), workload))) == ""
+    plain = make_step_workload(a_step())
 
     def make(copied: Any) -> Any:
-        made = by(Plan(precision="autocast_fp16"), plain)(copied)
+        made = plan_maker(Plan(precision="autocast_fp16"), plain)(copied)
         copied.scaler.load_state_dict({**copied.scaler.state_dict(), "scale": 2.0**40})
         return made
 
-    assert failed(judged(plain, make, "autocast_fp16")) == ""
+    assert failure_name(verify_candidate(plain, make, "autocast_fp16")) == ""
 
 
 def test_an_optimizer_that_keeps_lists_of_tensors_passes() -> None:
     step = a_step(optimizer=lambda p: torch.optim.LBFGS(p, 0.1, max_iter=2, history_size=3))
-    assert failed(judged(started(step), lambda copied: copied)) == ""
+    assert failure_name(verify_candidate(make_step_workload(step), lambda copied: copied)) == ""
 
 
 def test_gradients_of_what_no_optimizer_trains_do_not_add_up() -> None:
@@ -191,11 +193,11 @@ def test_gradients_of_what_no_optimizer_trains_do_not_add_up() -> None:
     step = torchwise.TrainStep(
         model, torch.nn.functional.cross_entropy, torch.optim.SGD([*model.leave.parameters()], 0.1)
     )
-    workload = started(step)
-    candidate = Trainee(step, lambda copied: copied)
+    workload = make_step_workload(step)
+    candidate = StepRunner(step, lambda copied: copied)
     for _ in range(3):
         candidate.take(workload.examples[0])
-    assert failed(verify_step(StepSubject(workload, candidate, lambda s: s), noise_budget_s=BUDGET_S)) == ""
+    assert failure_name(verify_step(StepSubject(workload, candidate, lambda s: s), noise_budget_s=BUDGET_S)) == ""
 
 
 # ---- wrong steps are caught
@@ -217,7 +219,7 @@ def one_percent(name: str, gradient: torch.Tensor) -> torch.Tensor:
     return gradient * 1.01 if name.startswith("blocks.1.linear") else gradient
 
 
-def skipping(step: Any) -> Any:
+def skip_parameter(step: Any) -> Any:
     step.optimizer.param_groups[0]["params"].pop(2)
     return step
 
@@ -232,7 +234,7 @@ def wrong_state(step: Any) -> Any:
     return call
 
 
-def missing_tail(step: Any) -> Any:
+def skip_tail(step: Any) -> Any:
     """Update all but the last element of each tensor, as a kernel does that forgets the rest behind its last block."""
 
     def call(*given: torch.Tensor) -> torch.Tensor:
@@ -246,7 +248,7 @@ def missing_tail(step: Any) -> Any:
     return call
 
 
-def unclipped(step: Any) -> Any:
+def disable_clipping(step: Any) -> Any:
     step.clip_norm = None
     return step
 
@@ -261,7 +263,7 @@ def other_weights(step: Any) -> Any:
     return step.copy()
 
 
-def poisoned(step: Any) -> Any:
+def poison_weight(step: Any) -> Any:
     def call(*given: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = step(*given)
         with torch.no_grad():
@@ -306,7 +308,7 @@ def stale_rate(step: Any) -> Any:
     return call
 
 
-def lost_average(step: Any) -> Any:
+def drop_average(step: Any) -> Any:
     step.ema.update_parameters = lambda _: step.ema.n_averaged.add_(1)
     return step
 
@@ -315,29 +317,29 @@ def slow(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1_000_000)
 
 
-def frozen() -> Blocks:
+def make_frozen_model() -> Blocks:
     model = Blocks()
     model.enter.requires_grad_(False)
     return model
 
 
-def at_a_bias_of_the_keys(name: str, gradient: torch.Tensor) -> torch.Tensor:
+def shift_key_bias(name: str, gradient: torch.Tensor) -> torch.Tensor:
     return gradient + 1e-5 if name == "layers.0.key.bias" else gradient
 
 
 PLANTED: dict[str, tuple[Maker, str, dict[str, Any]]] = {
     "1 % of a gradient": (with_gradient(one_percent), "gradients", {}),
     "nan in a gradient": (with_gradient(lambda n, g: g * torch.nan if "leave" in n else g), "gradients: ", {}),
-    "a zero that is none": (with_gradient(at_a_bias_of_the_keys), "gradients: gradient of", {"model": Attention}),
-    "skipped parameter": (skipping, "state: leave.weight, which is not trained, is there on one side alone", {}),
+    "a zero that is none": (with_gradient(shift_key_bias), "gradients: gradient of", {"model": Attention}),
+    "skipped parameter": (skip_parameter, "state: leave.weight, which is not trained, is there on one side alone", {}),
     "wrong state": (wrong_state, "state: ", {}),
-    "missing tail": (missing_tail, "state: after 4 steps update of", {}),
-    "no clipping": (unclipped, "gradients: ", {"clip_norm": 0.1}),
+    "missing tail": (skip_tail, "state: after 4 steps update of", {}),
+    "no clipping": (disable_clipping, "gradients: ", {"clip_norm": 0.1}),
     "wrong scale": (wrong_scale, "gradients: loss", {}),
     "other weights": (other_weights, "gradients' structure", {}),
-    "nan in a weight": (poisoned, "state: ", {}),
+    "nan in a weight": (poison_weight, "state: ", {}),
     "overwritten loss": (overwritten, "held loss", {}),
-    "frozen part moves": (thaws, "state: enter.weight, which is not trained, is moved", {"model": frozen}),
+    "frozen part moves": (thaws, "state: enter.weight, which is not trained, is moved", {"model": make_frozen_model}),
     "rate that stands still": (stale_rate, "state: after 4 steps update of", {"scheduler": slow}),
 }
 
@@ -346,39 +348,43 @@ PLANTED: dict[str, tuple[Maker, str, dict[str, Any]]] = {
 def test_a_planted_fault_is_caught_by_the_check_that_should(fault: str) -> None:
     make, where, how = PLANTED[fault]
     how = {**how, "model": how["model"]()} if "model" in how else how
-    assert failed(judged(started(a_step(**how)), make)).startswith(where)
+    assert failure_name(verify_candidate(make_step_workload(a_step(**how)), make)).startswith(where)
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
 def test_one_percent_of_a_gradient_is_caught_under_bf16_too(optimizer: str) -> None:
     step = a_step(Blocks(width=32), lambda p: getattr(torch.optim, optimizer)(p, lr=0.01), autocast=torch.bfloat16)
-    workload = started(step)
-    assert failed(judged(workload, with_gradient(one_percent))).startswith("gradients' scale: gradient of blocks.1")
-    plain = started(a_step(Blocks(width=32)))
+    workload = make_step_workload(step)
+    assert failure_name(verify_candidate(workload, with_gradient(one_percent))).startswith(
+        "gradients' scale: gradient of blocks.1"
+    )
+    plain = make_step_workload(a_step(Blocks(width=32)))
 
     def make(copied: Any) -> Any:
         with_gradient(one_percent)(copied)
-        return by(Plan(precision="autocast_bf16"), plain)(copied)
+        return plan_maker(Plan(precision="autocast_bf16"), plain)(copied)
 
-    assert failed(judged(plain, make, "autocast_bf16")).startswith("gradients' scale: gradient of blocks.1")
+    assert failure_name(verify_candidate(plain, make, "autocast_bf16")).startswith(
+        "gradients' scale: gradient of blocks.1"
+    )
 
 
 def test_averages_that_stand_still_are_caught() -> None:
     model = Blocks()
     ema = torch.optim.swa_utils.AveragedModel(model)
-    workload = started(a_step(model, ema=ema))
-    assert failed(judged(workload, lost_average)).startswith("state: after 4 steps update of ema.")
+    workload = make_step_workload(a_step(model, ema=ema))
+    assert failure_name(verify_candidate(workload, drop_average)).startswith("state: after 4 steps update of ema.")
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(1.0, Outcome.PASS), (1.01, Outcome.FAIL)])
 def test_a_loss_that_the_plain_model_does_not_have_is_caught(factor: float, outcome: Outcome) -> None:
-    workload = started(a_step())
+    workload = make_step_workload(a_step())
     step: Any = workload.call
 
     def make(copied: Any) -> Any:
         return lambda *given: copied(*given) * factor
 
-    candidate = Trainee(step, make)
+    candidate = StepRunner(step, make)
     assert _weights(StepSubject(workload, candidate, make), candidate, workload.examples).outcome is outcome
 
 
@@ -406,8 +412,8 @@ def same_mask(step: Any) -> Any:
     ("make", "where"), [(other_rate, "distribution: "), (same_mask, "independence: ")], ids=["rate", "mask"]
 )
 def test_noise_of_another_kind_is_caught(make: Maker, where: str) -> None:
-    workload = started(a_step(Blocks(dropout=0.2)))
-    assert failed(judged(workload, make, stochastic=True)).startswith(where)
+    workload = make_step_workload(a_step(Blocks(dropout=0.2)))
+    assert failure_name(verify_candidate(workload, make, stochastic=True)).startswith(where)
 
 
 def test_a_relu_before_a_dropout_may_be_silent_for_many_calls() -> None:
@@ -415,21 +421,23 @@ def test_a_relu_before_a_dropout_may_be_silent_for_many_calls() -> None:
         torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 64), torch.nn.ReLU(),
         torch.nn.Dropout(0.5), torch.nn.Linear(64, 3),
     )  # fmt: skip
-    workload = started(a_step(model))
-    assert failed(judged(workload, by(Plan(optimizer="foreach"), workload), stochastic=True)) == ""
-    assert failed(judged(workload, other_rate, stochastic=True))
+    workload = make_step_workload(a_step(model))
+    assert (
+        failure_name(verify_candidate(workload, plan_maker(Plan(optimizer="foreach"), workload), stochastic=True)) == ""
+    )
+    assert failure_name(verify_candidate(workload, other_rate, stochastic=True))
 
 
 def test_one_percent_of_a_gradient_is_caught_behind_dropout() -> None:
-    workload = started(a_step(Blocks(dropout=0.2)))
-    assert failed(judged(workload, with_gradient(one_percent), stochastic=True)).startswith("gradients")
+    workload = make_step_workload(a_step(Blocks(dropout=0.2)))
+    assert failure_name(verify_candidate(workload, with_gradient(one_percent), stochastic=True)).startswith("gradients")
 
 
 # ---- the parts of the verification
 
 
 def scales(ours: float, floor: float, noise: float = 0.0, size: int = 64, draws: int = 3) -> Check:
-    found = Scales()
+    found = GradientScales()
     generator = torch.Generator().manual_seed(0)
     for _ in range(draws):
         exact = torch.randn(size, generator=generator)
@@ -462,7 +470,7 @@ def test_the_scale_of_a_gradient(ours: float, floor: float, noise: float, outcom
 def test_what_moves_all_gradients_of_a_step_alike_hides_no_factor_in_one(
     planted: float, of_all: float, outcome: Outcome
 ) -> None:
-    found, generator = Scales(), torch.Generator().manual_seed(0)
+    found, generator = GradientScales(), torch.Generator().manual_seed(0)
     for ours, eagers in ((0.99, 0.85), (1.02, 0.99), (0.96, 1.03)):  # as bfloat16 rounds a loss, on either side
         exact = {name: torch.randn(4096, generator=generator) for name in "abcdefgh"}
         factors = {"d": ours * planted * of_all}
@@ -481,17 +489,17 @@ def update(
     rounding: tuple[str, ...] = (),
 ) -> Outcome:
     marks = {} if quiet is None else {"weight": quiet}
-    sides = [After({"w": value}, {"w": "weight"}, marks) for value in (ours, floor, exact)]
+    sides = [StateAfter({"w": value}, {"w": "weight"}, marks) for value in (ours, floor, exact)]
     return compare_updates(Sides(*sides), 4, rounding)[0].outcome
 
 
 def test_zeros_for_weights_that_the_loss_does_not_use_are_no_missing_gradients() -> None:
-    def observed(gradient: torch.Tensor | None) -> Observation:
+    def make_observation(gradient: torch.Tensor | None) -> Observation:
         return Observation((("loss", torch.ones(())), ("gradient of head", gradient)), frozenset())
 
     for ours, outcome in ((None, Outcome.PASS), (torch.zeros(2), Outcome.FAIL)):
-        found, eager = Gradients(None), observed(None)
-        found.add(observed(ours), eager, eager, eager)
+        found, eager = Gradients(None), make_observation(None)
+        found.add(make_observation(ours), eager, eager, eager)
         assert found.checks()[-1].outcome is outcome
     assert "weights that the loss does not use" in found.checks()[-1].detail
 
@@ -501,7 +509,7 @@ def test_an_update_left_out_is_caught_where_eager_is_far_off_too(taken: float, o
     generator = torch.Generator().manual_seed(0)
     exact, mine, theirs = (torch.randn(4096, generator=generator) for _ in range(3))
     sides = [
-        After({"update of w": value}, {"update of w": "w"}, {})
+        StateAfter({"update of w": value}, {"update of w": "w"}, {})
         for value in (taken * (exact + 0.3 * mine), exact + 0.3 * theirs, exact)
     ]
     assert compare_updates(Sides(*sides), 4)[0].outcome is outcome
@@ -528,10 +536,12 @@ def test_the_sign_of_an_update_whose_gradient_is_a_rounding_is_nobodys_fault() -
 
 
 def test_state_on_one_side_alone_is_told() -> None:
-    one, two = After({"a": torch.ones(1)}, {}, {}), After({"a": torch.ones(1), "b": 1}, {}, {})
+    one, two = StateAfter({"a": torch.ones(1)}, {}, {}), StateAfter({"a": torch.ones(1), "b": 1}, {}, {})
     check, _ = compare_updates(Sides(one, two, two), 4)
     assert check.detail == "b is there on one side alone"
-    assert compare_updates(Sides(*(After({"a": value}, {}, {}) for value in (2, 1, 1))), 4)[0].outcome is Outcome.FAIL
+    assert (
+        compare_updates(Sides(*(StateAfter({"a": value}, {}, {}) for value in (2, 1, 1))), 4)[0].outcome is Outcome.FAIL
+    )
 
 
 def test_an_update_that_is_all_rounding_in_eager_too_need_only_be_finite() -> None:
@@ -545,8 +555,8 @@ def test_an_update_that_is_all_rounding_in_eager_too_need_only_be_finite() -> No
 
 def test_the_reference_is_in_float64_and_draws_eagers_numbers() -> None:
     step = a_step(Blocks(dropout=0.3))
-    workload = started(step)
-    reference, eager = ReferenceTrainee(step), Trainee(step)
+    workload = make_step_workload(step)
+    reference, eager = ReferenceStepRunner(step), StepRunner(step)
     example = workload.examples[0]
     exact, plain = (dict(who.gradients(example, seed=3).leaves) for who in (reference, eager))
     for name, gradient in exact.items():
@@ -556,10 +566,10 @@ def test_the_reference_is_in_float64_and_draws_eagers_numbers() -> None:
 
 def test_the_step_itself_is_not_touched_by_its_proof() -> None:
     step = a_step(Net(), scheduler=slow, scaler=torch.amp.GradScaler("cpu"))
-    workload = started(step)
-    before = copy.deepcopy(everything(step))
-    assert failed(judged(workload, by(Plan(optimizer="fused"), workload))) == ""
-    assert same(everything(step), before)
+    workload = make_step_workload(step)
+    before = copy.deepcopy(collect_step_state(step))
+    assert failure_name(verify_candidate(workload, plan_maker(Plan(optimizer="fused"), workload))) == ""
+    assert same(collect_step_state(step), before)
 
 
 # ---- curves
@@ -621,7 +631,7 @@ def test_tuning_leaves_everything_bit_by_bit_as_it_was(tmp_path: Any) -> None:
     step = a_step(Blocks(dropout=0.1), scheduler=slow, scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
     (x, y), *_ = batches(1, 16)
     step(x, y)
-    before, numbers = copy.deepcopy(everything(step)), torch.get_rng_state()
+    before, numbers = copy.deepcopy(collect_step_state(step)), torch.get_rng_state()
     study = torchwise.tune(
         step,
         (x, y),
@@ -631,9 +641,9 @@ def test_tuning_leaves_everything_bit_by_bit_as_it_was(tmp_path: Any) -> None:
         store=str(tmp_path / "kept.db"),
         progress=False,
     )
-    assert same(everything(step), before)
+    assert same(collect_step_state(step), before)
     assert torch.equal(torch.get_rng_state(), numbers)
     assert [trial.plan for trial in study.trials] == [Plan(optimizer="fused")]
     verdict = study.trials[0].verdict
     assert verdict is not None
-    assert failed(verdict) == ""
+    assert failure_name(verdict) == ""

@@ -102,11 +102,11 @@ def test_a_wrong_arithmetic_under_the_same_noise_is_caught(noisy: Workload) -> N
 
 
 def test_noise_that_repeats_is_caught(noisy: Workload) -> None:
-    def frozen(x: torch.Tensor) -> torch.Tensor:
+    def repeat_noise(x: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(11)
         return noisy.call(x)
 
-    verdict = verdict_of(noisy, frozen)
+    verdict = verdict_of(noisy, repeat_noise)
     assert verdict.outcome is Outcome.FAIL  # type: ignore[attr-defined]
 
 
@@ -267,10 +267,10 @@ def test_sampled_whole_numbers_are_compared_in_distribution() -> None:
     workload = Workload(sample, (Example((torch.zeros(200, dtype=torch.int64),)),))
     assert verdict_of(workload, sample).outcome is Outcome.PASS  # type: ignore[attr-defined]
 
-    def skewed(x: torch.Tensor) -> torch.Tensor:
+    def sample_skewed(x: torch.Tensor) -> torch.Tensor:
         return torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), 200, replacement=True) + x
 
-    assert verdict_of(workload, skewed).outcome is Outcome.FAIL  # type: ignore[attr-defined]
+    assert verdict_of(workload, sample_skewed).outcome is Outcome.FAIL  # type: ignore[attr-defined]
 
 
 def test_rounding_that_differs_from_run_to_run_is_no_noise() -> None:

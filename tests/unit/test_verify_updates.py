@@ -12,13 +12,13 @@ import torch
 import torchwise
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify import StepSubject, verify_step
-from torchwise.verify.step_runner import Maker, Trainee
+from torchwise.verify.step_runner import Maker, StepRunner
 from torchwise.workload import Example, Workload
 
 Call = Callable[..., Any]
 
 
-def fitting(optimizer: Callable[[Any], Any], dtype: torch.dtype = torch.float32, rows: int = 16) -> Workload:
+def make_fit_workload(optimizer: Callable[[Any], Any], dtype: torch.dtype = torch.float32, rows: int = 16) -> Workload:
     """Return a step that fits a small network, taken once, so that its optimizer has its state."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(1, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)).to(dtype)
@@ -28,16 +28,16 @@ def fitting(optimizer: Callable[[Any], Any], dtype: torch.dtype = torch.float32,
     return Workload(step, (Example(batch),))
 
 
-def reordered(step: Any) -> Any:
+def reorder_rows(step: Any) -> Any:
     """Sum the rows of a batch in another order."""
     forward = step.model.forward
     step.model.forward = lambda x: forward(x.flip(0)).flip(0)
     return step
 
 
-def judged(workload: Workload, make: Maker) -> Verdict:
+def verify_candidate(workload: Workload, make: Maker) -> Verdict:
     step: Any = workload.call
-    return verify_step(StepSubject(workload, Trainee(step, make), make), extra_draws=1, noise_budget_s=0.1)
+    return verify_step(StepSubject(workload, StepRunner(step, make), make), extra_draws=1, noise_budget_s=0.1)
 
 
 def check_of(verdict: Verdict, name: str) -> Check:
@@ -78,8 +78,8 @@ UNDECIDED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", UNDECIDED)
 def test_state_whose_form_rounding_decides_is_held_to_its_effect(kind: str, dtype: torch.dtype) -> None:
-    workload = fitting(UNDECIDED[kind], dtype)
-    verdict = judged(workload, reordered)
+    workload = make_fit_workload(UNDECIDED[kind], dtype)
+    verdict = verify_candidate(workload, reorder_rows)
     assert verdict.outcome is Outcome.PASS, verdict.reason
 
 
@@ -88,9 +88,9 @@ def test_its_effect_is_looked_at(kind: str) -> None:
     def slower(step: Any) -> Any:
         for group in step.optimizer.param_groups:
             group["lr"] *= 0.9
-        return reordered(step)
+        return reorder_rows(step)
 
-    verdict = judged(fitting(UNDECIDED[kind]), slower)
+    verdict = verify_candidate(make_fit_workload(UNDECIDED[kind]), slower)
     assert verdict.outcome is Outcome.FAIL
     assert "optimizer's" not in verdict.reason
 
@@ -115,9 +115,9 @@ def test_state_that_rounding_does_not_decide_must_be_there() -> None:
 
         return take
 
-    workload = fitting(lambda p: Growing(p, lr=0.1))
-    assert judged(workload, reordered).outcome is Outcome.PASS
-    verdict = judged(workload, forgetful)
+    workload = make_fit_workload(lambda p: Growing(p, lr=0.1))
+    assert verify_candidate(workload, reorder_rows).outcome is Outcome.PASS
+    verdict = verify_candidate(workload, forgetful)
     assert verdict.outcome is Outcome.FAIL
     assert "there on one side alone" in verdict.reason
 
@@ -125,7 +125,7 @@ def test_state_that_rounding_does_not_decide_must_be_there() -> None:
 # Steps whose own error is not that of rounding.
 
 
-def counted() -> int:
+def count_call() -> int:
     """Count in a place where nobody looks for state, as on an object that no copy of a step brings along."""
     os.environ["STEPS"] = str(int(os.environ["STEPS"]) + 1)
     return int(os.environ["STEPS"])
@@ -136,7 +136,7 @@ class Decaying(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
-            group["lr"] = 0.1 / counted()
+            group["lr"] = 0.1 / count_call()
         return super().step(closure)
 
 
@@ -147,7 +147,7 @@ class Pulling(torch.optim.SGD):
         found = super().step(closure)
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
-                parameter.mul_(1 - 0.1 * (counted() % 7))
+                parameter.mul_(1 - 0.1 * (count_call() % 7))
         return found
 
 
@@ -159,7 +159,7 @@ def test_a_step_that_is_another_each_time_is_not_comparable(optimizer: Any, monk
         step.optimizer.step = lambda closure=None: torch.optim.SGD.step(step.optimizer, closure)
         return step
 
-    verdict = judged(fitting(lambda p: optimizer(p, lr=0.1)), never)
+    verdict = verify_candidate(make_fit_workload(lambda p: optimizer(p, lr=0.1)), never)
     assert verdict.outcome is Outcome.NOT_COMPARABLE, verdict.reason
     assert "keeps state that is not put back" in verdict.reason
 
@@ -179,15 +179,15 @@ def test_a_gradient_that_is_wrong_in_float64_is_no_licence() -> None:
             found: torch.Tensor = Odd.apply(torch.tanh(x))
             return found
 
-    workload = fitting(lambda p: torch.optim.SGD(p, lr=0.1))
+    workload = make_fit_workload(lambda p: torch.optim.SGD(p, lr=0.1))
     step: Any = workload.call
     step.model[1] = OddTanh()
 
-    def scaled(step: Any) -> Any:
+    def scale_gradient(step: Any) -> Any:
         step.model[0].weight.register_hook(lambda gradient: 1.2 * gradient)
         return step
 
-    verdict = judged(workload, scaled)
+    verdict = verify_candidate(workload, scale_gradient)
     assert verdict.outcome is Outcome.NOT_COMPARABLE, verdict.reason
     assert "rounding explains" in verdict.reason
 
@@ -217,7 +217,7 @@ def regression() -> Workload:
     return Workload(step, (Example((x,)),))
 
 
-def permuted(step: Any) -> Any:
+def flip_rows(step: Any) -> Any:
     forward = step.model.forward
     step.model.forward = lambda x: forward(x.flip(0))
     return step
@@ -225,22 +225,22 @@ def permuted(step: Any) -> Any:
 
 def with_gradient(step: Any) -> Any:
     step.model.raw.register_hook(lambda gradient: gradient * (1 + 1e-9))
-    return permuted(step)
+    return flip_rows(step)
 
 
 def with_rate(step: Any) -> Any:
     step.optimizer.param_groups[0]["lr"] *= 1 + 1e-8
-    return permuted(step)
+    return flip_rows(step)
 
 
 def test_a_step_in_float64_may_be_reordered() -> None:
-    verdict = judged(regression(), permuted)
+    verdict = verify_candidate(regression(), flip_rows)
     assert verdict.outcome is Outcome.PASS, verdict.reason
     assert 0 < (check_of(verdict, "gradients").error or 0) < 1e-11
 
 
 @pytest.mark.parametrize(("fault", "name"), [(with_gradient, "gradients"), (with_rate, "state")])
 def test_a_small_fault_of_a_step_in_float64_is_found(fault: Maker, name: str) -> None:
-    verdict = judged(regression(), fault)
+    verdict = verify_candidate(regression(), fault)
     assert verdict.outcome is Outcome.FAIL
     assert check_of(verdict, name).outcome is Outcome.FAIL

@@ -18,7 +18,7 @@ Call = Callable[..., Any]
 DOUBLE = torch.float64
 
 
-def judged(call: Call, candidate: Call, *args: torch.Tensor, **how: Any) -> Verdict:
+def verify_candidate(call: Call, candidate: Call, *args: torch.Tensor, **how: Any) -> Verdict:
     return verify(Subject(Workload(call, (Example(args),)), candidate, call, **how), extra_draws=1)
 
 
@@ -26,7 +26,7 @@ def values(verdict: Verdict) -> Check:
     return next(check for check in reversed(verdict.checks) if check.name == "values")
 
 
-def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def draw_values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
 
 
@@ -37,7 +37,7 @@ def weights(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.pinv(x).abs()
 
 
-def fitted(x: torch.Tensor) -> torch.Tensor:
+def fit_lstsq(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.lstsq(x, x[:, :1] + 1).solution.abs()
 
 
@@ -46,21 +46,21 @@ class Steered(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steer = torch.nn.Parameter(drawn(6, 4, dtype=torch.complex64))
+        self.steer = torch.nn.Parameter(draw_values(6, 4, dtype=torch.complex64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x @ torch.linalg.pinv(self.steer).mT).abs()
 
 
-@pytest.mark.parametrize("call", [weights, fitted, Steered()], ids=["pinv", "lstsq", "weight"])
+@pytest.mark.parametrize("call", [weights, fit_lstsq, Steered()], ids=["pinv", "lstsq", "weight"])
 def test_the_reference_is_not_asked_under_a_mode_that_it_answers_otherwise_in(call: Call) -> None:
-    x = drawn(6, 6 if isinstance(call, Steered) else 4, dtype=torch.complex64)
+    x = draw_values(6, 6 if isinstance(call, Steered) else 4, dtype=torch.complex64)
     eager = call(x)
-    seen = Reference(call).on(Example((x,)), seed=0)
+    seen = Reference(call).observe_example(Example((x,)), seed=0)
     assert seen is not None
     assert torch.allclose(dict(seen.leaves)["output"], eager.double(), rtol=1e-4)
-    assert judged(call, call, x).outcome is Outcome.PASS
-    wrong = judged(call, lambda x: call(x) * 1.2, x)
+    assert verify_candidate(call, call, x).outcome is Outcome.PASS
+    wrong = verify_candidate(call, lambda x: call(x) * 1.2, x)
     assert wrong.outcome is Outcome.FAIL
     assert "eager by" in wrong.reason
 
@@ -69,22 +69,22 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
     return weights(x) + 1e-3 * torch.rand(x.shape[::-1])
 
 
-def narrowed(x: torch.Tensor) -> torch.Tensor:
+def narrow_weights(x: torch.Tensor) -> torch.Tensor:
     return weights(x.to(torch.complex64)).to(torch.float32)
 
 
-@pytest.mark.parametrize("call", [noisy, narrowed])
+@pytest.mark.parametrize("call", [noisy, narrow_weights])
 def test_where_the_mode_is_needed_and_in_the_way_eager_is_its_own_reference(call: Call) -> None:
-    x = drawn(6, 4, dtype=torch.complex64)
-    assert Reference(call).on(Example((x,)), seed=0) is None
-    assert judged(call, lambda x: call(x) * 1.1, x).outcome is Outcome.FAIL
-    right = judged(call, call, x)
+    x = draw_values(6, 4, dtype=torch.complex64)
+    assert Reference(call).observe_example(Example((x,)), seed=0) is None
+    assert verify_candidate(call, lambda x: call(x) * 1.1, x).outcome is Outcome.FAIL
+    right = verify_candidate(call, call, x)
     assert right.outcome is Outcome.PASS
     assert "there is no float64 reference" in values(right).detail
 
 
 def test_noise_that_no_mode_is_in_the_way_of_keeps_its_reference() -> None:
-    seen = Reference(lambda x: x + torch.rand(4)).on(Example((drawn(4),)), seed=0)
+    seen = Reference(lambda x: x + torch.rand(4)).observe_example(Example((draw_values(4),)), seed=0)
     assert seen is not None
     assert dict(seen.leaves)["output"].dtype is DOUBLE
 
@@ -92,18 +92,18 @@ def test_noise_that_no_mode_is_in_the_way_of_keeps_its_reference() -> None:
 # Errors of eager's own that rounding does not explain.
 
 
-def off_in_float64(by: float) -> Call:
+def make_float64_fault(by: float) -> Call:
     """Return a function that is wrong in float64 alone, as a kernel may be."""
     return lambda x: torch.tanh(x) * (1 + by if x.dtype is DOUBLE else 1)
 
 
 @pytest.mark.parametrize("by", [2e-3, 0.1, 0.7, 5.0])
 def test_a_reference_that_is_wrong_is_no_licence(by: float) -> None:
-    call = off_in_float64(by)
-    verdict = judged(call, lambda x: call(x) * (1 + by / 2), drawn(64))
+    call = make_float64_fault(by)
+    verdict = verify_candidate(call, lambda x: call(x) * (1 + by / 2), draw_values(64))
     assert verdict.outcome is Outcome.NOT_COMPARABLE
     assert "rounding explains" in verdict.reason
-    assert judged(call, call, drawn(64)).outcome is Outcome.PASS, (
+    assert verify_candidate(call, call, draw_values(64)).outcome is Outcome.PASS, (
         "what is eager's own but for roundings needs no yardstick"
     )
 
@@ -111,12 +111,12 @@ def test_a_reference_that_is_wrong_is_no_licence(by: float) -> None:
 def test_a_call_that_is_another_each_time_is_said_to_keep_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALLS", "0")  # state that is not looked for
 
-    def drifting(x: torch.Tensor) -> torch.Tensor:
+    def drift(x: torch.Tensor) -> torch.Tensor:
         os.environ["CALLS"] = str(int(os.environ["CALLS"]) + 1)
         return x * (1 + 0.3 * int(os.environ["CALLS"]))
 
-    for candidate in (drifting, lambda x: 2 * x):
-        verdict = judged(drifting, candidate, drawn(64))
+    for candidate in (drift, lambda x: 2 * x):
+        verdict = verify_candidate(drift, candidate, draw_values(64))
         assert verdict.outcome is Outcome.NOT_COMPARABLE
         assert "keeps state" in verdict.reason
 
@@ -125,7 +125,7 @@ def logistic(x: torch.Tensor) -> torch.Tensor:
     return 3.9 * x * (1 - x)
 
 
-def kicked(x: torch.Tensor) -> torch.Tensor:
+def kick_rotor(x: torch.Tensor) -> torch.Tensor:
     """A rotor that is kicked hard (the standard map)."""
     angle, momentum = x.unbind(-1)
     momentum = momentum + 6 * torch.sin(angle)
@@ -149,14 +149,14 @@ def rollout(step: Call, steps: int, far: float = 0.0) -> Call:
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize(
     ("step", "steps", "size", "far"),
-    [(logistic, 60, 1, 0.0), (logistic, 60, 1, 100.0), (kicked, 40, 2, 0.0), (henon, 90, 2, 0.0)],
+    [(logistic, 60, 1, 0.0), (logistic, 60, 1, 100.0), (kick_rotor, 40, 2, 0.0), (henon, 90, 2, 0.0)],
     ids=["logistic", "far from zero", "kicked", "henon"],
 )
 def test_chaos_is_not_comparable(step: Call, steps: int, size: int, far: float, dtype: torch.dtype) -> None:
     x = 0.1 + 0.5 * torch.rand(100, size, dtype=dtype, generator=torch.Generator().manual_seed(0))
     roll = rollout(step, steps if dtype is torch.float32 else 2 * steps, far)
     for nudge in (1e-3, torch.finfo(dtype).eps):
-        verdict = judged(roll, lambda x, nudge=nudge: roll(x * (1 + nudge)), x)
+        verdict = verify_candidate(roll, lambda x, nudge=nudge: roll(x * (1 + nudge)), x)
         assert verdict.outcome is Outcome.NOT_COMPARABLE, verdict.reason
         assert "rounding alone moves it" in verdict.reason
 
@@ -166,8 +166,8 @@ def test_a_short_rollout_is_compared(dtype: torch.dtype) -> None:
     x = torch.rand(100, dtype=dtype, generator=torch.Generator().manual_seed(0))
     roll = rollout(logistic, 20 if dtype is torch.float32 else 60)
     reordered = rollout(lambda x: 3.9 * (x - x * x), 20 if dtype is torch.float32 else 60)
-    assert judged(roll, reordered, x).outcome is Outcome.PASS
-    assert judged(roll, lambda x: roll(x * (1 + 1e3 * torch.finfo(dtype).eps)), x).outcome is Outcome.FAIL
+    assert verify_candidate(roll, reordered, x).outcome is Outcome.PASS
+    assert verify_candidate(roll, lambda x: roll(x * (1 + 1e3 * torch.finfo(dtype).eps)), x).outcome is Outcome.FAIL
 
 
 # Errors that must not be refused for it.
@@ -179,7 +179,7 @@ def hilbert(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.solve(1 / (places[:, None] + places + 1), x)
 
 
-def cancelled(x: torch.Tensor) -> torch.Tensor:
+def cancel_terms(x: torch.Tensor) -> torch.Tensor:
     """The rest after large terms cancel."""
     return (10 * x + 10).square() - 100 * (x + 1).square() + 1e-3 * x
 
@@ -190,18 +190,18 @@ def residual(x: torch.Tensor) -> torch.Tensor:
     return square @ torch.linalg.solve(square, x) - x
 
 
-def ranked(x: torch.Tensor) -> torch.Tensor:
+def find_largest(x: torch.Tensor) -> torch.Tensor:
     """Return the index of the largest of many nearly equal numbers."""
     return (1 + 1e-6 * x).argmax(-1)
 
 
-def routed(x: torch.Tensor) -> torch.Tensor:
+def route_rows(x: torch.Tensor) -> torch.Tensor:
     """Send each row through one of two branches by a score, with near ties."""
     score = (1 + 2e-5 * x).sum(-1, keepdim=True)
     return torch.where(score > score.mean(), x, -x)
 
 
-def equalled(x: torch.Tensor) -> torch.Tensor:
+def keep_largest(x: torch.Tensor) -> torch.Tensor:
     """Keep the largest of each row, by equality."""
     x = torch.tanh(1e-3 * x)
     return torch.where(x == x.amax(-1, keepdim=True), 1e3 * x, 0.0)
@@ -211,19 +211,19 @@ def equalled(x: torch.Tensor) -> torch.Tensor:
     ("call", "reordered"),
     [
         (hilbert, lambda x: hilbert(x.flip(-1)).flip(-1).mT.contiguous().mT * (1 + 2e-6)),
-        (cancelled, lambda x: (10 * (x + 1)) ** 2 - (10 * x + 10) ** 2 + 1e-3 * x),
+        (cancel_terms, lambda x: (10 * (x + 1)) ** 2 - (10 * x + 10) ** 2 + 1e-3 * x),
         (residual, lambda x: (x @ x.mT) @ (y := torch.linalg.solve(x @ x.mT + torch.eye(len(x)), x)) + y - x),
-        (ranked, lambda x: (x * 1e-6 + 1).argmax(-1)),
-        (routed, lambda x: torch.where((s := (1 + 2e-5 * x).flip(-1).sum(-1, keepdim=True)) > s.mean(), x, -x)),
-        (equalled, lambda x: equalled(x) * (1 + 1e-6)),
+        (find_largest, lambda x: (x * 1e-6 + 1).argmax(-1)),
+        (route_rows, lambda x: torch.where((s := (1 + 2e-5 * x).flip(-1).sum(-1, keepdim=True)) > s.mean(), x, -x)),
+        (keep_largest, lambda x: keep_largest(x) * (1 + 1e-6)),
     ],
     ids=["hilbert", "cancelled", "residual", "ranked", "routed", "equalled"],
 )
 def test_ill_conditioned_and_discontinuous_models_are_compared(call: Call, reordered: Call) -> None:
-    x = drawn(6 if call is hilbert else 400, 40)
-    right = judged(call, reordered, x)
+    x = draw_values(6 if call is hilbert else 400, 40)
+    right = verify_candidate(call, reordered, x)
     assert right.outcome is Outcome.PASS, right.reason
-    wrong = judged(call, lambda x: call(x) * 2 + 1, x)
+    wrong = verify_candidate(call, lambda x: call(x) * 2 + 1, x)
     assert wrong.outcome is Outcome.FAIL, wrong.reason
 
 
@@ -232,16 +232,16 @@ def test_deep_models_of_low_precision_are_compared(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     blocks = [(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)) for _ in range(12)]
     model = torch.nn.Sequential(*(layer for block in blocks for layer in block)).to(dtype).eval()
-    x = drawn(16, 64).to(dtype)
+    x = draw_values(16, 64).to(dtype)
 
-    def reordered(x: torch.Tensor) -> torch.Tensor:
+    def flip_features(x: torch.Tensor) -> torch.Tensor:
         for linear, act, norm in blocks:
             x = norm(act((linear.weight.flip(1) @ x.flip(1).mT).mT + linear.bias))
         return x
 
-    right = judged(model, reordered, x, training=True)
+    right = verify_candidate(model, flip_features, x, training=True)
     assert right.outcome is Outcome.PASS, right.reason
-    assert judged(model, lambda x: reordered(x) * 1.2, x).outcome is Outcome.FAIL
+    assert verify_candidate(model, lambda x: flip_features(x) * 1.2, x).outcome is Outcome.FAIL
 
 
 # Models of the highest precision there is.
@@ -261,12 +261,12 @@ class Likelihood(torch.nn.Module):
         return (0.5 * (y * torch.cholesky_solve(y, factor)).sum() + factor.diagonal().log().sum()).reshape(1)
 
 
-def solved(x: torch.Tensor) -> torch.Tensor:
+def solve_hilbert(x: torch.Tensor) -> torch.Tensor:
     places = torch.arange(len(x), dtype=x.dtype)
     return torch.linalg.solve(1 / (places[:, None] + places + 1), x)
 
 
-def solved_otherwise(x: torch.Tensor) -> torch.Tensor:
+def solve_permuted(x: torch.Tensor) -> torch.Tensor:
     """Solve with rows and columns in another order."""
     places = torch.arange(len(x), dtype=x.dtype).flip(0)
     return torch.linalg.solve(1 / (places[:, None] + places + 1), x.flip(0)).flip(0)
@@ -277,17 +277,17 @@ def one_by_one(x: torch.Tensor) -> torch.Tensor:
     return x.view(-1, 8).cumsum(0)[-1].sum()
 
 
-def centred(x: torch.Tensor) -> torch.Tensor:
+def sum_deviations(x: torch.Tensor) -> torch.Tensor:
     return (x - x.mean()).sum()
 
 
-def iterated(x: torch.Tensor) -> torch.Tensor:
+def iterate_map(x: torch.Tensor) -> torch.Tensor:
     for _ in range(10):
         x = torch.sin(3 * x) + 0.1 * x.roll(1)
     return x
 
 
-def iterated_otherwise(x: torch.Tensor) -> torch.Tensor:
+def iterate_expanded(x: torch.Tensor) -> torch.Tensor:
     for _ in range(10):
         x = 0.1 * x.roll(1) + 3 * x.sin() - 4 * x.sin() ** 3
     return x
@@ -297,7 +297,7 @@ def iterated_otherwise(x: torch.Tensor) -> torch.Tensor:
     ("call", "reordered", "shape", "fault"),
     [
         (model := Likelihood(), lambda x: model(x.flip(0)), (40,), lambda y: y * (1 + 1e-9)),
-        (solved, solved_otherwise, (8, 3), lambda y: y * (1 + 1e-5)),
+        (solve_hilbert, solve_permuted, (8, 3), lambda y: y * (1 + 1e-5)),
         (torch.sum, one_by_one, (400_000,), lambda y: y * (1 + 1e-9)),
         (
             lambda x: (x - x.mean()).sum(),
@@ -305,19 +305,19 @@ def iterated_otherwise(x: torch.Tensor) -> torch.Tensor:
             (400_000,),
             lambda y: y + 1e-6,
         ),
-        (iterated, iterated_otherwise, (64,), lambda y: y * (1 + 1e-9)),
+        (iterate_map, iterate_expanded, (64,), lambda y: y * (1 + 1e-9)),
     ],
     ids=["likelihood", "solve", "sum", "cancelling sum", "iterated"],
 )
 def test_in_float64_another_order_passes_and_a_fault_does_not(
     call: Call, reordered: Call, shape: tuple[int, ...], fault: Call
 ) -> None:
-    x = drawn(*shape, dtype=DOUBLE)
+    x = draw_values(*shape, dtype=DOUBLE)
     training = isinstance(call, torch.nn.Module)
-    right = judged(call, reordered, x, training=training)
+    right = verify_candidate(call, reordered, x, training=training)
     assert right.outcome is Outcome.PASS, right.reason
     assert not torch.equal(call(x), reordered(x)), "the other order is no other, so that nothing was tried"
-    wrong = judged(call, lambda x: fault(reordered(x)), x, training=training)
+    wrong = verify_candidate(call, lambda x: fault(reordered(x)), x, training=training)
     assert wrong.outcome is Outcome.FAIL, wrong.reason
 
 
@@ -334,8 +334,8 @@ class Amplified(torch.autograd.Function):
 
 
 def test_a_fault_in_a_gradient_of_float64_is_found() -> None:
-    model, x = Likelihood(), drawn(40, dtype=DOUBLE)
-    wrong = judged(model, lambda x: Amplified.apply(model(x.flip(0))), x, training=True)
+    model, x = Likelihood(), draw_values(40, dtype=DOUBLE)
+    wrong = verify_candidate(model, lambda x: Amplified.apply(model(x.flip(0))), x, training=True)
     assert wrong.outcome is Outcome.FAIL
     assert "gradient of raw" in wrong.reason
 
@@ -343,11 +343,11 @@ def test_a_fault_in_a_gradient_of_float64_is_found() -> None:
 def test_perturbed_runs_are_made_where_they_decide_something_and_not_else() -> None:
     calls: list[int] = []
 
-    def counted(x: torch.Tensor) -> torch.Tensor:
+    def count_tanh(x: torch.Tensor) -> torch.Tensor:
         calls.append(0)
         return torch.tanh(x)
 
-    for x in (drawn(64), drawn(64, dtype=DOUBLE)):
+    for x in (draw_values(64), draw_values(64, dtype=DOUBLE)):
         calls.clear()
-        verify(Subject(Workload(counted, (Example((x,)),)), torch.tanh, counted), extra_draws=0)
+        verify(Subject(Workload(count_tanh, (Example((x,)),)), torch.tanh, count_tanh), extra_draws=0)
         assert len(calls) <= 4, "eager, the reference twice, and the check of held outputs"

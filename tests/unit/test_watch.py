@@ -21,7 +21,7 @@ from torchwise.diagnose import compilations, events, private, recompiles
 from torchwise.diagnose.trace import Trace
 from torchwise.diagnose.watch import Watch, watch
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.records.compile_events import FallbackKind, Watched
+from torchwise.records.compile_events import CompileEvents, FallbackKind
 
 ONES = torch.ones(3)
 TRACE = logging.getLogger("torch.__trace")
@@ -36,26 +36,26 @@ def _fresh() -> Iterator[None]:
     assert not [one for one in TRACE.handlers if type(one).__module__.startswith("torchwise")]
 
 
-def scaled(x: Tensor, factor: object = 2) -> Tensor:
+def select_wave(x: Tensor, factor: object = 2) -> Tensor:
     return x.sin() if factor == "sine" else x.cos()
 
 
-def printing(x: Tensor) -> Tensor:
+def print_once(x: Tensor) -> Tensor:
     y = x + 1
     print("once", end="\r")
     return y * 2
 
 
-def compiled(call: object) -> object:
+def compile_eager(call: object) -> object:
     return torch.compile(call, backend="eager")
 
 
 def test_a_compilation_has_its_function_its_seconds_and_its_sizes() -> None:
     with Trace() as trace:
-        compiled(scaled)(ONES)
+        compile_eager(select_wave)(ONES)
 
     (one,) = trace.compilations
-    assert (one.function, one.line) == ("scaled", scaled.__code__.co_firstlineno)
+    assert (one.function, one.line) == ("scaled", select_wave.__code__.co_firstlineno)
     assert one.compile_id.endswith("/0"), "the first of its frame, whatever was compiled before"
     assert one.file == __file__
     assert 0 < one.trace_s < one.seconds
@@ -69,11 +69,11 @@ def test_a_compilation_has_its_function_its_seconds_and_its_sizes() -> None:
 def test_seconds_of_an_earlier_compilation_of_the_same_name_are_not_counted_again() -> None:
     from torch._logging._internal import structured_logging_overhead
 
-    compiled(scaled)(ONES)
+    compile_eager(select_wave)(ONES)
     with Trace() as trace:
         for _ in range(2):
             torch._dynamo.reset()
-            compiled(scaled)(ONES)
+            compile_eager(select_wave)(ONES)
 
     first, second = trace.compilations
     assert first.compile_id == second.compile_id == "0/0"
@@ -83,14 +83,14 @@ def test_seconds_of_an_earlier_compilation_of_the_same_name_are_not_counted_agai
 
 def test_parts_after_a_break_belong_to_their_function() -> None:
     with Trace() as trace:
-        compiled(printing)(ONES)
+        compile_eager(print_once)(ONES)
 
     assert [one.function for one in trace.compilations] == ["printing", "printing"]
-    assert [(one.line, one.count) for one in trace.breaks] == [(printing.__code__.co_firstlineno + 2, 1)]
+    assert [(one.line, one.count) for one in trace.breaks] == [(print_once.__code__.co_firstlineno + 2, 1)]
 
 
 def test_a_recompilation_names_the_guard_and_what_varies() -> None:
-    call = compiled(scaled)
+    call = compile_eager(select_wave)
     with Trace() as trace:
         for factor in ("sine", "a", "b"):
             call(ONES, factor)
@@ -100,11 +100,11 @@ def test_a_recompilation_names_the_guard_and_what_varies() -> None:
     assert one.guard == "factor == 'a'"
     assert one.varies == "the value of factor: 'sine', 'a', then another"
     assert one.compile_ids == ("0/1", "0/2")
-    assert one.stack[-1].line == scaled.__code__.co_firstlineno + 1
+    assert one.stack[-1].line == select_wave.__code__.co_firstlineno + 1
 
 
 def test_a_function_compiled_before_anybody_listened_is_named_all_the_same() -> None:
-    call = compiled(scaled)
+    call = compile_eager(select_wave)
     call(ONES, "sine")
     with Trace() as trace, torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False):
         call(ONES, "a")
@@ -114,7 +114,7 @@ def test_a_function_compiled_before_anybody_listened_is_named_all_the_same() -> 
 
 
 def test_reaching_the_limit_is_a_fallback() -> None:
-    call = compiled(scaled)
+    call = compile_eager(select_wave)
     with Trace() as trace, torch._dynamo.config.patch(recompile_limit=2):
         for factor in "abcde":
             call(ONES, factor)
@@ -126,7 +126,7 @@ def test_reaching_the_limit_is_a_fallback() -> None:
 
 
 def test_a_function_left_uncompiled_is_a_fallback() -> None:
-    def guarded(x: Tensor) -> Tensor:
+    def print_then_add(x: Tensor) -> Tensor:
         try:
             print("within", end="\r")
         finally:
@@ -134,7 +134,7 @@ def test_a_function_left_uncompiled_is_a_fallback() -> None:
         return x
 
     with Trace() as trace:
-        compiled(guarded)(ONES)
+        compile_eager(print_then_add)(ONES)
 
     assert [(one.kind, one.function) for one in trace.fallbacks] == [(FallbackKind.WHOLE_FUNCTION, "guarded")]
     assert [one.whole for one in trace.breaks] == [True]
@@ -230,19 +230,19 @@ def test_a_cuda_graph_that_was_skipped_is_a_fallback_once() -> None:
     ]
 
 
-def test_artefacts_and_steps_are_kept_when_asked_for_only() -> None:
+def test_artifacts_and_steps_are_kept_when_asked_for_only() -> None:
     with (
-        Trace(artefacts=["dynamo_output_graph"], spans=True) as asked,
-        Trace(artefacts=True) as all_of,
+        Trace(artifacts=["dynamo_output_graph"], spans=True) as asked,
+        Trace(artifacts=True) as all_of,
         Trace() as none,
     ):
-        compiled(scaled)(ONES)
+        compile_eager(select_wave)(ONES)
 
-    (graph,) = asked.artefacts
+    (graph,) = asked.artifacts
     assert (graph.name, graph.compile_id) == ("dynamo_output_graph", "0/0")
     assert "cos" in graph.text
-    assert len(all_of.artefacts) > 1
-    assert none.artefacts == () == none.spans
+    assert len(all_of.artifacts) > 1
+    assert none.artifacts == () == none.spans
     whole = next(span for span in asked.spans if span.name == "entire_frame_compile")
     assert whole.compile_id == "0/0"
     assert whole.seconds == pytest.approx(asked.compilations[0].seconds, rel=0.2)
@@ -250,11 +250,11 @@ def test_artefacts_and_steps_are_kept_when_asked_for_only() -> None:
 
 def test_each_of_several_listeners_hears_its_own_time() -> None:
     outer = Trace().start()
-    compiled(scaled)(ONES)
+    compile_eager(select_wave)(ONES)
     with Trace() as inner:
-        compiled(printing)(ONES)
+        compile_eager(print_once)(ONES)
     outer.stop()
-    compiled(lambda x: x * 3)(ONES)
+    compile_eager(lambda x: x * 3)(ONES)
 
     assert [one.function for one in inner.compilations] == ["printing", "printing"]
     assert [one.function for one in outer.compilations] == ["scaled", "printing", "printing"]
@@ -262,7 +262,7 @@ def test_each_of_several_listeners_hears_its_own_time() -> None:
 
 def test_what_other_threads_compile_is_heard() -> None:
     with Trace() as trace:
-        thread = threading.Thread(target=lambda: compiled(scaled)(ONES))
+        thread = threading.Thread(target=lambda: compile_eager(select_wave)(ONES))
         thread.start()
         thread.join()
 
@@ -284,9 +284,9 @@ def test_another_listener_that_leaves_makes_nobody_deaf() -> None:
             TRACE.removeHandler(self)
 
     TRACE.addHandler(Leaver())
-    with Trace(artefacts=True) as trace:
+    with Trace(artifacts=True) as trace:
         TRACE.debug("", extra={"metadata": {"artifact": {"name": "first"}}, "payload": "heard"})
-    assert [one.name for one in trace.artefacts] == ["first"]
+    assert [one.name for one in trace.artifacts] == ["first"]
 
 
 def test_a_record_that_cannot_be_read_costs_a_note_and_no_more() -> None:
@@ -295,7 +295,7 @@ def test_a_record_that_cannot_be_read_costs_a_note_and_no_more() -> None:
         TRACE.debug("", extra={"metadata": {"artifact": {"name": "recompile_reasons"}}, "payload": "[not JSON"})
         TRACE.debug("", extra={"metadata": {"artifact": 3}, "payload": "x"})
         TRACE.debug("a record of another kind")
-        compiled(scaled)(ONES)
+        compile_eager(select_wave)(ONES)
 
     assert len(trace.compilations) == 1
     assert len(trace.notes) == 3
@@ -333,20 +333,22 @@ def test_every_private_name_is_there() -> None:
 
 def test_a_watch_prints_one_summary_when_it_stops(capsys: pytest.CaptureFixture[str]) -> None:
     with watch() as seen:
-        compiled(printing)(ONES)
+        compile_eager(print_once)(ONES)
     seen.stop()
 
     out, err = capsys.readouterr()
     assert "Torchwise" not in out
     assert err.count("Torchwise watched PyTorch's compiler") == 1
     assert "print" in err
-    assert f"{Path(__file__).name}:{printing.__code__.co_firstlineno + 2}" in err.replace("\n  ", "").replace("\n", "")
+    assert f"{Path(__file__).name}:{print_once.__code__.co_firstlineno + 2}" in err.replace("\n  ", "").replace(
+        "\n", ""
+    )
 
 
 def test_a_watch_without_printing_has_its_summary_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     seen = watch(print=False)
-    compiled(printing)(ONES)
-    call = compiled(scaled)
+    compile_eager(print_once)(ONES)
+    call = compile_eager(select_wave)
     call(ONES, "a")
     call(ONES, "b")
     watched = seen.stop()
@@ -355,14 +357,14 @@ def test_a_watch_without_printing_has_its_summary_and_json(capsys: pytest.Captur
     summary = " ".join(seen.summary().split())  # where a line ends depends on how many digits the seconds have
     for word in ("1 graph break,", "1 recompilation,", "the value of factor: 'a', then another", "is_compiling"):
         assert word in summary
-    assert Watched.from_json(seen.to_json()) == watched
+    assert CompileEvents.from_json(seen.to_json()) == watched
     assert json.loads(seen.to_json())["schema"] == "torchwise.watched/1"
     assert watched.compile_s == sum(one.seconds for one in watched.compilations)
 
 
 def test_a_watch_over_nothing_says_so() -> None:
     with watch(print=False) as seen:
-        scaled(ONES)
+        select_wave(ONES)
     assert "nothing was compiled" in seen.summary()
 
 
@@ -380,7 +382,7 @@ def test_print_must_be_a_bool() -> None:
 
 def test_a_watch_made_directly_has_not_begun() -> None:
     seen = Watch(print_summary=False)
-    compiled(scaled)(ONES)
+    compile_eager(select_wave)(ONES)
     assert seen.seen.compilations == ()
 
 

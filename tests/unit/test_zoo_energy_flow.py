@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torchwise.zoo.energy_flow as family
 from torchwise.workload import Workload
-from torchwise.workload.pytree import clone, equal, named_leaves, tensors
+from torchwise.workload.pytree import clone, equal, list_named_leaves, tensors
 from torchwise.workload.surrogate_loss import loss_of
 from torchwise.zoo.catalogue.energy_flow import ENTRIES
 from torchwise.zoo.energy_flow.carrier import STEEPNESS, STRIDE, Carried
@@ -62,7 +62,7 @@ def all_equal(first: Any, second: Any) -> bool:
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float) -> None:
-    for (name, a), (_, b) in zip(named_leaves(actual), named_leaves(expected), strict=True):
+    for (name, a), (_, b) in zip(list_named_leaves(actual), list_named_leaves(expected), strict=True):
         size = float(b.double().abs().max())
         torch.testing.assert_close(a.to(b.dtype), b, rtol=tolerance, atol=tolerance * size, msg=name)
 
@@ -125,7 +125,7 @@ def test_a_workload_survives_the_way_to_another_process(operation: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_roofline_counts_weights_inputs_and_outputs(operation: str) -> None:
-    workload, larger = build(operation), build(operation, **_doubled(operation))
+    workload, larger = build(operation), build(operation, **_double_size(operation))
     assert workload.roofline is not None
     assert larger.roofline is not None
     moved = sum(t.numel() * t.element_size() for t in [*numbers(workload), *tensors(run(workload))])
@@ -134,7 +134,7 @@ def test_the_roofline_counts_weights_inputs_and_outputs(operation: str) -> None:
     assert larger.roofline.flops == 2 * workload.roofline.flops
 
 
-def _doubled(operation: str) -> dict[str, int]:
+def _double_size(operation: str) -> dict[str, int]:
     first = next(iter(SIZES[operation]["small"]))
     return {first: 2 * SIZES[operation]["small"][first]}
 

@@ -165,7 +165,7 @@ def circle(centre: tuple[float, float], radius: float) -> torch.Tensor:
     return torch.stack((centre[0] + radius * angle.cos(), centre[1] + radius * angle.sin()), dim=-1)
 
 
-def winding(positions: torch.Tensor, centres: torch.Tensor, charges: torch.Tensor) -> float:
+def count_windings(positions: torch.Tensor, centres: torch.Tensor, charges: torch.Tensor) -> float:
     field = ivhl.vortex_field(positions, centres, charges, 0.125)
     return float((field[1:] / field[:-1]).angle().sum()) / (2 * math.pi)
 
@@ -174,9 +174,9 @@ def test_the_phase_winds_around_a_vortex_as_often_as_its_charge_says() -> None:
     centres = torch.tensor([[0.3, 0.1], [-0.4, 0.2], [0.0, -0.5]], dtype=double)
     charges = torch.tensor([1.0, -1.0, 2.0], dtype=double)
     for centre, charge in zip(centres.tolist(), charges.tolist(), strict=True):
-        assert winding(circle(tuple(centre), 0.05), centres, charges) == pytest.approx(charge, abs=1e-9)
-    assert winding(circle((0.0, 0.0), 3.0), centres, charges) == pytest.approx(2.0, abs=1e-9)
-    assert winding(circle((0.8, 0.8), 0.05), centres, charges) == pytest.approx(0.0, abs=1e-9)
+        assert count_windings(circle(tuple(centre), 0.05), centres, charges) == pytest.approx(charge, abs=1e-9)
+    assert count_windings(circle((0.0, 0.0), 3.0), centres, charges) == pytest.approx(2.0, abs=1e-9)
+    assert count_windings(circle((0.8, 0.8), 0.05), centres, charges) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_vortex_has_an_empty_core_and_several_multiply() -> None:
@@ -217,7 +217,7 @@ def test_disentanglers_are_unitary_and_isometries_keep_norms() -> None:
     assert (shorter < torch.linalg.vector_norm(sites.reshape(16, -1), dim=-1)).all()
 
 
-def in_letters(legs: tuple[tuple[int, ...], ...], open_legs: tuple[int, ...]) -> str:
+def to_einsum(legs: tuple[tuple[int, ...], ...], open_legs: tuple[int, ...]) -> str:
     words = ["".join(string.ascii_letters[leg] for leg in some) for some in (*legs, open_legs)]
     return ",".join(words[:-1]) + "->" + words[-1]
 
@@ -226,7 +226,7 @@ def test_a_network_is_one_large_einsum() -> None:
     legs, open_legs = ivhl.happy_legs(6)
     operands = [complex_normal(*[2] * len(some), seed=seed) for seed, some in enumerate(legs)]
     network = ivhl.TensorNetwork(legs, open_legs, ivhl.greedy_path(legs, open_legs, dict.fromkeys(range(60), 2)))
-    expected = np.einsum(in_letters(legs, open_legs), *(t.numpy() for t in operands), optimize="greedy")
+    expected = np.einsum(to_einsum(legs, open_legs), *(t.numpy() for t in operands), optimize="greedy")
     torch.testing.assert_close(network(*operands), torch.from_numpy(expected))
 
 

@@ -14,7 +14,7 @@ from torchwise.workload.train_step import TrainStep
 from torchwise.zoo import Entry, load
 from torchwise.zoo.entry import SIZES
 from torchwise.zoo.registry import select
-from torchwise.zoo.training import diffused
+from torchwise.zoo.training import diffuse
 from zoo_checks import least_agreement, losses
 
 ENTRIES = select("training")
@@ -88,7 +88,7 @@ def test_the_builder_is_documented_and_takes_what_each_size_gives(entry: Entry) 
 
 def test_diffusion_keeps_the_sum_and_flattens_the_field() -> None:
     field = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    spread = diffused(field)
+    spread = diffuse(field)
     torch.testing.assert_close(spread.sum((-2, -1)), field.sum((-2, -1)))
     assert (spread.var((-2, -1)) < field.var((-2, -1))).all()
-    torch.testing.assert_close(diffused(torch.ones(4, 4)), torch.ones(4, 4))
+    torch.testing.assert_close(diffuse(torch.ones(4, 4)), torch.ones(4, 4))

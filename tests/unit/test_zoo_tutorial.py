@@ -35,13 +35,13 @@ def loss_of(workload: Workload) -> torch.Tensor:
     return workload.call(*workload.examples[0].args)
 
 
-def hidden(workload: Workload, example: int = 0) -> torch.Tensor:
+def compute_hidden(workload: Workload, example: int = 0) -> torch.Tensor:
     """Return the value between the two layers of a program in the gallery, before anything is done to it."""
     with torch.no_grad():
         return torch.tanh(workload.examples[example].args[0] @ workload.call.first.weight.T)
 
 
-def between(workload: Workload, example: int = 0) -> torch.Tensor:
+def recover_second_input(workload: Workload, example: int = 0) -> torch.Tensor:
     """Return the input of the second layer of a program in the gallery, worked out from the answer."""
     return torch.linalg.solve(workload.call.second.weight.detach(), run(workload, example).T).T
 
@@ -166,7 +166,7 @@ def test_labels_are_of_every_class_and_the_same_in_every_dtype() -> None:
 
 def test_print_changes_nothing_and_floods_nothing(capsys) -> None:
     workload = exact("break_print")
-    torch.testing.assert_close(between(workload), hidden(workload))
+    torch.testing.assert_close(recover_second_input(workload), compute_hidden(workload))
     for _ in range(3):
         run(workload)
     assert workload.call.log.line == "hidden values: (4, 32)"
@@ -175,22 +175,24 @@ def test_print_changes_nothing_and_floods_nothing(capsys) -> None:
 
 def test_item_scales_to_a_mean_of_one() -> None:
     workload = exact("break_item")
-    torch.testing.assert_close(between(workload), hidden(workload) / hidden(workload).abs().mean())
+    torch.testing.assert_close(
+        recover_second_input(workload), compute_hidden(workload) / compute_hidden(workload).abs().mean()
+    )
 
 
 def test_branch_in_between_goes_one_way_for_each_example() -> None:
     workload = exact("break_branch")
-    torch.testing.assert_close(hidden(workload, 0), -hidden(workload, 1))
-    factors = {number: 2.0 if hidden(workload, number).mean() > 0 else 0.5 for number in (0, 1)}
+    torch.testing.assert_close(compute_hidden(workload, 0), -compute_hidden(workload, 1))
+    factors = {number: 2.0 if compute_hidden(workload, number).mean() > 0 else 0.5 for number in (0, 1)}
     assert sorted(factors.values()) == [0.5, 2.0]
     for number, factor in factors.items():
-        torch.testing.assert_close(between(workload, number), factor * hidden(workload, number))
+        torch.testing.assert_close(recover_second_input(workload, number), factor * compute_hidden(workload, number))
 
 
 def test_numpy_reads_the_table() -> None:
     workload = exact("break_numpy")
-    expected = np.interp(hidden(workload).numpy(), KNOTS, CURVE)
-    torch.testing.assert_close(between(workload), torch.from_numpy(expected))
+    expected = np.interp(compute_hidden(workload).numpy(), KNOTS, CURVE)
+    torch.testing.assert_close(recover_second_input(workload), torch.from_numpy(expected))
 
 
 def test_numpy_has_no_bfloat16() -> None:
@@ -200,8 +202,8 @@ def test_numpy_has_no_bfloat16() -> None:
 
 def test_list_sums_a_geometric_series() -> None:
     workload = exact("break_list")
-    h = hidden(workload)
-    torch.testing.assert_close(between(workload), h / (1 - h / 2), rtol=0, atol=1e-3)
+    h = compute_hidden(workload)
+    torch.testing.assert_close(recover_second_input(workload), h / (1 - h / 2), rtol=0, atol=1e-3)
 
 
 @pytest.fixture

@@ -2,14 +2,14 @@
 
 ::
 
-    artefact.save("model.tw", model, decision, (x,))      # compiles once more, in a process of its own
-    decision = artefact.load("model.tw", trust=True)      # in the service, before the model is built
+    artifact.save("model.tw", model, decision, (x,))      # compiles once more, in a process of its own
+    decision = artifact.load("model.tw", trust=True)      # in the service, before the model is built
     fast = torchwise.apply(model, decision)               # its first call finds everything compiled
 
 For a fleet, use a folder by URL in place of the file. Each machine finds its own artifact in it (`folder`)::
 
-    artefact.save("s3://bucket/models", model, decision, (x,))
-    decision = artefact.load("s3://bucket/models", model, trust=True)
+    artifact.save("s3://bucket/models", model, decision, (x,))
+    decision = artifact.load("s3://bucket/models", model, trust=True)
 
 PyTorch runs the compiled code as it lies in the file, and reads it with pickle. So anybody who may write the file may
 run code here. Only `load` and `load_all` with `trust=True` take the code out.

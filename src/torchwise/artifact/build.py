@@ -9,11 +9,11 @@ from typing import Literal
 from torchwise.compile import cpu_isa_cache
 from torchwise.errors import UnsupportedError
 from torchwise.records import Decision
-from torchwise.trial import AroundJob, Job
+from torchwise.trial import DerivedJob, Job
 
 
 @dataclass(frozen=True, slots=True)
-class Build(AroundJob):
+class Build(DerivedJob):
     """Instructions for a worker.
 
     Attributes:
@@ -35,7 +35,7 @@ class Build(AroundJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuildResult:
     """A worker's answer.
 
     Attributes:
@@ -49,19 +49,19 @@ class Built:
     compiled: int
 
 
-def compile(build: Build, stage: Callable[[str], None]) -> Built:
+def compile(build: Build, stage: Callable[[str], None]) -> BuildResult:
     """Compile everything that the decision's plan needs for the workload's examples."""
     stage("compile")
     with cpu_isa_cache.recording() as checks:
         seconds = _first_calls(build)
-    return Built(seconds, checks, _compiled())
+    return BuildResult(seconds, checks, _count_compiled_graphs())
 
 
-def start(build: Build, stage: Callable[[str], None]) -> Built:
+def start(build: Build, stage: Callable[[str], None]) -> BuildResult:
     """Answer the same calls in this fresh process."""
     stage("warm start")
     cpu_isa_cache.replay(build.checks)
-    return Built(_first_calls(build), build.checks, _compiled())
+    return BuildResult(_first_calls(build), build.checks, _count_compiled_graphs())
 
 
 def _first_calls(build: Build) -> float:
@@ -73,9 +73,9 @@ def _first_calls(build: Build) -> float:
     import torch
 
     from torchwise.runtime import OptimizedFunction, OptimizedModule
-    from torchwise.trial.harness import Arena
+    from torchwise.trial.harness import Harness
 
-    arena, decision = Arena(build.job), Decision.from_json(build.decision)
+    arena, decision = Harness(build.job), Decision.from_json(build.decision)
     call = arena.workload.call  # the caller has checked that the decision holds for it here
     fast: OptimizedModule | OptimizedFunction
     fast = OptimizedModule(call, decision) if isinstance(call, torch.nn.Module) else OptimizedFunction(call, decision)
@@ -86,7 +86,7 @@ def _first_calls(build: Build) -> float:
     return seconds
 
 
-def _compiled() -> int:
+def _count_compiled_graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_bypass"])

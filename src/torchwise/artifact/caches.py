@@ -11,7 +11,7 @@ from torchwise.artifact.package import put
 from torchwise.compile import private
 from torchwise.errors import InputError
 
-name = functools.partial(private.look_up, "an artefact")
+name = functools.partial(private.look_up, "an artifact")
 
 CACHE_DIR = ("torch._inductor.runtime.cache_dir_utils", "cache_dir")
 TRITON_CACHE_DIR = ("torch._inductor.runtime.cache_dir_utils", "triton_cache_dir")

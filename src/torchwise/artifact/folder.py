@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from torchwise import __version__, environment
-from torchwise.artifact.remote_files import SUFFIX, Place
+from torchwise.artifact.remote_files import SUFFIX, RemoteFolder
 from torchwise.errors import InputError
 from torchwise.records import Decision
 
 logger = logging.getLogger("torchwise")
 
 USED = ".used"
-OURS = re.compile(r"(?P<artefact>[\w.+-]+-[0-9a-f]{12}/\.?\w+-\w+\.tw)(\.\w+)*")
+OURS = re.compile(r"(?P<artifact>[\w.+-]+-[0-9a-f]{12}/\.?\w+-\w+\.tw)(\.\w+)*")
 """An artifact, its marker, and the remains of a writer that was killed. Nothing else is ever removed."""
 NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -53,10 +53,10 @@ class Entry:
 
 
 class Folder:
-    """Artifacts in a `Place`. `find` and `save` name them relative to it. Raises as `Place` does."""
+    """Artifacts in a `RemoteFolder`. `find` and `save` name them relative to it. Raises as `RemoteFolder` does."""
 
     def __init__(self, url: str) -> None:
-        self.place = Place(url)
+        self.place = RemoteFolder(url)
 
     def prepare(self, decision: Decision) -> None:
         """Check that an artifact can be written, before minutes are spent on making it.
@@ -80,13 +80,13 @@ class Folder:
         home = _home(device)
         begins = f"{home}/{structure}-" if structure else f"{home}/"
         names = [name for name in self.place.sizes(home) if name.startswith(begins) and name.endswith(SUFFIX)]
-        return sorted(names, key=self._modified, reverse=True) if len(names) > 1 else names
+        return sorted(names, key=self._modification_time, reverse=True) if len(names) > 1 else names
 
     def entries(self) -> list[Entry]:
         """List every artifact for any machine, the most recently used first."""
         here = {_home(device): device for device in ("cpu", environment.default_device())}
         found = [
-            Entry(f"{self.place.url}/{name}", size, self._used(name), here.get(name.partition("/")[0]))
+            Entry(f"{self.place.url}/{name}", size, self._last_use(name), here.get(name.partition("/")[0]))
             for name, size in self.place.sizes().items()
             if name.endswith(SUFFIX) and OURS.fullmatch(name) and "/." not in name
         ]
@@ -111,22 +111,22 @@ class Folder:
             if ours := OURS.fullmatch(name):
                 # A file being written shares the marker of its final name. That marker is new, so it is not the first
                 # to go.
-                held[ours["artefact"].replace("/.", "/")][name] = size
+                held[ours["artifact"].replace("/.", "/")][name] = size
         total = sum(sum(files.values()) for files in held.values())
         if total <= limit_bytes:
             return
-        for artefact in sorted(held.keys() - {keep}, key=lambda name: self._used(name) or NEVER):
+        for artifact in sorted(held.keys() - {keep}, key=lambda name: self._last_use(name) or NEVER):
             if total <= limit_bytes:
                 return
-            for name in held[artefact]:
+            for name in held[artifact]:
                 self.place.remove(name)
-            total -= sum(held[artefact].values())
+            total -= sum(held[artifact].values())
 
-    def _used(self, artefact: str) -> datetime | None:
-        return self.place.modified(artefact + USED) or self.place.modified(artefact)
+    def _last_use(self, artifact: str) -> datetime | None:
+        return self.place.modification_time(artifact + USED) or self.place.modification_time(artifact)
 
-    def _modified(self, name: str) -> datetime:
-        return self.place.modified(name) or NEVER
+    def _modification_time(self, name: str) -> datetime:
+        return self.place.modification_time(name) or NEVER
 
 
 def name_of(decision: Decision) -> str:

@@ -15,7 +15,7 @@ from torchwise.artifact import caches, package
 from torchwise.artifact.folder import Folder
 from torchwise.artifact.manifest import Info
 from torchwise.artifact.package import Package
-from torchwise.artifact.remote_files import Place, is_folder, is_url, shown
+from torchwise.artifact.remote_files import RemoteFolder, hide_password, is_folder, is_url
 from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError, StalePlanError, TorchwiseError
 from torchwise.records import Decision
@@ -80,13 +80,15 @@ def load(
     """
     if not is_folder(path):
         if model is not None:
-            raise InputError(f"{shown(path)} is one artefact, but a model is given, which is for the URL of a folder")
-        return _used(shown(path), _read(path, sha256), trust)
+            raise InputError(
+                f"{hide_password(path)} is one artifact, but a model is given, which is for the URL of a folder"
+            )
+        return _install_code(hide_password(path), _read(path, sha256), trust)
     if model is None:
-        raise InputError(f"{shown(path)} is a folder, so the model must be given: load(url, model)")
+        raise InputError(f"{hide_password(path)} is a folder, so the model must be given: load(url, model)")
     workload = model if isinstance(model, Workload) else _workload(model, args, kwargs)
-    where, found = _found(Folder(str(path)), workload, sha256, any_inputs=args is None and kwargs is None)
-    return _used(where, found, trust)
+    where, found = _find_artifact(Folder(str(path)), workload, sha256, any_inputs=args is None and kwargs is None)
+    return _install_code(where, found, trust)
 
 
 def load_all(url: str, *, trust: bool = False) -> dict[str, Decision]:
@@ -103,13 +105,13 @@ def load_all(url: str, *, trust: bool = False) -> dict[str, Decision]:
         UnsupportedError: a library for the URL is missing.
     """
     if not is_folder(url):
-        raise InputError(f"{shown(url)} is no URL of a folder: load a file by load(path)")
+        raise InputError(f"{hide_password(url)} is no URL of a folder: load a file by load(path)")
     folder, loaded = Folder(url), {}
     failures: list[TorchwiseError] = []
     for name in (n for device in dict.fromkeys((environment.default_device(), "cpu")) for n in folder.find(device)):
         where = f"{folder.place.url}/{name}"
         try:
-            loaded[where] = _used(where, package.unpack(where, folder.place.read(name)), trust)
+            loaded[where] = _install_code(where, package.unpack(where, folder.place.read(name)), trust)
             folder.mark(name)
         except TorchwiseError as error:
             failures.append(error)
@@ -117,7 +119,7 @@ def load_all(url: str, *, trust: bool = False) -> dict[str, Decision]:
         raise failures[0]
     if not loaded:
         folder.place.check()
-        raise InputError(f"{folder.place.url} has no artefact for this machine and its software: save one here")
+        raise InputError(f"{folder.place.url} has no artifact for this machine and its software: save one here")
     for failure in failures:
         logger.warning("torchwise: %s", failure)
     return loaded
@@ -128,9 +130,11 @@ def _read(path: str | Path, sha256: str | None) -> Package:
     if not is_url(path):
         return package.read(Path(path), sha256)
     if is_folder(path):
-        raise InputError(f"{shown(path)} is a folder, but must be an artefact in it: `torchwise cache list` names them")
+        raise InputError(
+            f"{hide_password(path)} is a folder, but must be an artifact in it: `torchwise cache list` names them"
+        )
     folder, _, name = str(path).rpartition("/")
-    return package.unpack(shown(path), Place(folder).read(name), sha256)
+    return package.unpack(hide_password(path), RemoteFolder(folder).read(name), sha256)
 
 
 def _workload(model: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None) -> Workload:
@@ -141,7 +145,7 @@ def _workload(model: Callable[..., Any], args: Any, kwargs: dict[str, Any] | Non
     return Workload.of((unwrap(model), () if args is None else args, kwargs or {}))
 
 
-def _found(folder: Folder, workload: Workload, sha256: str | None, any_inputs: bool) -> tuple[str, Package]:
+def _find_artifact(folder: Folder, workload: Workload, sha256: str | None, any_inputs: bool) -> tuple[str, Package]:
     """Return the newest whole artifact for a model on this machine, verified on these inputs if they are given."""
     inputs = set() if any_inputs else {describe_example(example) for example in workload.examples}
     damaged: list[InputError] = []
@@ -161,7 +165,7 @@ def _found(folder: Folder, workload: Workload, sha256: str | None, any_inputs: b
         raise damaged[0]
     folder.place.check()
     raise InputError(
-        f"{folder.place.url} has no artefact for this model{' and these inputs' if inputs else ''} on this machine and "
+        f"{folder.place.url} has no artifact for this model{' and these inputs' if inputs else ''} on this machine and "
         "its software: save one here, or go on without it"
     )
 
@@ -174,7 +178,7 @@ def _device(workload: Workload) -> str:
     return environment.default_device() if nowhere else device_of(workload)
 
 
-def _used(path: str, found: Package, trust: bool) -> Decision:
+def _install_code(path: str, found: Package, trust: bool) -> Decision:
     """Put the code of an artifact into PyTorch's cache folders. Raises as `load` does."""
     manifest = found.info.manifest
     if not found.code:  # the plan compiles nothing

@@ -10,7 +10,7 @@ from torchwise.records import Decision, codec
 from torchwise.records.bounds import Count, Seconds
 from torchwise.records.codec import Document
 
-SCHEMA = "torchwise.artifact/1"
+SCHEMA = "torchwise.artefact/1"  # the name of the format, which stays as it was first written
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def read(path: Path, sha256: str | None = None) -> Package:
         data = path.read_bytes()
     except IsADirectoryError:
         url = path.absolute().as_uri()
-        raise InputError(f"{path} is a folder, but must be one artefact, or the folder's URL: {url}") from None
+        raise InputError(f"{path} is a folder, but must be one artifact, or the folder's URL: {url}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     return unpack(str(path), data, sha256)
@@ -97,7 +97,7 @@ def unpack(path: str, data: bytes, sha256: str | None = None) -> Package:
     # zipfile lets its decompressors' errors through besides its own, and has two for unsupported features.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"{path} is no artefact, or is damaged ({brief(error)}): copy it again, or make it anew"
+            f"{path} is no artifact, or is damaged ({brief(error)}): copy it again, or make it anew"
         ) from None
     return Package(Info(decision, manifest, digest, len(data)), members)
 
@@ -142,24 +142,24 @@ def _members(archive: zipfile.ZipFile) -> tuple[Manifest, dict[str, bytes]]:
         raise InputError(f"the manifest says that {wrong!r} has {manifest.members[wrong].size} bytes")
     if (total := sum(member.size for member in manifest.members.values())) > MOST_BYTES:
         raise InputError(f"it unpacks to {total} bytes, but at most {MOST_BYTES} are read")
-    return manifest, {name: _checked(archive, entries[name], member) for name, member in manifest.members.items()}
+    return manifest, {name: _read_member(archive, entries[name], member) for name, member in manifest.members.items()}
 
 
 def _decision(text: bytes) -> Decision:
     try:
         return Decision.from_json(text)
     except InputError as error:
-        raise InputError(f"{DECISION}: {error}; make the artefact anew") from None
+        raise InputError(f"{DECISION}: {error}; make the artifact anew") from None
 
 
 def _manifest(text: bytes) -> Manifest:
     try:
         return Manifest.from_json(text)
     except InputError as error:
-        raise InputError(f"{MANIFEST}: {error}; make the artefact anew") from None
+        raise InputError(f"{MANIFEST}: {error}; make the artifact anew") from None
 
 
-def _checked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, member: Member) -> bytes:
+def _read_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, member: Member) -> bytes:
     name = entry.filename
     if name != DECISION:
         _check_name(name)

@@ -34,12 +34,12 @@ def is_folder(path: str | Path) -> bool:
     return is_url(path) and not str(path).endswith(SUFFIX)
 
 
-def shown(path: str | Path) -> str:
+def hide_password(path: str | Path) -> str:
     """Return a path or URL for messages, without any password in it."""
     return re.sub(r"://[^/]*@", "://", str(path))
 
 
-class Place:
+class RemoteFolder:
     """A folder given by URL. Its files are named relative to it.
 
     Every method raises InputError, with the URL and the cause, if the store refuses or cannot be reached.
@@ -53,7 +53,7 @@ class Place:
         if not is_url(url):
             here = Path(url).absolute().as_uri()
             raise InputError(f"url is {url!r}, but must be a URL, such as s3://bucket/models or {here}")
-        self.url = shown(url).rstrip("/")
+        self.url = hide_password(url).rstrip("/")
         self._scheme = url.partition("://")[0]
         fsspec = _fsspec()
         try:
@@ -107,7 +107,7 @@ class Place:
                 return {}
         return {name[len(self._root) + 1 :]: int(entry["size"]) for name, entry in found.items()}
 
-    def modified(self, name: str) -> datetime | None:
+    def modification_time(self, name: str) -> datetime | None:
         """Return when a file was written, by the store's clock, or None if it is gone."""
         with self._asking(name, "looked at"):
             try:

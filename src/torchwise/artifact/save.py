@@ -10,16 +10,16 @@ from typing import Any
 
 from torchwise import __version__, environment
 from torchwise.artifact import caches, package
-from torchwise.artifact.build import Build, Built
+from torchwise.artifact.build import Build, BuildResult
 from torchwise.artifact.folder import Folder
 from torchwise.artifact.manifest import Info, Manifest
-from torchwise.artifact.remote_files import is_folder, is_url, shown
+from torchwise.artifact.remote_files import hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.records import Decision, Failure, codec
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import check_form
-from torchwise.workload.user_inputs import given
+from torchwise.workload.user_inputs import read_workload
 
 LIMIT_S = 1800.0
 
@@ -66,7 +66,7 @@ def save(
     _check_holds(workload, decision)
     if folder is not None:
         folder.prepare(decision)
-    made, data = _made(workload, decision, launcher or ProcessLauncher(), limit_s)
+    made, data = _make_artifact(workload, decision, launcher or ProcessLauncher(), limit_s)
     if folder is None:
         package.put(Path(path), data)
     else:
@@ -82,7 +82,9 @@ def _folder(path: str | Path, limit_bytes: int | None) -> Folder | None:
     """
     if is_url(path):
         if not is_folder(path):
-            raise InputError(f"{shown(path)} names a file, but must name a folder: in it, each machine has its own")
+            raise InputError(
+                f"{hide_password(path)} names a file, but must name a folder: in it, each machine has its own"
+            )
         if limit_bytes is not None and limit_bytes < 1:
             raise InputError(f"limit_bytes is {limit_bytes}, but must be at least 1")
         return Folder(str(path))
@@ -93,10 +95,12 @@ def _folder(path: str | Path, limit_bytes: int | None) -> Folder | None:
     return None
 
 
-def _made(workload: Workload | str, decision: Decision, launcher: Launcher, limit_s: float) -> tuple[Info, bytes]:
+def _make_artifact(
+    workload: Workload | str, decision: Decision, launcher: Launcher, limit_s: float
+) -> tuple[Info, bytes]:
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as source, own_caches() as folder:
         job = _job(workload, decision, source, folder)
-        cold, warm = _built(job, decision, launcher, limit_s)
+        cold, warm = _compile_and_restart(job, decision, launcher, limit_s)
         manifest = Manifest(
             __version__,
             environment.detect(decision.workload.device),
@@ -112,11 +116,11 @@ def _made(workload: Workload | str, decision: Decision, launcher: Launcher, limi
 def _workload(
     model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None
 ) -> Workload | str:
-    """Return a live workload, or the target. Raises as `given` does."""
+    """Return a live workload, or the target. Raises as `read_workload` does."""
     from torchwise.runtime import unwrap
 
     plain = model if isinstance(model, (str, Workload)) else unwrap(model)
-    return given(plain, args, kwargs, examples) or plain
+    return read_workload(plain, args, kwargs, examples) or plain
 
 
 def _check_holds(workload: Workload | str, decision: Decision) -> None:
@@ -139,19 +143,21 @@ def _job(workload: Workload | str, decision: Decision, source: str, folder: str)
 
     file = str(Path(source, "model.pt"))
     save_workload(workload, file)
-    return replace(job, source=file, settings=ProcessSettings.of_this_process())
+    return replace(job, source=file, settings=ProcessSettings.from_this_process())
 
 
-def _built(job: Job, decision: Decision, launcher: Launcher, limit_s: float) -> tuple[Built, Built | None]:
+def _compile_and_restart(
+    job: Job, decision: Decision, launcher: Launcher, limit_s: float
+) -> tuple[BuildResult, BuildResult | None]:
     """Compile, and start once more. A plan without a compiler needs neither."""
     if decision.plan.backend == "eager":
-        return Built(0.0, {}, 0), None
+        return BuildResult(0.0, {}, 0), None
     cold = _run(Build("compile", job, decision.to_json()), launcher, limit_s)
     return cold, _run(Build("start", job, decision.to_json(), cold.checks), launcher, limit_s)
 
 
-def _run(build: Build, launcher: Launcher, limit_s: float) -> Built:
-    answer = launcher.run(build, Limits.of_this_machine(limit_s), lambda _stage: None)
+def _run(build: Build, launcher: Launcher, limit_s: float) -> BuildResult:
+    answer = launcher.run(build, Limits.from_free_memory(limit_s), lambda _stage: None)
     if isinstance(answer, Failure):
         raise UnsupportedError(f"there is nothing to save, because in a worker the plan {answer}")
-    return codec.from_json(answer, Built)
+    return codec.from_json(answer, BuildResult)

@@ -5,6 +5,6 @@ handle.
 """
 
 from torchwise.background.protocol import Order
-from torchwise.background.tuning import Tuning, start, undecided
+from torchwise.background.tuning import Tuning, initial_decision, start
 
-__all__ = ["Order", "Tuning", "start", "undecided"]
+__all__ = ["Order", "Tuning", "initial_decision", "start"]

@@ -14,9 +14,9 @@ import torch
 from torchwise.background.protocol import ExtraCalls, read_code, write_code
 from torchwise.compile import compile_plan, cpu_isa_cache
 from torchwise.compile.aot import Loader, Maker
-from torchwise.trial import AroundJob, Job
+from torchwise.trial import DerivedJob, Job
 from torchwise.trial.candidate import attempt
-from torchwise.trial.harness import Arena
+from torchwise.trial.harness import Harness
 from torchwise.trial.job import Attempt
 from torchwise.trial.loading import load
 from torchwise.workload import Workload
@@ -24,7 +24,7 @@ from torchwise.workload.module_state import State
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation(AroundJob):
+class Preparation(DerivedJob):
     """The job of a worker.
 
     Attributes:
@@ -48,7 +48,7 @@ class Preparation(AroundJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class AotCode:
     """The result of compilation.
 
     Attributes:
@@ -60,14 +60,14 @@ class Made:
     checks: dict[str, bool]
 
 
-def make(preparation: Preparation, stage: Callable[[str], None]) -> Made:
+def make(preparation: Preparation, stage: Callable[[str], None]) -> AotCode:
     """Compile the job's plan ahead of time, for every example of the workload.
 
     Raises:
         UnsupportedError: the plan or the model cannot be compiled ahead of time.
     """
     job, maker = preparation.job, Maker()
-    arena = Arena(job)
+    arena = Harness(job)
     workload = arena.workload
     _name_in_main(workload.call)
     stage("compile ahead")
@@ -78,11 +78,11 @@ def make(preparation: Preparation, stage: Callable[[str], None]) -> Made:
         for example in workload.examples:
             given = example.clone()
             plan.call(*given.args, **given.kwargs)
-    return Made(write_code(Path(preparation.file), maker.made), checks)
+    return AotCode(write_code(Path(preparation.file), maker.made), checks)
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckResult:
     """The result of the check.
 
     Attributes:
@@ -94,7 +94,7 @@ class Checked:
     extra_calls: ExtraCalls
 
 
-def check(preparation: Preparation, stage: Callable[[str], None]) -> Checked:
+def check(preparation: Preparation, stage: Callable[[str], None]) -> CheckResult:
     """Load the code in this fresh process, verify it against float64, and time it against eager."""
     codes = read_code(Path(preparation.file), preparation.sha256) if preparation.file else []
     workload = load(preparation.job)
@@ -106,7 +106,7 @@ def check(preparation: Preparation, stage: Callable[[str], None]) -> Checked:
         with contextlib.suppress(Exception):  # optional, it only saves seconds
             cpu_isa_cache.replay(preparation.checks)
     found = attempt(preparation.job, stage, Loader(codes) if codes else None)
-    return Checked(found, extra)
+    return CheckResult(found, extra)
 
 
 def _name_in_main(call: Callable[..., Any]) -> None:
@@ -120,7 +120,7 @@ def _name_in_main(call: Callable[..., Any]) -> None:
 
 
 def _keeps_no_state(workload: Workload) -> bool:
-    given, state = workload.examples[0].clone(), State.of(workload.call)
+    given, state = workload.examples[0].clone(), State.from_call(workload.call)
     with torch.no_grad():
         workload.call(*given.args, **given.kwargs)
-    return not state.changed()
+    return not state.has_changed()

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchwise.compile import Backend, compile_plan, private
-from torchwise.compile.io_casts import Edge
+from torchwise.compile.io_casts import IOCasts
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.workload import Workload
@@ -22,27 +22,27 @@ from torchwise.workload import Workload
 MODES = ("torch.utils._python_dispatch", "_push_mode"), ("torch.utils._python_dispatch", "_pop_mode")
 
 
-def call_undrawn(call: Callable[..., Any], plan: Plan, backend: Backend, workload: Workload, device: str) -> None:
+def warm_up_plan(call: Callable[..., Any], plan: Plan, backend: Backend, workload: Workload, device: str) -> None:
     """Call `plan` on each example with a separate random generator, and discard the answers.
 
     Raises:
         UnsupportedError: the plan must run the original first, or an operator draws and takes no generator.
         Exception: any error of the plan.
     """
-    if Edge.is_needed(plan):  # it would run the original and rewind the generators under the program's draws
+    if IOCasts.is_needed(plan):  # it would run the original and rewind the generators under the program's draws
         raise UnsupportedError(f"plan {plan} runs the model as it is before its first call")
     realized = compile_plan(call, plan, workload.examples[0], device=device, mode="inference", backend=backend)
     try:
         for example in workload.examples:
             given = example.clone()
-            with torch.no_grad(), drawing_apart(device):
+            with torch.no_grad(), isolate_rng(device):
                 realized.call(*given.args, **given.kwargs)
     finally:
         realized.close()
 
 
 @contextlib.contextmanager
-def drawing_apart(device: str) -> Iterator[None]:
+def isolate_rng(device: str) -> Iterator[None]:
     """Give operators of this thread a separate generator.
 
     Usually a mode is entered by `with`, which also tells other threads that one is active. Dynamo would then compile

@@ -43,7 +43,7 @@ the model keeps state.
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Message:
     """A message about the tuning's progress.
 
     Attributes:
@@ -66,7 +66,7 @@ class News:
     checks: dict[str, bool] = field(default_factory=dict)
     extra_calls: ExtraCalls = "none"
 
-    def decided(self) -> Decision:
+    def parse_decision(self) -> Decision:
         """Return the promoted plan's decision."""
         return Decision.from_json(self.decision)
 

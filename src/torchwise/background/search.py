@@ -16,15 +16,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from torchwise.background.aot_worker import Checked, Made, Preparation
-from torchwise.background.protocol import News, Order
+from torchwise.background.aot_worker import AotCode, CheckResult, Preparation
+from torchwise.background.protocol import Message, Order
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.store import open_storage
 from torchwise.study import Caches, Request, Silent, run_study
-from torchwise.study.apply_approvals import ruled
-from torchwise.study.approval_policy import Rules
+from torchwise.study.apply_approvals import apply_approvals
+from torchwise.study.approval_policy import ApprovalPolicy
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
 from torchwise.trial.job import EFFORTS, Attempt
 
@@ -36,7 +36,7 @@ BETTER = 1.02
 PRIORITY = "TORCHWISE_BACKGROUND_PRIORITY"
 """Environment variable: "idle" (the default) or "normal"."""
 
-Tell = Callable[[News], None]
+Tell = Callable[[Message], None]
 
 
 def main() -> None:
@@ -48,39 +48,42 @@ def main() -> None:
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # other output must not be taken for news
 
-    def tell(news: News) -> None:
+    def tell(news: Message) -> None:
         print(codec.to_json(news), file=lines, flush=True)
 
     try:
         search(order, folder, ProcessLauncher(), tell)
-        tell(News("done", "the search is over"))
+        tell(Message("done", "the search is over"))
     except Exception as error:  # after any error the program goes on unchanged, and reports it
-        tell(News("failed", f"{type(error).__name__}: {error}"))
+        tell(Message("failed", f"{type(error).__name__}: {error}"))
 
 
 def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
     """Search each tier, and promote verified plans that are faster than the current one."""
     best: Interval | None = None
     for tier, effort in enumerate(order.efforts):
-        tell(News("searching", f"effort {effort}"))
+        tell(Message("searching", f"effort {effort}"))
         fresh = order.request.fresh and tier == 0
         cold = order.request.cold and effort == order.efforts[-1]  # must not delay a first plan
         request = replace(order.request, effort=effort, fresh=fresh, cold=cold)
         with open_storage(order.store) as storage, Caches(within=folder) as caches:
             study = run_study(request, storage, launcher, Silent(), caches=caches)
             assert study.decision is not None
-            decision, rules = ruled(study.decision, storage).decision, Rules.on(study.decision, storage)
+            decision, rules = (
+                apply_approvals(study.decision, storage).decision,
+                ApprovalPolicy.from_storage(study.decision, storage),
+            )
         if decision.plan.is_eager:
-            tell(News("stays", decision.reason))
+            tell(Message("stays", decision.reason))
             continue
         study = replace(study, decision=decision)
-        prepared = _prepared(request, study, folder / f"{tier}.code", launcher, best, tell, rules)
+        prepared = _prepare_plan(request, study, folder / f"{tier}.code", launcher, best, tell, rules)
         if prepared is not None:
             tell(prepared)
-            best = prepared.decided().speedup
+            best = prepared.parse_decision().speedup
 
 
-def carried(plan: Plan) -> Plan:
+def adapt_to_aot(plan: Plan) -> Plan:
     """Return the plan most similar to `plan` that can be compiled ahead of time.
 
     Regional compilation becomes whole-model compilation, Inductor's CUDA graphs become one around the call, and weights
@@ -95,48 +98,48 @@ def carried(plan: Plan) -> Plan:
     return replace(plan, scope="whole", mode=mode, capture=capture, options=options, transforms=transforms)
 
 
-def _prepared(
+def _prepare_plan(
     request: Request,
     study: Study,
     file: Path,
     launcher: Launcher,
     best: Interval | None,
     tell: Tell,
-    rules: Rules,
-) -> News | None:
+    rules: ApprovalPolicy,
+) -> Message | None:
     decision = study.decision
     assert decision is not None
     for plan in _candidates(study, decision, rules):
-        found = _prove(request, study, plan, file, launcher)
+        found = _compile_and_verify(request, study, plan, file, launcher)
         if isinstance(found, str):
-            tell(News("left", f"plan {plan}: {found}"))
+            tell(Message("left", f"plan {plan}: {found}"))
             continue
         made, checked = found
         attempt = checked.attempt
         assert attempt.measurement is not None
         speedup = attempt.measurement.speedup
         if best is not None and speedup.low < best.mid * BETTER:
-            tell(News("stays", f"plan {plan} is {speedup}× eager, which is no better than what answers"))
+            tell(Message("stays", f"plan {plan} is {speedup}× eager, which is no better than what answers"))
             return None
-        decided = _decided(decision, plan, attempt)
+        decided = _update_decision(decision, plan, attempt)
         text = f"plan {plan} is proven, {speedup}× eager's speed"
         code = (str(file), made.sha256, made.checks) if made else ("", "", {})
-        return News("promoted", text, decided.to_json(), *code, checked.extra_calls)
+        return Message("promoted", text, decided.to_json(), *code, checked.extra_calls)
     return None
 
 
-def _candidates(study: Study, decision: Decision, rules: Rules) -> list[Plan]:
+def _candidates(study: Study, decision: Decision, rules: ApprovalPolicy) -> list[Plan]:
     """Return the loadable forms of the decided plan, then of other verified and permitted plans, fastest first."""
-    faster = [t for t in study.trials if t.is_proven and t.speedup and t.speedup.low > 1]
+    faster = [t for t in study.trials if t.is_verified and t.speedup and t.speedup.low > 1]
     ranked = sorted(faster, key=lambda t: -t.speedup.mid if t.speedup else 0.0)
-    plans = [decision.plan, *(t.plan for t in ranked if rules.against(t.plan) is None)]
-    become = dict.fromkeys(carried(plan) for plan in plans)
+    plans = [decision.plan, *(t.plan for t in ranked if rules.find_refusal(t.plan) is None)]
+    become = dict.fromkeys(adapt_to_aot(plan) for plan in plans)
     return [plan for plan in become if rules.rejection(plan) is None][:MOST_PREPARED]
 
 
-def _prove(
+def _compile_and_verify(
     request: Request, study: Study, plan: Plan, file: Path, launcher: Launcher
-) -> tuple[Made | None, Checked] | str:
+) -> tuple[AotCode | None, CheckResult] | str:
     """Compile the plan in one worker, and verify and time it in another, or return the reason for its rejection."""
     job = Job(
         "try",
@@ -148,18 +151,18 @@ def _prove(
         settings=request.settings,
         structure=request.structure,
     )
-    limits, made = Limits.of_this_machine(request.trial_s), None
+    limits, made = Limits.from_free_memory(request.trial_s), None
     preparation = Preparation("check", job, "")
     if plan.backend != "eager":
         answer = launcher.run(Preparation("make", job, str(file)), limits, _hear)
         if isinstance(answer, Failure):
             return str(answer)
-        made = codec.from_json(answer, Made)
+        made = codec.from_json(answer, AotCode)
         preparation = Preparation("check", job, str(file), made.sha256, made.checks)
     answer = launcher.run(preparation, limits, _hear)
     if isinstance(answer, Failure):
         return str(answer)
-    checked = codec.from_json(answer, Checked)
+    checked = codec.from_json(answer, CheckResult)
     attempt = checked.attempt
     if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
         return f"not proven: {attempt.verdict.reason}"
@@ -168,7 +171,7 @@ def _prove(
     return made, checked
 
 
-def _decided(decision: Decision, plan: Plan, attempt: Attempt) -> Decision:
+def _update_decision(decision: Decision, plan: Plan, attempt: Attempt) -> Decision:
     """Return the decision with the measurements of the loaded code."""
     assert attempt.measurement is not None
     said = f"prepared beside the program: {attempt.measurement.speedup}× eager's speed, as loaded"

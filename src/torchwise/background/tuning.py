@@ -20,8 +20,8 @@ from typing import Any
 
 from torchwise import environment
 from torchwise.alerts import alert
-from torchwise.background.isolated_warmup import call_undrawn
-from torchwise.background.protocol import News, Order, read_code
+from torchwise.background.isolated_warmup import warm_up_plan
+from torchwise.background.protocol import Message, Order, read_code
 from torchwise.compile import cpu_isa_cache
 from torchwise.compile.aot import Loader
 from torchwise.errors import StalePlanError, TorchwiseError, UnsupportedError
@@ -60,7 +60,7 @@ class Tuning:
     def __init__(self, optimized: Any, workload: Workload, folder: Path, canary: int | None) -> None:
         # End the search once `optimized` is gone.
         self._optimized = weakref.ref(optimized, lambda _: self._abandon())
-        self.news: list[News] = []
+        self.news: list[Message] = []
         self._workload = workload
         self._folder = folder
         self._canary = canary
@@ -116,12 +116,12 @@ class Tuning:
         try:
             assert self._process.stdout is not None
             for line in self._process.stdout:
-                self._hear(codec.from_json(line, News))
+                self._hear(codec.from_json(line, Message))
             if not self._stopping and (not self.news or self.news[-1].kind not in ("done", "failed")):
                 code = self._process.wait(ENDING_S)
-                self._note(News("failed", f"the process that tunes ended with exit code {code}"))
+                self._note(Message("failed", f"the process that tunes ended with exit code {code}"))
         except Exception as error:  # the program goes on after any failure of the search
-            self._note(News("failed", f"{type(error).__name__}: {error}"))
+            self._note(Message("failed", f"{type(error).__name__}: {error}"))
         finally:
             self._end()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -132,7 +132,7 @@ class Tuning:
                 self._over.set()
                 self._changed.notify_all()
 
-    def _hear(self, news: News) -> None:
+    def _hear(self, news: Message) -> None:
         if news.kind != "promoted":
             self._note(news)
             return
@@ -142,25 +142,25 @@ class Tuning:
                 self._promote(news)
         except Exception as error:  # as above, and a later tier may succeed
             reason = str(error) if isinstance(error, TorchwiseError) else f"{type(error).__name__}: {error}"
-            self._note(News("left", f"{news.text}, and was not swapped in: {reason}"))
+            self._note(Message("left", f"{news.text}, and was not swapped in: {reason}"))
             return
         logger.info("torchwise: %s; it answers now, %.1f s after it was found", news.text, time.monotonic() - start)
         self._note(news)
 
-    def _note(self, news: News) -> None:
+    def _note(self, news: Message) -> None:
         if news.kind == "failed" and not self._stopping:
             alert("background_failed", f"tuning in the background failed, the program goes on as it is: {news.text}")
         with self._changed:
             self.news.append(news)
             self._changed.notify_all()
 
-    def _promote(self, news: News) -> None:
+    def _promote(self, news: Message) -> None:
         """Load the plan, verify it on the example inputs again, and swap it in.
 
         Raises:
             StalePlanError: the model changed since, or the plan's outputs differ here.
         """
-        decision, original = news.decided(), self._workload.call
+        decision, original = news.parse_decision(), self._workload.call
         if stale := stale_because(original, decision):
             raise StalePlanError(f"it was made for what is not here any more ({stale})")
         backend = None
@@ -179,7 +179,7 @@ class Tuning:
                 raise StalePlanError(found)
         elif news.extra_calls == "undrawn" and backend is not None:
             with contextlib.suppress(Exception):  # optional, it only makes the program's first call faster
-                call_undrawn(original, ready.plan, backend, self._workload, decision.workload.device)
+                warm_up_plan(original, ready.plan, backend, self._workload, decision.workload.device)
         optimized = self._optimized()
         answering = dispatcher_of(optimized)
         if answering is not None and answering.is_frozen:
@@ -254,7 +254,7 @@ def start(optimized: Any, workload: Workload, order: Order, canary: int | None) 
         raise
 
 
-def undecided(workload: Workload, request: Request) -> Decision:
+def initial_decision(workload: Workload, request: Request) -> Decision:
     """Return the decision to run the original until the search decides."""
     inputs = tuple(describe_example(example) for example in workload.examples)
     here = environment.detect(request.workload.device)

@@ -7,35 +7,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchwise.bench.contenders import Setting, known
+from torchwise.bench.contenders import Setting, load_contenders
 from torchwise.bench.contenders.torchwise import check_served
-from torchwise.bench.job import Contest
+from torchwise.bench.job import ContenderJob
 from torchwise.compile import compile_plan
 from torchwise.plan import Plan
 from torchwise.records import Costs, Decision, Measurement, Outcome, Verdict
 from torchwise.records.benchmark import Performance
-from torchwise.trial.error_origin import judged
-from torchwise.trial.harness import Arena, Calls
+from torchwise.trial.error_origin import run_checks
+from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import COLD_STAGE, Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.first_calls import FirstAnswer, very_first
 from torchwise.verify.inputs import draws
-from torchwise.verify.retained_outputs import check_held
-from torchwise.verify.step import check_held_loss
-from torchwise.verify.step_runner import Trainee
+from torchwise.verify.retained_outputs import check_retained_outputs
+from torchwise.verify.step import check_retained_loss
+from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Workload, pytree
 from torchwise.workload.identity import structure
 from torchwise.workload.train_step import TrainStep
 
 
-def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
+def contend(contest: ContenderJob, stage: Callable[[str], None]) -> Performance:
     """Build the contender with empty caches, verify it, alternate timings with eager, and measure its memory."""
-    ring = _Ring(contest)
+    ring = _ContenderHarness(contest)
     with ring.arena.gradients():
         stage("compile")
         call = ring.build(contest.contender)
         candidate = ring.arena.runners(call)
-        first = ring.keeping(candidate)
+        first = ring.keep_first_answers(candidate)
         cold = ring.built_s + ring.arena.first_calls(list(first))
         stage("verify")
         verdict, overwrites = ring.judge(call, first)
@@ -48,9 +48,9 @@ def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
     return Performance(costs, verdict, measurement, overwrites, _dtype(workload), workload.roofline)
 
 
-def warm(contest: Contest, stage: Callable[[str], None]) -> Restart:
+def warm(contest: ContenderJob, stage: Callable[[str], None]) -> Restart:
     """Build the contender from warm caches in this fresh process, and time it against eager once more."""
-    ring = _Ring(contest)
+    ring = _ContenderHarness(contest)
     with ring.arena.gradients():
         stage("warm compile")
         candidate = ring.arena.runners(ring.build(contest.contender))
@@ -59,9 +59,9 @@ def warm(contest: Contest, stage: Callable[[str], None]) -> Restart:
         return Restart(warm_s, ring.with_cold(ring.measure(candidate, ring.arena.eager), candidate, stage))
 
 
-def duel(contest: Contest, stage: Callable[[str], None]) -> Measurement:
+def duel(contest: ContenderJob, stage: Callable[[str], None]) -> Measurement:
     """Time the contender against its rival in alternation."""
-    ring = _Ring(contest)
+    ring = _ContenderHarness(contest)
     with ring.arena.gradients():
         stage("compile")
         sides = [ring.arena.runners(ring.build(name)) for name in (contest.contender, contest.rival)]
@@ -71,14 +71,14 @@ def duel(contest: Contest, stage: Callable[[str], None]) -> Measurement:
         return ring.measure(*sides)
 
 
-class _Ring:
+class _ContenderHarness:
     """An arena that builds contenders by name."""
 
-    def __init__(self, contest: Contest) -> None:
+    def __init__(self, contest: ContenderJob) -> None:
         self._contest = contest
-        self.arena = Arena(contest.job)
+        self.arena = Harness(contest.job)
         self.built_s = 0.0
-        self._trainee: Trainee | None = None
+        self._trainee: StepRunner | None = None
 
     def build(self, name: str) -> Callable[..., Any]:
         """Build a contender. The build time counts as part of its first call."""
@@ -87,18 +87,18 @@ class _Ring:
 
         def make(call: Callable[..., Any]) -> Callable[..., Any]:
             self.built_s = self.arena.once(
-                lambda: built.append(known()[name].build(replace(workload, call=call), setting))
+                lambda: built.append(load_contenders()[name].build(replace(workload, call=call), setting))
             )
             return built[-1]
 
         if workload.step:
-            self._trainee = Trainee(workload.step, make)
+            self._trainee = StepRunner(workload.step, make)
             return self._trainee.call
         return make(workload.call)
 
-    def keeping(self, calls: Calls) -> list[FirstAnswer]:
+    def keep_first_answers(self, calls: Calls) -> list[FirstAnswer]:
         """Wrap each call to keep its first answer."""
-        return [FirstAnswer(call, self._trainee.made if self._trainee else None) for call in calls]
+        return [FirstAnswer(call, self._trainee.observe_gradients if self._trainee else None) for call in calls]
 
     def judge(self, call: Callable[..., Any], first: Sequence[FirstAnswer] = ()) -> tuple[Any, bool]:
         """Verify copies of the answers. Whether a caller may keep an answer is checked separately."""
@@ -114,16 +114,16 @@ class _Ring:
         )
         seen = [answer.seen for answer in first]
         care = {"extra_draws": job.effort.extra_draws, "noise_budget_s": job.effort.noise_s}
-        verdict = judged(
-            lambda: verify(replace(eager, candidate=_copying(call), first=seen), **care),  # type: ignore[arg-type]
+        verdict = run_checks(
+            lambda: verify(replace(eager, candidate=_copy_answers(call), first=seen), **care),  # type: ignore[arg-type]
             lambda: verify(eager, **care),  # type: ignore[arg-type]
         )
         inputs = draws(workload, 1)
-        held = check_held(call, workload.call, inputs[0], inputs[-1])
+        held = check_retained_outputs(call, workload.call, inputs[0], inputs[-1])
         return verdict, held.outcome is not Outcome.PASS
 
-    def _judge_step(self, trainee: Trainee, first: Sequence[FirstAnswer]) -> tuple[Verdict, bool]:
-        job, setting, contender = self._contest.job, self._contest.setting, known()[self._contest.contender]
+    def _judge_step(self, trainee: StepRunner, first: Sequence[FirstAnswer]) -> tuple[Verdict, bool]:
+        job, setting, contender = self._contest.job, self._contest.setting, load_contenders()[self._contest.contender]
         workload, device = self.arena.workload, self.arena.device
         precision = Decision.from_json(setting.decision).plan.precision if setting.decision else "native"
 
@@ -133,18 +133,18 @@ class _Ring:
 
         scales = precision == "autocast_fp16" or trainee.step.scaler is not None  # the scaler may skip the first step
         copied = copy.copy(trainee)
-        copied.call = _copying(trainee.call)
+        copied.call = _copy_answers(trainee.call)
         subject = StepSubject(
             workload,
             copied,
-            lambda step: contender.build(replace(workload, call=step), _fitting(setting, step)),
+            lambda step: contender.build(replace(workload, call=step), _adapt_decision(setting, step)),
             eager_at_precision if precision != "native" else None,
             precision,
             stochastic="stochastic" in job.traits,
             first=None if scales else very_first(first),
         )
         verdict = verify_step(subject, extra_draws=job.effort.extra_draws, noise_budget_s=job.effort.noise_s)
-        return verdict, check_held_loss(trainee, draws(workload, 1)).outcome is not Outcome.PASS
+        return verdict, check_retained_loss(trainee, draws(workload, 1)).outcome is not Outcome.PASS
 
     def measure(self, candidate: Calls, baseline: Calls) -> Measurement:
         """Time two sides. The device's own timings are dropped, as the record holds many rows."""
@@ -159,7 +159,7 @@ class _Ring:
         return self.arena.with_cold(found, candidate, self.arena.eager)
 
 
-def _fitting(setting: Setting, step: TrainStep) -> Setting:
+def _adapt_decision(setting: Setting, step: TrainStep) -> Setting:
     """Adapt the setting's decision to another copy of the step, which may have its dropout turned off."""
     if not setting.decision:
         return setting
@@ -167,13 +167,13 @@ def _fitting(setting: Setting, step: TrainStep) -> Setting:
     return replace(setting, decision=decision.to_json())
 
 
-def _copying(call: Callable[..., Any]) -> Callable[..., Any]:
+def _copy_answers(call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `call` to copy its answers, before a later call can overwrite them."""
 
-    def copied(*args: Any, **kwargs: Any) -> Any:
+    def call_and_copy(*args: Any, **kwargs: Any) -> Any:
         return pytree.map_tensors(lambda t: t.clone(), call(*args, **kwargs))
 
-    return copied
+    return call_and_copy
 
 
 def _dtype(workload: Workload) -> str:

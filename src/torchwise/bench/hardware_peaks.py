@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from torchwise.bench.job import Survey
+from torchwise.bench.job import HardwareSurvey
 from torchwise.measure import device_lock
 from torchwise.measure.peaks import bandwidth, matrix_rate
 from torchwise.records.benchmark import Peaks
@@ -14,7 +14,7 @@ from torchwise.records.benchmark import Peaks
 DTYPES = {"cpu": ("float32", "bfloat16", "float64"), "cuda": ("float32", "bfloat16", "float16", "float64")}
 
 
-def survey(job: Survey, stage: Callable[[str], None]) -> Peaks:
+def survey(job: HardwareSurvey, stage: Callable[[str], None]) -> Peaks:
     """Measure the device's bandwidth and matrix rates, with PyTorch's default settings."""
     device = job.job.workload.device
     device_lock.join(device)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchwise.bench.contenders import Setting
-from torchwise.trial import AroundJob, Job
+from torchwise.trial import DerivedJob, Job
 
 Step = Literal["contend", "warm", "duel"]
 
 
 @dataclass(frozen=True, slots=True)
-class Contest(AroundJob):
+class ContenderJob(DerivedJob):
     """The job of timing one contender.
 
     Attributes:
@@ -41,7 +41,7 @@ class Contest(AroundJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Survey(AroundJob):
+class HardwareSurvey(DerivedJob):
     """The job of measuring the hardware peaks of its device."""
 
     job: Job

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from torchwise.records.benchmark import EAGER, Row
 from torchwise.records.processes import is_plain
-from torchwise.records.scale import Scale, Scaled, may_be_faster
+from torchwise.records.scale import Scale, ScaledRow, may_be_faster
 from torchwise.records.statistics import Interval
 from torchwise.trial.job import Effort
 
@@ -59,13 +59,13 @@ def _is_eager(row: Row) -> bool:
     return row.contender == EAGER or (row.plan is not None and row.plan.is_eager)
 
 
-def _may_have_more(one: Scaled, effort: Effort) -> bool:
+def _may_have_more(one: ScaledRow, effort: Effort) -> bool:
     ratio = one.row.speedup
     is_narrow = ratio is not None and ratio.half_width <= effort.half_width and _processes(one) > 1
     return _processes(one) < effort.processes and not is_narrow
 
 
-def _processes(one: Scaled) -> int:
+def _processes(one: ScaledRow) -> int:
     return len(one.row.performance.processes) if one.row.performance else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.errors import InputError
-from torchwise.plan import Legality, Plan
+from torchwise.plan import Numerics, Plan
 from torchwise.study import Request
 from torchwise.study.request import check_times_calls
 from torchwise.workload.spec import DEFAULT_CALLS, WorkloadSpec
@@ -44,7 +44,7 @@ class BenchRequest:
     objective: str = "latency"
     effort: str = "standard"
     calls: int = DEFAULT_CALLS
-    allow: Legality = Legality.REORDERED
+    allow: Numerics = Numerics.SAME_PRECISION
     seed: int = 0
     limit_s: float = LIMIT_S
     budget_s: float | None = None

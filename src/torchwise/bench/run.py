@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
-from torchwise.bench.job import Contest, Step, Survey
+from torchwise.bench.job import ContenderJob, HardwareSurvey, Step
 from torchwise.bench.repeats import next_duel, next_repeat
 from torchwise.bench.request import OURS, BenchRequest
 from torchwise.errors import BaselineError, InputError, InternalError
@@ -46,7 +46,7 @@ class BenchListener(Protocol):
     def row(self, benchmark: Benchmark, row: Row) -> None:
         """Called when a row is done. The benchmark contains it."""
 
-    def timed_again(self, benchmark: Benchmark, row: Row) -> None:
+    def update_row(self, benchmark: Benchmark, row: Row) -> None:
         """Called when a finished row was timed again in another process. The benchmark contains its new form."""
 
 
@@ -56,10 +56,10 @@ class _Searching(Silent):
     def __init__(self, listener: BenchListener) -> None:
         self._listener = listener
 
-    def trying(self, number: int, plan: Plan, reason: str) -> None:  # noqa: ARG002 - a line has no room for it
+    def start_trial(self, number: int, plan: Plan, reason: str) -> None:  # noqa: ARG002 - a line has no room for it
         self._listener.step(f"{OURS}: trial {number}: {plan}")
 
-    def comparing(self, plan: Plan, rival: Plan) -> None:
+    def start_comparison(self, plan: Plan, rival: Plan) -> None:
         self._listener.step(f"{OURS}: {plan} beside {rival}")
 
     def stage(self, name: str) -> None:
@@ -103,8 +103,8 @@ def _refuse_other_requests(request: BenchRequest, earlier: Benchmark | None) -> 
 
 def _peaks(request: BenchRequest, launcher: Launcher, listener: BenchListener) -> Peaks | None:
     spec = WorkloadSpec("peaks", device=request.device)  # type: ignore[arg-type]
-    survey = Survey(Job("inspect", spec))
-    answer = launcher.run(survey, Limits.of_this_machine(request.limit_s), listener.stage)
+    survey = HardwareSurvey(Job("inspect", spec))
+    answer = launcher.run(survey, Limits.from_free_memory(request.limit_s), listener.stage)
     return None if isinstance(answer, Failure) else codec.from_json(answer, Peaks)
 
 
@@ -129,7 +129,7 @@ class _Loop:
         for number, target in enumerate(self._request.targets, 1):
             workload = self._request.workload(target)
             missing = [c for c in self._contenders if not self._has(workload, c.name)]
-            if missing and not self._spent():
+            if missing and not self._is_out_of_time():
                 self._listener.target(workload, number, len(self._request.targets))
                 self._run_target(workload, missing)
         return self._benchmark
@@ -138,7 +138,7 @@ class _Loop:
         key = Row(workload, contender).key  # a refused target may have been fixed since
         return any(row.key == key and not row.refused for row in self._benchmark.rows)
 
-    def _spent(self) -> bool:
+    def _is_out_of_time(self) -> bool:
         return time.monotonic() >= self._end
 
     def _run_target(self, workload: WorkloadSpec, contenders: list[Contender]) -> None:
@@ -154,16 +154,16 @@ class _Loop:
         self._survey()
         job = replace(job, task="try", traits=inspection.traits)
         with contextlib.ExitStack() as kept:
-            contests: dict[str, Contest] = {}
+            contests: dict[str, ContenderJob] = {}
             for contender in contenders:
-                if self._spent():
+                if self._is_out_of_time():
                     return
                 self._listener.contender(contender.name)
                 cold = self._request.cold and contender.name != EAGER  # eager would be its own baseline
                 own = replace(job, cache_dir=kept.enter_context(own_caches()), cold=cold)
-                contests[contender.name] = Contest("contend", own, contender.name)
+                contests[contender.name] = ContenderJob("contend", own, contender.name)
                 self._keep(self._row(workload, contender, contests))
-            self._tell_apart(workload, contests)
+            self._resolve_ties(workload, contests)
 
     def _survey(self) -> None:
         """Measure the hardware once, after a target has run: a misspelt target must not wait for that."""
@@ -172,14 +172,14 @@ class _Loop:
             peaks = _peaks(self._request, self._launcher, self._listener)
             self._benchmark = replace(self._benchmark, peaks=peaks)
 
-    def _row(self, workload: WorkloadSpec, contender: Contender, contests: dict[str, Contest]) -> Row:
+    def _row(self, workload: WorkloadSpec, contender: Contender, contests: dict[str, ContenderJob]) -> Row:
         """Run one contender with its own caches. A duel also uses the others' caches."""
         row, cold_s = Row(workload, contender.name), None
         try:
             if absent := contender.missing(Setting(workload.device, workload.mode)):
                 return replace(row, state=RowState.MISSING, reason=absent)
             if contender.name == OURS:
-                row, contests[OURS], cold_s = self._decided(row, contests[OURS])
+                row, contests[OURS], cold_s = self._decide_plan(row, contests[OURS])
         except Exception as error:  # a plug-in may raise any error, and a search may fail: that is the row's result
             return replace(row, state=RowState.FAILED, reason=f"{type(error).__name__}: {error}")
         contest = contests[contender.name]
@@ -192,13 +192,13 @@ class _Loop:
             row = replace(row, performance=replace(performance, costs=costs))
         else:
             row = replace(row, performance=performance)
-            row = self._restarted(row, contest, keeps_seconds=True) if self._request.warm else row
+            row = self._restart(row, contest, keeps_seconds=True) if self._request.warm else row
         return self._with_duel(row, contests) if contender.name == OURS else row
 
-    def _tell_apart(self, workload: WorkloadSpec, contests: dict[str, Contest]) -> None:
+    def _resolve_ties(self, workload: WorkloadSpec, contests: dict[str, ContenderJob]) -> None:
         """Time candidates for the fastest in more processes, within effort and budget."""
         effort, meets = EFFORTS[self._request.effort], set(contests)
-        while not self._spent():
+        while not self._is_out_of_time():
             scale = scale_of(self._benchmark, workload)
             if row := next_duel(scale, effort, meets):
                 assert row.rival is not None, "a duel is with a rival"
@@ -211,13 +211,13 @@ class _Loop:
                     row = replace(row, duel_repeats=(*row.duel_repeats, answer))
             elif row := next_repeat(scale, effort, contests):
                 self._listener.step(f"{row.contender} in another process")
-                row = self._restarted(row, contests[row.contender])
+                row = self._restart(row, contests[row.contender])
             else:
                 return
             self._put(row)
-            self._listener.timed_again(self._benchmark, row)
+            self._listener.update_row(self._benchmark, row)
 
-    def _decided(self, row: Row, contest: Contest) -> tuple[Row, Contest, float | None]:
+    def _decide_plan(self, row: Row, contest: ContenderJob) -> tuple[Row, ContenderJob, float | None]:
         """Search, or choose from the given plans, and return the seconds of the plan's first call in its trial.
 
         The trial started with empty caches and leaves them to the contest, so nothing compiles twice. The seconds are
@@ -237,7 +237,7 @@ class _Loop:
             study = run_study(asked, storage, self._launcher, _Searching(self._listener), caches=caches)
             assert study.decision is not None
             plan = study.decision.plan
-            left = _taken_over(caches.of(plan), contest.job.cache_dir)
+            left = _copy_caches(caches.list_folders(plan), contest.job.cache_dir)
         tried = [f"{trial.plan}: {why(trial, study)}" for trial in study.trials]
         took = None if self._request.plans else study.seconds
         self._listener.step(f"{OURS}: {plan}, with its checks")
@@ -245,14 +245,14 @@ class _Loop:
         contest = replace(contest, decision=study.decision.to_json())
         return row, contest, study.decision.cold_s if left else None
 
-    def _restarted(self, row: Row, contest: Contest, *, keeps_seconds: bool = False) -> Row:
+    def _restart(self, row: Row, contest: ContenderJob, *, keeps_seconds: bool = False) -> Row:
         """Start the contender again from warm caches, and time it against eager.
 
         `keeps_seconds` keeps the seconds of this start.
         """
         if row.performance is None:
             return row
-        answer = self._ask(_at("warm", contest))
+        answer = self._ask(_with_step("warm", contest))
         if isinstance(answer, Failure):
             which = "from warm caches" if keeps_seconds else "in another process"
             return replace(row, state=RowState.FAILED, failure=answer, reason=f"{which}: {answer}")
@@ -261,14 +261,14 @@ class _Loop:
             performance = replace(performance, costs=replace(performance.costs, warm_s=found.warm_s))
         return replace(row, performance=replace(performance, repeats=(*performance.repeats, found.measurement)))
 
-    def _with_duel(self, row: Row, contests: Mapping[str, Contest]) -> Row:
+    def _with_duel(self, row: Row, contests: Mapping[str, ContenderJob]) -> Row:
         """Time our choice against the fastest of the others once more, both in one process.
 
         If two may be the fastest, time it against each. The row keeps the worse result for us.
         """
         if not row.is_right:
             return row
-        for rival in rivals_of(self._benchmark.of(row.workload), row):
+        for rival in rivals_of(self._benchmark.select_rows(row.workload), row):
             self._listener.step(f"{OURS}: {row.plan} beside {rival.contender}")
             answer = self._duel(contests, rival.contender)
             if isinstance(answer, Failure):
@@ -278,7 +278,7 @@ class _Loop:
                 row = replace(row, rival=rival.contender, duel=answer)
         return row
 
-    def _duel(self, contests: Mapping[str, Contest], rival: str) -> Measurement | Failure:
+    def _duel(self, contests: Mapping[str, ContenderJob], rival: str) -> Measurement | Failure:
         """Time both in one process.
 
         They reuse their compiled code: those kernels were timed, and compilation is no part of a duel.
@@ -286,10 +286,10 @@ class _Loop:
         contest = contests[OURS]
         with own_caches(contests[name].job.cache_dir for name in (OURS, rival) if name in contests) as folder:
             job = replace(contest.job, cache_dir=folder)
-            answer = self._ask(replace(_at("duel", contest), rival=rival, job=job))
+            answer = self._ask(replace(_with_step("duel", contest), rival=rival, job=job))
         return answer if isinstance(answer, Failure) else codec.from_json(answer, Measurement)
 
-    def _ask(self, contest: Contest) -> str | Failure:
+    def _ask(self, contest: ContenderJob) -> str | Failure:
         """Run a worker, and without cold caches once more if it ended while it timed them."""
         answer = self._launcher.run(contest, self._limits(), self._listener.stage)
         if isinstance(answer, Failure) and answer.stage == COLD_STAGE:
@@ -298,7 +298,7 @@ class _Loop:
         return answer
 
     def _limits(self) -> Limits:
-        return Limits.of_this_machine(self._request.limit_s)
+        return Limits.from_free_memory(self._request.limit_s)
 
     def _keep(self, row: Row) -> None:
         others = (other for other in self._benchmark.rows if other.key != row.key)  # a refused row was tried again
@@ -311,7 +311,7 @@ class _Loop:
         self._benchmark = replace(self._benchmark, rows=rows)
 
 
-def _at(step: Step, contest: Contest) -> Contest:
+def _with_step(step: Step, contest: ContenderJob) -> ContenderJob:
     return replace(contest, step=step)
 
 
@@ -319,7 +319,7 @@ def _with_reason(row: Row, reason: str) -> Row:
     return replace(row, reason="; ".join(filter(None, [row.reason, reason])))
 
 
-def _taken_over(folders: Sequence[str], cache_dir: str) -> bool:
+def _copy_caches(folders: Sequence[str], cache_dir: str) -> bool:
     """Copy the folders' files to `cache_dir`, all or nothing, and return whether there are any."""
     try:
         for folder in folders:

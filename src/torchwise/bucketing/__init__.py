@@ -7,8 +7,8 @@ from torchwise.bucketing.choice import Choice, choose
 from torchwise.bucketing.counts import Counts
 from torchwise.bucketing.module import BucketedFunction, BucketedModule, apply_buckets, counts_of
 from torchwise.bucketing.padding import Padding
-from torchwise.bucketing.padding_check import Proof, prove
-from torchwise.bucketing.warmup import Warmed, warm_up
+from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
+from torchwise.bucketing.warmup import WarmedBucket, warm_up
 
 __all__ = [
     "BucketedFunction",
@@ -16,8 +16,8 @@ __all__ = [
     "Choice",
     "Counts",
     "Padding",
-    "Proof",
-    "Warmed",
+    "VerifiedPadding",
+    "WarmedBucket",
     "apply_buckets",
     "bucketed",
     "buckets_for",
@@ -25,6 +25,6 @@ __all__ = [
     "counts_of",
     "fit",
     "padded_share",
-    "prove",
+    "verify_padding",
     "warm_up",
 ]

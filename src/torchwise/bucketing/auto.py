@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torchwise.bucketing.bucketed import Tuned, tuned, tuning
+from torchwise.bucketing.bucketed import Tuned, import_tune, tune_buckets
 from torchwise.bucketing.buckets import MOST_BUCKETS, histogram_of
 from torchwise.bucketing.choice import Choice, choose
 from torchwise.bucketing.module import apply_buckets
 from torchwise.bucketing.padder import Padder
 from torchwise.bucketing.padding import Padding
-from torchwise.bucketing.padding_check import Proof, prove
+from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
@@ -60,14 +60,14 @@ def fit(
     """
     from torchwise.api import apply
 
-    model, seen, tune = unwrap(model), histogram_of(sizes), tune or tuning()
+    model, seen, tune = unwrap(model), histogram_of(sizes), tune or import_tune()
     example = Example(as_args(args), as_kwargs(kwargs or {}))
     padder = Padder(model, padding)
     padder.size_of(example.args, example.kwargs)
-    choice, proof = _chosen(model, example, padding, seen, count)
+    choice, proof = _choose_and_verify(model, example, padding, seen, count)
     logger.info("torchwise: %s, because %s", choice.kind, choice.reason)
     if proof is not None:
-        decisions = tuned(model, proof, seen, tune, plan_per_bucket=plan_per_bucket, **options)
+        decisions = tune_buckets(model, proof, seen, tune, plan_per_bucket=plan_per_bucket, **options)
         return apply_buckets(model, decisions, proof, store=options.get("store")), choice
     examples = [replace(padder.resize(example, size), weight=seen[size]) for size in choice.sizes]
     if choice.kind == "dynamic" and options.get("allow") != "exact":
@@ -76,14 +76,14 @@ def fit(
     return apply(model, decision, store=options.get("store")), choice
 
 
-def _chosen(
+def _choose_and_verify(
     model: Callable[..., Any], example: Example, padding: Padding, seen: Mapping[int, float], count: int
-) -> tuple[Choice, Proof | None]:
+) -> tuple[Choice, VerifiedPadding | None]:
     choice = choose(seen, proven=True, count=count, least=padding.least, most=padding.most)
     if choice.kind != "buckets":
         return choice, None
     try:
-        return choice, prove(model, example.args, dict(example.kwargs), padding=padding, buckets=choice.sizes)
+        return choice, verify_padding(model, example.args, dict(example.kwargs), padding=padding, buckets=choice.sizes)
     except InputError as error:  # the rule is refused: go on without padding
         other = choose(seen, proven=False, count=count)
         return replace(other, reason=f"{other.reason} ({error})"), None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchwise.bucketing.padding_check import Proof
+from torchwise.bucketing.padding_check import VerifiedPadding
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics
 from torchwise.runtime.signature_match import ranks
@@ -20,13 +20,13 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class AsItCame:
+class UnpaddedAnswer:
     """An answer of the original to the unpadded call, which must not be cut."""
 
     answer: Any
 
 
-class Route(Dispatcher):
+class BucketDispatch(Dispatcher):
     """Answers padded calls by a plan, if their arguments, dtypes, ranks and values are of the verified kind.
 
     Args:
@@ -41,7 +41,7 @@ class Route(Dispatcher):
         self,
         original: Callable[..., Any],
         decision: Decision,
-        proof: Proof,
+        proof: VerifiedPadding,
         *,
         canary: int | None,
         statistics: Statistics,
@@ -49,10 +49,10 @@ class Route(Dispatcher):
         super().__init__(original, decision, canary=canary, statistics=statistics)
         self._kind = ranks(describe_example(proof.example))
         self._here = threading.local()
-        self._changed = _is_looked_at_before
+        self._changed = _skip_change_check
 
     def instead_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], more: tuple[Any, ...], named: Any) -> Any:
-        """Answer a padded call by the plan, or return `AsItCame` with the original's answer to the unpadded call."""
+        """Answer a padded call by the plan, or return the original's answer to the unpadded call (`UnpaddedAnswer`)."""
         self._here.came = (args, kwargs)
         try:
             return self(*more, **named)
@@ -63,7 +63,7 @@ class Route(Dispatcher):
         came: Call | None = getattr(self._here, "came", None)
         if came is None:
             return super()._original(reason, args, kwargs)
-        return AsItCame(super()._original(reason, *came))
+        return UnpaddedAnswer(super()._original(reason, *came))
 
     def _unproven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         if ranks(describe_example(Example(args, kwargs))) != self._kind:
@@ -71,6 +71,6 @@ class Route(Dispatcher):
         return super()._unproven(args, kwargs)
 
 
-def _is_looked_at_before() -> str | None:
+def _skip_change_check() -> str | None:
     """Replace the check for changes: `Buckets` makes the same check before each call comes here."""
     return None

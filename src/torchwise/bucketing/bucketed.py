@@ -10,7 +10,7 @@ from torchwise.bucketing.buckets import MOST_BUCKETS, buckets_for, histogram_of
 from torchwise.bucketing.module import Bucketed, apply_buckets
 from torchwise.bucketing.padder import Padder
 from torchwise.bucketing.padding import Padding
-from torchwise.bucketing.padding_check import Proof, prove
+from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import unwrap
@@ -62,15 +62,15 @@ def bucketed(
         BaselineError: the model raises at one of the sizes.
     """
     model, seen = unwrap(model), histogram_of(sizes)
-    buckets = buckets or buckets_for(within_reach(seen, padding), count)
-    proof = prove(model, args, kwargs, padding=padding, buckets=buckets)
-    decisions = tuned(model, proof, seen, tune or tuning(), plan_per_bucket=plan_per_bucket, **options)
+    buckets = buckets or buckets_for(select_covered_sizes(seen, padding), count)
+    proof = verify_padding(model, args, kwargs, padding=padding, buckets=buckets)
+    decisions = tune_buckets(model, proof, seen, tune or import_tune(), plan_per_bucket=plan_per_bucket, **options)
     return apply_buckets(model, decisions, proof, canary=canary, store=options.get("store"))
 
 
-def tuned(
+def tune_buckets(
     model: Callable[..., Any],
-    proof: Proof,
+    proof: VerifiedPadding,
     seen: Mapping[int, float],
     tune: Callable[..., Tuned],
     *,
@@ -84,14 +84,14 @@ def tuned(
     return [tune(model, examples=mix, **options).decision for mix in mixes]
 
 
-def tuning() -> Callable[..., Tuned]:
+def import_tune() -> Callable[..., Tuned]:
     """Import and return `torchwise.tune`."""
     from torchwise.api import tune
 
     return tune
 
 
-def within_reach(seen: Mapping[int, float], padding: Padding) -> dict[int, float]:
+def select_covered_sizes(seen: Mapping[int, float], padding: Padding) -> dict[int, float]:
     """Return the sizes that the rule covers.
 
     Raises:
@@ -106,7 +106,7 @@ def within_reach(seen: Mapping[int, float], padding: Padding) -> dict[int, float
     return found
 
 
-def _typical(padder: Padder, proof: Proof, seen: Mapping[int, float], bucket: int) -> Example:
+def _typical(padder: Padder, proof: VerifiedPadding, seen: Mapping[int, float], bucket: int) -> Example:
     """Return an example of a bucket's most frequent size, padded, with the weight of the whole bucket."""
     smaller = max((b for b in proof.buckets if b < bucket), default=0)
     within = {size: weight for size, weight in seen.items() if smaller < size <= bucket}

@@ -58,7 +58,7 @@ def buckets_for(
         InputError: `count` is below 1, or as for `histogram_of`.
     """
     check_count(count)
-    histogram = _coarsened(histogram_of(sizes))
+    histogram = _coarsen_sizes(histogram_of(sizes))
     known = list(histogram)
     if len(known) <= count:
         return tuple(known)
@@ -71,7 +71,7 @@ def buckets_for(
         came = np.array([np.argmin(before[: j + 1] - costs[j] * weights[: j + 1]) for j in range(len(known))])
         best = before[came] + costs * (weights[1:] - weights[came])
         chosen.append(came)
-    return tuple(known[place] for place in _traced(chosen, len(known) - 1))
+    return tuple(known[place] for place in _trace_back(chosen, len(known) - 1))
 
 
 def check_count(count: int) -> None:
@@ -95,7 +95,7 @@ def padded_share(sizes: Mapping[int, float] | Iterable[int], buckets: Sequence[i
     return padding / total if total else 0.0
 
 
-def _traced(chosen: list[np.ndarray], last: int) -> list[int]:
+def _trace_back(chosen: list[np.ndarray], last: int) -> list[int]:
     """Trace the buckets back from the largest size. Each table holds the number of sizes left to smaller buckets."""
     places = [last]
     for came in reversed(chosen):
@@ -106,7 +106,7 @@ def _traced(chosen: list[np.ndarray], last: int) -> list[int]:
     return places
 
 
-def _coarsened(histogram: dict[int, float]) -> dict[int, float]:
+def _coarsen_sizes(histogram: dict[int, float]) -> dict[int, float]:
     """Round sizes up to `MOST_DISTINCT` sizes, each for an equal share of the sorted sizes."""
     if len(histogram) <= MOST_DISTINCT:
         return histogram

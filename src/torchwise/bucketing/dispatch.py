@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import is_autocast_enabled, is_grad_enabled
 
-from torchwise.bucketing.bucket_dispatch import AsItCame, Route
+from torchwise.bucketing.bucket_dispatch import BucketDispatch, UnpaddedAnswer
 from torchwise.bucketing.counts import Counts
 from torchwise.bucketing.padder import Padder
-from torchwise.bucketing.padding_check import Proof
+from torchwise.bucketing.padding_check import VerifiedPadding
 from torchwise.compile.guards.fast_module_guard import Reads
-from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
@@ -49,7 +49,7 @@ class Buckets(Dispatcher):
         self,
         original: Callable[..., Any],
         decisions: Sequence[Decision],
-        proof: Proof,
+        proof: VerifiedPadding,
         *,
         canary: int | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class Buckets(Dispatcher):
         if any(decision.workload.mode != "inference" for decision in decisions):
             raise InputError("a decision is for training, but padding is proven for answers alone, not for gradients")
         shared = Statistics()
-        served = {id(decision): _served(original, decision, proof, canary, shared) for decision in decisions}
+        served = {id(decision): _make_route(original, decision, proof, canary, shared) for decision in decisions}
         leading = next((decision for decision in decisions if served[id(decision)]), decisions[0])
         super().__init__(original, leading, stale_because(original, leading), statistics=shared)
         self.canary = canary  # used by the routes
@@ -71,7 +71,7 @@ class Buckets(Dispatcher):
         self._dispatchers = [dispatcher for dispatcher in served.values() if dispatcher is not None]
         self._buckets, self._padder = proof.buckets, Padder(original, proof.padding)
         self._least = proof.padding.least
-        self._watch = ModuleWatch(original if isinstance(original, torch.nn.Module) else None, self._reads)
+        self._watch = ModuleGuard(original if isinstance(original, torch.nn.Module) else None, self._reads)
         self._looked = 0  # first calls until the last check of which attributes plans read
         self._at_freeze: int | None = None  # first calls until the freeze
 
@@ -86,7 +86,7 @@ class Buckets(Dispatcher):
             return self._original(UNFIT, args, kwargs)
         place = bisect_left(self._buckets, size)
         if place == len(self._buckets) or size < self._least:
-            return self._outside(size, args, kwargs)
+            return self._answer_out_of_range(size, args, kwargs)
         bucket, route, counts = self._buckets[place], self._routes[place], self.counts
         counts.sizes[size] += 1
         if route is None:
@@ -101,7 +101,7 @@ class Buckets(Dispatcher):
         try:
             more, named = self._padder.pad(args, kwargs, bucket - size)
             answer = route.instead_of(args, kwargs, more, named)
-            if isinstance(answer, AsItCame):
+            if isinstance(answer, UnpaddedAnswer):
                 return answer.answer
             return self._padder.cut(answer, size, bucket)
         except Exception as error:  # if padding led to an error, answer the unpadded call
@@ -155,7 +155,7 @@ class Buckets(Dispatcher):
             if route is not None and refusal is not None:
                 route.close(refusal)
 
-    def counted(self) -> Counts:
+    def read_counts(self) -> Counts:
         """Return the counts, with compilations and captures since the freeze."""
         since = self._at_freeze
         self.counts.first_calls = None if since is None else self.statistics.first_calls - since
@@ -175,28 +175,28 @@ class Buckets(Dispatcher):
 
         The location of its weights does not count, nor do attributes that no plan reads.
         """
-        if not self._watch.changed():
+        if not self._watch.has_changed():
             if self._looked != self.statistics.first_calls:
                 self._looked = self.statistics.first_calls
-                self._watch.look()
+                self._watch.take_snapshot()
             return None
-        if not self._watch.moved():
+        if not self._watch.has_moved():
             return CHANGED
-        self._watch.look()
+        self._watch.take_snapshot()
         return None
 
     def _reads(self) -> Reads | None:
         """Return the attributes of the model that the plans depend on, or None if these may be any."""
         found: dict[tuple[str, ...], set[str]] = {}
         for dispatcher in self._dispatchers:
-            reads = dispatcher.realized.reads() if dispatcher.realized is not None else None
+            reads = dispatcher.active_plan.reads() if dispatcher.active_plan is not None else None
             for path, names in (reads or {(): None}).items():
                 if names is None:
                     return None
                 found.setdefault(path, set()).update(names)
         return found or None
 
-    def _outside(self, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _answer_out_of_range(self, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if size < self._least:
             return self._original(BELOW, args, kwargs)
         self.counts.beyond += 1
@@ -204,10 +204,10 @@ class Buckets(Dispatcher):
         return self._original(BEYOND, args, kwargs)
 
 
-def _served(
-    original: Callable[..., Any], decision: Decision, proof: Proof, canary: int | None, statistics: Statistics
-) -> Route | None:
+def _make_route(
+    original: Callable[..., Any], decision: Decision, proof: VerifiedPadding, canary: int | None, statistics: Statistics
+) -> BucketDispatch | None:
     """Return the route of a decision, or None if it has no plan or is stale."""
     if decision.plan.is_eager or stale_because(original, decision):
         return None
-    return Route(original, decision, proof, canary=canary, statistics=statistics)
+    return BucketDispatch(original, decision, proof, canary=canary, statistics=statistics)

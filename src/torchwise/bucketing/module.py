@@ -9,19 +9,24 @@ import torch
 
 from torchwise.bucketing.counts import Counts
 from torchwise.bucketing.dispatch import Buckets
-from torchwise.bucketing.padding_check import Proof
+from torchwise.bucketing.padding_check import VerifiedPadding
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.runtime.module import dispatcher_of
-from torchwise.study.apply_approvals import in_force
+from torchwise.study.apply_approvals import apply_stored_approvals
 
 
 class BucketedModule(OptimizedModule):
     """Runs a module by the plans of its buckets (`Buckets`). Otherwise it is like `OptimizedModule`."""
 
     def __init__(
-        self, original: torch.nn.Module, decisions: Sequence[Decision], proof: Proof, *, canary: int | None = None
+        self,
+        original: torch.nn.Module,
+        decisions: Sequence[Decision],
+        proof: VerifiedPadding,
+        *,
+        canary: int | None = None,
     ) -> None:
         buckets = Buckets(original, decisions, proof, canary=canary)
         super().__init__(original, buckets.decision)
@@ -29,18 +34,23 @@ class BucketedModule(OptimizedModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the original, the decisions and the verification. Compiled code is built again."""
-        return _parts(buckets_of(self))
+        return _reduce_buckets(buckets_of(self))
 
     def extra_repr(self) -> str:
         """Name the plans in use."""
-        return _said(buckets_of(self))
+        return _describe_buckets(buckets_of(self))
 
 
 class BucketedFunction(OptimizedFunction):
     """Runs a function by the plans of its buckets (see `Buckets`)."""
 
     def __init__(
-        self, original: Callable[..., Any], decisions: Sequence[Decision], proof: Proof, *, canary: int | None = None
+        self,
+        original: Callable[..., Any],
+        decisions: Sequence[Decision],
+        proof: VerifiedPadding,
+        *,
+        canary: int | None = None,
     ) -> None:
         buckets = Buckets(original, decisions, proof, canary=canary)
         super().__init__(original, buckets.decision)
@@ -48,10 +58,10 @@ class BucketedFunction(OptimizedFunction):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the original, the decisions and the verification."""
-        return _parts(buckets_of(self))
+        return _reduce_buckets(buckets_of(self))
 
     def __repr__(self) -> str:
-        return f"<BucketedFunction {self._dispatcher.original!r}: {_said(buckets_of(self))}>"
+        return f"<BucketedFunction {self._dispatcher.original!r}: {_describe_buckets(buckets_of(self))}>"
 
 
 Bucketed = BucketedModule | BucketedFunction
@@ -60,7 +70,7 @@ Bucketed = BucketedModule | BucketedFunction
 def apply_buckets(
     model: Callable[..., Any],
     decisions: Decision | Sequence[Decision],
-    proof: Proof,
+    proof: VerifiedPadding,
     *,
     canary: int | None = None,
     store: str | None = None,
@@ -79,7 +89,7 @@ def apply_buckets(
         InputError: there are more or fewer decisions than buckets, or one is for training.
     """
     given = (decisions,) if isinstance(decisions, Decision) else tuple(decisions)
-    several = tuple(in_force(decision, store).decision for decision in given)
+    several = tuple(apply_stored_approvals(decision, store).decision for decision in given)
     return _rebuilt(unwrap(model), several, proof, canary)
 
 
@@ -91,7 +101,7 @@ def counts_of(fast: Any) -> Counts:
     Raises:
         InputError: `fast` does not pad.
     """
-    return buckets_of(fast).counted()
+    return buckets_of(fast).read_counts()
 
 
 def buckets_of(fast: Any) -> Buckets:
@@ -108,14 +118,14 @@ def buckets_of(fast: Any) -> Buckets:
     return found
 
 
-def _parts(buckets: Buckets) -> tuple[Any, ...]:
+def _reduce_buckets(buckets: Buckets) -> tuple[Any, ...]:
     return (_rebuilt, (buckets.original, buckets.decisions, buckets.proof, buckets.canary, buckets.refusals))
 
 
 def _rebuilt(
     original: Any,
     decisions: tuple[Decision, ...],
-    proof: Proof,
+    proof: VerifiedPadding,
     canary: int | None,
     refusals: tuple[str | None, ...] | None = None,
 ) -> Bucketed:
@@ -130,6 +140,6 @@ def _rebuilt(
     return made
 
 
-def _said(buckets: Buckets) -> str:
+def _describe_buckets(buckets: Buckets) -> str:
     plans = ", ".join(dict.fromkeys(str(decision.plan) for decision in buckets.decisions))
     return f"buckets: {', '.join(map(str, buckets.proof.buckets))}; plan: {plans}"

@@ -39,7 +39,7 @@ class Padder:
         """
         size: int | None = None
         for carrier in self.carriers:
-            given = _given(carrier, args, kwargs)
+            given = _get_input(carrier, args, kwargs)
             if given is None:
                 continue
             if not isinstance(given, torch.Tensor):
@@ -55,25 +55,27 @@ class Padder:
             raise InputError(f"none of {', '.join(map(str, self.carriers))} is given, but one must carry the size")
         return size
 
-    def given(self, example: Example) -> Iterator[tuple[Carrier, torch.Tensor]]:
+    def find_inputs(self, example: Example) -> Iterator[tuple[Carrier, torch.Tensor]]:
         """Yield each input of an example that carries the size."""
         for carrier in self.carriers:
-            if (given := _given(carrier, example.args, example.kwargs)) is not None:
+            if (given := _get_input(carrier, example.args, example.kwargs)) is not None:
                 yield carrier, given
 
     def pad(self, args: tuple[Any, ...], kwargs: dict[str, Any], extra: int) -> Arguments:
         """Return the arguments, padded by `extra` in each dimension that carries the size, with one copy per input."""
-        return self._changed(args, kwargs, lambda carrier, given: _padded(given, carrier.dims, extra, carrier.fill))
+        return self._change_inputs(
+            args, kwargs, lambda carrier, given: _pad_tensor(given, carrier.dims, extra, carrier.fill)
+        )
 
     def resize(self, example: Example, size: int) -> Example:
         """Return an example of another size, by cutting it or repeating its values."""
 
-        def resized(carrier: Carrier, given: torch.Tensor) -> torch.Tensor:
+        def resize_input(carrier: Carrier, given: torch.Tensor) -> torch.Tensor:
             for dim in carrier.dims:
                 given = given.index_select(dim, torch.arange(size, device=given.device) % given.shape[dim])
             return given
 
-        return Example(*self._changed(example.args, dict(example.kwargs), resized), example.weight)
+        return Example(*self._change_inputs(example.args, dict(example.kwargs), resize_input), example.weight)
 
     def cut(self, answer: Any, size: int, bucket: int) -> Any:
         """Return an answer without its padding.
@@ -82,18 +84,18 @@ class Padder:
             InputError: an output's length is not the bucket's.
         """
         if self._lone is not None:
-            return _shortened(answer, self._lone, size, bucket)
+            return _cut_tensor(answer, self._lone, size, bucket)
         if not self._cuts:
             return answer
         cuts = iter([self._cuts.get(path) for path, _ in tensors_by_path(answer)])
 
-        def shortened(tensor: torch.Tensor) -> torch.Tensor:
+        def cut_output(tensor: torch.Tensor) -> torch.Tensor:
             dims = next(cuts)
-            return tensor if dims is None else _shortened(tensor, dims, size, bucket)
+            return tensor if dims is None else _cut_tensor(tensor, dims, size, bucket)
 
-        return pytree.map_tensors(shortened, answer)
+        return pytree.map_tensors(cut_output, answer)
 
-    def _changed(
+    def _change_inputs(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -101,7 +103,7 @@ class Padder:
     ) -> Arguments:
         changed, named = list(args), dict(kwargs)
         for carrier in self.carriers:
-            given = _given(carrier, args, kwargs)
+            given = _get_input(carrier, args, kwargs)
             if given is None:
                 continue
             if carrier.position is not None and carrier.position < len(args):
@@ -114,16 +116,16 @@ class Padder:
 
 def tensors_by_path(answer: Any) -> list[tuple[str, torch.Tensor]]:
     """List the tensors of an answer with their paths."""
-    return [(path, leaf) for path, leaf in pytree.named_leaves(answer) if isinstance(leaf, torch.Tensor)]
+    return [(path, leaf) for path, leaf in pytree.list_named_leaves(answer) if isinstance(leaf, torch.Tensor)]
 
 
-def _given(carrier: Carrier, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _get_input(carrier: Carrier, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if carrier.position is not None and carrier.position < len(args):
         return args[carrier.position]
     return kwargs.get(carrier.name) if carrier.name is not None and kwargs else None
 
 
-def _padded(tensor: torch.Tensor, dims: tuple[int, ...], extra: int, fill: float) -> torch.Tensor:
+def _pad_tensor(tensor: torch.Tensor, dims: tuple[int, ...], extra: int, fill: float) -> torch.Tensor:
     places = [2 * (-dim if dim < 0 else tensor.ndim - dim) - 1 for dim in dims]  # counting from the last dimension
     amounts = [0] * (max(places) + 1)
     for place in places:
@@ -131,7 +133,7 @@ def _padded(tensor: torch.Tensor, dims: tuple[int, ...], extra: int, fill: float
     return torch.constant_pad_nd(tensor, amounts, fill)
 
 
-def _shortened(tensor: torch.Tensor, dims: tuple[int, ...], size: int, bucket: int) -> torch.Tensor:
+def _cut_tensor(tensor: torch.Tensor, dims: tuple[int, ...], size: int, bucket: int) -> torch.Tensor:
     """Cut a tensor, and make it dense again, as the model's own answer has no gaps in memory."""
     short = tensor
     for dim in dims:

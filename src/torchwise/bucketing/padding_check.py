@@ -14,13 +14,13 @@ from torchwise.bucketing.padder import Padder
 from torchwise.bucketing.padding import Padding
 from torchwise.bucketing.probe import answer_at, with_outputs
 from torchwise.compile.signature import is_plain, plain_key
-from torchwise.errors import InputError, InternalError, is_count, raised
+from torchwise.errors import InputError, InternalError, format_error, is_count
 from torchwise.verify import is_stochastic, mismatch
 from torchwise.verify.inputs import draws
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.workload import Example, Workload
-from torchwise.workload.module_state import kept_generators
+from torchwise.workload.module_state import preserve_generators
 from torchwise.workload.workload import as_args, as_kwargs
 
 logger = logging.getLogger("torchwise")
@@ -34,7 +34,7 @@ FLOAT64_ERROR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class VerifiedPadding:
     """A verified rule, which changes no output.
 
     Attributes:
@@ -52,14 +52,14 @@ class Proof:
     in_float64: bool
 
 
-def prove(
+def verify_padding(
     model: Callable[..., Any],
     args: Any,
     kwargs: dict[str, Any] | None = None,
     *,
     padding: Padding,
     buckets: Sequence[int],
-) -> Proof:
+) -> VerifiedPadding:
     """Verify that padding to `buckets` changes outputs of `model` by no more than rounding, or refuse the rule.
 
     For each bucket, the model runs on inputs of the smallest, a middle and the largest size, unpadded and padded.
@@ -82,30 +82,32 @@ def prove(
         BaselineError: the model raises on inputs of one of the sizes.
         InternalError: Torchwise fails on them, and the model does not.
     """
-    buckets = _checked(buckets, padding)
+    buckets = _check_buckets(buckets, padding)
     example = Example(as_args(args), as_kwargs(kwargs or {}))
     if not Padder(model, padding).size_of(example.args, example.kwargs):
         raise InputError("the size of the example is 0, but must be at least 1: other sizes are made from it")
     _warn_of_one_side(model, padding, example)
-    with kept_generators("cuda" if any(tensor.is_cuda for tensor in example.tensors()) else "cpu"):
-        return _proven(model, padding, buckets, example)
+    with preserve_generators("cuda" if any(tensor.is_cuda for tensor in example.tensors()) else "cpu"):
+        return _verify_sizes(model, padding, buckets, example)
 
 
-def _proven(model: Callable[..., Any], padding: Padding, buckets: tuple[int, ...], example: Example) -> Proof:
-    cases = [(size, bucket) for low, bucket in _ranges(buckets, padding.least) for size in _between(low, bucket)]
+def _verify_sizes(
+    model: Callable[..., Any], padding: Padding, buckets: tuple[int, ...], example: Example
+) -> VerifiedPadding:
+    cases = [(size, bucket) for low, bucket in _ranges(buckets, padding.least) for size in _pick_sizes(low, bucket)]
     if not cases:
-        return Proof(padding, buckets, example, 0, False)
+        return VerifiedPadding(padding, buckets, example, 0, False)
     padding = with_outputs(model, padding, example, (buckets[-1] - 1, buckets[-1]))
     padder, drawn = Padder(model, padding), draws(Workload(model, (example,)), DRAWS)
     _refuse_noise(model, padder.resize(example, cases[-1][0]))
     for number, (size, bucket) in enumerate(cases):
         given = padder.resize(drawn[number % len(drawn)], size)
         _refuse(_difference(model, padder, given, bucket, seed=number), model, padding, size, bucket)
-    sharp = _in_float64(model, padder, buckets, example)
-    return Proof(padding, buckets, example, len(cases) + sharp, sharp > 0)
+    sharp = _verify_in_float64(model, padder, buckets, example)
+    return VerifiedPadding(padding, buckets, example, len(cases) + sharp, sharp > 0)
 
 
-def _in_float64(model: Callable[..., Any], padder: Padder, buckets: tuple[int, ...], example: Example) -> int:
+def _verify_in_float64(model: Callable[..., Any], padder: Padder, buckets: tuple[int, ...], example: Example) -> int:
     """Compare in float64 at the sizes with most padding, and return the number of comparisons."""
     done = 0
     try:
@@ -130,7 +132,7 @@ def _difference(
     """Return the difference between the answers to unpadded and padded inputs, or None."""
     size = padder.size_of(given.args, given.kwargs)
 
-    def padded(*args: Any, **kwargs: Any) -> Any:
+    def call_padded(*args: Any, **kwargs: Any) -> Any:
         more, named = padder.pad(args, kwargs, bucket - size)
         return padder.cut(model(*more, **named), size, bucket)
 
@@ -139,10 +141,10 @@ def _difference(
     except Exception as error:  # the model may raise any error
         answer_at(model, given, size)  # raises if the model fails without padding
         raise InternalError(
-            f"Torchwise failed, and not the model, on inputs of size {size}: {raised(error)}"
+            f"Torchwise failed, and not the model, on inputs of size {size}: {format_error(error)}"
         ) from error
     try:
-        ours = observe(padded, model, given, seed=seed, under=as_reference() if precise else None)
+        ours = observe(call_padded, model, given, seed=seed, under=as_reference() if precise else None)
     except Exception as error:  # the model may raise any error on padded inputs
         if precise:
             raise
@@ -178,7 +180,7 @@ def _refuse_noise(model: Callable[..., Any], example: Example) -> None:
 
 def _warn_of_one_side(model: Callable[..., Any], padding: Padding, example: Example) -> None:
     """Warn if an input's values all lie on one side of its fill value, except for masks and chosen fill values."""
-    for carrier, given in Padder(model, padding).given(example):
+    for carrier, given in Padder(model, padding).find_inputs(example):
         chosen = {carrier.position, carrier.name} & set(padding.fill)
         if chosen or not given.is_floating_point() or not given.numel():
             continue
@@ -200,7 +202,7 @@ def _refuse(found: str | None, model: Callable[..., Any], padding: Padding, size
     raise InputError(f"padding {[*padding.inputs]} from {size} to {bucket} changes the answer: {found}; {way}")
 
 
-def _checked(buckets: Sequence[int], padding: Padding) -> tuple[int, ...]:
+def _check_buckets(buckets: Sequence[int], padding: Padding) -> tuple[int, ...]:
     found = tuple(sorted(set(buckets)))
     if not found:
         raise InputError("buckets is empty, but there must be at least one size to pad to")
@@ -217,5 +219,5 @@ def _ranges(buckets: tuple[int, ...], least: int) -> list[tuple[int, int]]:
     return [(max(before + 1, least), bucket) for before, bucket in zip((0, *buckets), buckets, strict=False)]
 
 
-def _between(low: int, bucket: int) -> list[int]:
+def _pick_sizes(low: int, bucket: int) -> list[int]:
     return sorted({size for size in (low, (low + bucket) // 2, bucket - 1) if low <= size < bucket})

@@ -40,11 +40,11 @@ def with_outputs(model: Callable[..., Any], padding: Padding, example: Example, 
             f"the answer has {odd or 'a lone tensor'} at only one of the sizes {sizes[0]} and {sizes[1]}: padding "
             "needs the same outputs at every size"
         )
-    found = {path: _carrying(path, short[path], long[path], sizes) for path in short}
+    found = {path: _find_size_dims(path, short[path], long[path], sizes) for path in short}
     return replace(padding, outputs={path: dims for path, dims in found.items() if dims})
 
 
-def failed_at(size: int, error: Exception) -> BaselineError:
+def make_size_error(size: int, error: Exception) -> BaselineError:
     """Return the error to raise if the model itself fails at a size."""
     told = f"the model raised {type(error).__name__} on inputs of size {size}: {error}"
     return BaselineError(f"{told}; leave out such sizes by least and most of the rule")
@@ -61,7 +61,7 @@ def answer_at(model: Callable[..., Any], example: Example, size: int) -> Any:
         try:
             return model(*given.args, **given.kwargs)
         except Exception as error:  # a model may raise any error, and the size may be beyond its limit: name it
-            raise failed_at(size, error) from error
+            raise make_size_error(size, error) from error
 
 
 def _shapes(model: Callable[..., Any], example: Example, size: int) -> Shapes:
@@ -69,7 +69,9 @@ def _shapes(model: Callable[..., Any], example: Example, size: int) -> Shapes:
     return {path: tuple(tensor.shape) for path, tensor in tensors_by_path(answer)}
 
 
-def _carrying(path: str, short: tuple[int, ...], long: tuple[int, ...], sizes: tuple[int, int]) -> tuple[int, ...]:
+def _find_size_dims(
+    path: str, short: tuple[int, ...], long: tuple[int, ...], sizes: tuple[int, int]
+) -> tuple[int, ...]:
     if len(short) == len(long):
         dims = tuple(dim for dim, pair in enumerate(zip(short, long, strict=True)) if pair[0] != pair[1])
         if all((short[dim], long[dim]) == sizes for dim in dims):

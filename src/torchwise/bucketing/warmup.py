@@ -18,7 +18,7 @@ CALLS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Warmed:
+class WarmedBucket:
     """A bucket after its warmup.
 
     Attributes:
@@ -37,7 +37,7 @@ class Warmed:
         return f"bucket {self.bucket} is ready after {self.seconds:.1f} s ({self.number} of {self.total})"
 
 
-def warm_up(fast: Any, progress: Callable[[Warmed], object] | None = None, *, freeze: bool = True) -> None:
+def warm_up(fast: Any, progress: Callable[[WarmedBucket], object] | None = None, *, freeze: bool = True) -> None:
     """Call the plan of every bucket until it is compiled and captured, then freeze.
 
     The largest bucket goes first, as smaller ones use its memory. After the freeze no call compiles or captures: the
@@ -58,7 +58,7 @@ def warm_up(fast: Any, progress: Callable[[Warmed], object] | None = None, *, fr
     for number, bucket in enumerate(sizes, 1):
         start = time.perf_counter()
         buckets.warm(bucket, CALLS + SETTLING_CALLS if captures else CALLS)
-        warmed = Warmed(bucket, number, len(sizes), time.perf_counter() - start)
+        warmed = WarmedBucket(bucket, number, len(sizes), time.perf_counter() - start)
         if progress is None:
             logger.info("torchwise: %s", warmed)
         else:

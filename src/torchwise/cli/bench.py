@@ -40,8 +40,9 @@ def bench(
     effort: Effort = "standard",
     calls: Annotated[int, typer.Option(help="Calls that Torchwise is to expect.")] = DEFAULT_CALLS,
     allow: Annotated[
-        str, typer.Option(help="How far Torchwise may move answers: exact, reordered, reduced or swapped.")
-    ] = "reordered",
+        str,
+        typer.Option(help="How far answers may move: exact, same-precision, lower-precision or substituted."),
+    ] = "same-precision",
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
     plan: Annotated[
         list[str] | None,
@@ -71,7 +72,7 @@ def bench(
     4 inconclusive: most of the ratios name no figure, as the measurements are too uncertain;
     130 interrupted, finished rows are shown, and kept by --resume.
     """
-    from torchwise.plan import Legality, Plan
+    from torchwise.plan import Numerics, Plan
     from torchwise.report.bench import read_benchmark
 
     if not targets and not suite:
@@ -93,7 +94,7 @@ def bench(
         chosen.objective,
         effort,
         calls,
-        Legality.of(allow),
+        Numerics.of(allow),
         seed,
         limit,
         budget,
@@ -155,15 +156,15 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
     if done:
         _show(done, request, files)
     if interrupted:
-        typer.echo(f"torchwise: interrupted; {_kept(done, files)}", err=True)
+        typer.echo(f"torchwise: interrupted; {_describe_interruption(done, files)}", err=True)
         raise typer.Exit(130)
-    if done and any(row.refused and row.key in _wanted(request) for row in done.rows):
+    if done and any(row.refused and row.key in _row_keys(request) for row in done.rows):
         raise typer.Exit(2)
-    if done and not _is_told(done):
+    if done and not _is_reliable(done):
         raise typer.Exit(EXIT_INCONCLUSIVE)
 
 
-def _is_told(done: Benchmark) -> bool:
+def _is_reliable(done: Benchmark) -> bool:
     """Return whether the timings can be trusted. If nothing was timed, the rows say why."""
     from torchwise.records.answer import Reliability
     from torchwise.records.scale import trust_of
@@ -172,7 +173,7 @@ def _is_told(done: Benchmark) -> bool:
     return not is_timed or trust_of(done).reliability is not Reliability.UNUSABLE
 
 
-def _kept(done: Benchmark | None, files: Files) -> str:
+def _describe_interruption(done: Benchmark | None, files: Files) -> str:
     """Return a message about the stored rows of an interrupted run, and how to continue it."""
     if not done:
         return "no row was finished"
@@ -210,7 +211,7 @@ def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
 def _next(done: Benchmark, request: BenchRequest, files: Files) -> list[str]:
     """Return useful next commands, the most useful first."""
     found = []
-    wanted = _wanted(request)
+    wanted = _row_keys(request)
     if left := len(wanted - {row.key for row in done.rows}):
         resumed = f"the same command with --resume {files.json or 'bench.json'}"
         again = "the same command again" if files.resume else resumed
@@ -221,7 +222,7 @@ def _next(done: Benchmark, request: BenchRequest, files: Files) -> list[str]:
     return found
 
 
-def _wanted(request: BenchRequest) -> set[tuple[str, str, str, str, str]]:
+def _row_keys(request: BenchRequest) -> set[tuple[str, str, str, str, str]]:
     """Return the keys of the requested rows."""
     from torchwise.bench.contenders import find
 

@@ -67,7 +67,7 @@ def bisect(
     for path in (json, None if no_repro else repro):
         check_writable(path)
     progress = BisectProgress()
-    with interruptible(lambda: _kept(len(progress.steps))), progress:
+    with interruptible(lambda: _describe_interruption(len(progress.steps))), progress:
         found = run_bisection(request, ProcessLauncher(), progress)
     if json:
         write_json(found, json)
@@ -82,7 +82,7 @@ def exit_code(found: Bisection) -> int:
     return 1 if found.found else 0
 
 
-def _kept(looks: int) -> str:
+def _describe_interruption(looks: int) -> str:
     if not looks:
         return " before the first look was done"
     return f" after {looks} look{'s' * (looks > 1)}; what was seen stands above"

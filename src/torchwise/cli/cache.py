@@ -35,7 +35,7 @@ def save(
     limit: Annotated[
         str | None,
         typer.Option(
-            help="For a folder: how much all artefacts in it may take, such as 10GiB; those that were not used for "
+            help="For a folder: how much all artifacts in it may take, such as 10GiB; those that were not used for "
             "longest are removed.",
             show_default="none, nothing is removed",
         ),
@@ -60,7 +60,7 @@ def save(
     if not is_url(place):
         check_writable(Path(place))
     made = artifact.save(place, target, decision, **options)
-    typer.echo(f"Wrote {_shown(place)} for {target}: {_described(made)}")
+    typer.echo(f"Wrote {_hide_password(place)} for {target}: {_describe_artifact(made)}")
     typer.echo(f"SHA-256 {made.sha256}")
 
 
@@ -80,7 +80,7 @@ def load(
 
     if not is_folder(place):
         decision = artifact.load(place, trust=trust, sha256=sha256)
-        typer.echo(f"Loaded {_shown(place)}: plan {decision.plan}.")
+        typer.echo(f"Loaded {_hide_password(place)}: plan {decision.plan}.")
     else:
         if sha256 is not None:
             raise InputError("--sha256 is of one file, but a folder is given: load one of those that `list` names")
@@ -89,15 +89,15 @@ def load(
     model = ", model" if is_folder(place) else ""
     typer.echo("In the program:")
     typer.echo("    import torchwise")
-    typer.echo("    from torchwise import artefact")
-    typer.echo(f"    fast = torchwise.apply(model, artefact.load({_shown(place)!r}{model}, trust=True))")
+    typer.echo("    from torchwise import artifact")
+    typer.echo(f"    fast = torchwise.apply(model, artifact.load({_hide_password(place)!r}{model}, trust=True))")
 
 
 @cache.command("list")
 def list_(
     url: Annotated[str, typer.Argument(help="URL of a folder, such as s3://bucket/models.")],
 ) -> None:
-    """List the artefacts in a folder, the last used first, and say which are for this machine; none is read."""
+    """List the artifacts in a folder, the last used first, and say which are for this machine; none is read."""
     from torchwise.artifact.folder import Folder
 
     folder = Folder(url)
@@ -105,19 +105,19 @@ def list_(
     found = folder.entries()
     if not found:
         typer.echo(
-            f"{folder.place.url} holds no artefact: torchwise cache save STUDY {folder.place.url} puts one there."
+            f"{folder.place.url} holds no artifact: torchwise cache save STUDY {folder.place.url} puts one there."
         )
         return
     for entry in found:
         used = f"{entry.used:%Y-%m-%d %H:%M} UTC" if entry.used else "gone"
         typer.echo(f"{entry.url}  {entry.size / 2**20:.1f} MiB  used {used}  {entry.device or 'for others'}")
     size = sum(entry.size for entry in found) / 2**20
-    typer.echo(f"{len(found)} artefact{'s' * (len(found) != 1)}, {size:.1f} MiB")
+    typer.echo(f"{len(found)} artifact{'s' * (len(found) != 1)}, {size:.1f} MiB")
 
 
 @cache.command("info")
 def info(
-    file: Annotated[str, typer.Argument(help="The artefact, such as model.tw, or its URL.")],
+    file: Annotated[str, typer.Argument(help="The artifact, such as model.tw, or its URL.")],
     json: Annotated[bool, typer.Option("--json", help="Print manifest and decision as JSON.")] = False,
 ) -> None:
     """Say what is in a file and whether it is for this machine; nothing in it is run."""
@@ -128,7 +128,7 @@ def info(
         typer.echo(found.to_json())
         return
     different = found.manifest.differences()
-    typer.echo(f"{_shown(file)}: {_described(found)}")
+    typer.echo(f"{_hide_password(file)}: {_describe_artifact(found)}")
     typer.echo(f"Decision: {found.decision.reason}")
     typer.echo(f"Written by torchwise {found.manifest.torchwise} for {found.decision.workload.target}")
     typer.echo(f"For this machine and software: {'no, ' + '; '.join(different) if different else 'yes'}")
@@ -150,13 +150,13 @@ def size_of(text: str) -> int:
     return size
 
 
-def _shown(place: str) -> str:
-    from torchwise.artifact.remote_files import shown
+def _hide_password(place: str) -> str:
+    from torchwise.artifact.remote_files import hide_password
 
-    return shown(place)
+    return hide_password(place)
 
 
-def _described(found: Info) -> str:
+def _describe_artifact(found: Info) -> str:
     manifest = found.manifest
     files, size = len(manifest.members) - 1, found.size / 2**20
     if manifest.warm_s is None:

@@ -33,7 +33,7 @@ def doctor(
         findings = diagnose()
     console.print(_table(findings))
     count = {status: sum(finding.status is status for finding in findings) for status in Status}
-    console.print(_closing(count[Status.BAD], count[Status.WARN]))
+    console.print(_summary_line(count[Status.BAD], count[Status.WARN]))
     if json is not None:
         _write(json, findings)
     raise typer.Exit(1 if count[Status.BAD] else 0)
@@ -52,7 +52,7 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
-def _closing(bad: int, warnings: int) -> str:
+def _summary_line(bad: int, warnings: int) -> str:
     noted = f"{warnings} warning{'s' * (warnings != 1)}"
     if bad:
         return f"\n{bad} must be mended, {noted}."
@@ -63,7 +63,7 @@ def _write(path: Path, findings: list[Finding]) -> None:
     import json
     from dataclasses import asdict
 
-    from torchwise.report.json_export import write_whole
+    from torchwise.report.json_export import write_atomically
 
     data = {"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]}
-    write_whole(json.dumps(data, indent=2) + "\n", path)
+    write_atomically(json.dumps(data, indent=2) + "\n", path)

@@ -28,7 +28,7 @@ def explain(
     device: Device = "",
     calls: Annotated[int, typer.Option(help="Calls in each process, for what is saved once.")] = DEFAULT_CALLS,
     budget: Annotated[float, typer.Option(help="Seconds for pricing: no further mend is tried after them.")] = BUDGET_S,
-    artefacts: Annotated[
+    artifacts: Annotated[
         Path | None, typer.Option(help="Folder for graphs before and after, generated code and guards.")
     ] = None,
     json: Annotated[Path | None, json_option("Write schema torchwise.explanation/1")] = None,
@@ -61,7 +61,7 @@ def explain(
             device=device or None,
             calls=calls,
             budget=budget,
-            artefacts=artefacts,
+            artifacts=artifacts,
             on_stage=lambda name: status.update(name),
         )
     Console(highlight=False).print(render_explanation(told, where))

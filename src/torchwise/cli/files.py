@@ -32,7 +32,7 @@ def check_writable(file: Path | None) -> None:
             raise InputError(f"{file} cannot be written: permission denied; give another place")
         return
     # Reading permissions is not enough, as file systems may be read-only. The name is like that of a draft of
-    # `write_whole`.
+    # `write_atomically`.
     probe = file.resolve().with_name(f".{file.resolve().name}.{secrets.token_hex(4)}.tmp")
     try:
         probe.touch(exist_ok=False)

@@ -15,7 +15,7 @@ from torchwise.cli.options import Store, Study, json_option
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from torchwise.records import Ruling
+    from torchwise.records import Approval
     from torchwise.store.keys import StudySummary
 
 plans = typer.Typer(
@@ -160,11 +160,11 @@ def withdraw(study: Study, plan: PlanArgument = None, store: Store = None) -> No
     """Take back what was ruled about a plan, for the study's target or else for another of its model and inputs."""
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.store import open_storage
-    from torchwise.study.approvals import rulings_on
+    from torchwise.study.approvals import find_approvals
 
     found = find_study(study, store)
     with open_storage(store, existing=True) as storage:
-        ruled = rulings_on(found, storage)
+        ruled = find_approvals(found, storage)
         chosen = find_plan(plan, found, [ruling.plan for ruling in ruled])
         ruling = next((ruling for ruling in ruled if ruling.plan == chosen), None)
         if ruling is not None:
@@ -177,7 +177,7 @@ def withdraw(study: Study, plan: PlanArgument = None, store: Store = None) -> No
 
 
 @plans.command("rulings")
-def list_rulings(
+def list_approvals(
     target: Annotated[str | None, typer.Option(help="Only rulings on this target.")] = None, store: Store = None
 ) -> None:
     """List what was ruled about plans, newest first."""
@@ -185,8 +185,8 @@ def list_rulings(
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:
-        found = storage.rulings(target)
-    scopes: dict[str, list[Ruling]] = {}
+        found = storage.approvals(target)
+    scopes: dict[str, list[Approval]] = {}
     for ruling in found:
         scopes.setdefault(_scope(ruling.target, ruling.mode, ruling.hardware), []).append(ruling)
     for scope, rulings in scopes.items():
@@ -234,20 +234,20 @@ def _paragraph(row: StudySummary) -> str:
 
 def _write(path: Path, summaries: Sequence[StudySummary]) -> None:
     from torchwise.records import codec
-    from torchwise.report.json_export import write_whole
+    from torchwise.report.json_export import write_atomically
 
-    write_whole(f"{codec.to_json({'schema': SCHEMA, 'studies': summaries})}\n", path)
+    write_atomically(f"{codec.to_json({'schema': SCHEMA, 'studies': summaries})}\n", path)
 
 
 def _rule(standing: str, study: str, plan: str | None, reason: str, by: str | None, store: str | None) -> None:
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.records import Standing
     from torchwise.store import open_storage
-    from torchwise.study.approvals import ruling_on
+    from torchwise.study.approvals import make_approval
 
     found = find_study(study, store)
     by = _login() if by is None else by
-    ruling = ruling_on(found, find_plan(plan, found), Standing(standing), by=by, reason=reason)
+    ruling = make_approval(found, find_plan(plan, found), Standing(standing), by=by, reason=reason)
     with open_storage(store, existing=True) as storage:
         storage.rule(ruling)
     scope = _scope(ruling.target, ruling.mode, ruling.hardware)

@@ -15,12 +15,12 @@ store = typer.Typer(cls=Group, help="Where studies are kept: info, copy, downgra
 @store.command("info")
 def info(store: Store = None) -> None:
     """Say which store is in use, what it holds, and of which schema it is."""
-    from torchwise.report.format import counted
+    from torchwise.report.format import pluralize
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:
         studies, trials = storage.size()
-        held = f"{counted(studies, 'study')}, {counted(trials, 'trial')}"
+        held = f"{pluralize(studies, 'study')}, {pluralize(trials, 'trial')}"
         typer.echo(f"Store {storage.place}: {held}, schema {storage.schema}.")
 
 

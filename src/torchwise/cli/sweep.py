@@ -15,7 +15,7 @@ from torchwise.cli.options import Device, Store, json_option
 from torchwise.cli.tune import Address, Launcher
 
 if TYPE_CHECKING:
-    from torchwise.cluster import Swept
+    from torchwise.cluster import SweepResult
 
 
 def sweep(
@@ -41,7 +41,7 @@ def sweep(
 
     check_writable(json)
     choice.check(launcher, address)
-    tasks = read_manifest(manifest).on(device or choice.default_device(launcher, address)).tasks
+    tasks = read_manifest(manifest).with_device(device or choice.default_device(launcher, address)).tasks
     for task in tasks:
         task.request()  # refuse early what `tune` would refuse
     slots = choice.slots(launcher, address, parallel)
@@ -77,7 +77,7 @@ def _environment(store: str | None) -> dict[str, str]:
     return {**os.environ, **({VARIABLE: store} if store else {})}
 
 
-def _exit_code(done: list[Swept]) -> int:
+def _exit_code(done: list[SweepResult]) -> int:
     from torchwise.records.answer import EXIT_INCONCLUSIVE
 
     codes = {swept.exit_code for swept in done if swept.exit_code}
@@ -86,10 +86,10 @@ def _exit_code(done: list[Swept]) -> int:
     return min(codes & {2, 3}, default=1)
 
 
-def _write(done: list[Swept], file: Path) -> None:
+def _write(done: list[SweepResult], file: Path) -> None:
     import json
 
-    from torchwise.report.json_export import write_whole
+    from torchwise.report.json_export import write_atomically
 
     found = {"schema": "torchwise.sweep/1", "studies": [swept.to_dict() for swept in done]}
-    write_whole(f"{json.dumps(found, indent=1)}\n", file)
+    write_atomically(f"{json.dumps(found, indent=1)}\n", file)

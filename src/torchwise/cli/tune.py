@@ -25,8 +25,8 @@ def tune(
     restarts: Restarts = 1,
     allow: Annotated[
         str,
-        typer.Option(help="How far answers may move: exact, reordered, reduced (precision) or swapped."),
-    ] = "reordered",
+        typer.Option(help="How far answers may move: exact, same-precision, lower-precision or substituted."),
+    ] = "same-precision",
     effort: Effort = "standard",
     budget: Annotated[
         float | None,

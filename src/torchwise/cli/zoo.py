@@ -42,7 +42,7 @@ def zoo(
         console.print(_sizes_of(entries[0]))
         console.print(_how_to_tune(entries[0], parse(wanted)[1]), soft_wrap=True)
     else:
-        console.print(_listed(entries))
+        console.print(_make_table(entries))
         sizes = ", ".join(f"{size} (the default)" if size == DEFAULT_SIZE else size for size in SIZES)
         console.print(f"\nSizes: {sizes}. See one: torchwise zoo NAME. Tune it: torchwise tune zoo:NAME@SIZE")
     if json is not None:
@@ -69,7 +69,7 @@ def notes(entry: Entry) -> list[str]:
     return [note for note, holds in found.items() if holds]
 
 
-def _listed(entries: Sequence[Entry]) -> Table:
+def _make_table(entries: Sequence[Entry]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -106,7 +106,7 @@ def _write(path: Path, entries: Sequence[Entry]) -> None:
     import json
     from dataclasses import asdict
 
-    from torchwise.report.json_export import write_whole
+    from torchwise.report.json_export import write_atomically
 
     data = {"schema": SCHEMA, "workloads": [{**asdict(entry), "family": entry.family} for entry in entries]}
-    write_whole(json.dumps(data, indent=2) + "\n", path)
+    write_atomically(json.dumps(data, indent=2) + "\n", path)

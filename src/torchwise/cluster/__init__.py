@@ -5,6 +5,6 @@ Ray is imported on first use only (the extra `ray`).
 
 from torchwise.cluster.launcher import RayLauncher
 from torchwise.cluster.manifest import Manifest, Task, read_manifest
-from torchwise.cluster.sweep import Slot, Swept, run_sweep
+from torchwise.cluster.sweep import Slot, SweepResult, run_sweep
 
-__all__ = ["Manifest", "RayLauncher", "Slot", "Swept", "Task", "read_manifest", "run_sweep"]
+__all__ = ["Manifest", "RayLauncher", "Slot", "SweepResult", "Task", "read_manifest", "run_sweep"]

@@ -68,7 +68,7 @@ def slots(launcher: str, address: str | None, parallel: int | None) -> list[Slot
     """
     if parallel is not None and parallel < 1:
         raise InputError(f"parallel is {parallel}, but must be at least 1")
-    return (_of_cluster(address) if launcher == "ray" else _of_this_machine())[:parallel]
+    return (_cluster_slots(address) if launcher == "ray" else _local_slots())[:parallel]
 
 
 def check_fit(tasks: Iterable[Task], slots: Iterable[Slot]) -> None:
@@ -82,7 +82,7 @@ def check_fit(tasks: Iterable[Task], slots: Iterable[Slot]) -> None:
         raise InputError(f"{missing.target} is to be tuned on {missing.device!r}, but there is only {', '.join(there)}")
 
 
-def _of_cluster(address: str | None) -> list[Slot]:
+def _cluster_slots(address: str | None) -> list[Slot]:
     ray = connect(address)
     # Without an address, this process may have started a cluster, which the studies' processes must join.
     words = ("--launcher=ray", f"--address={address or ray.get_runtime_context().gcs_address}")
@@ -93,7 +93,7 @@ def _of_cluster(address: str | None) -> list[Slot]:
     return [*both, *[rest] * abs(gpus - nodes)]
 
 
-def _of_this_machine() -> list[Slot]:
+def _local_slots() -> list[Slot]:
     """Return a slot for each GPU. The first also serves studies on the CPU, as these disturb each other."""
     gpus = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in _visible_gpus()] if environment.torch_cuda_version() else []
     first, *others = gpus or [{}]

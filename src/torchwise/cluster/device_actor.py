@@ -28,7 +28,7 @@ That would slow the original model down and flatter every plan.
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ActorInfo:
     """The description of a seat.
 
     Attributes:
@@ -42,7 +42,7 @@ class About:
     environment: Environment
 
 
-class Seat:
+class DeviceActor:
     """One device of one node.
 
     `ProcessLauncher` runs each job in its own process, so that limits, crashes and messages are the same as on any
@@ -58,22 +58,22 @@ class Seat:
         """
         if Path(folder).is_dir():
             os.chdir(folder)
-        _undo_ray()
+        _restore_thread_count()
         os.environ.update(variables)
         self._launcher = ProcessLauncher()
         self._said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._caches: tempfile.TemporaryDirectory[str] | None = None
         self._caches_of = ""
 
-    def about(self, device: str) -> About:
+    def describe(self, device: str) -> ActorInfo:
         """Return this seat's description."""
         import ray
 
-        return About(ray.get_runtime_context().get_node_id(), __version__, environment.detect(device))
+        return ActorInfo(ray.get_runtime_context().get_node_id(), __version__, environment.detect(device))
 
     def begin(self, job: Job, limits: Limits) -> None:
         """Start a job, whose progress `hear` returns. The memory limit is this node's own."""
-        here = Limits.of_this_machine(limits.time_s)
+        here = Limits.from_free_memory(limits.time_s)
         threading.Thread(target=self._run, args=(job, here), daemon=True, name="torchwise-job").start()
 
     def hear(self) -> list[tuple[str, Any]]:
@@ -122,7 +122,7 @@ class Seat:
         return self._caches.name
 
 
-def _undo_ray() -> None:
+def _restore_thread_count() -> None:
     """Restore the number of threads that the node's administrator chose, or none, instead of Ray's choice."""
     with contextlib.suppress(psutil.Error):
         chosen = psutil.Process(os.getppid()).environ().get(GIVEN_BY_RAY)  # of the raylet, our parent

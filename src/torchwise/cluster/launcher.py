@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from torchwise import __version__
-from torchwise.cluster.device_actor import HEARD_S, About, Seat
+from torchwise.cluster.device_actor import HEARD_S, ActorInfo, DeviceActor
 from torchwise.cluster.library import connect, nodes_with
 from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError
@@ -153,7 +153,7 @@ class RayLauncher:
                 self.close()
         on_stage("start")
 
-    def _is_of_the_kind(self, about: About) -> bool:
+    def _is_of_the_kind(self, about: ActorInfo) -> bool:
         self._kind = self._kind or about.environment
         return self._kind.fingerprint == about.environment.fingerprint
 
@@ -164,7 +164,7 @@ class RayLauncher:
             f"{self._patience_s:.0f} s; finished trials are kept, and the same command goes on"
         )
 
-    def _ask(self, node: str | None) -> About | None:
+    def _ask(self, node: str | None) -> ActorInfo | None:
         """Request a device of `node`, or of any node.
 
         Returns:
@@ -173,14 +173,14 @@ class RayLauncher:
         Raises:
             UnsupportedError: Torchwise cannot run there, or is of another version.
         """
-        options: dict[str, Any] = _reserved(self._ray, self._device, node)
+        options: dict[str, Any] = _choose_resources(self._ray, self._device, node)
         options["max_concurrency"] = 2  # allows `close` while `hear` waits
         if node is not None:
             affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
             options["scheduling_strategy"] = affinity
-        self._seat = self._ray.remote(Seat).options(**options).remote(os.getcwd(), _portable(dict(os.environ)))
+        self._seat = self._ray.remote(DeviceActor).options(**options).remote(os.getcwd(), _portable(dict(os.environ)))
         try:
-            about: About = self._get(self._seat.about.remote(self._device), ASKING_S)
+            about: ActorInfo = self._get(self._seat.about.remote(self._device), ASKING_S)
         except LostError as error:
             self.close()
             told = str(error.__cause__)
@@ -212,7 +212,7 @@ class RayLauncher:
             raise LostError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 
-def _reserved(ray: Any, device: str, node: str | None) -> dict[str, float]:
+def _choose_resources(ray: Any, device: str, node: str | None) -> dict[str, float]:
     """Return the resources to reserve for a seat.
 
     These are a GPU, or more than half of a node's CPUs, so that no two seats share a processor.
@@ -229,12 +229,12 @@ def _portable(variables: dict[str, str]) -> dict[str, str]:
 
 def _none_fits(ray: Any, device: str) -> str:
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    have = "; ".join(f"{node['NodeManagerHostname']} has {_counted(node['Resources'])}" for node in nodes)
+    have = "; ".join(f"{node['NodeManagerHostname']} has {_describe_resources(node['Resources'])}" for node in nodes)
     needed = "a GPU" if device == "cuda" else "a CPU"
     return f"device is {device!r}, but no node of the cluster has {needed} to reserve ({have or 'it has no nodes'})"
 
 
-def _counted(resources: dict[str, float]) -> str:
+def _describe_resources(resources: dict[str, float]) -> str:
     return f"{resources.get('CPU', 0):.0f} CPUs and {resources.get('GPU', 0):.0f} GPUs"
 
 

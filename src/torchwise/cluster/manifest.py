@@ -16,8 +16,8 @@ import msgspec
 
 from torchwise import parsing
 from torchwise.errors import InputError
-from torchwise.parsing import parse_toml, shown
-from torchwise.plan import Legality, Plan
+from torchwise.parsing import parse_toml, short_repr
+from torchwise.plan import Numerics, Plan
 from torchwise.records import codec
 from torchwise.study import Request
 from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
@@ -30,7 +30,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     objective: str = "latency"
     calls: int = DEFAULT_CALLS
     restarts: int = 1
-    allow: str = "reordered"
+    allow: str = "same-precision"
     effort: str = "standard"
     budget: float | None = None
     memory_limit: float | None = None
@@ -72,7 +72,7 @@ class Task(Options, frozen=True):
             None if self.memory_limit is None else _bytes(self.memory_limit),
         )
         plans = tuple(map(Plan.from_json, self.plan)) or None
-        return Request(workload, Legality.of(self.allow), self.effort, self.budget, plans, fresh=fresh, cold=self.cold)
+        return Request(workload, Numerics.of(self.allow), self.effort, self.budget, plans, fresh=fresh, cold=self.cold)
 
     def words(self) -> list[str]:
         """Return the arguments of `torchwise` for this study."""
@@ -99,7 +99,7 @@ class Entry(Options, frozen=True, kw_only=True):
         """Yield each study."""
         options: dict[str, Any] = {name: getattr(self, name) for name in Options.__struct_fields__}
         for target, size, device, mode in itertools.product(self.targets, self.sizes, self.devices, self.modes):
-            yield Task(_sized(target, size), device, mode, **options)
+            yield Task(_add_size(target, size), device, mode, **options)
 
 
 class Sweep(msgspec.Struct):
@@ -114,7 +114,7 @@ class Manifest:
 
     tasks: tuple[Task, ...]
 
-    def on(self, device: str) -> Manifest:
+    def with_device(self, device: str) -> Manifest:
         """Return the manifest with `device` for studies that name none."""
         return Manifest(tuple(msgspec.structs.replace(task, device=task.device or device) for task in self.tasks))
 
@@ -126,14 +126,14 @@ def read_manifest(file: Path) -> Manifest:
         InputError: the file cannot be read, a key is unknown or of another type, targets are missing, or `tune` would
             refuse a study.
     """
-    return parsing.read(file, _parsed)
+    return parsing.read(file, _parse_manifest)
 
 
-def _parsed(text: bytes) -> Manifest:
+def _parse_manifest(text: bytes) -> Manifest:
     head = parse_toml(text)
     tables = head.pop("studies", []) or [{}]
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise InputError(f"studies is {shown(tables)}, but must be tables: [[studies]]")
+        raise InputError(f"studies is {short_repr(tables)}, but must be tables: [[studies]]")
     entries = codec.from_builtins({"studies": [{**head, **table} for table in tables]}, Sweep).studies
     for place, entry in enumerate(entries):
         if not entry.targets:
@@ -162,6 +162,6 @@ def _bytes(gib: float) -> int:
     return int(gib * 2**30)
 
 
-def _sized(target: str, size: str) -> str:
+def _add_size(target: str, size: str) -> str:
     """Add a size to a target of the zoo, unless it names one."""
     return f"{target}@{size}" if size and target.startswith("zoo:") and "@" not in target else target

@@ -49,7 +49,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepResult:
     """The result of one study.
 
     Attributes:
@@ -75,7 +75,7 @@ class Swept:
 
 def run_sweep(
     tasks: Sequence[Task], slots: Sequence[Slot], command: Sequence[str], environment: dict[str, str], say: Say
-) -> list[Swept]:
+) -> list[SweepResult]:
     """Tune every task, one per slot at a time, and return the results in the order of `tasks`.
 
     Args:
@@ -121,7 +121,7 @@ class _Sweep:
         self._command, self._environment, self._say = list(command), environment, say
         self._running: set[subprocess.Popen[str]] = set()
         self._is_stopped = False
-        self.done: dict[int, Swept] = {}
+        self.done: dict[int, SweepResult] = {}
 
     def work(self, slot: Slot, waiting: _Waiting) -> None:
         """Tune one task after another."""
@@ -142,7 +142,7 @@ class _Sweep:
         for process in list(self._running):
             process.send_signal(what)
 
-    def _tune(self, task: Task, slot: Slot) -> Swept:
+    def _tune(self, task: Task, slot: Slot) -> SweepResult:
         start, code, last = time.monotonic(), 0, ""
         with tempfile.TemporaryDirectory(prefix="torchwise-sweep-") as folder:
             file = Path(folder, "study.json")
@@ -154,8 +154,8 @@ class _Sweep:
             seconds = time.monotonic() - start
             if code in (0, EXIT_INCONCLUSIVE) and file.exists():
                 study = parsing.read(file, parsing.parse_json)
-                return Swept(task, code, study["decision"]["reason"], seconds, study)
-        return Swept(task, code, last.removeprefix("torchwise: ") or f"exit code {code}", seconds)
+                return SweepResult(task, code, study["decision"]["reason"], seconds, study)
+        return SweepResult(task, code, last.removeprefix("torchwise: ") or f"exit code {code}", seconds)
 
     def _run(self, words: list[str], task: Task, slot: Slot) -> tuple[int, str]:
         """Run one process, and return its exit code and the last line of its progress output."""

@@ -1,7 +1,7 @@
 """From a plan and a model to something that can be called."""
 
 from torchwise.compile.backends import Backend
-from torchwise.compile.compiled_plan import Realized, compile_plan
+from torchwise.compile.compiled_plan import CompiledPlan, compile_plan
 from torchwise.compile.signature import Recognizer, Signature, is_plain, signature_of
 
-__all__ = ["Backend", "Realized", "Recognizer", "Signature", "compile_plan", "is_plain", "signature_of"]
+__all__ = ["Backend", "CompiledPlan", "Recognizer", "Signature", "compile_plan", "is_plain", "signature_of"]

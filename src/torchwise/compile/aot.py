@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from torchwise.compile import private
-from torchwise.compile.backends.inductor import ahead_backend, while_compiling
-from torchwise.compile.guards.fast_module_guard import glance_at
-from torchwise.compile.guards.guard_bypass import Aimed, Straight, aim, fast_path
+from torchwise.compile.backends.inductor import aot_backend, while_compiling
+from torchwise.compile.guards.fast_module_guard import make_quick_check
+from torchwise.compile.guards.guard_bypass import FastPath, GuardBypass, aim, fast_path
 from torchwise.compile.signature import Signature, overlap_in, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -52,7 +52,7 @@ class Constant:
     value: bool | int | float | str | None
 
     @classmethod
-    def of(cls, place: str, value: Any) -> Constant | None:
+    def from_guard(cls, place: str, value: Any) -> Constant | None:
         """Return the constant that a guard on `place` checks, or None if it is no plain global variable."""
         found = _GLOBAL.fullmatch(place)
         if found is None or type(value) not in (bool, int, float, str, type(None)):
@@ -123,14 +123,14 @@ class Maker:
             raise UnsupportedError("the model has hooks, which code that is compiled ahead leaves out")
         seen: set[Signature] = set()
 
-        def compiled(*args: Any, **kwargs: Any) -> Any:
+        def call_and_compile(*args: Any, **kwargs: Any) -> Any:
             if (signature := signature_of(args, kwargs)) not in seen:
-                _check_apart(signature)
+                _check_no_overlap(signature)
                 seen.add(signature)
-                self.made.append(_made(call, plan, args, kwargs))
+                self.made.append(_compile_ahead(call, plan, args, kwargs))
             return call(*args, **kwargs)
 
-        return compiled
+        return call_and_compile
 
 
 class Loader:
@@ -160,7 +160,7 @@ class Loader:
         """
         if not self._functions:
             with _enabled():
-                self._functions = [(_loaded(code), code) for code in self._codes]
+                self._functions = [(_load_function(code), code) for code in self._codes]
 
 
 class _Loaded:
@@ -175,41 +175,41 @@ class _Loaded:
         signature = signature_of(args, kwargs)
         way = self._ways.get(signature)
         if way is None:
-            _check_apart(signature)
-            way = self._ways[signature] = self._found(args, kwargs)
+            _check_no_overlap(signature)
+            way = self._ways[signature] = self._find_path(args, kwargs)
         if not torch.is_grad_enabled():
             return way(*args, **kwargs)
         with torch.no_grad():  # nothing here asks for a gradient, and so the code was verified without
             return way(*args, **kwargs)
 
-    def way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
+    def get_fast_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
         """Return the callable for calls of this signature, without looking it up."""
         return self._ways.get(signature_of(args, dict(kwargs)), self)
 
-    def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
+    def _find_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
         own = () if self._owner is None else (self._owner,)
         for function, code in self._functions:
             with torch.no_grad():
                 serves = len(self._functions) == 1 or function.guard_check(*own, *args, **kwargs)
             if serves:
                 self._check_hooks(code)
-                return self._constant(self._way(function, code, own), code.constants)
+                return self._constant(self._make_fast_path(function, code, own), code.constants)
         raise UnsupportedError("nothing was compiled ahead for such a call")
 
-    def _way(self, function: Any, code: Code, own: tuple[Any, ...]) -> Way:
+    def _make_fast_path(self, function: Any, code: Code, own: tuple[Any, ...]) -> Way:
         inner, owner = function.fn if code.straight else function, self._owner
 
-        def guarded(*args: Any, **kwargs: Any) -> Any:
+        def call_guarded(*args: Any, **kwargs: Any) -> Any:
             self._check_hooks(code)
             return function(*own, *args, **kwargs)
 
-        def straight(*args: Any, **kwargs: Any) -> Any:
+        def call_unguarded(*args: Any, **kwargs: Any) -> Any:
             return inner(*own, *args, **kwargs)
 
-        def aimed(*_: Any) -> Aimed:
-            return aim(straight, glance_at(owner) if owner is not None else None)
+        def aim_again(*_: Any) -> FastPath:
+            return aim(call_unguarded, make_quick_check(owner) if owner is not None else None)
 
-        return fast_path(guarded, aimed(), lambda _args, _kwargs: aimed)
+        return fast_path(call_guarded, aim_again(), lambda _args, _kwargs: aim_again)
 
     def _check_hooks(self, code: Code) -> None:
         if code.hooks != _hooks_of(self._owner):
@@ -220,43 +220,45 @@ class _Loaded:
             return way
         scope = self._globals
 
-        def compared(*args: Any, **kwargs: Any) -> Any:
+        def check_and_call(*args: Any, **kwargs: Any) -> Any:
             for constant in constants:
                 if not constant.holds(scope):
                     raise UnsupportedError(f"global {constant.name} is not {constant.value!r} any more")
             return way(*args, **kwargs)
 
-        return compared
+        return check_and_call
 
 
-def _made(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Code:
-    straight, dropped = Straight(call), list[Any]()
+def _compile_ahead(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Code:
+    straight, dropped = GuardBypass(call), list[Any]()
     unwritable = private.look_up("compiling ahead", UNWRITABLE).UNSUPPORTED_SERIALIZATION_GUARD_TYPES
 
-    def written(guards: Sequence[Any]) -> list[bool]:
+    def filter_guards(guards: Sequence[Any]) -> list[bool]:
         straight.guard_filter(guards)
         kept = [not (g.is_global or g.guard_type in unwritable) for g in guards]
         dropped.extend(g for g, keep in zip(guards, kept, strict=True) if not keep)
         return kept
 
-    backend, options = ahead_backend(plan)
+    backend, options = aot_backend(plan)
     with _enabled(), while_compiling(plan), torch.no_grad():
-        compiled = torch.compile(call, fullgraph=True, backend=backend, options={**options, "guard_filter_fn": written})
+        compiled = torch.compile(
+            call, fullgraph=True, backend=backend, options={**options, "guard_filter_fn": filter_guards}
+        )
         try:
             function = compiled.aot_compile((args, kwargs))  # type: ignore[attr-defined]
         except AttributeError as error:
             raise UnsupportedError(f"torch {torch.__version__} cannot compile ahead ({error})") from error
-        constants = {id(guard): c for guard in dropped if (c := Constant.of(str(guard.name), guard.value))}
-        lost = straight.uncovered(args, kwargs, [guard for guard in dropped if id(guard) not in constants])
+        constants = {id(guard): c for guard in dropped if (c := Constant.from_guard(str(guard.name), guard.value))}
+        lost = straight.find_uncovered(args, kwargs, [guard for guard in dropped if id(guard) not in constants])
         if lost:
             raise UnsupportedError(f"it depends on {lost}, which code that is compiled ahead would not notice")
         asked = [guard for guard in straight.guards if id(guard) not in constants]
-        is_straight = not straight.obstacle(args, kwargs) and not straight.uncovered(args, kwargs, asked)
+        is_straight = not straight.find_refusal(args, kwargs) and not straight.find_uncovered(args, kwargs, asked)
         hooks = _hooks_of(getattr(call, "__self__", None))
         return Code(_bytes_of(function), is_straight, tuple(dict.fromkeys(constants.values())), hooks)
 
 
-def _check_apart(signature: Signature) -> None:
+def _check_no_overlap(signature: Signature) -> None:
     """Refuse inputs that share memory, as no guard would tell code for them from code for others.
 
     Raises:
@@ -276,7 +278,7 @@ def _bytes_of(function: Any) -> bytes:
     return bytes(type(function).serialize(function).serialized_data)
 
 
-def _loaded(code: Code) -> Any:
+def _load_function(code: Code) -> Any:
     load = private.look_up("code that was compiled ahead", ("torch.compiler", "load_compiled_function"))
     return load(io.BytesIO(code.data))
 

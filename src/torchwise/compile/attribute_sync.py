@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.guards.fast_module_guard import REGISTERED, STANDARD, Held, unwritten_since
-from torchwise.compile.guards.varying_values import OBJECT, STATE, ChangedModelError, Varied
+from torchwise.compile.guards.fast_module_guard import REGISTERED, STANDARD, DictContents, unwritten_since
+from torchwise.compile.guards.varying_values import OBJECT, STATE, ChangedModelError, VaryingValue
 from torchwise.compile.signature import is_plain, is_strided
 from torchwise.errors import UnsupportedError
 
@@ -24,7 +24,7 @@ _APART = STANDARD | {"forward", "_compiled_call_impl"}
 """Attributes that determine how a module is called, and that no call set."""
 
 
-class Attributes:
+class AttributeSync:
     """The plain attributes and the buffers of a copy's modules, watched for changes that calls make.
 
     Args:
@@ -40,21 +40,21 @@ class Attributes:
         self._pairs = list(zip(original.modules(), copied.modules(), strict=True))
         self._is_own = is_own
         self._follows = follows
-        self.look()
+        self.take_snapshot()
 
-    def look(self) -> None:
+    def take_snapshot(self) -> None:
         """Take the present attributes as the reference."""
         parts = [part for _, part in self._pairs]
-        self._seen = [_held(part) for part in parts]
+        self._seen = [_snapshot_module(part) for part in parts]
         self._given = [_plain(own) for own, _ in self._pairs]
         self._parts = [{kind: vars(own)[kind] for kind in REGISTERED} for own, _ in self._pairs]
-        self._copies = [Held(vars(part), apart=_APART) for part in parts]
-        self._originals = [Held(vars(own), apart=_APART - {*REGISTERED}) for own, _ in self._pairs]
-        registered = [Held(held) for part in parts for held in (part._buffers, part._modules, part._parameters)]
+        self._copies = [DictContents(vars(part), apart=_APART) for part in parts]
+        self._originals = [DictContents(vars(own), apart=_APART - {*REGISTERED}) for own, _ in self._pairs]
+        registered = [DictContents(held) for part in parts for held in (part._buffers, part._modules, part._parameters)]
         self._unwritten = unwritten_since([*self._copies, *registered], [])
         self._is_followed = unwritten_since(self._originals, [])
 
-    def written(self) -> bool:
+    def has_writes(self) -> bool:
         """Whether anything was set on the copy since. It runs on every call."""
         return not self._unwritten()
 
@@ -73,19 +73,21 @@ class Attributes:
             if self._originals[place].is_same():
                 continue
             if any(vars(own)[kind] is not held for kind, held in self._parts[place].items()):
-                raise _changed("what hangs in the model as its submodules or weights", STATE)
+                raise _change_error("what hangs in the model as its submodules or weights", STATE)
             self._follow_one(own, part, self._given[place])
             self._given[place], self._seen[place] = _plain(own), (_plain(part), *self._seen[place][1:])
-            self._originals[place].look()
-            self._copies[place].look()
+            self._originals[place].take_snapshot()
+            self._copies[place].take_snapshot()
 
     def _follow_one(self, own: torch.nn.Module, part: torch.nn.Module, given: dict[str, Any]) -> None:
         now = _plain(own)
         new = {name: value for name, value in now.items() if given.get(name, _MISSING) is not value}
         if type(own) is not type(part) or "training" in new:
-            raise _changed("the mode of the model, or what is set on a part that the plan has another form of,", STATE)
+            raise _change_error(
+                "the mode of the model, or what is set on a part that the plan has another form of,", STATE
+            )
         if inside := [name for name, value in new.items() if self._leads_to_weights(value)]:
-            raise _changed(f"`{inside[0]}` on the model, which leads to modules or weights of it,", OBJECT)
+            raise _change_error(f"`{inside[0]}` on the model, which leads to modules or weights of it,", OBJECT)
         for name in given.keys() - now.keys() - part._buffers.keys():
             vars(part).pop(name, None)
         vars(part).update(new)
@@ -94,7 +96,7 @@ class Attributes:
         """Give the copy the original's own buffers."""
         for own, part in self._pairs:
             part._buffers.update(own._buffers)
-        self.look()
+        self.take_snapshot()
 
     def carry(self) -> None:
         """Give the original the attributes set on the copy since.
@@ -117,7 +119,7 @@ class Attributes:
             for name, buffer in part._buffers.items():
                 if buffers.get(name, _MISSING) is not buffer:
                     self._give_buffer(own, part, name, buffer)
-        self.look()
+        self.take_snapshot()
 
     def _give_buffer(self, own: torch.nn.Module, part: torch.nn.Module, name: str, buffer: torch.Tensor | None) -> None:
         if name not in own._buffers:
@@ -134,11 +136,13 @@ class Attributes:
         return not isinstance(value, torch.Tensor) and not is_plain(value) and self._is_own(value)
 
 
-def _changed(place: str, kind: str) -> ChangedModelError:
-    return ChangedModelError(f"the plan runs a copy of the model, and {place} is another", Varied("", place, kind))
+def _change_error(place: str, kind: str) -> ChangedModelError:
+    return ChangedModelError(
+        f"the plan runs a copy of the model, and {place} is another", VaryingValue("", place, kind)
+    )
 
 
-def _held(part: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _snapshot_module(part: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return a module's plain attributes, its buffers, and its modules and weights."""
     return _plain(part), dict(part._buffers), {**part._modules, **part._parameters}
 

@@ -20,7 +20,7 @@ NOTED = "autocast_state"
 
 
 @functools.cache
-def tell_autocasts_apart() -> None:
+def add_autocast_to_key() -> None:
     """Have the key hold the dtype of each autocast in force. Keys without autocast stay the same."""
     with contextlib.suppress(UnsupportedError):  # a version without such keys
         details = look_up("a key of compiled code", DETAILS)
@@ -31,10 +31,10 @@ def tell_autocasts_apart() -> None:
 def _note_in(details: Any) -> None:
     make = details.__init__
 
-    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init_with_note(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         devices = filter(torch.is_autocast_enabled, ("cpu", "cuda"))
         if noted := {device: torch.get_autocast_dtype(device) for device in devices}:
             setattr(self, NOTED, noted)
 
-    details.__init__ = noting
+    details.__init__ = init_with_note

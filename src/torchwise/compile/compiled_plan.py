@@ -21,13 +21,13 @@ from torchwise.compile.cuda_graphs import CAPTURES
 from torchwise.compile.cuda_graphs.object_inputs import WithObjects
 from torchwise.compile.forward_entry import entry_of
 from torchwise.compile.guards.fast_module_guard import Reads
-from torchwise.compile.io_casts import ByForm, Edge
-from torchwise.compile.recompiles import Recompiles, counted
+from torchwise.compile.io_casts import ByForm, IOCasts
+from torchwise.compile.recompiles import Recompiles, count_recompiles
 from torchwise.compile.settings import settings_for
-from torchwise.compile.shared_copies import DerivedWeights, Guard, share
+from torchwise.compile.shared_copies import DerivedWeights, ModuleChangeGuard, share
 from torchwise.compile.signature import opaque_leaves
-from torchwise.compile.train_step import RealizedStep
-from torchwise.compile.transforms import CALL_TRANSFORMS, Layer, known_transforms, transform_model
+from torchwise.compile.train_step import CompiledStep
+from torchwise.compile.transforms import CALL_TRANSFORMS, Layer, transform_model, transform_names
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.workload.train_step import TrainStep
@@ -35,7 +35,7 @@ from torchwise.workload.workload import Example
 
 
 @dataclass(frozen=True, slots=True)
-class Realized:
+class CompiledPlan:
     """A plan made callable.
 
     Attributes:
@@ -49,7 +49,7 @@ class Realized:
 
     plan: Plan
     call: Callable[..., Any]
-    lean: Callable[[tuple[Any, ...], Mapping[str, Any]], Callable[..., Any]]
+    bypass: Callable[[tuple[Any, ...], Mapping[str, Any]], Callable[..., Any]]
     close: Callable[[], None]
     reads: Callable[[], Reads | None] = lambda: None
 
@@ -64,7 +64,7 @@ def compile_plan(
     borrow: bool = False,
     backend: Backend | None = None,
     recompiles: Recompiles | None = None,
-) -> Realized:
+) -> CompiledPlan:
     """Make `plan` callable for `call`. Nothing is compiled before the first call.
 
     The original is never changed. A plan changes only a copy, which shares the original's parameters and buffers, or
@@ -84,24 +84,24 @@ def compile_plan(
         UnsupportedError: this torch, or this model, lacks something that the plan needs.
     """
     if plan.is_eager:
-        return Realized(plan, call, lambda _args, _kwargs: call, _nothing)
+        return CompiledPlan(plan, call, lambda _args, _kwargs: call, _do_nothing)
     recompiles = recompiles or Recompiles()
     if isinstance(call, TrainStep):
-        return _realized_step(call, plan, example, device, recompiles)
+        return _realize_step(call, plan, example, device, recompiles)
     if plan.of_a_step:
         raise UnsupportedError(f"plan {plan} is of a whole training step, but this is a model: give a TrainStep")
-    if unknown := [name for name in plan.transforms if name not in known_transforms()]:
-        raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(known_transforms())}")
-    inside, outside = _inside(call, plan)
-    of_code = recompiles if plan.capture == "none" else recompiles.part(is_told=False)
-    inner = _compiled(inside, plan, device, call, backend, of_code)
+    if unknown := [name for name in plan.transforms if name not in transform_names()]:
+        raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(transform_names())}")
+    inside, outside = _prepare_call(call, plan)
+    of_code = recompiles if plan.capture == "none" else recompiles.make_part_counter(is_told=False)
+    inner = _compile_call(inside, plan, device, call, backend, of_code)
     settings = settings_for(plan)
-    way = getattr(inner, "way", lambda _args, _kwargs: inner)
+    way = getattr(inner, "get_fast_path", lambda _args, _kwargs: inner)
     reads: Any = _unknown if "static_form" in plan.transforms else getattr(inner, "reads", _unknown)
-    call = settings.around(inner)
+    call = settings.wrap(inner)
     if plan.capture == "none":
-        return Realized(
-            plan, outside(call), lambda args, kwargs: outside(settings.around(way(args, kwargs))), _nothing, reads
+        return CompiledPlan(
+            plan, outside(call), lambda args, kwargs: outside(settings.wrap(way(args, kwargs))), _do_nothing, reads
         )
     module = inside if isinstance(inside, torch.nn.Module) else None
     kind, reads = CAPTURES[plan.capture], getattr(inner, "reads", None)
@@ -109,20 +109,22 @@ def compile_plan(
     has_objects = bool(opaque_leaves((example.args, dict(example.kwargs))))
     captured = WithObjects(call, lambda inner: kind(inner, module, **how)) if has_objects else kind(call, module, **how)
     # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
-    return Realized(
-        plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close, reads
+    return CompiledPlan(
+        plan, outside(captured), lambda args, kwargs: outside(captured.get_bypass(args, kwargs)), captured.close, reads
     )
 
 
-def _realized_step(step: TrainStep, plan: Plan, example: Example, device: str, recompiles: Recompiles) -> Realized:
-    def of_model(call: Callable[..., Any], plan: Plan, example: Example) -> Callable[..., Any]:
-        return compile_plan(call, plan, example, device=device, mode="training", recompiles=recompiles.part()).call
+def _realize_step(step: TrainStep, plan: Plan, example: Example, device: str, recompiles: Recompiles) -> CompiledPlan:
+    def realize_model(call: Callable[..., Any], plan: Plan, example: Example) -> Callable[..., Any]:
+        return compile_plan(
+            call, plan, example, device=device, mode="training", recompiles=recompiles.make_part_counter()
+        ).call
 
-    made = RealizedStep(step, plan, example, device, of_model, recompiles)
-    return Realized(plan, made, lambda _args, _kwargs: made, made.close)
+    made = CompiledStep(step, plan, example, device, realize_model, recompiles)
+    return CompiledPlan(plan, made, lambda _args, _kwargs: made, made.close)
 
 
-def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], Layer]:
+def _prepare_call(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], Layer]:
     """Return the callable to compile (`call`, or a form or copy of it), and a layer that keeps it true to `call`.
 
     The transforms of the model come first. Precision and layout are changed in their result.
@@ -138,17 +140,17 @@ def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], L
     if isinstance(form, torch.nn.Module) and (plan.precision == "bf16" or plan.memory_format == "channels_last"):
         derived = DerivedWeights(form, plan)
         inside, follows = derived.copy, not frozen
-        layers += [derived.following] if follows else []
+        layers += [derived.with_weight_sync] if follows else []
     elif isinstance(form, torch.nn.Module) and plan.scope == "regional":
         inside, guarded = share(form), True
     if isinstance(call, torch.nn.Module) and guarded:
         runs = form if follows else inside  # the layer that follows the form tells it
         is_copy = runs is not call and "static_form" not in plan.transforms  # the model itself declares such a form
-        guard = functools.partial(Guard, call, values=frozen)
+        guard = functools.partial(ModuleChangeGuard, call, values=frozen)
         if is_copy and isinstance(runs, torch.nn.Module):
-            layers.append(guard(copied=runs).around)
+            layers.append(guard(copied=runs).wrap)
         else:  # each way for a call looks anew: the first may have set something on the model
-            layers.append(lambda inner: guard(itself=runs is call).around(inner))
+            layers.append(lambda inner: guard(itself=runs is call).wrap(inner))
     return inside, lambda inner: functools.reduce(lambda wrapped, layer: layer(wrapped), layers, inner)
 
 
@@ -157,7 +159,7 @@ def _counts_statistics(module: torch.nn.Module) -> bool:
     return is_norm and module.training and module.running_mean is not None
 
 
-def _compiled(
+def _compile_call(
     inside: Callable[..., Any],
     plan: Plan,
     device: str,
@@ -166,11 +168,11 @@ def _compiled(
     recompiles: Recompiles,
 ) -> Callable[..., Any]:
     """Compile the whole, with its edge for each form of outputs that the original has, or each repeated block."""
-    if not Edge.is_needed(plan):
+    if not IOCasts.is_needed(plan):
         return _compiler(inside, plan, given, recompiles)(lambda call: call)
-    edge = Edge(plan, device)
+    edge = IOCasts(plan, device)
     compiled = _compiler(inside, plan, given, recompiles)
-    return ByForm(original, lambda form: edge.outside(compiled(lambda call: edge.around(call, form)), form))
+    return ByForm(original, lambda form: edge.wrap_compiled(compiled(lambda call: edge.wrap(call, form)), form))
 
 
 def _compiler(
@@ -186,11 +188,13 @@ def _compiler(
     if plan.scope == "regional":
         if not isinstance(inside, torch.nn.Module):
             raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
-        regional.compile_blocks(inside, lambda block: counted(backend(block, plan), recompiles.part()))
+        regional.compile_blocks(
+            inside, lambda block: count_recompiles(backend(block, plan), recompiles.make_part_counter())
+        )
         return lambda edged: edged(inside)
     entry, transforms = entry_of(inside), [CALL_TRANSFORMS[name] for name in plan.transforms if name in CALL_TRANSFORMS]
     layered = functools.partial(functools.reduce, lambda call, transform: transform(call), transforms)
-    return lambda edged: counted(backend(layered(edged(entry)), plan), recompiles)
+    return lambda edged: count_recompiles(backend(layered(edged(entry)), plan), recompiles)
 
 
 def _unknown() -> Reads | None:
@@ -198,5 +202,5 @@ def _unknown() -> Reads | None:
     return None
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Free nothing: there is nothing to free."""

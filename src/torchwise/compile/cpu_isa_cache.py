@@ -34,11 +34,11 @@ def recording() -> Iterator[dict[str, bool]]:
     """
     found: dict[str, bool] = {}
 
-    def noted(check: Check, isa: Any, code: str) -> bool:
+    def note_check(check: Check, isa: Any, code: str) -> bool:
         found[_key(isa, code)] = answer = check(isa, code)
         return answer
 
-    with _checking(noted):
+    with _checking(note_check):
         yield found
 
 
@@ -51,11 +51,11 @@ def replay(known: Mapping[str, bool]) -> None:
     if not known:  # the code compiled there asked for no instruction set
         return
 
-    def answered(check: Check, isa: Any, code: str) -> bool:
+    def answer_check(check: Check, isa: Any, code: str) -> bool:
         answer = known.get(_key(isa, code))
         return check(isa, code) if answer is None else answer
 
-    with _checking(answered):
+    with _checking(answer_check):
         name(VALID)()
 
 

@@ -33,11 +33,11 @@ def entry_of(call: Callable[..., Any]) -> Callable[..., Any]:
     if not isinstance(call, torch.nn.Module):
         return call
     if not calls_forward_alone(call):
-        return _front_door(call)
+        return _find_call_entry(call)
     forward: Callable[..., Any] = call.forward
     function = getattr(forward, "__func__", None)
     if isinstance(function, types.FunctionType) and _is_of_the_library(function):
-        return types.MethodType(_traced_at_the_top(function), call)
+        return types.MethodType(_copy_with_other_file(function), call)
     return forward
 
 
@@ -50,7 +50,7 @@ def calls_forward_alone(module: torch.nn.Module) -> bool:
         and _is_compiled_by_torch(module)
         and not any(getattr(module, name) for name in HOOKS)
         and not modules._has_any_global_hook()
-        and _is_looked_up_plainly(module)
+        and _has_stable_forward(module)
     )
 
 
@@ -70,7 +70,7 @@ def _is_compiled_by_torch(module: torch.nn.Module) -> bool:
     return compiled is None or getattr(compiled, "_torchdynamo_orig_callable", None) == module._call_impl
 
 
-def _is_looked_up_plainly(module: torch.nn.Module) -> bool:
+def _has_stable_forward(module: torch.nn.Module) -> bool:
     """Whether `module.forward` is the same each time: a property or other descriptor may answer otherwise."""
     if type(module).__getattribute__ is not torch.nn.Module.__getattribute__:
         return False
@@ -80,7 +80,7 @@ def _is_looked_up_plainly(module: torch.nn.Module) -> bool:
     return isinstance(inspect.getattr_static(type(module), "forward"), kinds)
 
 
-def _front_door(module: torch.nn.Module) -> Callable[..., Any]:
+def _find_call_entry(module: torch.nn.Module) -> Callable[..., Any]:
     """Return the function that Python calls for a call of the module, in a form that compilers trace.
 
     Python looks it up in the class. An attribute `__call__` of the module itself, which PyTorch would take, does not
@@ -92,11 +92,11 @@ def _front_door(module: torch.nn.Module) -> Callable[..., Any]:
     if is_own and isinstance(call, types.FunctionType) and not _adds_nothing(call):
         return types.MethodType(call, module)
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call_module(*args: Any, **kwargs: Any) -> Any:
         return module(*args, **kwargs)
 
-    called.inside = module  # type: ignore[attr-defined]
-    return called
+    call_module.inside = module  # type: ignore[attr-defined]
+    return call_module
 
 
 def _is_of_the_library(function: types.FunctionType) -> bool:
@@ -105,7 +105,7 @@ def _is_of_the_library(function: types.FunctionType) -> bool:
 
 
 @functools.cache
-def _traced_at_the_top(function: types.FunctionType) -> types.FunctionType:
+def _copy_with_other_file(function: types.FunctionType) -> types.FunctionType:
     """Return a forward of the library's own, such as that of `nn.Sequential`, as if it had been written elsewhere.
 
     Dynamo skips a frame of the library's files if compiled code begins with it, and wraps it in a function of its own.

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from torchwise.compile.layout import Order, laid_in, order_of
+from torchwise.compile.layout import Order, lay_out, order_of
 from torchwise.compile.signature import Signature, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.workload import pytree
-from torchwise.workload.module_state import kept_generators, kept_state
+from torchwise.workload.module_state import kept_state, preserve_generators
 from torchwise.workload.workload import Example
 
 AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
@@ -30,7 +30,7 @@ MOST_SIGNATURES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class OutputForm:
     """The form of the original's outputs for one kind of call.
 
     Attributes:
@@ -45,7 +45,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class IOCasts:
     """The changes to tensors at the edge.
 
     Attributes:
@@ -61,7 +61,7 @@ class Edge:
         """Whether tensors must be cast, or laid out otherwise, at the edge."""
         return plan.memory_format != "preserve" or plan.precision not in ("native", "tf32")
 
-    def around(self, call: Callable[..., Any], form: Form) -> Callable[..., Any]:
+    def wrap(self, call: Callable[..., Any], form: OutputForm) -> Callable[..., Any]:
         """Return `call` with its edge, for calls whose outputs have this form. `call` becomes its attribute `inside`.
 
         Raises (on call):
@@ -69,7 +69,7 @@ class Edge:
         """
         enter, leave, is_traced = self._enter, self._leave, form.is_traced
 
-        def edged(*args: Any, **kwargs: Any) -> Any:
+        def call_with_casts(*args: Any, **kwargs: Any) -> Any:
             given, spec = _pytree.tree_flatten((args, kwargs))
             args, kwargs = _pytree.tree_unflatten([enter(leaf) for leaf in given], spec)
             with self._autocast():
@@ -79,20 +79,20 @@ class Edge:
             leaves, spec = _pytree.tree_flatten(result)
             return _pytree.tree_unflatten(leave(leaves, given, form), spec)
 
-        edged.inside = call  # type: ignore[attr-defined]
-        return edged
+        call_with_casts.inside = call  # type: ignore[attr-defined]
+        return call_with_casts
 
-    def outside(self, call: Callable[..., Any], form: Form) -> Callable[..., Any]:
+    def wrap_compiled(self, call: Callable[..., Any], form: OutputForm) -> Callable[..., Any]:
         """Return the compiled `call` with its edge, and restore outputs that compilers do not see."""
         if form.is_traced:
             return call
 
-        def restored(*args: Any, **kwargs: Any) -> Any:
+        def call_and_restore(*args: Any, **kwargs: Any) -> Any:
             result = call(*args, **kwargs)
             leaves: Iterator[Any] = iter(self._leave(pytree.tensors(result), pytree.tensors((args, kwargs)), form))
             return pytree.map_tensors(lambda _: next(leaves), result)
 
-        return restored
+        return call_and_restore
 
     def _enter(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -103,7 +103,7 @@ class Edge:
             leaf = leaf.to(memory_format=torch.channels_last)
         return leaf
 
-    def _leave(self, leaves: list[Any], given: list[Any], form: Form) -> list[Any]:
+    def _leave(self, leaves: list[Any], given: list[Any], form: OutputForm) -> list[Any]:
         inputs = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
         restored: list[Any] = []
         position = 0
@@ -111,23 +111,23 @@ class Edge:
             if isinstance(leaf, torch.Tensor):
                 if position == len(form.outputs):
                     raise UnsupportedError("the call returns more tensors than the original did for such inputs")
-                leaf = self._restored(leaf, inputs, *form.outputs[position])
+                leaf = self._restore_output(leaf, inputs, *form.outputs[position])
                 position += 1
             restored.append(leaf)
         if position != len(form.outputs):
             raise UnsupportedError("the call returns fewer tensors than the original did for such inputs")
         return restored
 
-    def _restored(
+    def _restore_output(
         self, leaf: torch.Tensor, inputs: list[torch.Tensor], dtype: torch.dtype, order: Order | None, given: int | None
     ) -> torch.Tensor:
         if given is not None:
             return inputs[given]
-        if leaf.dtype != dtype and not (dtype.is_floating_point and leaf.dtype in self._computed_in()):
+        if leaf.dtype != dtype and not (dtype.is_floating_point and leaf.dtype in self._inner_dtypes()):
             raise UnsupportedError(f"the call returns {leaf.dtype} where the original returned {dtype} before")
-        return laid_in(leaf.to(dtype), order)
+        return lay_out(leaf.to(dtype), order)
 
-    def _computed_in(self) -> tuple[torch.dtype, ...]:
+    def _inner_dtypes(self) -> tuple[torch.dtype, ...]:
         """Return the types that a number may have within when it has another one outside."""
         if self.plan.precision not in ("bf16", *AUTOCAST):
             return ()
@@ -150,31 +150,31 @@ class ByForm:
         Exception: any error that the original raises.
     """
 
-    def __init__(self, original: Callable[..., Any], make: Callable[[Form], Callable[..., Any]]) -> None:
+    def __init__(self, original: Callable[..., Any], make: Callable[[OutputForm], Callable[..., Any]]) -> None:
         self._original, self._make = original, make
-        self._forms: dict[Signature, Form] = {}
-        self._made: dict[Form, Callable[..., Any]] = {}
+        self._forms: dict[Signature, OutputForm] = {}
+        self._made: dict[OutputForm, Callable[..., Any]] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
         key = self._key(args, kwargs)
-        made = self._of(key, args, kwargs)
+        made = self._get_callable(key, args, kwargs)
         try:
             return made(*args, **kwargs)
         except UnsupportedError:  # the original may answer in another form by now
             self._forms.pop(key, None)
             raise
 
-    def way(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    def get_fast_path(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return the callable for calls of this signature, which was called before, without looking it up."""
-        made = self._of(self._key(args, dict(kwargs)), args, dict(kwargs))
-        return made.way(args, kwargs) if hasattr(made, "way") else made
+        made = self._get_callable(self._key(args, dict(kwargs)), args, dict(kwargs))
+        return made.get_fast_path(args, kwargs) if hasattr(made, "get_fast_path") else made
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         return (getattr(self._original, "training", None), *signature_of(args, kwargs))
 
-    def _of(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def _get_callable(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = form_of(self._original, args, kwargs)
@@ -186,7 +186,7 @@ class ByForm:
             return self._made[form]
 
 
-def form_of(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Form:
+def form_of(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OutputForm:
     """Run the original once on copies of the inputs, to learn the form of its outputs, and put its state back.
 
     Raises:
@@ -197,14 +197,14 @@ def form_of(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
         raise UnsupportedError("the form of the outputs is not known, and nothing can be run while a graph is recorded")
     example = Example(args, kwargs).clone()
     device = "cuda" if any(t.is_cuda for t in example.tensors()) else "cpu"
-    with torch.no_grad(), kept_generators(device), kept_state(original, example.args, example.kwargs):
+    with torch.no_grad(), preserve_generators(device), kept_state(original, example.args, example.kwargs):
         result = original(*example.args, **example.kwargs)
     outputs, inputs = pytree.tensors(result), pytree.tensors((example.args, dict(example.kwargs)))
-    seen, given = map(_seen_by_compilers, (result, (example.args, dict(example.kwargs))))
+    seen, given = map(_count_traced, (result, (example.args, dict(example.kwargs))))
     positions = {id(tensor): at for at, tensor in reversed([*enumerate(inputs)])} if given == len(inputs) else {}
     forms = tuple((tensor.dtype, order_of(tensor), positions.get(id(tensor))) for tensor in outputs)
-    return Form(forms, seen == len(outputs))
+    return OutputForm(forms, seen == len(outputs))
 
 
-def _seen_by_compilers(tree: Any) -> int:
+def _count_traced(tree: Any) -> int:
     return sum(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(tree))

@@ -18,7 +18,7 @@ def order_of(tensor: torch.Tensor) -> Order | None:
     return order if tensor.permute(order).is_contiguous() else None
 
 
-def laid_in(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
+def lay_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
     """Lay a tensor out in an order of dimensions, explicitly for a compiler. None leaves it as it comes."""
     if order is None:
         return tensor

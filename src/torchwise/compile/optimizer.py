@@ -30,7 +30,7 @@ _ADD = "add_param_group"
 
 
 class TunedOptimizer:
-    """Holds an optimizer in another form until `undo`.
+    """Holds an optimizer in another form until `restore`.
 
     Meanwhile `optimizer.state_dict` returns the state as if nothing were changed, and it loads without Torchwise. A
     loaded state takes the form, and so do groups that are added. Several may hold one optimizer, such as steps with
@@ -59,18 +59,18 @@ class TunedOptimizer:
                     f"optimizer is {form!r}, but {type(optimizer).__name__} has no such form: leave optimizer out"
                 )
         self._optimizer = optimizer
-        self._wanted = _Wanted(FORMS[form], countable, rates)
+        self._wanted = _Request(FORMS[form], countable, rates)
         if optimizer not in _GIVEN:
-            _GIVEN[optimizer] = _Given(optimizer)
+            _GIVEN[optimizer] = _OriginalForm(optimizer)
         _GIVEN[optimizer].take(optimizer, self._wanted)
 
-    def undo(self) -> None:
+    def restore(self) -> None:
         """Give the optimizer its own form back, or the one that others who hold it want."""
         _GIVEN[self._optimizer].leave(self._optimizer, self._wanted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Wanted:
+class _Request:
     """One holder's wishes for an optimizer (see `TunedOptimizer`)."""
 
     flags: Mapping[str, bool]
@@ -78,28 +78,28 @@ class _Wanted:
     rates: bool
 
 
-class _Given:
+class _OriginalForm:
     """The form that a user gave an optimizer, kept once for all who hold it in another.
 
     It keeps no reference to the optimizer but takes it as an argument: else it would keep it alive.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._wanted: list[_Wanted] = []
+        self._wanted: list[_Request] = []
         self._kept = [_settings(group) for group in optimizer.param_groups]
         self._own = {name: vars(optimizer).get(name) for name in (_SCALES, _ADD)}
         self._hooks = (
-            optimizer.register_state_dict_post_hook(self._as_given),
-            optimizer.register_load_state_dict_post_hook(self._loaded),
+            optimizer.register_state_dict_post_hook(self._to_original_form),
+            optimizer.register_load_state_dict_post_hook(self._reapply_after_load),
         )
-        vars(optimizer)[_ADD] = functools.partial(self._added, optimizer, optimizer.add_param_group)
+        vars(optimizer)[_ADD] = functools.partial(self._add_group, optimizer, optimizer.add_param_group)
 
-    def take(self, optimizer: torch.optim.Optimizer, wanted: _Wanted) -> None:
+    def take(self, optimizer: torch.optim.Optimizer, wanted: _Request) -> None:
         """Give the optimizer the form that is wanted, above those of others."""
         self._wanted.append(wanted)
         self._apply(optimizer)
 
-    def leave(self, optimizer: torch.optim.Optimizer, wanted: _Wanted) -> None:
+    def leave(self, optimizer: torch.optim.Optimizer, wanted: _Request) -> None:
         """Take back one holder's form. With the last holder, take back all changes."""
         self._wanted.remove(wanted)
         for group, kept in zip(optimizer.param_groups, self._kept, strict=False):
@@ -135,7 +135,7 @@ class _Given:
             elif wanted.flags.get("fused") is False:
                 vars(optimizer).pop(_SCALES, None)
 
-    def _added(
+    def _add_group(
         self, optimizer: torch.optim.Optimizer, add: Callable[[dict[str, Any]], None], param_group: dict[str, Any]
     ) -> None:
         """Add a group in the form of the others: a scaler leaves the skipping to all of its kernels, or to none."""
@@ -143,7 +143,7 @@ class _Given:
         self._kept.append(_settings(optimizer.param_groups[-1]))
         self._apply(optimizer)
 
-    def _as_given(self, _optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    def _to_original_form(self, _optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         groups = list(state["param_groups"])
         for place, (group, kept) in enumerate(zip(groups, self._kept, strict=False)):
             groups[place] = {**group, **kept, "lr": _rate(group["lr"], kept["lr"])}
@@ -152,15 +152,15 @@ class _Given:
             for group in groups
             for number in group["params"]
         }
-        states = {number: _placed(held, there=there.get(number, True)) for number, held in state["state"].items()}
+        states = {number: _move_count(held, there=there.get(number, True)) for number, held in state["state"].items()}
         return {**state, "param_groups": groups, "state": states}
 
-    def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
+    def _reapply_after_load(self, optimizer: torch.optim.Optimizer) -> None:
         self._kept = [_settings(group) for group in optimizer.param_groups]
         self._apply(optimizer)
 
 
-_GIVEN: WeakKeyDictionary[torch.optim.Optimizer, _Given] = WeakKeyDictionary()
+_GIVEN: WeakKeyDictionary[torch.optim.Optimizer, _OriginalForm] = WeakKeyDictionary()
 """The given form of each optimizer that somebody holds in another form."""
 
 
@@ -197,7 +197,7 @@ def _rate(now: Any, given: Any) -> Any:
     return given if rate == float(torch.tensor(float(given), dtype=now.dtype)) else rate
 
 
-def _placed(state: Any, *, there: bool) -> Any:
+def _move_count(state: Any, *, there: bool) -> Any:
     count = state.get("step") if isinstance(state, dict) else None
     return {**state, "step": count.cpu()} if isinstance(count, torch.Tensor) and not there else state
 

@@ -44,28 +44,28 @@ def wait_first() -> None:
 def _write_waits(kernel: Any) -> None:
     finish = kernel._filter_pdl
 
-    def waiting_first(self: Any, code: Any) -> None:
+    def insert_wait(self: Any, code: Any) -> None:
         # Kernels that torch 2.15 starts early after some products, without the option, stay as they are: their key has
         # no note.
-        if _is_asked_for() and self._enable_pdl_codegen():
+        if _is_pdl_enabled() and self._enable_pdl_codegen():
             code._lines.insert(0, self.GDC_WAIT)
         finish(self, code)  # keeps the first wait of all
 
-    kernel._filter_pdl = waiting_first
+    kernel._filter_pdl = insert_wait
 
 
 def _note_in_keys(details: Any) -> None:
     make = details.__init__
 
-    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init_with_note(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if _is_asked_for():
+        if _is_pdl_enabled():
             self.kernels_wait_once_and_first = True
 
-    details.__init__ = noting
+    details.__init__ = init_with_note
 
 
-def _is_asked_for() -> bool:
+def _is_pdl_enabled() -> bool:
     from torch._inductor import config
 
     return bool(config.triton.enable_pdl)

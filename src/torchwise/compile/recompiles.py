@@ -24,7 +24,7 @@ from torchwise.compile.guards.varying_values import (
     TEXT,
     VALUE,
     WEIGHT,
-    Varied,
+    VaryingValue,
 )
 from torchwise.errors import UnsupportedError
 
@@ -100,7 +100,7 @@ class Recompiles:
         self._next: float | None = None  # None before the first refusal
         self.count = 0
 
-    def again(self, varied: Sequence[Varied], *, at_start: bool) -> None:
+    def again(self, varied: Sequence[VaryingValue], *, at_start: bool) -> None:
         """Count one more, before it is made.
 
         Args:
@@ -121,7 +121,7 @@ class Recompiles:
         if error is not None and self._give_up is not None:
             self._give_up(error)
 
-    def part(self, *, is_told: bool = True) -> Recompiles:
+    def make_part_counter(self, *, is_told: bool = True) -> Recompiles:
         """Return the counter for one part of a call, which may be compiled anew as often.
 
         Args:
@@ -130,7 +130,7 @@ class Recompiles:
         told = self._told if is_told else _untold
         return Recompiles(self._most, told=told, give_up=self._give_up, is_part=True, clock=self._clock)
 
-    def _note(self, varied: Sequence[Varied]) -> None:
+    def _note(self, varied: Sequence[VaryingValue]) -> None:
         for one in varied:
             self._times[one.place, one.kind] += 1
             if one.value and one.value not in (shown := self._values[one.place]):
@@ -169,14 +169,14 @@ def _untold(_: str) -> None:
     """Tell nobody."""
 
 
-def counted(made: Callable[..., Any], recompiles: Recompiles) -> Callable[..., Any]:
+def count_recompiles(made: Callable[..., Any], recompiles: Recompiles) -> Callable[..., Any]:
     """Have a backend's result count its recompiles there. One that never recompiles counts nothing."""
     if (count_in := getattr(made, "count_in", None)) is not None:
         count_in(recompiles)
     return made
 
 
-def _now(varied: Sequence[Varied]) -> str:
+def _now(varied: Sequence[VaryingValue]) -> str:
     return ", ".join(f"{one.place} is now {one.value or 'another'}" for one in varied) or "PyTorch does not say why"
 
 

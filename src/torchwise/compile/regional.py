@@ -19,7 +19,7 @@ LEAST_SHARE = 0.5
 """Least share of the parameters that equal blocks must hold, or it is not worth leaving the rest uncompiled."""
 
 
-def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
+def find_repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the largest group of siblings of one class and one shape, or nothing if none dominates the model."""
     total = sum(p.numel() for p in module.parameters())
     best: list[torch.nn.Module] = []
@@ -43,7 +43,7 @@ def compile_blocks(module: Callable[..., Any], compiler: Callable[[Callable[...,
     Raises:
         UnsupportedError: the model has no repeated blocks.
     """
-    blocks = repeated_blocks(module)  # type: ignore[arg-type]
+    blocks = find_repeated_blocks(module)  # type: ignore[arg-type]
     if not blocks:
         raise UnsupportedError("scope is 'regional', but the model has no repeated blocks that dominate it")
     for block in blocks:

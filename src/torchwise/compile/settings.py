@@ -31,7 +31,7 @@ class Settings:
     threads: int | None = None
     tf32: bool = False
 
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` under these settings, or `call` itself if nothing is set."""
         if self.threads is not None:
             call = _with_threads(call, self.threads)
@@ -81,22 +81,22 @@ _ALLOWING = _TF32()
 def _with_threads(call: Callable[..., Any], threads: int) -> Callable[..., Any]:
     count = thread_count()
 
-    def threaded(*args: Any, **kwargs: Any) -> Any:
+    def call_with_threads(*args: Any, **kwargs: Any) -> Any:
         before = count.enter(threads)
         try:
             return call(*args, **kwargs)
         finally:
             count.leave(before)
 
-    return threaded
+    return call_with_threads
 
 
 def _with_tf32(call: Callable[..., Any]) -> Callable[..., Any]:
-    def rounded(*args: Any, **kwargs: Any) -> Any:
+    def call_with_tf32(*args: Any, **kwargs: Any) -> Any:
         _ALLOWING.enter()
         try:
             return call(*args, **kwargs)
         finally:
             _ALLOWING.leave()
 
-    return rounded
+    return call_with_tf32

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.attribute_sync import Attributes, as_original
+from torchwise.compile.attribute_sync import AttributeSync, as_original
 from torchwise.compile.guards.fast_module_guard import STANDARD, Reads
-from torchwise.compile.guards.module_guard import ModuleWatch
-from torchwise.compile.guards.varying_values import CONTENT, STATE, ChangedModelError, Varied
+from torchwise.compile.guards.module_guard import ModuleGuard
+from torchwise.compile.guards.varying_values import CONTENT, STATE, ChangedModelError, VaryingValue
 from torchwise.errors import UnsupportedError, WorkloadError
 from torchwise.plan import Plan
 from torchwise.workload import pytree
@@ -42,7 +42,7 @@ def share(
         raise UnsupportedError("the model is TorchScript or has a part that is, of which no copy can share weights")
     plain = [value for part in module.modules() for name, value in vars(part).items() if name not in STANDARD]
     memo: dict[int, Any] = {id(tensor): tensor for tensor in pytree.tensors(plain)}
-    memo |= {id(value): value for value in _apart(module)} if with_state else {}
+    memo |= {id(value): value for value in _find_independent(module)} if with_state else {}
     memo |= {id(tensor): derive(tensor) for tensor in _tensors(module)}
     try:
         copied: torch.nn.Module = deep_copy(module, memo)
@@ -55,7 +55,7 @@ def share(
     return copied
 
 
-def _apart(module: torch.nn.Module) -> list[Any]:
+def _find_independent(module: torch.nn.Module) -> list[Any]:
     """List the plain attributes and dicts of hooks that lead to no module and no weight."""
     states = [vars(part) for part in module.modules()]
     values = [state[name] for state in states for name in state if name not in STANDARD or "hooks" in name]
@@ -90,7 +90,7 @@ class DerivedWeights:
     def __init__(self, module: torch.nn.Module, plan: Plan) -> None:
         self._original = module
         self._plan = plan
-        self._watch = ModuleWatch(module, lambda: _NONE)
+        self._watch = ModuleGuard(module, lambda: _NONE)
         self._versions = _versions_of(self._watch)  # before the copy: writes meanwhile are copied again
         with torch.inference_mode(False):  # or writes to the copy's buffers would not be counted
             self.copy = share(module, lambda tensor: _derive(tensor, plan))
@@ -100,12 +100,12 @@ class DerivedWeights:
             if isinstance(part, torch.nn.RNNBase):
                 part.flatten_parameters()  # into one piece, or cuDNN does so on every call
 
-    def following(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def with_weight_sync(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `call` so that it first copies changed weights over, and then carries its writes to buffers back."""
 
         def follow(*args: Any, **kwargs: Any) -> Any:
             self._set.follow()
-            if self._watch.changed() or self._watch.versions() != self._versions:
+            if self._watch.has_changed() or self._watch.versions() != self._versions:
                 self._refresh()
             try:
                 answer = call(*args, **kwargs)
@@ -115,7 +115,7 @@ class DerivedWeights:
                 raise
             if self._wrote() and self._versions:  # else another call is copying the weights over
                 self._write_back()
-            if self._set.written():
+            if self._set.has_writes():
                 self._carry()
             return answer
 
@@ -128,12 +128,12 @@ class DerivedWeights:
 
     def _carry(self) -> None:
         """Give the original the attributes that the model set on itself, and go on following it as it is then."""
-        moved = self._watch.changed()  # by somebody else, during the call
+        moved = self._watch.has_changed()  # by somebody else, during the call
         current = self._watch.versions() == self._versions
         self._set.carry()
         self._list_buffers()
         if not moved:
-            self._watch.look()
+            self._watch.take_snapshot()
             self._versions = _versions_of(self._watch) if current else []
 
     def _counts(self) -> list[tuple[torch.Tensor | None, int | None]]:
@@ -148,7 +148,7 @@ class DerivedWeights:
     def _write_back(self) -> None:
         """Give the original the model's writes, and only those: other buffers may have more precision there."""
         # Else the original changed during the call, and the next one brings the copy up to date.
-        current = not self._watch.changed() and self._watch.versions() == self._versions
+        current = not self._watch.has_changed() and self._watch.versions() == self._versions
         with torch.inference_mode(False), torch.no_grad():
             for (own, copied, name), (old, was) in zip(self._buffers, self._counted, strict=True):
                 kept, written = own.get(name), copied.get(name)
@@ -157,25 +157,25 @@ class DerivedWeights:
                 elif kept is not None and written is not None and _count(written) != was:
                     pytree.write(kept, written)
         self._counted = self._counts()
-        if current and self._watch.changed():  # by a buffer that took the place of another
-            self._watch.look()
+        if current and self._watch.has_changed():  # by a buffer that took the place of another
+            self._watch.take_snapshot()
         self._versions = _versions_of(self._watch) if current else []
 
     def _refresh(self) -> None:
-        if self._watch.restructured():
+        if self._watch.has_new_structure():
             raise _stale(self._watch)
         self._versions = []  # until all is copied, no other call may go by the copy
-        self._watch.look()
+        self._watch.take_snapshot()
         versions = _versions_of(self._watch)
         with torch.inference_mode(False), torch.no_grad():
             for source, target in zip(self._original.parameters(), self.copy.parameters(), strict=True):
                 if source.shape != target.shape:
                     said = f"a weight changed shape from {tuple(target.shape)} to {tuple(source.shape)}"
-                    raise ChangedModelError(said, Varied("", "the shape of a weight", STATE))
+                    raise ChangedModelError(said, VaryingValue("", "the shape of a weight", STATE))
                 target.copy_(source)
             for own, copied, name in self._buffers:
                 self._refresh_buffer(own[name], copied, name)
-        self._set.look()
+        self._set.take_snapshot()
         self._list_buffers()
         self._versions = versions
 
@@ -187,7 +187,7 @@ class DerivedWeights:
             target.copy_(source)
 
 
-class Guard:
+class ModuleChangeGuard:
     """Lets code made from a module answer for as long as the module does not change, but by the calls themselves.
 
     Args:
@@ -207,44 +207,49 @@ class Guard:
         def reads() -> Reads | None:
             return _tensor_attributes(module) if values else _NONE if copied is not None else None
 
-        self._watch = ModuleWatch(module, reads if itself or copied is not None else lambda: None)
+        self._watch = ModuleGuard(module, reads if itself or copied is not None else lambda: None)
         self._values = values
         self._set = attributes_of(module, copied, follows=False) if copied is not None else None
-        self._look()
+        self._take_snapshot()
 
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a call, or a shorter way for one. All that are wrapped share one look at the attributes."""
 
         def guard(*args: Any, **kwargs: Any) -> Any:
             self._check()
             answer = call(*args, **kwargs)
-            if self._set is not None and self._set.written():
+            if self._set is not None and self._set.has_writes():
                 self._check()  # somebody else may have changed it during the call
                 self._set.carry()
-                self._look()
+                self._take_snapshot()
             return answer
 
         return guard
 
     def _check(self) -> None:
         if self._values and self._watch.versions() != self._versions:
-            varied = Varied("", "the values of the weights", CONTENT)
+            varied = VaryingValue("", "the values of the weights", CONTENT)
             raise ChangedModelError("the weights changed since they were frozen into the plan", varied)
         if self._set is not None:
             self._set.follow()
-        if not self._watch.changed():
+        if not self._watch.has_changed():
             return
-        if self._set is None or self._values or self._watch.restructured() or self._watch.replaced(buffers=False):
+        if (
+            self._set is None
+            or self._values
+            or self._watch.has_new_structure()
+            or self._watch.has_new_tensors(buffers=False)
+        ):
             raise _stale(self._watch)
         self._set.follow_buffers()
-        self._watch.look()
+        self._watch.take_snapshot()
 
-    def _look(self) -> None:
-        self._watch.look()
+    def _take_snapshot(self) -> None:
+        self._watch.take_snapshot()
         self._versions = _versions_of(self._watch) if self._values else []
 
 
-def _stale(watch: ModuleWatch) -> ChangedModelError:
+def _stale(watch: ModuleGuard) -> ChangedModelError:
     """Return the error for a module that changed."""
     found = watch.difference()
     return ChangedModelError(f"the model changed since the plan was made for it: {found.place} is another", found)
@@ -264,16 +269,16 @@ _NONE: Reads = {}
 """No plain attribute."""
 
 
-def attributes_of(original: torch.nn.Module, copied: torch.nn.Module, *, follows: bool) -> Attributes:
-    """Watch the attributes that calls set on a copy, for the original, with `follows` as for `Attributes`."""
+def attributes_of(original: torch.nn.Module, copied: torch.nn.Module, *, follows: bool) -> AttributeSync:
+    """Watch the attributes that calls set on a copy, for the original, with `follows` as for `AttributeSync`."""
 
     def is_own(value: Any) -> bool:
         return _leads_inside(value, {*map(id, _tensors(copied)), *map(id, _tensors(original))}, set())
 
-    return Attributes(original, copied, is_own, follows=follows)
+    return AttributeSync(original, copied, is_own, follows=follows)
 
 
-def _versions_of(watch: ModuleWatch) -> list[int | None]:
+def _versions_of(watch: ModuleGuard) -> list[int | None]:
     """Count the writes to each tensor.
 
     Raises:

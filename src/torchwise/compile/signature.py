@@ -11,7 +11,7 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
-from torchwise.workload.memory import Overlap, are_apart, overlap_of, reach_of
+from torchwise.workload.memory import Overlap, are_disjoint, overlap_of, reach_of
 from torchwise.workload.pytree import PLAIN
 
 Signature = tuple[Any, ...]
@@ -162,7 +162,7 @@ class Recognizer:
         addresses = [*map(_address, tensors)]
         if addresses == self._addresses:  # a program in its stride gives the same addresses again and again
             return True
-        is_apart = self._overlap is None and are_apart(addresses, self._reaches)
+        is_apart = self._overlap is None and are_disjoint(addresses, self._reaches)
         if not is_apart and overlap_of(tensors) != self._overlap:
             return False
         self._addresses = addresses
@@ -191,7 +191,7 @@ def guards_of(tensors: list[torch.Tensor]) -> Callable[..., bool]:
 
 def opaque_leaves(tree: Any) -> list[str]:
     """Describe each leaf that is neither a tensor nor plain data: tensors inside it can be neither found nor copied."""
-    leaves = pytree.named_leaves(tree)
+    leaves = pytree.list_named_leaves(tree)
     return [
         f"{path or 'it'}, an object of type {type(leaf).__qualname__}"
         for path, leaf in leaves
@@ -229,8 +229,8 @@ def _leaf_key(leaf: Any) -> Any:
         return (type(leaf), *_tensor_key(leaf))
     if is_plain(leaf):
         return plain_key(leaf)
-    held = pytree.held_by(leaf)
+    held = pytree.leaf_contents(leaf)
     if held is None:
         return type(leaf)
-    beside = pytree.beside_items(leaf)
+    beside = pytree.extra_attributes(leaf)
     return (type(leaf), _tree_key(held), _tree_key(beside) if beside else None)

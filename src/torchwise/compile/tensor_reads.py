@@ -64,10 +64,10 @@ def _count(more: int) -> None:
 
 def _method(name: str, plain: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
     @functools.wraps(plain)  # code that overrides it goes by its name
-    def asked(tensor: torch.Tensor) -> Any:
+    def read_tensor(tensor: torch.Tensor) -> Any:
         for answerers in reversed(vars(_mine).get("answerers", ())):
             if (answer := answerers[name](tensor)) is not NotImplemented:
                 return answer
         return plain(tensor)
 
-    return asked
+    return read_tensor

@@ -21,20 +21,20 @@ from torchwise.compile.cuda_graphs.step_graph import CapturedStep
 from torchwise.compile.forward_entry import calls_forward_alone
 from torchwise.compile.io_casts import AUTOCAST
 from torchwise.compile.optimizer import TunedOptimizer, lay_states
-from torchwise.compile.recompiles import Recompiles, counted
-from torchwise.compile.regional import repeated_blocks
+from torchwise.compile.recompiles import Recompiles, count_recompiles
+from torchwise.compile.regional import find_repeated_blocks
 from torchwise.compile.settings import settings_for
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.workload import pytree
-from torchwise.workload.train_step import Parts, TrainStep, sharded_parts, unwrapped
+from torchwise.workload.train_step import Parts, TrainStep, find_sharded_modules, unwrap_ddp
 from torchwise.workload.workload import Example
 
 Realizer = Callable[[Callable[..., Any], Plan, Example], Callable[..., Any]]
 """Makes a plan callable for a model."""
 
 
-class RealizedStep:
+class CompiledStep:
     """Takes training steps by a plan: called as the step it was made from, which it trains.
 
     Args:
@@ -62,8 +62,8 @@ class RealizedStep:
         self._recompiles = recompiles or Recompiles()
         self._undo = contextlib.ExitStack()
         try:
-            self.parts = self._parts(plan, example, realizer)
-            self._compute = self._computing(plan, device)
+            self.parts = self._make_parts(plan, example, realizer)
+            self._compute = self._make_compute(plan, device)
         except BaseException:  # raised again: the changes for the plan so far must be put back
             self.close()
             raise
@@ -82,11 +82,11 @@ class RealizedStep:
         """Free the graphs, and put back the plan's temporary changes. Trained weights stay trained."""
         self._undo.close()
 
-    def _parts(self, plan: Plan, example: Example, realizer: Realizer) -> Parts:
+    def _make_parts(self, plan: Plan, example: Example, realizer: Realizer) -> Parts:
         step, written = self._step, self._step.parts()
         if step.has_hooks:
             _check_for_hooks(plan)
-        if plan.recompute == "blocks":
+        if plan.activation_checkpointing == "blocks":
             self._recompute_blocks()
         if plan.memory_format == "channels_last":
             self._lay_out()
@@ -104,29 +104,29 @@ class RealizedStep:
             brought = torch.amp.GradScaler(step.trained()[0].device.type)
             self._undo.callback(self._give_scaler_back, brought, scaler)
             scaler = step.scaler = brought  # of the step's state, for as long
-        return Parts(loss, self._updating(plan), written.pieces * plan.pieces, autocast, scaler)
+        return Parts(loss, self._make_update(plan), written.pieces * plan.microbatches, autocast, scaler)
 
     def _loss(self, plan: Plan, example: Example, realizer: Realizer) -> Callable[..., torch.Tensor]:
         """Return forward and loss as the plan has them."""
-        step, of_model = self._step, _of_model(plan)
+        step, of_model = self._step, _model_plan(plan)
         if plan.scope == "loss":
-            if unwrapped(step.model) is not step.model:
+            if unwrap_ddp(step.model) is not step.model:
                 raise UnsupportedError(
                     "scope is 'loss', but the model is in DistributedDataParallel, which must see it called: leave "
                     "scope out"
                 )
             whole = realizer(_WithLoss(step), replace(of_model, scope="whole"), example)
-            return lambda first, *rest: whole(self._laid_out(first, plan), *rest)
+            return lambda first, *rest: whole(self._lay_out_inputs(first, plan), *rest)
         loss = step.loss_by(step.model if of_model.is_eager else self._model(of_model, realizer, example))
-        return lambda first, *rest: loss(self._laid_out(first, plan), *rest)
+        return lambda first, *rest: loss(self._lay_out_inputs(first, plan), *rest)
 
     def _model(self, plan: Plan, realizer: Realizer, example: Example) -> Callable[..., Any]:
         """Return the model as the plan has it.
 
         A wrapper that spreads it over ranks sees it called, and finds the plan inside.
         """
-        model, inner = self._step.model, unwrapped(self._step.model)
-        if sharded_parts(inner):
+        model, inner = self._step.model, unwrap_ddp(self._step.model)
+        if find_sharded_modules(inner):
             self._compile_in_place(inner, plan)
             return model
         if inner is not model and not calls_forward_alone(inner):
@@ -137,21 +137,21 @@ class RealizedStep:
         planned = realizer(inner, plan, _as_example(example.args[0]))
         if inner is model:
             return planned
-        self._replace_forward(inner, _InPlace(inner, planned))
+        self._replace_forward(inner, _PatchedForward(inner, planned))
         return model
 
     def _compile_in_place(self, model: torch.nn.Module, plan: Plan) -> None:
         """Compile the forward of a sharded model, or of its blocks: it cannot be copied, and its hooks must run."""
         if plan.backend != "inductor" or plan.transforms:
             raise UnsupportedError(f"the model is sharded (fully_shard), which {plan} cannot run: it can be compiled")
-        blocks = repeated_blocks(model) if plan.scope == "regional" else [model]
+        blocks = find_repeated_blocks(model) if plan.scope == "regional" else [model]
         if not blocks:
             raise UnsupportedError("scope is 'regional', but the model has no repeated blocks that dominate it")
         for part in blocks:
-            compiled = counted(compiled_by_inductor(part.forward, plan), self._recompiles.part())
-            self._replace_forward(part, _InPlace(part, compiled))
+            compiled = count_recompiles(compiled_by_inductor(part.forward, plan), self._recompiles.make_part_counter())
+            self._replace_forward(part, _PatchedForward(part, compiled))
 
-    def _updating(self, plan: Plan) -> Callable[[], Any]:
+    def _make_update(self, plan: Plan) -> Callable[[], Any]:
         optimizer, form = self._step.optimizer, plan.optimizer
         in_graph, on_gpu = plan.capture == "step", any(p.is_cuda for p in self._step.trained())
         once = in_graph or form == "compiled"
@@ -163,24 +163,28 @@ class RealizedStep:
         if once or form != "preserve":
             rates = once and bool(self._step.schedulers)
             tuned = TunedOptimizer(optimizer, form, countable=once and on_gpu, rates=rates)
-            self._undo.callback(tuned.undo)
+            self._undo.callback(tuned.restore)
         if form != "compiled":
             return optimizer.step
-        return counted(compiled_by_inductor(_Update(optimizer), Plan(backend="inductor")), self._recompiles.part())
+        return count_recompiles(
+            compiled_by_inductor(_Update(optimizer), Plan(backend="inductor")), self._recompiles.make_part_counter()
+        )
 
-    def _computing(self, plan: Plan, device: str) -> Callable[..., torch.Tensor]:
+    def _make_compute(self, plan: Plan, device: str) -> Callable[..., torch.Tensor]:
         compute: Callable[..., Any] = functools.partial(self._step.compute, self.parts)
         settings = settings_for(plan)
         if plan.capture == "none":
-            return settings.around(compute)
-        if unwrapped(self._step.model) is not self._step.model or sharded_parts(self._step.model):
+            return settings.wrap(compute)
+        if unwrap_ddp(self._step.model) is not self._step.model or find_sharded_modules(self._step.model):
             raise UnsupportedError("capture is 'step', but what is exchanged between ranks is not captured")
         if device != "cuda":
             raise UnsupportedError(f"capture is 'step', but this is {device}: only a CUDA GPU records graphs")
         scalers = [self.parts.scaler] if self.parts.scaler is not None else []
         modules = [module for name, module in self._step.modules().items() if name != "ema"]
         optimizers = [self._step.optimizer]
-        captured = CapturedStep(settings.around(compute), modules, optimizers, scalers, self._recompiles.part())
+        captured = CapturedStep(
+            settings.wrap(compute), modules, optimizers, scalers, self._recompiles.make_part_counter()
+        )
         self._undo.callback(captured.close)
         return captured
 
@@ -189,14 +193,16 @@ class RealizedStep:
             self._step.scaler = before
 
     def _recompute_blocks(self) -> None:
-        blocks = repeated_blocks(unwrapped(self._step.model))
+        blocks = find_repeated_blocks(unwrap_ddp(self._step.model))
         if not blocks:
-            raise UnsupportedError("recompute is 'blocks', but the model has no repeated blocks that dominate it")
+            raise UnsupportedError("activation_checkpointing is 'blocks', but the model has no repeated blocks")
         norms = [m for block in blocks for m in block.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
         if any(norm.track_running_stats for norm in norms):
-            raise UnsupportedError("recompute is 'blocks', but batch-norm in them would count each batch twice")
+            raise UnsupportedError(
+                "activation_checkpointing is 'blocks', but their batch-norm would count each batch twice"
+            )
         for block in blocks:
-            self._replace_forward(block, functools.partial(_recomputed, block.forward))
+            self._replace_forward(block, functools.partial(_run_checkpointed, block.forward))
 
     def _replace_forward(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
         own = vars(module)
@@ -205,7 +211,7 @@ class RealizedStep:
         self._undo.callback(lambda: own.pop("forward") if before is None else own.update(forward=before))
 
     def _lay_out(self) -> None:
-        model = unwrapped(self._step.model)
+        model = unwrap_ddp(self._step.model)
         tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dim() == 4]
         optimizer = self._step.optimizer
         strides = [(t, t.stride()) for t in tensors]
@@ -218,7 +224,7 @@ class RealizedStep:
             self._undo.callback(optimizer.register_state_dict_post_hook(saved).remove)
 
     @staticmethod
-    def _laid_out(inputs: Any, plan: Plan) -> Any:
+    def _lay_out_inputs(inputs: Any, plan: Plan) -> Any:
         if isinstance(inputs, Mapping):  # the model gets its items alone, and compilers know a dict best
             inputs = dict(inputs)
         if plan.memory_format != "channels_last":
@@ -249,7 +255,7 @@ class _WithLoss(torch.nn.Module):
         return loss
 
 
-class _InPlace:
+class _PatchedForward:
     """A compiled forward in the place of a module's own.
 
     Copies and pickles of the module get the module's own instead.
@@ -292,9 +298,9 @@ def _check_for_hooks(plan: Plan) -> None:
     Raises:
         UnsupportedError: with the part of the plan.
     """
-    if plan.pieces > 1:
+    if plan.microbatches > 1:
         raise UnsupportedError(
-            f"pieces is {plan.pieces}, but parameters have hooks, which would run once for each piece: leave pieces out"
+            f"microbatches is {plan.microbatches}, but parameters have hooks, which would run once each: leave it out"
         )
     if plan.capture == "step":
         raise UnsupportedError(
@@ -305,7 +311,7 @@ def _check_for_hooks(plan: Plan) -> None:
 def _lay_back(tensors: list[tuple[torch.Tensor, tuple[int, ...]]], optimizer: torch.optim.Optimizer) -> None:
     """Give tensors their former strides."""
     for tensor, strides in tensors:
-        tensor.data = _laid(tensor.data, strides)
+        tensor.data = _copy_with_strides(tensor.data, strides)
     lay_states(optimizer)
 
 
@@ -317,19 +323,21 @@ def _as_laid_before(
     numbered = enumerate(p for group in optimizer.param_groups for p in group["params"])
     places = {number: had[id(p)] for number, p in numbered if id(p) in had}
 
-    def before(number: int, value: Any) -> Any:
+    def restore_strides(number: int, value: Any) -> Any:
         shape, strides = places.get(number, (None, ()))
-        return _laid(value, strides) if isinstance(value, torch.Tensor) and value.shape == shape else value
+        return _copy_with_strides(value, strides) if isinstance(value, torch.Tensor) and value.shape == shape else value
 
-    states = {number: {k: before(number, v) for k, v in kept.items()} for number, kept in state["state"].items()}
+    states = {
+        number: {k: restore_strides(number, v) for k, v in kept.items()} for number, kept in state["state"].items()
+    }
     return {**state, "state": states}
 
 
-def _laid(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def _copy_with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _of_model(plan: Plan) -> Plan:
+def _model_plan(plan: Plan) -> Plan:
     """Return the part of a plan that is about the model alone. Dimensions of the whole step are handled around it."""
     return replace(
         plan,
@@ -338,8 +346,8 @@ def _of_model(plan: Plan) -> Plan:
         capture="none",
         threads=None,
         optimizer="preserve",
-        recompute="none",
-        pieces=1,
+        activation_checkpointing="none",
+        microbatches=1,
         scope="whole" if plan.scope == "loss" else plan.scope,
     )
 
@@ -350,7 +358,7 @@ def _as_example(inputs: Any) -> Example:
     return Example(tuple(inputs)) if isinstance(inputs, (tuple, list)) else Example((inputs,))
 
 
-def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a block so that its activations are computed anew in the backward pass, with the same random numbers."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)

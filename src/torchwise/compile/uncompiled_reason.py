@@ -38,7 +38,7 @@ def why_uncompiled(call: Callable[..., Any], example: Example) -> str:
     try:
         torch.compile(call, backend="eager", fullgraph=True)(*given.args, **given.kwargs)
     except Exception as error:  # Dynamo's own errors derive from RuntimeError, and the model may raise anything
-        return _told(str(error)) or "PyTorch does not say why"
+        return _extract_reason(str(error)) or "PyTorch does not say why"
     return "it runs no operator that torch.compile sees, or torch.compiler.disable keeps it from looking"
 
 
@@ -52,7 +52,7 @@ def _rnn(call: Callable[..., Any]) -> str:
     return ""
 
 
-def _told(text: str) -> str:
+def _extract_reason(text: str) -> str:
     """Return the reason with the user's innermost line, or else with PyTorch's explanation."""
     reason = _ADDRESS.sub("", first_line(text)).rstrip(".")
     frames = [hit for hit in _FRAME.finditer(text) if not hit["file"].startswith((_TORCH, _STEPS))]

@@ -30,7 +30,7 @@ def autocast_of(config: CompileConfig) -> AbstractContextManager[Any]:
     return torch.autocast(device_of(config), getattr(torch, config.autocast))
 
 
-def under_autocast(original: Callable[..., Any], config: CompileConfig) -> Callable[..., Any]:
+def wrap_in_autocast(original: Callable[..., Any], config: CompileConfig) -> Callable[..., Any]:
     """Wrap `original` in the config's autocast, to be tuned in its place, or return it unchanged without autocast.
 
     The wrapper enters the context itself, so compiled or captured code includes it.
@@ -54,16 +54,18 @@ def under_autocast(original: Callable[..., Any], config: CompileConfig) -> Calla
 
 def _module_under(original: torch.nn.Module, device: str, dtype: torch.dtype) -> torch.nn.Module:
     from torchwise.compile.forward_entry import calls_forward_alone
-    from torchwise.components.shared_dict_copy import twin_of
+    from torchwise.components.shared_dict_copy import copy_with_shared_dict
 
     cls = type(original)
     name = "forward" if calls_forward_alone(original) else "__call__"
 
-    def under(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_in_autocast(self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch  # also in a worker
 
         with torch.autocast(device, dtype):
             return getattr(cls, name)(self, *args, **kwargs)
 
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, name: under}
-    return twin_of(original, types.new_class(cls.__name__, (cls,), exec_body=lambda own: own.update(names)))
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, name: call_in_autocast}
+    return copy_with_shared_dict(
+        original, types.new_class(cls.__name__, (cls,), exec_body=lambda own: own.update(names))
+    )

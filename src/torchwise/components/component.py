@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from torchwise.compile.private import look_up
-from torchwise.components.autocast import autocast_of, device_of, under_autocast
+from torchwise.components.autocast import autocast_of, device_of, wrap_in_autocast
 from torchwise.components.config import CompileConfig
 from torchwise.components.kill_switch import VARIABLE, is_disabled
-from torchwise.components.search import Find, Found, by_evidence, judged
+from torchwise.components.search import Find, Found, apply_if_faster, tune_in_workers
 from torchwise.errors import TorchwiseError
 from torchwise.records import Interval
 from torchwise.workload import Example, pytree
@@ -38,7 +38,7 @@ _here = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
-class PartStatistics:
+class ComponentStatistics:
     """Statistics of a part, since it was registered or last cleared.
 
     Attributes:
@@ -62,7 +62,7 @@ class PartStatistics:
     failures: Mapping[str, int] = field(default_factory=dict)
 
 
-class Part:
+class Component:
     """Answers the calls of one part of a program.
 
     The original answers the first call, so its errors reach the caller and cost no search. Then the caller waits for a
@@ -75,7 +75,7 @@ class Part:
         name: str,
         original: Callable[..., Any],
         config: CompileConfig,
-        find: Find = by_evidence,
+        find: Find = tune_in_workers,
         examples: Sequence[Example] = (),
         changes: Mapping[str, Any] | None = None,
     ) -> None:
@@ -99,7 +99,7 @@ class Part:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as disabled: a worker must run the original code, and a copy is no part of the program."""
-        return Part, (self.name, self.original, CompileConfig.of("development", autocast=self.config.autocast))
+        return Component, (self.name, self.original, CompileConfig.of("development", autocast=self.config.autocast))
 
     def configure(self, config: CompileConfig) -> None:
         """Change the settings. A change of mode forgets the plan of the earlier mode."""
@@ -130,7 +130,7 @@ class Part:
             return self._first(plain, args, kwargs)
         if reason is None and found is not None:
             if found.optimized is not None:
-                return self._by_plan(found.optimized, args, kwargs)
+                return self._call_plan(found.optimized, args, kwargs)
             self._raise_unless_fallback(found)
             reason = found.reason
         assert reason is not None
@@ -149,16 +149,16 @@ class Part:
                 self._seek(self._examples or tuple(examples))
 
     @property
-    def statistics(self) -> PartStatistics:
+    def statistics(self) -> ComponentStatistics:
         """The part's statistics so far."""
         found, original = self._found, Counter(self._calls)
         if found is None:
-            return PartStatistics(original=dict(original))
+            return ComponentStatistics(original=dict(original))
         served = getattr(found.optimized, "statistics", None)
         failures = Counter(served.failures) if served else Counter()
         failures.update([type(found.error).__name__] if found.error else [])
         decision = found.decision
-        return PartStatistics(
+        return ComponentStatistics(
             str(decision.plan) if decision and found.optimized else None,
             found.reason,
             served.optimized if served else 0,
@@ -186,7 +186,7 @@ class Part:
         try:
             if self._found is not None:  # another thread was faster
                 return self._plainly(BUSY, plain, args, kwargs)
-            given = self._examples or _copied(args, kwargs)  # copy before the call, which may write to its inputs
+            given = self._examples or _copy_example(args, kwargs)  # copy before the call, which may write to its inputs
             result = self._plainly(FIRST, plain, args, kwargs)
             self._seek(given)
             return result
@@ -198,9 +198,9 @@ class Part:
         calls, config, begun = self._calls, self.config, time.perf_counter()
         logger.info("torchwise: seeking a plan for part %s; the caller waits", self.name)
         try:
-            original = under_autocast(self.original, config)
+            original = wrap_in_autocast(self.original, config)
             trains = _trains(original, examples) if config.training is None else config.training
-            found = judged(original, self._find(original, examples, replace(config, training=trains)), config)
+            found = apply_if_faster(original, self._find(original, examples, replace(config, training=trains)), config)
         except Exception as error:  # a failed search must not stop the program: log its error, keep it until clear()
             found = Found(None, f"no plan could be sought ({type(error).__name__}: {error})", error=error)
             logger.warning("torchwise: part %s stays plain until clear()", self.name, exc_info=error)
@@ -209,7 +209,7 @@ class Part:
             logger.info("torchwise: part %s: %s", self.name, found.reason)
         self._raise_unless_fallback(found)
 
-    def _by_plan(self, optimized: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_plan(self, optimized: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _here.within = True
         try:
             if self.config.autocast is None:
@@ -240,7 +240,7 @@ class Part:
             ) from found.error
 
 
-def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Example, ...]:
+def _copy_example(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Example, ...]:
     try:
         return (Example(args, kwargs).clone(),)
     except Exception:  # an input may be of any kind; the search then says what is wrong with it

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from torchwise.errors import InputError, did_you_mean
-from torchwise.parsing import shown
-from torchwise.plan import Legality, Plan
+from torchwise.parsing import short_repr
+from torchwise.plan import Numerics, Plan
 from torchwise.plan.rules import MODES as COMPILE_MODES
-from torchwise.plan.space import EFFORTS, legality_of
+from torchwise.plan.space import EFFORTS, numerics_of
 from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
 
 AUTO = "auto"
@@ -42,7 +42,7 @@ class CompileConfig:
         minimum_speedup: the speed-up over eager that a plan must surely reach (the low end of its 95 % interval). At
             least 1.
         effort: "quick", "standard" or "thorough".
-        allow: how far a plan may change the outputs: "exact", "reordered", "reduced" or "swapped".
+        allow: how far a plan may change the outputs: "exact", "same-precision", "lower-precision" or "substituted".
         budget_s: seconds of search after which no further trial starts, or None for the effort's own limit. A running
             trial is finished.
         calls: expected number of calls over the part's lifetime.
@@ -60,7 +60,7 @@ class CompileConfig:
     lazy: bool = True
     minimum_speedup: float = 1.05
     effort: str = "standard"
-    allow: str = "reordered"
+    allow: str = "same-precision"
     budget_s: float | None = None
     calls: int = DEFAULT_CALLS
     restarts: int = 1
@@ -80,13 +80,17 @@ class CompileConfig:
         _one_of("autocast", self.autocast, (*AUTOCAST, None))
         _one_of("device", self.device, ("cpu", "cuda", None))
         if not _is_number(self.minimum_speedup) or not self.minimum_speedup >= 1:
-            raise InputError(f"minimum_speedup is {shown(self.minimum_speedup)}, but must be a number of at least 1")
+            raise InputError(
+                f"minimum_speedup is {short_repr(self.minimum_speedup)}, but must be a number of at least 1"
+            )
         if self.budget_s is not None and not (_is_number(self.budget_s) and self.budget_s > 0):
-            raise InputError(f"budget_s is {shown(self.budget_s)}, but must be above 0, or None for the effort's own")
+            raise InputError(
+                f"budget_s is {short_repr(self.budget_s)}, but must be above 0, or None for the effort's own"
+            )
         WorkloadSpec("parts", calls=self.calls, restarts=self.restarts)  # refuses invalid numbers
-        allowed = Legality.of(self.allow)
+        allowed = Numerics.of(self.allow)
         for plan in self.plans or ():
-            if not allowed.allows(level := legality_of(plan)):
+            if not allowed.allows(level := numerics_of(plan)):
                 raise InputError(f"mode {self.mode!r} is {level}, but only up to {allowed} is allowed: allow={level}")
 
     @classmethod
@@ -119,7 +123,7 @@ class CompileConfig:
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
-        raise InputError(f"{name} is {shown(value)}, but must be one of {', '.join(map(str, allowed))}")
+        raise InputError(f"{name} is {short_repr(value)}, but must be one of {', '.join(map(str, allowed))}")
 
 
 def _is_number(value: object) -> bool:

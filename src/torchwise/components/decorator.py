@@ -44,7 +44,7 @@ def compiled(
         @torchwise.compiled
         def step(x): ...
 
-        @torchwise.compiled(calls=1_000_000, allow="reduced")
+        @torchwise.compiled(calls=1_000_000, allow="lower-precision")
         class Net(torch.nn.Module): ...
 
         model = torchwise.compiled(Net())

@@ -14,14 +14,14 @@ from weakref import WeakValueDictionary
 
 from torchwise.components.autocast import autocast_of, device_of
 from torchwise.components.config import MODES, PROFILES, CompileConfig
-from torchwise.components.search import Find, by_evidence
+from torchwise.components.search import Find, tune_in_workers
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.workload import Example
 
 if TYPE_CHECKING:
     import torch
 
-    from torchwise.components.component import Part, PartStatistics
+    from torchwise.components.component import Component, ComponentStatistics
 
 logger = logging.getLogger("torchwise")
 
@@ -47,7 +47,9 @@ class CompileManager:
     With the environment variable `TORCHWISE_DISABLE=1`, every part runs its original code, and no search starts.
     """
 
-    def __init__(self, config: CompileConfig | str = "production", *, find: Find = by_evidence, **changes: Any) -> None:
+    def __init__(
+        self, config: CompileConfig | str = "production", *, find: Find = tune_in_workers, **changes: Any
+    ) -> None:
         """Create a manager without parts.
 
         Args:
@@ -62,8 +64,8 @@ class CompileManager:
             raise InputError(f"config is of type {type(config).__name__}, but must be a CompileConfig or a profile")
         self._config = CompileConfig.of(config, **changes) if isinstance(config, str) else config.changed(**changes)
         self._find = find
-        self._lock = threading.RLock()  # reentrant: `set_mode` holds it and reads `parts`, which takes it as well
-        self._parts: WeakValueDictionary[str, Part] = WeakValueDictionary()
+        self._lock = threading.RLock()  # reentrant: `set_mode` holds it and reads `components`, which takes it as well
+        self._parts: WeakValueDictionary[str, Component] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as disabled and without parts: a class that registers its instances may be sent to a worker."""
@@ -75,7 +77,7 @@ class CompileManager:
         return self._config
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def components(self) -> dict[str, Component]:
         """The living parts by name."""
         with self._lock:  # other threads may register meanwhile, and `items` leaves out parts that die meanwhile
             return dict(self._parts.items())
@@ -126,7 +128,7 @@ class CompileManager:
         if mode not in PROFILES and mode not in MODES:
             raise InputError(f"mode is {mode!r}, but must be one of {', '.join((*PROFILES, *MODES))}")
         with self._lock:
-            config, parts = self._config.changed(**PROFILES.get(mode, {"mode": mode})), self.parts.values()
+            config, parts = self._config.changed(**PROFILES.get(mode, {"mode": mode})), self.components.values()
             each = [config.changed(**part.changes) for part in parts]  # check all before switching any
             self._config = config
             for part, asked in zip(parts, each, strict=True):
@@ -141,15 +143,15 @@ class CompileManager:
         Raises:
             InputError: there is no such part.
         """
-        parts = self.parts
+        parts = self.components
         if name is not None and name not in parts:
             raise InputError(f"there is no part {name!r}, but {', '.join(parts) or 'none at all'}")
         for part in parts.values() if name is None else [parts[name]]:
             part.clear()
 
-    def statistics(self) -> dict[str, PartStatistics]:
+    def statistics(self) -> dict[str, ComponentStatistics]:
         """Return the statistics of each part by name."""
-        return {name: part.statistics for name, part in self.parts.items()}
+        return {name: part.statistics for name, part in self.components.items()}
 
     def _add(
         self,
@@ -161,17 +163,17 @@ class CompileManager:
     ) -> Callable[..., Any]:
         import torch
 
-        from torchwise.components.component import Part
+        from torchwise.components.component import Component
         from torchwise.components.program import function_of, place
-        from torchwise.components.shared_dict_copy import twin_of
+        from torchwise.components.shared_dict_copy import copy_with_shared_dict
 
         module = target if isinstance(target, torch.nn.Module) else None
-        original = target if module is None else twin_of(module)
+        original = target if module is None else copy_with_shared_dict(module)
         name = name or getattr(target, "__qualname__", None) or type(target).__qualname__
         with self._lock:
             config = self._config.changed(**changes)
             name = self._free(name)
-            part = Part(name, original, config, self._find, examples, changes)
+            part = Component(name, original, config, self._find, examples, changes)
             if module is not None:
                 place(module, part)
             self._parts[name] = part

@@ -16,20 +16,20 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from torchwise.components.component import Part
-from torchwise.components.shared_dict_copy import twin_of
+from torchwise.components.component import Component
+from torchwise.components.shared_dict_copy import copy_with_shared_dict
 from torchwise.errors import InputError
 
-_parts: WeakKeyDictionary[torch.nn.Module, Part] = WeakKeyDictionary()
+_parts: WeakKeyDictionary[torch.nn.Module, Component] = WeakKeyDictionary()
 """No attribute of the module, as an attribute would get into copies, files and fingerprints."""
 
 
-def is_part(module: object) -> bool:
+def is_component(module: object) -> bool:
     """Return whether a module is a part of any manager."""
     return isinstance(module, torch.nn.Module) and module in _parts
 
 
-def function_of(part: Part) -> Callable[..., Any]:
+def function_of(part: Component) -> Callable[..., Any]:
     """Return the function that replaces the part's original, which is no module."""
     original = part.original
 
@@ -40,16 +40,16 @@ def function_of(part: Part) -> Callable[..., Any]:
     return call
 
 
-def place(module: torch.nn.Module, part: Part) -> None:
+def place(module: torch.nn.Module, part: Component) -> None:
     """Make `part` answer calls of `module`, in place.
 
     Raises:
         InputError: its class cannot be changed, or it is a part already.
     """
-    if is_part(module):
+    if is_component(module):
         raise InputError(f"this {type(module).__name__} is part {_parts[module].name!r} already: register it once")
     try:
-        object.__setattr__(module, "__class__", _asking(type(module)))  # type: ignore[arg-type]
+        object.__setattr__(module, "__class__", _derive_class(type(module)))  # type: ignore[arg-type]
     except TypeError as error:
         raise InputError(
             f"a {type(module).__name__} cannot be registered in place ({error}): register a function that calls it"
@@ -67,14 +67,14 @@ def place_instances(cls: type[torch.nn.Module], register: Callable[[torch.nn.Mod
     @functools.wraps(make)
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         make(self, *args, **kwargs)
-        if not is_part(self):  # a derived class may be registered, too
+        if not is_component(self):  # a derived class may be registered, too
             register(self, type(self).__init__ is __init__)
 
     cls.__init__ = __init__  # type: ignore[method-assign]
 
 
 @functools.cache
-def _asking(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+def _derive_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """Return a class derived from `cls` whose instances call their part, but are copied and pickled as `cls`."""
 
     def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -84,7 +84,7 @@ def _asking(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
         return part.answer(functools.partial(cls.__call__, self), args, kwargs)
 
     def __reduce_ex__(self: torch.nn.Module, protocol: Any) -> Any:  # noqa: N807
-        reduced: Any = twin_of(self, cls).__reduce_ex__(protocol)
+        reduced: Any = copy_with_shared_dict(self, cls).__reduce_ex__(protocol)
         make, given, *rest = reduced
         return operator.call, (make, *given), *rest  # pickle requires the object's own class as the argument of `make`
 

@@ -33,7 +33,7 @@ class Found:
     seconds: float = 0.0
 
 
-def by_evidence(original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
+def tune_in_workers(original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
     """Tune in worker processes, and wait for the decision.
 
     Raises:
@@ -57,7 +57,7 @@ def by_evidence(original: Callable[..., Any], examples: Sequence[Example], confi
     ).decision
 
 
-def judged(original: Callable[..., Any], decision: Decision, config: CompileConfig) -> Found:
+def apply_if_faster(original: Callable[..., Any], decision: Decision, config: CompileConfig) -> Found:
     """Apply a decision if its speed-up surely reaches the config's minimum."""
     from torchwise.api import apply
 

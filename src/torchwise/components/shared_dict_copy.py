@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def twin_of(module: torch.nn.Module, cls: type[torch.nn.Module] | None = None) -> torch.nn.Module:
+def copy_with_shared_dict(module: torch.nn.Module, cls: type[torch.nn.Module] | None = None) -> torch.nn.Module:
     """Return an object that shares every attribute with `module`, of class `cls` or by default of the module's own."""
     cls = cls or type(module)
     twin: torch.nn.Module = object.__new__(cls)

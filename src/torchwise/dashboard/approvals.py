@@ -11,10 +11,10 @@ from torchwise.dashboard import stored
 from torchwise.errors import TorchwiseError
 from torchwise.plan import Plan
 from torchwise.records import Standing, Study
-from torchwise.report.approvals import render_rulings
+from torchwise.report.approvals import render_approvals
 from torchwise.report.trial_table import Row, rows
-from torchwise.study.apply_approvals import ruled
-from torchwise.study.approvals import ruling_on
+from torchwise.study.apply_approvals import apply_approvals
+from torchwise.study.approvals import make_approval
 
 AUTOMATIC = "automatic"
 MEANINGS = {
@@ -28,16 +28,16 @@ MEANINGS = {
 def rule(study: Study) -> None:
     """Show the approvals for the study's target on its kind of machine, and a form, if changes are permitted."""
     workload, hardware = study.workload, study.environment.hardware
-    found = stored.storage().rulings(workload.target, workload.mode, hardware)
+    found = stored.storage().approvals(workload.target, workload.mode, hardware)
     if found:
-        in_force = ruled(study.decision, stored.storage()).decision.reason if study.decision else ""
-        st.html(render_rulings(found, in_force, stored.theme()))
+        in_force = apply_approvals(study.decision, stored.storage()).decision.reason if study.decision else ""
+        st.html(render_approvals(found, in_force, stored.theme()))
     if stored.is_read_only():
         st.caption("Read-only: nobody may rule on plans here.")
         return
     with st.expander("Pin, approve or reject a plan"), st.form("ruling", border=False):
         tried = {row.plan.id: row for row in rows(study)}
-        plan = st.selectbox("Plan", list(tried), format_func=lambda number: _named(tried[number]))
+        plan = st.selectbox("Plan", list(tried), format_func=lambda number: _row_label(tried[number]))
         standing = st.radio("Standing", list(MEANINGS), captions=list(MEANINGS.values()), index=None)
         reason = st.text_input("Reason")
         by = st.text_input("Your name", _login())
@@ -46,7 +46,7 @@ def rule(study: Study) -> None:
             _store(study, tried[plan].plan, standing, by, reason)
 
 
-def _named(row: Row) -> str:
+def _row_label(row: Row) -> str:
     return f"{row.name} ({row.standing if row.trial else 'left alone'})"
 
 
@@ -59,7 +59,7 @@ def _store(study: Study, plan: Plan, standing: str | None, by: str, reason: str)
         if standing == AUTOMATIC:
             storage.withdraw(workload.target, workload.mode, study.environment.hardware, plan.id)
         else:
-            storage.rule(ruling_on(study, plan, Standing(standing), by=by, reason=reason))
+            storage.rule(make_approval(study, plan, Standing(standing), by=by, reason=reason))
     except TorchwiseError as error:
         st.text(f"torchwise: {error}")
         return

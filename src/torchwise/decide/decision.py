@@ -7,13 +7,13 @@ from dataclasses import replace
 from torchwise.decide.history import TIE, History, sets_threads_alone
 from torchwise.decide.pairwise import cheapest
 from torchwise.environment import Environment
-from torchwise.plan import EAGER, Legality, Plan
-from torchwise.plan.space import complexity_of, legality_of
+from torchwise.plan import EAGER, Numerics, Plan
+from torchwise.plan.space import complexity_of, numerics_of
 from torchwise.records import Decision, Outcome, Trial
 from torchwise.records.answer import Answer
 from torchwise.records.cores import describe_contention
-from torchwise.records.cost_model import Economics
-from torchwise.records.trial import speeds_beside
+from torchwise.records.cost_model import CostModel
+from torchwise.records.trial import relative_speeds
 from torchwise.records.units import count, seconds
 
 LESS_MEMORY = 0.95
@@ -49,10 +49,13 @@ def decide(history: History, environment: Environment) -> Decision:
     return replace(
         stay,
         plan=chosen.plan,
-        reason=_why(chosen, history) + _beside(chosen, history) + _loss(chosen) + _waits(history, chosen.plan),
+        reason=_why(chosen, history)
+        + _compare_with_closest(chosen, history)
+        + _loss(chosen)
+        + _waits(history, chosen.plan),
         speedup=chosen.speedup,
         break_even_calls=economics.break_even_calls(chosen),
-        saved_s=economics.saving(chosen),
+        saved_s=economics.compute_saving(chosen),
         answer=Answer.YES,
         cold_s=chosen.costs.cold_s,
         warm_s=chosen.costs.warm_s,
@@ -77,7 +80,7 @@ def _lightest(history: History) -> Trial | None:
 
     economics = history.economics
     fitting = [
-        t for t in history.trials if t.is_proven and history.fits(t) and (not history.eager_fits or is_better(t))
+        t for t in history.trials if t.is_verified and history.fits(t) and (not history.eager_fits or is_better(t))
     ]
     return min(fitting, key=lambda t: (share(t), complexity_of(t.plan)), default=None)
 
@@ -90,7 +93,7 @@ def _untold(history: History) -> Trial | None:
     if history.workload.objective == "memory" or not history.eager_fits:
         return None
     economics = history.economics
-    timed = [t for t in history.trials if t.is_proven and history.fits(t)]
+    timed = [t for t in history.trials if t.is_verified and history.fits(t)]
     untold = [
         t
         for t in timed
@@ -122,12 +125,12 @@ def _why(chosen: Trial, history: History) -> str:
     else:
         paid = f"paid back after {count(break_even.mid)} of your {history.workload.calls:,} calls"
     least = "about" if chosen.speedup and chosen.speedup.is_usable else "at least"
-    return f"{speed}, proven right, {paid}; it saves {least} {seconds(economics.saving(chosen))}."
+    return f"{speed}, proven right, {paid}; it saves {least} {seconds(economics.compute_saving(chosen))}."
 
 
-def _beside(chosen: Trial, history: History) -> str:
+def _compare_with_closest(chosen: Trial, history: History) -> str:
     """Compare the plan with the closest of the plans that it was timed beside in one process."""
-    ratios = speeds_beside(history.trials, chosen.plan)
+    ratios = relative_speeds(history.trials, chosen.plan)
     held = [t for t in history.trials if t.duel and t.duel.measurement]
     met = {t.plan for t in held if t.duel and t.duel.rival == chosen.plan}
     met |= {chosen.duel.rival} if chosen.duel and chosen.duel.measurement else set()
@@ -147,7 +150,7 @@ def _waits(history: History, chosen: Plan = EAGER) -> str:
     if cores is None or not cores.is_contended:
         return ""
     by_threads = {cores.threads: history.economics.baseline_s}
-    if best := max((t for t in history.timed() if sets_threads_alone(t.plan)), key=_speed, default=None):
+    if best := max((t for t in history.iter_timed() if sets_threads_alone(t.plan)), key=_speed, default=None):
         assert best.measurement is not None
         threads = best.plan.threads or cores.threads
         if best.speedup is not None and best.speedup.is_usable:
@@ -158,7 +161,7 @@ def _waits(history: History, chosen: Plan = EAGER) -> str:
     way_out = ""
     if chosen.is_eager and cores.threads > 1:
         way_out = " Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`."
-    elif chosen.threads is not None and cores.is_held:
+    elif chosen.threads is not None and cores.has_other_load:
         way_out = " When those programs have ended, tune again: more threads may be faster then."
     return f" {describe_contention(cores, by_threads)}{way_out}"
 
@@ -169,16 +172,16 @@ def _speed(trial: Trial) -> float:
 
 def _loss(chosen: Trial) -> str:
     """Say how far the answers change, if the plan may lower the precision or substitute an operator."""
-    level = legality_of(chosen.plan)
+    level = numerics_of(chosen.plan)
     error = chosen.verdict.error if chosen.verdict else None
-    if Legality.REORDERED.allows(level) or error is None:
+    if Numerics.SAME_PRECISION.allows(level) or error is None:
         return ""
     return f" It is {level}: its answers are {error:.1e} off float64, relative and root mean square, at the most."
 
 
 def _why_eager(history: History) -> str:
     economics = history.economics
-    proven = [t for t in history.trials if t.is_proven and history.fits(t)]
+    proven = [t for t in history.trials if t.is_verified and history.fits(t)]
     if not history.eager_fits:
         limit = f"the limit of {(history.workload.memory_limit or 0) / 2**20:.0f} MiB"
         took = f"{(history.eager_peak_memory or 0) / 2**20:.0f} MiB"
@@ -194,7 +197,7 @@ def _why_eager(history: History) -> str:
             assert best.speedup is not None
             assert cheapest.speedup is not None
             is_clearly_faster = best.speedup.low > cheapest.speedup.high
-            reasons = [_tied(cheapest, economics), *(reasons if is_clearly_faster else [])]
+            reasons = [_describe_tie(cheapest, economics), *(reasons if is_clearly_faster else [])]
         return f"Stay with eager: {'; '.join(reasons)}."
     if proven and not _too_few_calls(history):
         best = max(proven, key=lambda t: t.speedup.mid if t.speedup else 0.0)
@@ -219,7 +222,7 @@ def _not_comparable(history: History) -> str:
 
 def _too_few_calls(history: History) -> str:
     """Say that too few calls are expected, if that is why nothing was compiled."""
-    overhead = history.predicted_overhead(Plan(backend="inductor"))
+    overhead = history.predict_overhead_s(Plan(backend="inductor"))
     total = history.economics.baseline_cost
     if total > overhead or any(t.plan.backend != "eager" for t in history.trials):
         return ""
@@ -227,7 +230,7 @@ def _too_few_calls(history: History) -> str:
     return f" Compiling would take about {seconds(overhead)}, and {calls} take {seconds(total)} altogether."
 
 
-def _shortfall(best: Trial, economics: Economics) -> str:
+def _shortfall(best: Trial, economics: CostModel) -> str:
     break_even = economics.break_even_calls(best)
     needed = "may never pay back"
     if break_even:
@@ -238,8 +241,8 @@ def _shortfall(best: Trial, economics: Economics) -> str:
     )
 
 
-def _tied(best: Trial, economics: Economics) -> str:
-    saved = seconds(economics.saving(best))
+def _describe_tie(best: Trial, economics: CostModel) -> str:
+    saved = seconds(economics.compute_saving(best))
     return (
         f"{best.plan} runs at {best.speedup} times its speed, and saves {saved} over {economics.calls:,} "
         f"calls: less than the {TIE:.0%} from which a plan is worth having"

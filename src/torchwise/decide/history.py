@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.space import compile_factor_of, parts_of
+from torchwise.plan.space import compile_factor_of, iter_changes
 from torchwise.records import FailureKind, Inspection, Outcome, Trial
-from torchwise.records.cost_model import Economics, eager_measured, eager_peak_memory
+from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory
 from torchwise.records.verdict import STRIDES
 from torchwise.workload import WorkloadSpec
 
@@ -49,7 +49,7 @@ def lays_out_by_itself(plan: Plan) -> bool:
 def code_of(plan: Plan) -> frozenset[Any]:
     """Return the parts of a plan that decide its compiled code: all but its capture and its number of threads."""
     modes = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
-    others = (part for part in parts_of(plan) if part[0] not in ("capture", "threads", "mode"))
+    others = (part for part in iter_changes(plan) if part[0] not in ("capture", "threads", "mode"))
     return frozenset([*others, ("mode", modes.get(plan.mode, plan.mode))])
 
 
@@ -75,11 +75,11 @@ class History:
     left_s: float = math.inf
 
     @property
-    def economics(self) -> Economics:
+    def economics(self) -> CostModel:
         """Costs on this study's baseline, calls and restarts."""
-        beside = (t.measurement for t in self.timed() if t.measurement)
+        beside = (t.measurement for t in self.iter_timed() if t.measurement)
         baseline = eager_measured(self.inspection.measurement, beside)
-        return Economics(baseline.baseline_time.mid, self.workload.calls, self.workload.restarts)
+        return CostModel(baseline.baseline_time.mid, self.workload.calls, self.workload.restarts)
 
     @property
     def traits(self) -> frozenset[str]:
@@ -91,11 +91,11 @@ class History:
             return self.inspection.traits | {RESTRIDED}
         return self.inspection.traits
 
-    def tried(self, plan: Plan) -> Trial | None:
+    def find_trial(self, plan: Plan) -> Trial | None:
         """Return the trial of a plan, or None."""
         return next((trial for trial in self.trials if trial.plan == plan), None)
 
-    def without_effect(self, plan: Plan) -> Trial | None:
+    def find_noop_trial(self, plan: Plan) -> Trial | None:
         """Return the trial that showed a part of `plan` to change nothing, so that it is the plan without that part.
 
         A part works on the model that other transforms leave. If `plan` has transforms that the trial's plan had not,
@@ -105,17 +105,17 @@ class History:
             part = trial.failure.no_effect if trial.failure else None
             others = {("transforms", name) for name in plan.transforms} - {part}
             known = {("transforms", name) for name in trial.plan.transforms}
-            if part in set(parts_of(plan)) and others <= known:
+            if part in set(iter_changes(plan)) and others <= known:
                 return trial
         return None
 
-    def timed(self) -> Iterator[Trial]:
+    def iter_timed(self) -> Iterator[Trial]:
         """Yield every timed trial, which had passed its checks, pruned ones included, failed ones not."""
         return (t for t in self.trials if t.is_timed)
 
     def seconds_of(self, plan: Plan) -> float:
         """Return the seconds per call of a plan that was timed (or of eager), on the baseline's scale."""
-        trial = self.tried(plan)
+        trial = self.find_trial(plan)
         if trial is None or trial.measurement is None:
             return self.economics.baseline_s
         return self.economics.seconds_per_call(trial).mid
@@ -128,7 +128,7 @@ class History:
         if self.workload.device == "cpu":
             operators = self.inspection.operators
             return self.seconds_of(plan) if operators is None else min(BETWEEN_S * operators, self.seconds_of(plan))
-        trial = self.tried(plan)
+        trial = self.find_trial(plan)
         if plan == EAGER or trial is None or trial.measurement is None:
             return self.inspection.shares.get("launch", 0.0) * self.economics.baseline_s
         return trial.measurement.launch_share * self.seconds_of(plan)
@@ -150,31 +150,31 @@ class History:
         limit, peak = self.workload.memory_limit, self.eager_peak_memory
         return limit is None or peak is None or peak <= limit
 
-    def paying(self) -> list[Trial]:
+    def list_paying(self) -> list[Trial]:
         """List the verified plans that fit and cost less than eager, certainly and by more than a tie.
 
         If eager itself does not fit, every plan that fits is one of them.
         """
         economics = self.economics
         most = economics.baseline_cost * (1 - TIE)
-        proven = [t for t in self.trials if t.is_proven and self.fits(t)]
+        proven = [t for t in self.trials if t.is_verified and self.fits(t)]
         if not self.eager_fits:
             return proven
         return [t for t in proven if economics.surely_pays(t) and economics.cost(t).mid < most]
 
-    def promising(self) -> list[Trial]:
+    def list_promising(self) -> list[Trial]:
         """List the verified plans that fit and may cost less than eager by more than a tie, the likeliest first.
 
         A search goes on from these. It takes more processes than a trial's own to tell whether they pay for certain.
         """
         economics = self.economics
         most = economics.baseline_cost * (1 - TIE) if self.eager_fits else math.inf
-        proven = [t for t in self.trials if self.fits(t) and (t.is_promising if self.eager_fits else t.is_proven)]
+        proven = [t for t in self.trials if self.fits(t) and (t.is_promising if self.eager_fits else t.is_verified)]
         return sorted((t for t in proven if economics.cost(t).mid < most), key=lambda t: economics.cost(t).mid)
 
     def incumbent(self) -> Plan:
         """Return the promising plan of least expected cost, or eager if there is none."""
-        return next((trial.plan for trial in self.promising()), EAGER)
+        return next((trial.plan for trial in self.list_promising()), EAGER)
 
     @property
     def eager_threads(self) -> int | None:
@@ -191,37 +191,37 @@ class History:
         leader = self.incumbent()
         if leader != EAGER or "contended_cores" not in self.inspection.traits:
             return leader
-        alone = [t for t in self.timed() if t.is_proven and sets_threads_alone(t.plan)]
+        alone = [t for t in self.iter_timed() if t.is_verified and sets_threads_alone(t.plan)]
         return min((EAGER, *(t.plan for t in alone)), key=self.seconds_of)
 
     def fastest_compiled(self) -> Plan | None:
         """Return the quickest plan that compiles, even one slower than eager: its launch gaps may still be removed."""
-        compiled = [t for t in self.timed() if t.plan.backend != "eager"]
+        compiled = [t for t in self.iter_timed() if t.plan.backend != "eager"]
         best = min(compiled, key=lambda t: self.economics.seconds_per_call(t).mid, default=None)
         return best.plan if best else None
 
     def overhead_of(self, plan: Plan) -> float:
         """Return the seconds of compiling a plan over all restarts: 0 for eager, predicted if not tried."""
-        trial = self.tried(plan)
+        trial = self.find_trial(plan)
         if trial is not None and trial.costs is not None:
             return self.economics.overhead(trial)
-        return self.predicted_overhead(plan)
+        return self.predict_overhead_s(plan)
 
     def cost_of(self, plan: Plan) -> float:
         """Return the expected total seconds under a plan."""
         return self.overhead_of(plan) + self.workload.calls * self.seconds_of(plan)
 
-    def predicted_trial(self, plan: Plan) -> float:
+    def predict_trial_s(self, plan: Plan) -> float:
         """Predict the seconds of a trial: compiling once, and the other time of trials so far."""
-        return self.predicted_cold(plan) + self.beside_compiling_s
+        return self.predict_cold_s(plan) + self.min_noncompile_s
 
     @property
-    def beside_compiling_s(self) -> float:
+    def min_noncompile_s(self) -> float:
         """The least seconds of a trial so far beside compiling."""
         beside = [t.seconds - (t.costs.cold_s if t.costs else 0.0) for t in self.trials if t.state.is_finished]
         return max(min(beside, default=BESIDE_S), 0.0)
 
-    def predicted_cold(self, plan: Plan) -> float:
+    def predict_cold_s(self, plan: Plan) -> float:
         """Predict the seconds of a plan's cold compile, from the compiles seen so far."""
         factor = compile_factor_of(plan)
         seen = [
@@ -244,6 +244,6 @@ class History:
                 return trial
         return None
 
-    def predicted_overhead(self, plan: Plan) -> float:
+    def predict_overhead_s(self, plan: Plan) -> float:
         """Predict the seconds of compiling a plan over all restarts."""
-        return self.predicted_cold(plan) * (1 + (self.workload.restarts - 1) * WARM_SHARE)
+        return self.predict_cold_s(plan) * (1 + (self.workload.restarts - 1) * WARM_SHARE)

@@ -20,7 +20,7 @@ from torchwise.plan import Plan
 from torchwise.plan.space import complexity_of
 from torchwise.records import Interval, Trial
 from torchwise.records.processes import PROCESS_SPREAD
-from torchwise.records.trial import speeds_beside
+from torchwise.records.trial import relative_speeds
 
 _UNIT = NormalDist()
 _OF_95 = _UNIT.inv_cdf(0.975)
@@ -30,7 +30,7 @@ def cheapest(history: History) -> Trial | None:
     """Return the simplest of the plans that are tied for the least expected cost, or None if none certainly pays."""
     costs = _costs(history)
     plan = _simplest_of_the_least(costs) if costs else None
-    return history.tried(plan) if plan else None
+    return history.find_trial(plan) if plan else None
 
 
 def next_duel(history: History, limit: int, cached: Container[Plan] = ()) -> tuple[Trial, Trial] | None:
@@ -46,20 +46,20 @@ def next_duel(history: History, limit: int, cached: Container[Plan] = ()) -> tup
     leader = cheapest(history)
     if leader is None or history.workload.objective == "memory":
         return None
-    met = {leader.plan, *speeds_beside(history.trials, leader.plan)}
+    met = {leader.plan, *relative_speeds(history.trials, leader.plan)}
     held = sum(t.duel is not None and (t.plan in met or t.duel.rival in met) for t in history.trials)
-    others = [t for t in history.paying() if t.plan not in met and t.duel is None]
+    others = [t for t in history.list_paying() if t.plan not in met and t.duel is None]
     if held >= limit or not others:
         return None
     costs = _costs(history)
-    worth = {t.plan: _gain(t, leader, costs, history) - _price(t, leader, history, cached) for t in others}
+    worth = {t.plan: _gain(t, leader, costs, history) - _predict_duel_s(t, leader, history, cached) for t in others}
     challenger = max(others, key=lambda t: worth[t.plan])
     return (challenger, leader) if worth[challenger.plan] > 0 else None
 
 
 def front(history: History, count: int) -> list[Plan]:
     """List the cheapest plan so far, and the `count` that come next by their trials."""
-    ranked = history.promising()
+    ranked = history.list_promising()
     leader = cheapest(history) or next(iter(ranked), None)
     return [leader.plan, *[trial.plan for trial in ranked if trial is not leader][:count]] if leader else []
 
@@ -70,16 +70,16 @@ def _costs(history: History) -> dict[Plan, Interval]:
     Plans that duels connect are on the scale of one of them, the best by its trial. Each has the interval of its duels
     with the cheapest of them: a plan that those could not tell apart counts as equally fast.
     """
-    economics, paying = history.economics, {t.plan: t for t in history.paying()}
+    economics, paying = history.economics, {t.plan: t for t in history.list_paying()}
     costs = {plan: economics.cost(trial) for plan, trial in paying.items()}
-    for together in _tied_by_duels(history):
+    for together in _group_by_duels(history):
         overhead = {plan: economics.overhead(paying[plan]) for plan in together}
         scale = _simplest_of_the_least({plan: economics.cost(paying[plan]) for plan in together})
-        times = _times_beside(scale, history)
+        times = _relative_times(scale, history)
         calling = economics.calls * economics.seconds_per_call(paying[scale]).mid  # seconds for all calls
         least = min(together, key=lambda plan: overhead[plan] + calling * times[plan].mid)
         calling *= times[least].mid
-        beside = _times_beside(least, history)
+        beside = _relative_times(least, history)
         for plan in together:
             ratio = beside[plan]
             mid = 1.0 if ratio.low <= 1 <= ratio.high else ratio.mid
@@ -87,18 +87,18 @@ def _costs(history: History) -> dict[Plan, Interval]:
     return costs
 
 
-def _times_beside(plan: Plan, history: History) -> dict[Plan, Interval]:
+def _relative_times(plan: Plan, history: History) -> dict[Plan, Interval]:
     """Return the times per call of all plans that duels connect with this one, relative to its own: 1."""
-    return {plan: Interval(1.0, 1.0, 1.0), **speeds_beside(history.trials, plan)}
+    return {plan: Interval(1.0, 1.0, 1.0), **relative_speeds(history.trials, plan)}
 
 
-def _tied_by_duels(history: History) -> list[set[Plan]]:
+def _group_by_duels(history: History) -> list[set[Plan]]:
     """List the sets of paying plans that duels connect, of two plans at least."""
-    paying = {trial.plan for trial in history.paying()}
+    paying = {trial.plan for trial in history.list_paying()}
     sets: list[set[Plan]] = []
     for plan in paying:
         if not any(plan in known for known in sets):
-            sets.append({plan, *speeds_beside(history.trials, plan)} & paying)
+            sets.append({plan, *relative_speeds(history.trials, plan)} & paying)
     return [known for known in sets if len(known) > 1]
 
 
@@ -124,11 +124,11 @@ def _spread(trial: Trial, history: History) -> float:
     return history.economics.calls * hypot(of_interval, PROCESS_SPREAD[history.workload.device] * each.mid)
 
 
-def _price(challenger: Trial, leader: Trial, history: History, cached: Container[Plan]) -> float:
+def _predict_duel_s(challenger: Trial, leader: Trial, history: History, cached: Container[Plan]) -> float:
     """Predict the seconds of a duel: both compile, from warm caches if there are some, and are timed."""
     compiling = 0.0
     for trial in (challenger, leader):
         assert trial.costs is not None, "a plan that pays was compiled"
         warm = trial.costs.warm_s if trial.plan in cached else None
         compiling += trial.costs.cold_s if warm is None else warm
-    return compiling + history.beside_compiling_s
+    return compiling + history.min_noncompile_s

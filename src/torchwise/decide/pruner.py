@@ -16,7 +16,7 @@ def prune_below(history: History) -> float:
     less. So the bound is the speed at which a candidate with no compile time would cost as much as the leader.
     """
     economics = history.economics
-    surely = min((economics.cost(trial).high for trial in history.paying()), default=None)
+    surely = min((economics.cost(trial).high for trial in history.list_paying()), default=None)
     if surely is not None and history.workload.objective != "memory":
         return MARGIN * economics.baseline_cost / surely
     # Any plan that keeps a memory limit which eager exceeds is wanted, and saving memory usually takes time. Otherwise

@@ -26,7 +26,7 @@ def next_repeat(history: History, most: int, half_width: float, plans: int) -> T
     """
     if history.workload.objective == "memory" or not history.eager_fits:
         return None  # there bytes decide
-    for trial in history.promising()[:plans]:
+    for trial in history.list_promising()[:plans]:
         if _is_plain(trial, history, half_width):
             return None
         if len(trial.processes) < most:

@@ -10,14 +10,14 @@ from typing import Any
 
 from torchwise.diagnose.analysis.plans import plan_of
 from torchwise.diagnose.analysis.run import LIMIT_S, AnalyzeRequest, Silent, run_analysis
-from torchwise.diagnose.worker_arguments import sent, specified
+from torchwise.diagnose.worker_arguments import make_spec, sent
 from torchwise.plan import Plan
 from torchwise.records import Decision, codec
 from torchwise.records.analysis import Advice
 from torchwise.records.analysis import Analysis as AnalysisRecord
 from torchwise.trial import ProcessLauncher
 from torchwise.workload import DEFAULT_CALLS, Example, Workload
-from torchwise.workload.user_inputs import given
+from torchwise.workload.user_inputs import read_workload
 
 
 class Analysis:
@@ -118,9 +118,9 @@ def analyze(
     from torchwise.workload.identity import structure
 
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
-    workload = given(model, args, kwargs, examples)
+    workload = read_workload(model, args, kwargs, examples)
     asked = {"mode": mode, "objective": objective, "calls": calls, "restarts": restarts}
-    spec = specified(model, workload, device, **asked)
+    spec = make_spec(model, workload, device, **asked)
     request = AnalyzeRequest(spec, plan_of(plan, store), effort, tuple(batches), batch_dim, limit)
     shown: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Silent())
     with sent(workload, spec.target) as file, shown as listener:

@@ -9,7 +9,7 @@ from typing import Any
 from torchwise.diagnose.analysis.job import Scaling
 from torchwise.diagnose.analysis.plans import plan_of
 from torchwise.diagnose.analysis.scale import batch_of
-from torchwise.diagnose.worker_arguments import sent, specified
+from torchwise.diagnose.worker_arguments import make_spec, sent
 from torchwise.errors import InputError, WorkloadError, is_positive
 from torchwise.plan import Plan
 from torchwise.records import Decision, Failure, Outcome, codec
@@ -17,7 +17,7 @@ from torchwise.records.batchfit import BatchFit, SizeTried
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, own_caches
 from torchwise.trial.job import EFFORTS, Attempt
 from torchwise.workload import Workload
-from torchwise.workload.user_inputs import given
+from torchwise.workload.user_inputs import read_workload
 
 LIMIT_S = 600.0
 REFINEMENTS = 2
@@ -55,7 +55,7 @@ def fit_batch(
     from torchwise.runtime import unwrap
     from torchwise.workload.identity import structure
 
-    workload = given(model if isinstance(model, Workload) else unwrap(model), args, None, None)
+    workload = read_workload(model if isinstance(model, Workload) else unwrap(model), args, None, None)
     if workload is None:
         raise InputError(f"model is {model!r}, but must be the step, module, function or Workload itself")
     if memory_limit is not None and not is_positive(memory_limit):
@@ -64,7 +64,7 @@ def fit_batch(
     if not is_positive(largest) or largest < start:
         raise InputError(f"largest is {largest!r}, but must be a number of at least {start}, the batch that is given")
     mode = "training" if workload.step else "inference"
-    spec = specified(model, workload, None, mode=mode, objective="throughput", calls=1, restarts=1)
+    spec = make_spec(model, workload, None, mode=mode, objective="throughput", calls=1, restarts=1)
     chosen = plan_of(plan, None)
     with sent(workload, spec.target) as file:
         job = Job(
@@ -108,11 +108,11 @@ class _Search:
     def _try(self, size: int) -> SizeTried:
         with own_caches() as folder:
             told = Scaling(replace(self._job, cache_dir=folder), size, 0)
-            answer = self._launcher.run(told, Limits.of_this_machine(LIMIT_S), lambda _stage: None)
-        self._tried[size] = self._judged(size, answer)
+            answer = self._launcher.run(told, Limits.from_free_memory(LIMIT_S), lambda _stage: None)
+        self._tried[size] = self._judge_size(size, answer)
         return self._tried[size]
 
-    def _judged(self, size: int, answer: str | Failure) -> SizeTried:
+    def _judge_size(self, size: int, answer: str | Failure) -> SizeTried:
         if isinstance(answer, Failure):
             return SizeTried(size, problem=str(answer))
         attempt = codec.from_json(answer, Attempt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from torchwise.diagnose import source_locations
-from torchwise.diagnose.fixes import mend_for
+from torchwise.diagnose.fixes import add_fix
 from torchwise.records.compile_events import Break, Frame
 
 _PLACE = re.compile(r"^Graph break in user code at (?P<file>.+):(?P<line>\d+)$", re.MULTILINE)
@@ -30,7 +30,7 @@ def read(text: str) -> Break | None:
         return None
     innermost = stack[-1]
     where = source_locations.innermost_users(stack) or innermost
-    parts = _parts(reason)
+    parts = _split_sections(reason)
     code = _CODE.search(reason)
     found = Break(
         file=where.file,
@@ -46,7 +46,7 @@ def read(text: str) -> Break | None:
         excerpt=source_locations.excerpt(where),
         whole=skipped or text.find(_WHOLE[0], 0, 2000) >= 0 or text.find(_WHOLE[1], 0, 2000) >= 0,
     )
-    return mend_for(found)
+    return add_fix(found)
 
 
 def key(found: Break) -> tuple[str, int, str, Frame | None]:
@@ -75,7 +75,7 @@ def _stack(text: str) -> tuple[Frame, ...]:
     return frames
 
 
-def _parts(reason: str) -> dict[str, list[str]]:
+def _split_sections(reason: str) -> dict[str, list[str]]:
     """Return the sections of a message: its first line as "reason", and lists of the others by name."""
     parts: dict[str, list[str]] = {name: [] for name in ("reason", "Explanation", "Hint", "Developer debug context")}
     pieces = _PART.split(reason)

@@ -27,7 +27,7 @@ def capturable(evidence: Evidence, found: Iterable[Finding], failures: Mapping[P
     if evidence.base.capture == "call" or (evidence.base.capture == "branches" and not reasons):  # the run itself was
         return Capturable(True)
     plan = evidence.captured
-    timed = {one.plan for one in found if one.price and one.price.basis is not Basis.ESTIMATED}
+    timed = {one.plan for one in found if one.saving and one.saving.basis is not Basis.ESTIMATED}
     if plan is not None and plan.capture == "call" and plan in timed:
         return Capturable(True, (_STAYS,) if "numbers_on_gpu" in plan.transforms else tuple(reasons))
     if plan is not None and plan in failures:

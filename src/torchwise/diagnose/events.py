@@ -12,7 +12,7 @@ from torchwise.records.compile_events import Break, Compilation, Fallback, Fallb
 
 
 @dataclass(frozen=True, slots=True)
-class Artefact:
+class Artifact:
     """A text that the compiler left.
 
     Attributes:
@@ -70,17 +70,17 @@ class _Unfinished:
 class Events:
     """All events so far, for one thread at a time."""
 
-    def __init__(self, artefacts: bool | Collection[str], spans: bool) -> None:
+    def __init__(self, artifacts: bool | Collection[str], spans: bool) -> None:
         self.breaks: dict[object, Break] = {}
         self.recompiles: dict[object, Recompile] = {}
         self.compilations: list[Compilation] = []
         self.fallbacks: dict[object, Fallback] = {}
-        self.artefacts: list[Artefact] = []
+        self.artifacts: list[Artifact] = []
         self.spans: list[Span] = []
         self.notes: list[str] = []
         self.trace_seconds: dict[str, float] = {}
         """The seconds of PyTorch's trace by compilation, as PyTorch reports them: it adds up all of the same name."""
-        self._keeps = artefacts if isinstance(artefacts, bool) else frozenset(artefacts)
+        self._keeps = artifacts if isinstance(artifacts, bool) else frozenset(artifacts)
         self._keeps_spans = spans
         self._begun: dict[tuple[str, str], float] = {}
         self._unfinished: dict[str, _Unfinished] = {}
@@ -100,7 +100,7 @@ class Events:
             compile_id = _compile_id(metadata)
             self._hear_text(name, self._unfinished.setdefault(compile_id, _Unfinished()), text)
             if self._keeps is True or (self._keeps and name in self._keeps):
-                self.artefacts.append(Artefact(name, compile_id, text, _path(metadata.get(name))))
+                self.artifacts.append(Artifact(name, compile_id, text, _path(metadata.get(name))))
 
     def add_skips(self, count: int) -> None:
         """Add the CUDA-graph skips that no compilation gave a reason for, as they happened when the code ran."""
@@ -109,7 +109,7 @@ class Events:
             what = "CUDA graphs were skipped when the code ran; TORCH_LOGS=perf_hints,cudagraphs names the reason"
             self._add_fallback(Fallback(FallbackKind.CUDAGRAPH_SKIP, what, count=count - told))
 
-    def lost(self) -> int:
+    def count_unfinished(self) -> int:
         """Return how many compilations captured a graph, but have not reported their end."""
         return sum(one.captured for one in self._unfinished.values())
 
@@ -206,8 +206,8 @@ class Events:
 
 
 def _name(metadata: dict[str, Any]) -> str:
-    artefact = metadata.get("artifact")
-    return str(artefact["name"] if artefact else next(iter(metadata), ""))
+    artifact = metadata.get("artifact")
+    return str(artifact["name"] if artifact else next(iter(metadata), ""))
 
 
 def _compile_id(metadata: dict[str, Any]) -> str:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchwise.diagnose.worker_arguments import sent, specified
+from torchwise.diagnose.worker_arguments import make_spec, sent
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan, check_is_plan
 from torchwise.records import Failure, codec
 from torchwise.records.explanation import Explanation
-from torchwise.trial import AroundJob, Job, Launcher, Limits, ProcessLauncher, own_caches
+from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, own_caches
 from torchwise.trial.job import EFFORTS
 from torchwise.workload import DEFAULT_CALLS, Example, Workload
-from torchwise.workload.user_inputs import given
+from torchwise.workload.user_inputs import read_workload
 
 if TYPE_CHECKING:
     from torchwise.trial.launcher import OnStage
@@ -32,7 +32,7 @@ LIMIT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry(AroundJob):
+class Inquiry(DerivedJob):
     """The order for a worker.
 
     Attributes:
@@ -64,7 +64,7 @@ def explain(
     mode: str = "inference",
     device: str | None = None,
     budget: float = BUDGET_S,
-    artefacts: str | Path | None = None,
+    artifacts: str | Path | None = None,
     launcher: Launcher | None = None,
     on_stage: OnStage | None = None,
 ) -> Explanation:
@@ -83,7 +83,7 @@ def explain(
         device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
             available.
         budget: seconds for measuring potential savings. No further fix is tried after them.
-        artefacts: folder for graphs before and after optimisation, generated code and guards.
+        artifacts: folder for graphs before and after optimisation, generated code and guards.
         launcher: where the worker runs.
         on_stage: told of each stage.
 
@@ -96,9 +96,9 @@ def explain(
         raise InputError(f"budget is {budget!r} s, but must be at least 0")
     if plan is not None:
         check_is_plan(plan)
-    workload = given(model, args, kwargs, examples)
-    spec = specified(model, workload, device, mode=mode, calls=calls)
-    folder = _made(artefacts)
+    workload = read_workload(model, args, kwargs, examples)
+    spec = make_spec(model, workload, device, mode=mode, calls=calls)
+    folder = _make_folder(artifacts)
     with sent(workload, spec.target) as file, own_caches() as caches:
         job = Job(
             "inspect",
@@ -110,29 +110,29 @@ def explain(
         )
         answer = (launcher or ProcessLauncher()).run(
             Inquiry(job, plan, budget, folder),
-            Limits.of_this_machine(LIMIT_S + budget),
+            Limits.from_free_memory(LIMIT_S + budget),
             on_stage or (lambda _name: None),
         )
     if isinstance(answer, Failure):
-        raise UnsupportedError(f"{spec.target} cannot be explained, because running it {_ended(answer)}")
+        raise UnsupportedError(f"{spec.target} cannot be explained, because running it {_describe_failure(answer)}")
     return codec.from_json(answer, Explanation)
 
 
-def _ended(failure: Failure) -> str:
+def _describe_failure(failure: Failure) -> str:
     return f"ended at the stage {failure.stage!r}: {failure}; torchwise bisect finds where a crash enters"
 
 
-def _made(artefacts: str | Path | None) -> str:
+def _make_folder(artifacts: str | Path | None) -> str:
     """Make the folder here, so that an unusable one is refused before anything runs.
 
     Raises:
         InputError: it is a file, or cannot be made.
     """
-    if artefacts is None:
+    if artifacts is None:
         return ""
-    folder = Path(artefacts).resolve()
+    folder = Path(artifacts).resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"artefacts is {artefacts}, but no such folder can be made: {error.strerror}") from None
+        raise InputError(f"artifacts is {artifacts}, but no such folder can be made: {error.strerror}") from None
     return str(folder)

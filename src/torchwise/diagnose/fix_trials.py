@@ -22,7 +22,7 @@ from torchwise.diagnose.settings import patched
 from torchwise.diagnose.trace import Trace
 from torchwise.errors import UnsupportedError
 from torchwise.records.compile_events import FallbackKind, Frame
-from torchwise.trial.harness import Arena, Calls
+from torchwise.trial.harness import Calls, Harness
 from torchwise.verify import Observation, mismatch, observation_of
 from torchwise.workload import Example, pytree
 
@@ -62,7 +62,7 @@ class Settled:
         return times if self.is_alike else f"{times}, but the answers depend on it"
 
 
-def settle(fix: Fix, arena: Arena) -> Settled:
+def settle(fix: Fix, arena: Harness) -> Settled:
     """Call a copy of the model under a fix, beside another that runs as written, until nothing is compiled any more.
 
     Raises:
@@ -72,7 +72,7 @@ def settle(fix: Fix, arena: Arena) -> Settled:
     model, plain = fresh_copy(arena.workload.call), fresh_copy(arena.workload.call)
     setting = patched(fix.code) if fix.kind == "setting" else contextlib.nullcontext()
     with setting, Trace() as trace:
-        calls, eager = arena.runners(_compiled(fix, model, arena)), arena.runners(plain)
+        calls, eager = arena.runners(_compile_with_fix(fix, model, arena)), arena.runners(plain)
         quiet, alike = 0, True
         for number in range(ROUNDS):
             before = len(trace.compilations)
@@ -81,7 +81,7 @@ def settle(fix: Fix, arena: Arena) -> Settled:
             quiet = quiet + 1 if len(trace.compilations) == before else 0
             if quiet == QUIET_ROUNDS:
                 break
-    seen = trace.watched()
+    seen = trace.to_record()
     given_up = any(one.kind is FallbackKind.RECOMPILE_LIMIT and _is(fix.of, one) for one in seen.fallbacks)
     again = sum(one.count for one in seen.recompiles if _is(fix.of, one))
     return Settled(calls, again + 1, quiet > 0 and not given_up, given_up, alike or fix.kind not in ("held", "tensor"))
@@ -99,14 +99,14 @@ def _answers_alike(mine: Callable[[], Any], theirs: Callable[[], Any], seed: int
     return mismatch(answer(mine), answer(theirs), 0.0) is None
 
 
-def _compiled(fix: Fix, model: Callable[..., Any], arena: Arena) -> Callable[..., Any]:
+def _compile_with_fix(fix: Fix, model: Callable[..., Any], arena: Harness) -> Callable[..., Any]:
     options: dict[str, Any] = {PROFILED: True} if arena.device == "cpu" else {}
     if fix.kind == "held":
         options["guard_filter_fn"] = lambda guards: [not _asks_for(guard, fix.sources) for guard in guards]
     if fix.kind == "tensor":
         _make_tensor(fix, model)
     compiled = torch.compile(model, dynamic=True if fix.kind == "dynamic" else None, options=options or None)
-    return _marking(compiled, fix.code, model) if fix.kind == "mark" else compiled
+    return _wrap_with_marks(compiled, fix.code, model) if fix.kind == "mark" else compiled
 
 
 def _asks_for(guard: Any, sources: tuple[str, ...]) -> bool:
@@ -142,7 +142,7 @@ def _make_tensor(fix: Fix, model: Callable[..., Any]) -> None:
         raise UnsupportedError(f"no module of the model holds {name}")
 
 
-def _marking(compiled: Callable[..., Any], code: str, model: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_with_marks(compiled: Callable[..., Any], code: str, model: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a call so that the printed code marks its inputs before it, each only once."""
     mark = compile(code, "<the marks>", "exec")
     marked: list[Any] = []
@@ -150,13 +150,13 @@ def _marking(compiled: Callable[..., Any], code: str, model: Callable[..., Any])
     def call(*args: Any, **kwargs: Any) -> Any:
         if not any(args is one for one in marked):
             marked.append(args)
-            exec(mark, {"torch": torch, **named_inputs(model, args, kwargs)})
+            exec(mark, {"torch": torch, **name_inputs(model, args, kwargs)})
         return compiled(*args, **kwargs)
 
     return call
 
 
-def named_inputs(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def name_inputs(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return inputs by the names that the model's code has for them, or none if it names none."""
     try:
         return dict(inspect.signature(getattr(model, "forward", model)).bind(*args, **kwargs).arguments)
@@ -164,12 +164,12 @@ def named_inputs(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         return {}
 
 
-def varying_sizes(model: Callable[..., Any], examples: tuple[Example, ...]) -> tuple[tuple[str, int], ...]:
+def find_varying_sizes(model: Callable[..., Any], examples: tuple[Example, ...]) -> tuple[tuple[str, int], ...]:
     """Return the sizes in which examples differ, each as a tensor and a dimension, as the model's code names them."""
     shapes: dict[str, set[tuple[int, ...]]] = {}
     for example in examples:
-        for name, value in named_inputs(model, example.args, dict(example.kwargs)).items():
-            for path, leaf in pytree.named_leaves(value, name):
+        for name, value in name_inputs(model, example.args, dict(example.kwargs)).items():
+            for path, leaf in pytree.list_named_leaves(value, name):
                 if isinstance(leaf, torch.Tensor):
                     shapes.setdefault(path, set()).add(tuple(leaf.shape))
     alike = {path: list(zip(*found, strict=True)) for path, found in shapes.items() if len({*map(len, found)}) == 1}

@@ -77,7 +77,7 @@ _register("addbmm", get_raw=True)(flop_registry[torch.ops.aten.baddbmm])
 
 
 @_register("mv", "dot", "vdot")
-def _by_vector(left: Shape, *_args: Any, **_kwargs: Any) -> int:
+def _count_vector_flops(left: Shape, *_args: Any, **_kwargs: Any) -> int:
     return 2 * math.prod(left)
 
 

@@ -16,13 +16,13 @@ from torchwise.compile.shared_copies import share
 from torchwise.workload.deep_copy import deep_copy
 
 
-def twin(call: Callable[..., Any]) -> Callable[..., Any]:
+def copy_with_fresh_code(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a twin of a module, which shares its parameters, or of a function.
 
     Anything else is returned unchanged.
     """
     if isinstance(call, types.FunctionType):
-        return _copied(call)
+        return _copy_function(call)
     if not isinstance(call, torch.nn.Module) or "forward" in vars(call):
         return call
     kind = type(call)
@@ -30,7 +30,7 @@ def twin(call: Callable[..., Any]) -> Callable[..., Any]:
     if not isinstance(forward, types.FunctionType):
         return call
     other = share(call)
-    other.__class__ = type(kind.__name__, (kind,), {"forward": _copied(forward), "__module__": kind.__module__})
+    other.__class__ = type(kind.__name__, (kind,), {"forward": _copy_function(forward), "__module__": kind.__module__})
     return other
 
 
@@ -41,18 +41,18 @@ def fresh_copy(call: Callable[..., Any]) -> Callable[..., Any]:
         WorkloadError: something in it cannot be copied.
     """
     if not isinstance(call, torch.nn.Module):
-        return twin(call)
+        return copy_with_fresh_code(call)
     copied: torch.nn.Module = deep_copy(call, {id(parameter): parameter for parameter in call.parameters()})
     kinds: dict[type, type] = {}
     for part in copied.modules():
         kind, forward = type(part), type(part).forward
         if isinstance(forward, types.FunctionType) and not kind.__module__.startswith("torch."):
-            body = {"forward": _copied(forward), "__module__": kind.__module__}
+            body = {"forward": _copy_function(forward), "__module__": kind.__module__}
             part.__class__ = kinds.setdefault(kind, type(kind.__name__, (kind,), body))
     return copied
 
 
-def _copied(function: types.FunctionType) -> types.FunctionType:
+def _copy_function(function: types.FunctionType) -> types.FunctionType:
     copied = types.FunctionType(
         function.__code__.replace(),
         function.__globals__,

@@ -15,7 +15,7 @@ import torch
 
 from torchwise.diagnose.flops import VIEWS
 from torchwise.diagnose.op_trace import Work
-from torchwise.diagnose.work import KnownWork, generated_name, is_operator
+from torchwise.diagnose.work import KnownWork, is_operator, kernel_name
 from torchwise.measure import Clock, device_lock
 from torchwise.measure.peaks import bandwidth, matrix_rate
 from torchwise.records.explanation import Kernel, Limits, is_rough
@@ -97,7 +97,7 @@ def profile(call: Callable[[], Any], device: str, call_s: float, limits: Limits 
     on_gpu, host = device == "cuda", window.time_range.elapsed_us() / 1e6 / call_s
     works = [event for event in events if (_ran_on_gpu(event) if on_gpu else _is_outermost(event))]
     works = [event for event in works if event.name not in VIEWS]
-    busy = _covered_s(works) / call_s
+    busy = _active_seconds(works) / call_s
     inflation = max(busy, 1.0) if on_gpu else host  # a GPU times its kernels itself, even if something delays the host
     sums = (_sums_on_gpu if on_gpu else _sums_on_cpu)(works, events, known)
     total_s = sum(found.seconds for found in sums.values())
@@ -114,7 +114,7 @@ def profile(call: Callable[[], Any], device: str, call_s: float, limits: Limits 
     )
 
 
-def mixed(profiles: Sequence[Profiled], weights: Sequence[float]) -> Profiled:
+def average_profiles(profiles: Sequence[Profiled], weights: Sequence[float]) -> Profiled:
     """Return the mean call over several examples."""
     rows: dict[str, list[tuple[float, Kernel]]] = defaultdict(list)
     for weight, one in zip(weights, profiles, strict=True):
@@ -125,7 +125,7 @@ def mixed(profiles: Sequence[Profiled], weights: Sequence[float]) -> Profiled:
         return sum(weight * figure(one) for weight, one in zip(weights, profiles, strict=True))
 
     return Profiled(
-        tuple(sorted((_mixed_kernel(row) for row in rows.values()), key=lambda kernel: -kernel.seconds)),
+        tuple(sorted((_average_kernel(row) for row in rows.values()), key=lambda kernel: -kernel.seconds)),
         mean(lambda one: one.busy_s),
         mean(lambda one: one.guards_s),
         mean(lambda one: one.lookups),
@@ -134,7 +134,7 @@ def mixed(profiles: Sequence[Profiled], weights: Sequence[float]) -> Profiled:
     )
 
 
-def _mixed_kernel(row: list[tuple[float, Kernel]]) -> Kernel:
+def _average_kernel(row: list[tuple[float, Kernel]]) -> Kernel:
     def mean(figure: Callable[[Kernel], float | None]) -> float | None:
         each = [figure(kernel) for _, kernel in row]
         known = [weight * value for (weight, _), value in zip(row, each, strict=True) if value is not None]
@@ -152,7 +152,7 @@ def _mixed_kernel(row: list[tuple[float, Kernel]]) -> Kernel:
     )
 
 
-def measured_limits(device: str, dtype: torch.dtype) -> Limits:
+def measure_limits(device: str, dtype: torch.dtype) -> Limits:
     """Measure the hardware's limits in a call of this dtype, for about half a second."""
     exact = dtype if dtype.is_floating_point else torch.float32
     with device_lock.alone():
@@ -190,10 +190,10 @@ def _closest(events: Sequence[Any], call_s: float) -> tuple[Any, list[Any]]:
 def _sums_on_cpu(works: Iterable[Any], _events: Iterable[Any], known: KnownWork) -> dict[str, _Sum]:
     sums: dict[str, _Sum] = defaultdict(_Sum)
     for event in works:
-        found = sums[generated_name(event.name) or event.name]
+        found = sums[kernel_name(event.name) or event.name]
         found.calls += 1
         found.seconds += event.time_range.elapsed_us() / 1e6
-        found.add_work(known.of(event))
+        found.add_work(known.work_of(event))
     return sums
 
 
@@ -203,14 +203,14 @@ def _sums_on_gpu(works: Iterable[Any], events: Iterable[Any], known: KnownWork) 
         sums[event.name].calls += 1
         sums[event.name].seconds += event.time_range.elapsed_us() / 1e6
     for event in events:  # an operator's work counts for the longest kernel that it launched
-        launched = _launched(event) if event.device_type.name == "CPU" and _is_outermost(event) else []
+        launched = _collect_kernels(event) if event.device_type.name == "CPU" and _is_outermost(event) else []
         longest = max(launched, key=lambda kernel: kernel.duration, default=None)
         if longest is not None and longest.name in sums:
-            sums[longest.name].add_work(known.of(event))
+            sums[longest.name].add_work(known.work_of(event))
     return sums
 
 
-def _covered_s(events: Iterable[Any]) -> float:
+def _active_seconds(events: Iterable[Any]) -> float:
     """Return the seconds in which at least one of the events is active."""
     covered = end = 0.0
     for span in sorted((event.time_range for event in events), key=lambda span: span.start):
@@ -219,8 +219,8 @@ def _covered_s(events: Iterable[Any]) -> float:
     return covered / 1e6
 
 
-def _launched(event: Any) -> list[Any]:
-    return [*event.kernels, *(kernel for child in event.cpu_children for kernel in _launched(child))]
+def _collect_kernels(event: Any) -> list[Any]:
+    return [*event.kernels, *(kernel for child in event.cpu_children for kernel in _collect_kernels(child))]
 
 
 def _ran_on_gpu(event: Any) -> bool:
@@ -245,4 +245,4 @@ def _kernel(name: str, found: _Sum, scale: float, limits: Limits | None) -> Kern
     nbytes = found.nbytes if found.with_bytes == found.calls else None
     flops = found.flops if found.with_flops == found.calls else None
     share = limits.share(seconds, nbytes, flops) if limits else None
-    return Kernel(name, found.calls, seconds, nbytes, flops, share, generated_name(name) is not None)
+    return Kernel(name, found.calls, seconds, nbytes, flops, share, kernel_name(name) is not None)

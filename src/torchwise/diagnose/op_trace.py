@@ -18,7 +18,7 @@ import torchwise
 from torchwise.compile.tensor_reads import answering
 from torchwise.compile.transforms.numbers_on_gpu import WIDE
 from torchwise.diagnose.flops import VIEWS, flops_of, is_counted
-from torchwise.records.explanation import Place
+from torchwise.records.explanation import SourceLocation
 from torchwise.workload.layouts import size_of
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -53,7 +53,7 @@ class Wait:
     """
 
     what: str
-    place: Place
+    place: SourceLocation
     times: int
     reads: str = ""
 
@@ -67,7 +67,7 @@ class Work:
 
 
 @dataclass
-class Observed:
+class OpTrace:
     """The observations of one call.
 
     Attributes:
@@ -83,24 +83,24 @@ class Observed:
     operators: int = 0
 
 
-def observe(call: Callable[[], Any], device: str) -> Observed:
+def observe(call: Callable[[], Any], device: str) -> OpTrace:
     """Run `call` once and watch it; only waits for data on `device` count."""
     watching = _Watching(device)
-    with answering(watching.asked, watching.read), watching:
+    with answering(watching.read_bool, watching.read), watching:
         call()
     seen = watching.seen
     seen.waits = [Wait(what, place, times, reads) for (what, reads, place), times in watching.waits.items()]
     return seen
 
 
-def users_place() -> Place | None:
+def users_place() -> SourceLocation | None:
     """Return the innermost running line outside PyTorch and this package, except for its zoo."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith(_ZOO) or not code.co_filename.startswith((*_MACHINERY, "<")):
             excerpt = linecache.getline(code.co_filename, frame.f_lineno).strip()
-            return Place(code.co_filename, frame.f_lineno, code.co_name, excerpt)
+            return SourceLocation(code.co_filename, frame.f_lineno, code.co_name, excerpt)
         frame = frame.f_back
     return None
 
@@ -108,12 +108,12 @@ def users_place() -> Place | None:
 class _Watching(TorchDispatchMode):
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = Observed()
-        self.waits: dict[tuple[str, str, Place], int] = {}
+        self.seen = OpTrace()
+        self.waits: dict[tuple[str, str, SourceLocation], int] = {}
         self._device = device
         self._reads = ""  # the question Python has just put, which the next operator answers
 
-    def asked(self, _tensor: torch.Tensor) -> Any:
+    def read_bool(self, _tensor: torch.Tensor) -> Any:
         """Note that Python asks for yes or no, and leave the answer to PyTorch."""
         self._reads = "yes or no"
         return NotImplemented
@@ -126,7 +126,7 @@ class _Watching(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if (within := self._within(func, args, kwargs)) is not NotImplemented:
+        if (within := self._decompose(func, args, kwargs)) is not NotImplemented:
             return within
         result = func(*args, **kwargs)
         name, seen = func._schema.name, self.seen
@@ -141,7 +141,7 @@ class _Watching(TorchDispatchMode):
             self.waits[wait] = self.waits.get(wait, 0) + 1
         return result
 
-    def _within(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run the parts of a composite operator, so that they are seen: inference mode hands it on as a whole."""
         if not torch.is_inference_mode_enabled() or is_counted(func):
             return NotImplemented

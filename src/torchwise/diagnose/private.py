@@ -15,7 +15,7 @@ def trace_logger() -> logging.Logger:
     Raises:
         UnsupportedError: this version has no such name.
     """
-    logger: logging.Logger = _looked_up(_TRACE_LOG)
+    logger: logging.Logger = _resolve_name(_TRACE_LOG)
     return logger
 
 
@@ -25,7 +25,7 @@ def cudagraph_skips() -> int:
     Raises:
         UnsupportedError: this version has no such name.
     """
-    counters: Mapping[str, Mapping[str, int]] = _looked_up(_COUNTERS)
+    counters: Mapping[str, Mapping[str, int]] = _resolve_name(_COUNTERS)
     return counters["inductor"]["cudagraph_skips"] if "cudagraph_skips" in counters.get("inductor", {}) else 0
 
 
@@ -35,7 +35,7 @@ def trace_seconds() -> dict[str, float]:
     Raises:
         UnsupportedError: this version has no such name.
     """
-    seconds: dict[str, float] = _looked_up(_TRACE_SECONDS)
+    seconds: dict[str, float] = _resolve_name(_TRACE_SECONDS)
     return {key.replace("_", "/"): value for key, value in seconds.copy().items()}
 
 
@@ -45,10 +45,10 @@ def forget_what_varied() -> None:
     Raises:
         UnsupportedError: this version has no such name.
     """
-    _looked_up(_CODE_STATE)()
+    _resolve_name(_CODE_STATE)()
 
 
-def _looked_up(name: tuple[str, str]) -> Any:
+def _resolve_name(name: tuple[str, str]) -> Any:
     from torchwise.compile import private  # here, as `torchwise.watch` is named where there may be no torch
 
     return private.look_up(WHO, name)

@@ -41,7 +41,7 @@ def read(payload: str) -> tuple[Failed, ...]:
     """Return the failed guard of each compiled version that did not fit, the one used last first."""
     reasons = json.loads(payload) if payload.startswith("[") else payload
     texts = [reasons] if isinstance(reasons, str) else [str(reason) for reason in reasons]
-    return tuple(_failed(text) for text in texts)
+    return tuple(_parse_failure(text) for text in texts)
 
 
 def varies(failures: Sequence[Failed]) -> str:
@@ -54,7 +54,7 @@ def varies(failures: Sequence[Failed]) -> str:
     return f"{first.subject}: {', '.join(wanted)}, then {first.got or 'another'}"
 
 
-def _failed(text: str) -> Failed:
+def _parse_failure(text: str) -> Failed:
     head, _, stack = text.partition("\nUser stack trace:")
     guard, _, comment = _COMPILED.sub("", head.strip()).partition("  # ")
     guard = guard.strip()

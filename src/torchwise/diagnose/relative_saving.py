@@ -50,7 +50,7 @@ def share_saved(measured: Measurement) -> Interval:
     return median_interval([float(np.median(spell)) for spell in np.array_split(saved, min(SPELLS, len(saved)))])
 
 
-def measure_until_told(measure: Callable[[], Measurement], tells: Callable[[Measurement], bool]) -> Measurement:
+def measure_with_retry(measure: Callable[[], Measurement], tells: Callable[[Measurement], bool]) -> Measurement:
     """Measure, and once more after a while if noise left it inconclusive, and return the narrower of the two."""
     found = measure()
     if tells(found):

@@ -28,11 +28,11 @@ def rewritten(call: Callable[..., Any], file: str, line: int, statement: str) ->
     Raises:
         Exception: any error from reading and compiling the file.
     """
-    new = _compiled(file, line, statement)
+    new = _compile_rewritten(file, line, statement)
     if new is None:
         return None
     if isinstance(call, types.FunctionType):
-        return _with(call, new) if _found(call.__code__) == _found(new) else None
+        return _with(call, new) if _origin_of(call.__code__) == _origin_of(new) else None
     if not isinstance(call, torch.nn.Module):
         return None
     copied = fresh_copy(call)
@@ -45,7 +45,7 @@ def _rewrite(kind: type, new: types.CodeType) -> bool:
     """Give a class that is a copy its own version of a method that it has or inherits."""
     for name in dir(kind):
         function = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-        if isinstance(function, types.FunctionType) and _found(function.__code__) == _found(new):
+        if isinstance(function, types.FunctionType) and _origin_of(function.__code__) == _origin_of(new):
             setattr(kind, name, _with(function, new))
             return True
     return False
@@ -59,11 +59,11 @@ def _with(function: types.FunctionType, code: types.CodeType) -> types.FunctionT
     return made
 
 
-def _found(code: types.CodeType) -> Found:
+def _origin_of(code: types.CodeType) -> Found:
     return (code.co_filename, code.co_firstlineno, code.co_name)
 
 
-def _compiled(file: str, line: int, statement: str) -> types.CodeType | None:
+def _compile_rewritten(file: str, line: int, statement: str) -> types.CodeType | None:
     """Compile a file with one line rewritten, and return the code of the function around it."""
     tree = ast.parse(Path(file).read_text(encoding="utf-8"), file)
     place = _Place(line)
@@ -71,7 +71,7 @@ def _compiled(file: str, line: int, statement: str) -> types.CodeType | None:
     if place.body is None or place.function is None:
         return None
     number = next(n for n, one in enumerate(place.body) if one.lineno == line)
-    place.body[number : number + 1] = [_at(line, one) for one in ast.parse(statement).body]
+    place.body[number : number + 1] = [_move_to_line(line, one) for one in ast.parse(statement).body]
     begins = min(one.lineno for one in (place.function, *place.function.decorator_list))
     return next(
         (
@@ -87,7 +87,7 @@ def _is_at(code: types.CodeType, function: ast.FunctionDef | ast.AsyncFunctionDe
     return code.co_name == function.name and code.co_firstlineno == begins
 
 
-def _at(line: int, statement: ast.stmt) -> ast.stmt:
+def _move_to_line(line: int, statement: ast.stmt) -> ast.stmt:
     for node in ast.walk(statement):
         if hasattr(node, "lineno"):
             node.lineno = node.end_lineno = line  # type: ignore[attr-defined]

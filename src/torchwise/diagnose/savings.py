@@ -12,25 +12,25 @@ import torch
 from torchwise.compile import compile_plan
 from torchwise.diagnose.findings.evidence import Fix, place_of_line
 from torchwise.diagnose.fix_trials import settle
-from torchwise.diagnose.fresh_code_copy import twin
+from torchwise.diagnose.fresh_code_copy import copy_with_fresh_code
 from torchwise.diagnose.kernels import PROFILED
-from torchwise.diagnose.relative_saving import BLOCK_S, measure_until_told, share_saved, share_saved_anywhere
+from torchwise.diagnose.relative_saving import BLOCK_S, measure_with_retry, share_saved, share_saved_anywhere
 from torchwise.diagnose.settings import patched
 from torchwise.diagnose.suggestions import NOTHING, Checked
-from torchwise.errors import first_line, raised
+from torchwise.errors import first_line, format_error
 from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
 from torchwise.records.answer import Answer
 from torchwise.records.compile_events import Break
-from torchwise.records.explanation import Price, Tried, price_of
-from torchwise.trial.harness import Arena, Calls
+from torchwise.records.explanation import FixTrial, Saving, make_saving
+from torchwise.trial.harness import Calls, Harness
 
 BREAKS = 2
 """Graph breaks in the function that measures the cost of one."""
 
 
-class PairedPrices:
+class PairedSavings:
     """Times fixes against the explained run.
 
     See `findings.evidence.Prices`.
@@ -50,7 +50,7 @@ class PairedPrices:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: Harness,
         run: Calls,
         call_s: float,
         budget_s: float,
@@ -61,41 +61,41 @@ class PairedPrices:
         self.failures: dict[Plan | str, str] = {}
         self._arena, self._run, self._stage, self._suggested = arena, run, stage, suggested
         self._call_s, self._end = call_s, time.perf_counter() + budget_s
-        self._known: dict[Plan | str, Price | None] = {}
-        self._tried: dict[Fix, Tried | None] = {}
+        self._known: dict[Plan | str, Saving | None] = {}
+        self._tried: dict[Fix, FixTrial | None] = {}
         self._break: list[Interval | None] = []
 
-    def of_plan(self, plan: Plan) -> Price | None:
+    def measure_plan(self, plan: Plan) -> Saving | None:
         """Return the plan's saving over the run."""
-        return self._price(plan, lambda: self._planned(plan))
+        return self._get_saving(plan, lambda: self._make_plan_calls(plan))
 
-    def without_module_guards(self) -> Price | None:
+    def measure_without_guards(self) -> Saving | None:
         """Return the same code's saving without guards on modules and their weights.
 
         Both are compiled as a user would. Beside code that reports to the profiler, which takes longer itself, a saving
         of some microseconds came out half as large again.
         """
         skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
-        return self._price("no guards of modules", lambda: self._plain(guard_filter_fn=skip), self._plain)
+        return self._get_saving("no guards of modules", lambda: self._plain(guard_filter_fn=skip), self._plain)
 
-    def under(self, setting: str) -> Price | None:
+    def measure_setting(self, setting: str) -> Saving | None:
         """Return the saving from compiling under a setting of PyTorch."""
-        return self._price(setting, lambda: self._set(setting))
+        return self._get_saving(setting, lambda: self._set(setting))
 
-    def of_line(self, found: Break) -> Price | None:
+    def measure_line(self, found: Break) -> Saving | None:
         """Return the model's saving with the line that a break's fix gives."""
         copied = self._suggested.rewritten.get(found)
-        if copied is None or found.mend is None:
+        if copied is None or found.fix is None:
             return None
-        return self._price(place_of_line(found), lambda: self._plain(copied, **self._profiled))
+        return self._get_saving(place_of_line(found), lambda: self._plain(copied, **self._profiled))
 
-    def tried(self, fix: Fix) -> Tried | None:
+    def try_fix(self, fix: Fix) -> FixTrial | None:
         """Try a fix on a copy of the model, or return None if the budget is spent."""
         if fix not in self._tried:
             self._tried[fix] = None if self._is_over(fix.code) else self._try(fix)
         return self._tried[fix]
 
-    def of_a_break(self) -> Interval | None:
+    def measure_break(self) -> Interval | None:
         """Return the seconds that one graph break costs here by itself."""
         if not self._break:
             self._stage("price: a graph break by itself")
@@ -107,13 +107,13 @@ class PairedPrices:
             self.notes.append("a graph break by itself: what it costs could not be measured")
         return cost
 
-    def _price(
+    def _get_saving(
         self, mend: Plan | str, make: Callable[[], Calls], base: Callable[[], Calls] | None = None
-    ) -> Price | None:
+    ) -> Saving | None:
         """Return the saving of a fix over `base`, or over the run if `base` is None."""
         if mend not in self._known:
             words = f"plan {mend}" if isinstance(mend, Plan) else mend
-            self._known[mend] = None if self._is_over(words) else self._measured(mend, words, make, base)
+            self._known[mend] = None if self._is_over(words) else self._measure(mend, words, make, base)
         return self._known[mend]
 
     def _is_over(self, words: str) -> bool:
@@ -122,55 +122,57 @@ class PairedPrices:
         self.notes.append(f"{words}: not priced, because the budget was spent; --budget grants more")
         return True
 
-    def _measured(
+    def _measure(
         self, mend: Plan | str, words: str, make: Callable[[], Calls], base: Callable[[], Calls] | None
-    ) -> Price | None:
+    ) -> Saving | None:
         self._stage(f"price: {words}")
         try:
             with _more_compilations():
                 mended, run = make(), base() if base else self._run
             # Under PyTorch's own limit again: code that would be recompiled on every call runs in eager, as for the
             # user.
-            return self._timed(mended, run, words)
+            return self._time_saving(mended, run, words)
         except Exception as error:  # with a fix, somebody's model may raise anything: the saving is then unknown
-            self.failures[mend] = f"{words}: not priced, because it failed with {first_line(raised(error))}"
+            self.failures[mend] = f"{words}: not priced, because it failed with {first_line(format_error(error))}"
             self.notes.append(self.failures[mend])
             return None
 
-    def _timed(self, mended: Calls, run: Calls, words: str) -> Price:
+    def _time_saving(self, mended: Calls, run: Calls, words: str) -> Saving:
         """Return the saving of calls over others, which were compiled alike except for the fix."""
 
-        def price(found: Measurement) -> Price:
+        def to_saving(found: Measurement) -> Saving:
             how = f"timed in alternation, {len(found.candidate_s)} rounds: {words}"
-            return price_of(share_saved_anywhere(found), self._call_s, how)
+            return make_saving(share_saved_anywhere(found), self._call_s, how)
 
-        measured = measure_until_told(
+        measured = measure_with_retry(
             lambda: self._arena.measure(mended, run, block_s=BLOCK_S),
-            lambda found: price(found).answer is not Answer.INCONCLUSIVE,
+            lambda found: to_saving(found).answer is not Answer.INCONCLUSIVE,
         )
-        return price(measured)
+        return to_saving(measured)
 
-    def _try(self, fix: Fix) -> Tried:
+    def _try(self, fix: Fix) -> FixTrial:
         self._stage(f"try: {fix.code}")
         try:
             settled = settle(fix, self._arena)
             if not settled.is_steady:
-                return Tried(fix.code, False, settled.in_words, compilations=settled.compilations)
-            price = self._timed(settled.calls, self._run, fix.code)
+                return FixTrial(fix.code, False, settled.in_words, compilations=settled.compilations)
+            price = self._time_saving(settled.calls, self._run, fix.code)
         except Exception as error:  # with a fix, somebody's model may raise anything: the fix then does not help
-            return Tried(fix.code, False, f"failed with {first_line(raised(error))}")
-        return Tried(fix.code, settled.is_alike, settled.in_words, price, settled.compilations)
+            return FixTrial(fix.code, False, f"failed with {first_line(format_error(error))}")
+        return FixTrial(fix.code, settled.is_alike, settled.in_words, price, settled.compilations)
 
-    def _planned(self, plan: Plan) -> Calls:
+    def _make_plan_calls(self, plan: Plan) -> Calls:
         """Return the calls of a plan, made in the same way as by `torchwise.apply`."""
         arena, workload = self._arena, self._arena.workload
         profiled = plan if not profiles(plan, arena.device) else plan.with_choice("options", (PROFILED, True))
-        made = compile_plan(twin(workload.call), profiled, workload.examples[0], device=arena.device, mode=arena.mode)
-        calls = self._settled(arena.runners(made.call))
+        made = compile_plan(
+            copy_with_fresh_code(workload.call), profiled, workload.examples[0], device=arena.device, mode=arena.mode
+        )
+        calls = self._warm_up(arena.runners(made.call))
         if arena.mode == "training":
             return calls
-        ways = [made.lean(example.args, example.kwargs) for example in workload.examples]
-        return self._settled([arena.runners(way)[place] for place, way in enumerate(ways)])
+        ways = [made.bypass(example.args, example.kwargs) for example in workload.examples]
+        return self._warm_up([arena.runners(way)[place] for place, way in enumerate(ways)])
 
     def _set(self, setting: str) -> Calls:
         with patched(setting, self._suggested.names.get(setting)):
@@ -181,14 +183,14 @@ class PairedPrices:
         """Options that make generated code report to the profiler, as the run's does."""
         return {PROFILED: True} if self._arena.device == "cpu" else {}
 
-    def _settled(self, calls: Calls) -> Calls:
+    def _warm_up(self, calls: Calls) -> Calls:
         self._arena.first_calls(calls)
         return calls
 
     def _plain(self, model: Callable[..., Any] | None = None, **options: Any) -> Calls:
         """Return the calls compiled as a user compiles them, under options of Inductor."""
-        model = model or twin(self._arena.workload.call)
-        return self._settled(self._arena.runners(torch.compile(model, options=options or None)))
+        model = model or copy_with_fresh_code(self._arena.workload.call)
+        return self._warm_up(self._arena.runners(torch.compile(model, options=options or None)))
 
 
 def profiles(plan: Plan, device: str) -> bool:
@@ -206,7 +208,7 @@ def cost_of_a_break(device: str) -> Interval | None:
     def chain(x: torch.Tensor) -> torch.Tensor:
         return x.sin().sin().sin()
 
-    def broken(x: torch.Tensor) -> torch.Tensor:
+    def chain_with_breaks(x: torch.Tensor) -> torch.Tensor:
         x = x.sin()
         torch._dynamo.graph_break()  # written out: in a loop, a break makes the whole function run in eager
         x = x.sin()
@@ -215,18 +217,18 @@ def cost_of_a_break(device: str) -> Interval | None:
 
     x = torch.ones(16, device=device)
     with _more_compilations():
-        whole, parts = torch.compile(chain), torch.compile(broken)
+        whole, parts = torch.compile(chain), torch.compile(chain_with_breaks)
         for call in (whole, parts):
             for _ in range(3):
                 call(x)
 
-    def saved(found: Measurement) -> Price:
-        return price_of(share_saved(found), found.baseline_time.mid / BREAKS, "")
+    def compute_saving(found: Measurement) -> Saving:
+        return make_saving(share_saved(found), found.baseline_time.mid / BREAKS, "")
 
-    told = saved(
-        measure_until_told(
+    told = compute_saving(
+        measure_with_retry(
             lambda: _pair(lambda: whole(x), lambda: parts(x), device),
-            lambda found: saved(found).answer is not Answer.INCONCLUSIVE,
+            lambda found: compute_saving(found).answer is not Answer.INCONCLUSIVE,
         )
     )
     return None if told.answer is Answer.INCONCLUSIVE else told.per_call_s

@@ -50,12 +50,12 @@ def _calls(source: str) -> Iterator[tuple[str, float]]:
         return
     nodes = sorted((n for n in ast.walk(tree) if isinstance(n, (ast.Assign, ast.Expr))), key=lambda n: n.lineno)
     # The inputs' sizes come last in the file, but every call needs them.
-    buffers = dict(made for node in nodes if "rand_strided" in ast.dump(node) and (made := _made(node, {})))
+    buffers = dict(made for node in nodes if "rand_strided" in ast.dump(node) and (made := _read_allocation(node, {})))
     for node in nodes:
-        if made := _made(node, buffers):
+        if made := _read_allocation(node, buffers):
             buffers[made[0]] = made[1]
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            if known := _asserted(node.value, buffers):
+            if known := _read_assertion(node.value, buffers):
                 buffers[known[0]] = known[1]
             elif name := _kernel(node.value):
                 yield name, _bytes(node.value, buffers)
@@ -67,7 +67,7 @@ def _bytes(call: ast.Call, buffers: dict[str, Buffer]) -> float:
     return sum(math.prod(buffers.get(name, UNKNOWN)) for name in tensors)
 
 
-def _asserted(call: ast.Call, buffers: dict[str, Buffer]) -> tuple[str, Buffer] | None:
+def _read_assertion(call: ast.Call, buffers: dict[str, Buffer]) -> tuple[str, Buffer] | None:
     """Return the name and size of a buffer whose size the code asserts, if its dtype is known."""
     if not isinstance(call.func, ast.Name) or call.func.id != ASSERTION or len(call.args) < 2:
         return None
@@ -77,7 +77,7 @@ def _asserted(call: ast.Call, buffers: dict[str, Buffer]) -> tuple[str, Buffer] 
     return name.id, (_numel(size), buffers[name.id][1])
 
 
-def _made(node: ast.stmt, buffers: dict[str, Buffer]) -> tuple[str, Buffer] | None:
+def _read_allocation(node: ast.stmt, buffers: dict[str, Buffer]) -> tuple[str, Buffer] | None:
     """Return the name and size of a buffer that a statement makes: anew, or from another one."""
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
         return None

@@ -51,13 +51,13 @@ def innermost_users(frames: Iterable[Frame]) -> Frame | None:
 
 def is_compiler(file: str) -> bool:
     """Return whether it is the compiler's: its frames say nothing about the program."""
-    return _within(file, _compiler())
+    return _is_within(file, _compiler())
 
 
 @functools.lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     """Return whether it is installed code: torch, site-packages, the standard library, or Torchwise except its zoo."""
-    return _within(file, _libraries()) and not _within(file, (str(Path(torchwise.__file__).parent / "zoo"),))
+    return _is_within(file, _libraries()) and not _is_within(file, (str(Path(torchwise.__file__).parent / "zoo"),))
 
 
 def excerpt(frame: Frame) -> str:
@@ -65,7 +65,7 @@ def excerpt(frame: Frame) -> str:
     return linecache.getline(frame.file, frame.line).strip()
 
 
-def _within(file: str, folders: Iterable[str]) -> bool:
+def _is_within(file: str, folders: Iterable[str]) -> bool:
     return file.startswith("<frozen ") or any(file.startswith(folder + os.sep) for folder in folders)
 
 

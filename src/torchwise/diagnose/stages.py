@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchwise.diagnose.trace import Artefact, Span
-from torchwise.records.compile_events import Watched
+from torchwise.diagnose.trace import Artifact, Span
+from torchwise.records.compile_events import CompileEvents
 from torchwise.records.explanation import Execution, Kernel, Stage
 
 CAPTURE, OPTIMISATION, SELECTION, GENERATION, COMPILATION, EXECUTION = (
@@ -63,16 +63,16 @@ class Code:
     fallbacks: Counter[str]
 
 
-def code_of(artefacts: Iterable[Artefact]) -> Code:
+def code_of(artifacts: Iterable[Artifact]) -> Code:
     """Return the calls in all generated code."""
-    text = "\n".join(artefact.text for artefact in artefacts if artefact.name == "inductor_output_code")
+    text = "\n".join(artifact.text for artifact in artifacts if artifact.name == "inductor_output_code")
     return Code(len(_GENERATED.findall(text)), Counter(_EXTERN.findall(text)), Counter(_FALLBACK.findall(text)))
 
 
 def stages(
     spans: Sequence[Span],
-    artefacts: Sequence[Artefact],
-    watched: Watched,
+    artifacts: Sequence[Artifact],
+    watched: CompileEvents,
     execution: Execution,
     kernels: Sequence[Kernel],
     backend: str,
@@ -82,42 +82,43 @@ def stages(
 
     Args:
         spans: of all compilations.
-        artefacts: likewise.
+        artifacts: likewise.
         watched: the other events.
         execution: of a steady call.
         kernels: that run in it.
         backend: the chosen one, in words.
         files: of each stage, if artifacts were written.
     """
-    seconds, code = times(spans), code_of(artefacts)
+    seconds, code = times(spans), code_of(artifacts)
     captured, before, after = (
-        nodes(artefacts, n) for n in ("dynamo_output_graph", "before_post_grad_graph", "inductor_post_grad_graph")
+        nodes(artifacts, n) for n in ("dynamo_output_graph", "before_post_grad_graph", "inductor_post_grad_graph")
     )
-    graphs = sum(a.name == "dynamo_output_graph" for a in artefacts)
+    graphs = sum(a.name == "dynamo_output_graph" for a in artifacts)
     hits = sum(one.cache_hits for one in watched.compilations)
     misses = sum(one.cache_misses for one in watched.compilations)
     told = {
         CAPTURE: (
-            _counted(len(watched.compilations), "function"),
-            f"{_counted(graphs, 'graph')} of {_counted(captured, 'node')}, "
-            f"{_counted(sum(one.guards for one in watched.compilations), 'guard')}, "
-            f"{_counted(len(watched.breaks), 'graph break')}",
+            _pluralize(len(watched.compilations), "function"),
+            f"{_pluralize(graphs, 'graph')} of {_pluralize(captured, 'node')}, "
+            f"{_pluralize(sum(one.guards for one in watched.compilations), 'guard')}, "
+            f"{_pluralize(len(watched.breaks), 'graph break')}",
         ),
         OPTIMISATION: (
-            f"{_counted(captured, 'node')}, {_counted(before, 'node')} as aten operators",
-            f"{_counted(after, 'node')}",
+            f"{_pluralize(captured, 'node')}, {_pluralize(before, 'node')} as aten operators",
+            f"{_pluralize(after, 'node')}",
         ),
         SELECTION: (
-            f"{_counted(after, 'node')} for {backend}",
-            f"{_counted(sum(code.library.values()), 'library call')}{_listed(code.library)}, "
-            f"{_counted(sum(code.fallbacks.values()), 'fallback')} to eager{_listed(code.fallbacks)}, "
+            f"{_pluralize(after, 'node')} for {backend}",
+            f"{_pluralize(sum(code.library.values()), 'library call')}{_list_counts(code.library)}, "
+            f"{_pluralize(sum(code.fallbacks.values()), 'fallback')} to eager{_list_counts(code.fallbacks)}, "
             "the rest generated",
         ),
-        GENERATION: (_counted(after, "node"), _counted(code.generated, "fused kernel")),
-        COMPILATION: (_counted(code.generated, "fused kernel"), "machine code"),
+        GENERATION: (_pluralize(after, "node"), _pluralize(code.generated, "fused kernel")),
+        COMPILATION: (_pluralize(code.generated, "fused kernel"), "machine code"),
         EXECUTION: (
-            f"{_counted(hits, 'cache hit')}, {_counted(misses, 'miss', 'misses')}",
-            f"{_counted(execution.regions, 'compiled graph')} and {_counted(sum(k.calls for k in kernels), 'kernel')} "
+            f"{_pluralize(hits, 'cache hit')}, {_pluralize(misses, 'miss', 'misses')}",
+            f"{_pluralize(execution.regions, 'compiled graph')} and "
+            f"{_pluralize(sum(k.calls for k in kernels), 'kernel')} "
             "a call",
         ),
     }
@@ -145,31 +146,31 @@ def stage_of(span: str) -> str | None:
     return next((stage for stage, pattern in _STAGE_OF if pattern.search(span)), None)
 
 
-def nodes(artefacts: Iterable[Artefact], name: str) -> int:
+def nodes(artifacts: Iterable[Artifact], name: str) -> int:
     """Count the operations in all graphs of that name."""
-    return sum(len(_NODE.findall(artefact.text)) for artefact in artefacts if artefact.name == name)
+    return sum(len(_NODE.findall(artifact.text)) for artifact in artifacts if artifact.name == name)
 
 
-def write(artefacts: Iterable[Artefact], folder: Path) -> dict[str, tuple[str, ...]]:
+def write(artifacts: Iterable[Artifact], folder: Path) -> dict[str, tuple[str, ...]]:
     """Write artifacts to `folder`, a file each, and return their names by stage."""
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[str]] = {}
-    for number, artefact in enumerate(a for a in artefacts if a.name in FILES):
-        stage, lead = FILES[artefact.name]
+    for number, artifact in enumerate(a for a in artifacts if a.name in FILES):
+        stage, lead = FILES[artifact.name]
         suffix = "txt" if lead == "guards" else "py"
-        name = f"{lead}-{artefact.compile_id.replace('/', '_') or number}.{suffix}"
+        name = f"{lead}-{artifact.compile_id.replace('/', '_') or number}.{suffix}"
         if name in found.get(stage, ()):  # forward and backward are of one compilation
-            name = f"{lead}-{artefact.compile_id.replace('/', '_')}-{number}.{suffix}"
-        folder.joinpath(name).write_text(artefact.text, encoding="utf-8")
+            name = f"{lead}-{artifact.compile_id.replace('/', '_')}-{number}.{suffix}"
+        folder.joinpath(name).write_text(artifact.text, encoding="utf-8")
         found.setdefault(stage, []).append(name)
     return {stage: tuple(names) for stage, names in found.items()}
 
 
-def _counted(count: float, noun: str, plural: str = "") -> str:
+def _pluralize(count: float, noun: str, plural: str = "") -> str:
     return f"{count:,.0f} {noun if round(count) == 1 else plural or noun + 's'}"
 
 
-def _listed(found: Counter[str]) -> str:
+def _list_counts(found: Counter[str]) -> str:
     if not found:
         return ""
     return f" ({', '.join(f'{times} {name}' for name, times in found.most_common(4))})"

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from torchwise.diagnose.fixes.break_site import Look
+from torchwise.diagnose.fixes.break_site import BreakSite
 from torchwise.diagnose.fresh_code_copy import fresh_copy
 from torchwise.diagnose.rewriting import rewritten
 from torchwise.diagnose.settings import argument
 from torchwise.diagnose.trace import Trace
-from torchwise.records.compile_events import Break, Mend
-from torchwise.trial.harness import Arena
+from torchwise.records.compile_events import Break, CodeFix
+from torchwise.trial.harness import Harness
 from torchwise.verify import mismatch, observation_of
 
 ROUNDS = 3
@@ -46,17 +46,17 @@ class Checked:
 NOTHING = Checked(())
 
 
-def checked(breaks: tuple[Break, ...], arena: Arena) -> Checked:
+def check_suggestions(breaks: tuple[Break, ...], arena: Harness) -> Checked:
     """Run the lines that the fixes of these breaks suggest, and leave out those that do not work."""
-    derived = [one for one in breaks if one.mend and (one.mend.line or one.mend.condition or _is_call(one.mend))]
+    derived = [one for one in breaks if one.fix and (one.fix.line or one.fix.condition or _is_call(one.fix))]
     if not derived:
         return Checked(breaks)
-    seen = _looked_at(derived, arena)
+    seen = _trace_lines(derived, arena)
     found: list[Break] = []
     copies: dict[Break, Callable[..., Any]] = {}
     names: dict[str, dict[str, Any]] = {}
     for one in breaks:
-        mend = one.mend
+        mend = one.fix
         if one not in derived or mend is None:
             found.append(one)
             continue
@@ -67,15 +67,15 @@ def checked(breaks: tuple[Break, ...], arena: Arena) -> Checked:
             mend = replace(mend, setting="", consequence="")
         if mend.condition and mend.condition not in at.conditions:
             mend = replace(mend, condition="")
-        copied = _tried(one, arena) if mend.line else None
-        kept = replace(one, mend=mend if copied else replace(mend, line=""))
+        copied = _try_line(one, arena) if mend.line else None
+        kept = replace(one, fix=mend if copied else replace(mend, line=""))
         if copied:
             copies[kept] = copied
         found.append(kept)
     return Checked(tuple(found), copies, names)
 
 
-def _is_call(mend: Mend) -> bool:
+def _is_call(mend: CodeFix) -> bool:
     """Return whether the setting adds a value to a set.
 
     It needs a name for that value.
@@ -99,23 +99,26 @@ class _Seen:
     conditions: set[str] = field(default_factory=set)
 
 
-def _looked_at(breaks: list[Break], arena: Arena) -> dict[tuple[str, int], _Seen]:
+def _trace_lines(breaks: list[Break], arena: Harness) -> dict[tuple[str, int], _Seen]:
     """Run a copy of the unchanged model, and check the suggestion for each line when it is first reached."""
     found: dict[tuple[str, int], _Seen] = {}
     asked = {(one.file, one.line): one for one in breaks}
 
-    def at(frame: FrameType, event: str, _argument: Any) -> Any:
+    def trace_line(frame: FrameType, event: str, _argument: Any) -> Any:
         place = (frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and place in asked and place not in found:
             found[place] = _Seen(frame.f_globals)
-            mend = asked[place].mend
-            if mend and mend.condition and _answers(mend.condition, Look(asked[place]).condition, frame):
+            mend = asked[place].fix
+            if mend and mend.condition and _answers(mend.condition, BreakSite(asked[place]).condition, frame):
                 found[place].conditions.add(mend.condition)
-        return at
+        return trace_line
 
     files = {one.file for one in breaks}
     copied = fresh_copy(arena.workload.call)
-    with _traced(lambda code: code.co_filename in files, at), contextlib.suppress(Exception):  # as it does for its user
+    with (
+        _traced(lambda code: code.co_filename in files, trace_line),
+        contextlib.suppress(Exception),
+    ):  # as it does for its user
         for call in arena.runners(copied):
             call()
     return found
@@ -142,9 +145,9 @@ def _answers(condition: str, asked: str, frame: FrameType) -> bool:
         return False
 
 
-def _tried(found: Break, arena: Arena) -> Callable[..., Any] | None:
+def _try_line(found: Break, arena: Harness) -> Callable[..., Any] | None:
     """Return a copy of the model with the fixed line, if it answers as before and no longer breaks there."""
-    assert found.mend is not None
+    assert found.fix is not None
     try:
         copied, plain = _rewritten(found, arena), fresh_copy(arena.workload.call)
         if copied is None:
@@ -162,9 +165,9 @@ def _tried(found: Break, arena: Arena) -> Callable[..., Any] | None:
         return None
 
 
-def _rewritten(found: Break, arena: Arena) -> Any:
-    assert found.mend is not None
-    return rewritten(arena.workload.call, found.file, found.line, found.mend.line)
+def _rewritten(found: Break, arena: Harness) -> Any:
+    assert found.fix is not None
+    return rewritten(arena.workload.call, found.file, found.line, found.fix.line)
 
 
 def _is_alike(mine: Callable[[], Any], theirs: Callable[[], Any], seed: int) -> bool:

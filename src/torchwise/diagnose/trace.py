@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterator
 from typing import Self
 
 from torchwise.diagnose import private
-from torchwise.diagnose.events import Artefact, Events, Span
-from torchwise.records.compile_events import Break, Compilation, Fallback, Frame, Recompile, Watched
+from torchwise.diagnose.events import Artifact, Events, Span
+from torchwise.records.compile_events import Break, Compilation, CompileEvents, Fallback, Frame, Recompile
 
-__all__ = ["Artefact", "Break", "Compilation", "Fallback", "Frame", "Recompile", "Span", "Trace", "Watched"]
+__all__ = ["Artifact", "Break", "Compilation", "CompileEvents", "Fallback", "Frame", "Recompile", "Span", "Trace"]
 
 
 class Trace:
@@ -32,13 +32,13 @@ class Trace:
     `notes` reports it, and the program goes on.
 
     Args:
-        artefacts: names of artifacts to keep, or True for all. They may take many megabytes, so that none is kept by
+        artifacts: names of artifacts to keep, or True for all. They may take many megabytes, so that none is kept by
             default.
         spans: keep the steps of each compilation with their times.
     """
 
-    def __init__(self, *, artefacts: bool | Collection[str] = False, spans: bool = False) -> None:
-        self._handler = _Handler(Events(artefacts, spans))
+    def __init__(self, *, artifacts: bool | Collection[str] = False, spans: bool = False) -> None:
+        self._handler = _Handler(Events(artifacts, spans))
         self._logger: logging.Logger | None = None
         self._skips_before = 0
         self._began = 0.0
@@ -74,7 +74,7 @@ class Trace:
         _detach(self._logger, self._handler)
         with self._handler.events() as events:
             events.add_skips(private.cudagraph_skips() - self._skips_before)
-            if lost := events.lost():
+            if lost := events.count_unfinished():
                 events.notes.append(f"PyTorch gave no metrics of {lost} compilation(s): their times are missing")
 
     def __enter__(self) -> Self:
@@ -108,10 +108,10 @@ class Trace:
             return tuple(events.fallbacks.values())
 
     @property
-    def artefacts(self) -> tuple[Artefact, ...]:
+    def artifacts(self) -> tuple[Artifact, ...]:
         """The requested artifacts, in order."""
         with self._handler.events() as events:
-            return tuple(events.artefacts)
+            return tuple(events.artifacts)
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -130,10 +130,10 @@ class Trace:
         with self._handler.events() as events:
             return tuple(dict.fromkeys(events.notes))
 
-    def watched(self) -> Watched:
+    def to_record(self) -> CompileEvents:
         """Return all of it, up to now, as one record."""
         ended = time.perf_counter() if self._ended is None else self._ended
-        return Watched(
+        return CompileEvents(
             seconds=ended - self._began if self._began else 0.0,
             breaks=self.breaks,
             recompiles=self.recompiles,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from torchwise.diagnose.trace import Trace
 from torchwise.errors import InputError
-from torchwise.records.compile_events import Watched
+from torchwise.records.compile_events import CompileEvents
 from torchwise.report.compile_events import print_watched
 
 
@@ -36,24 +36,24 @@ class Watch:
             UnsupportedError: this version of torch has no structured trace.
         """
         self._trace.start()
-        atexit.register(self._at_exit)
+        atexit.register(self._stop_at_exit)
         return self
 
-    def stop(self) -> Watched:
+    def stop(self) -> CompileEvents:
         """End, print the summary (the first time), and return the record."""
         with self._lock:
             first, self._stopped = not self._stopped, True
         if first:
             self._trace.stop()
-            atexit.unregister(self._at_exit)
+            atexit.unregister(self._stop_at_exit)
             if self._prints:
                 self._print()
         return self.seen
 
     @property
-    def seen(self) -> Watched:
+    def seen(self) -> CompileEvents:
         """The record up to now."""
-        return self._trace.watched()
+        return self._trace.to_record()
 
     def summary(self) -> str:
         """Return the summary up to now, as plain text."""
@@ -72,7 +72,7 @@ class Watch:
     def __exit__(self, *_error: object) -> None:
         self.stop()
 
-    def _at_exit(self) -> None:
+    def _stop_at_exit(self) -> None:
         if os.getpid() == self._process:  # a forked child has seen nothing of its own
             self.stop()
 

@@ -34,19 +34,21 @@ class KnownWork:
     nbytes: Mapping[str, float]
     operators: Mapping[tuple[str, Shapes], Work]
 
-    def of(self, event: Any) -> Work:
+    def work_of(self, event: Any) -> Work:
         """Return the work of a generated kernel or an operator, or the work of the operators within it."""
-        if generated := generated_name(event.name):
+        if generated := kernel_name(event.name):
             return Work(self.nbytes.get(generated), None)
         if event.name in VIEWS:
             return Work(0.0, 0.0)
-        found = self._seen(event) or _product(event) or _in_place(event)
+        found = self._operator_work(event) or _product(event) or _inplace_work(event)
         if found and found.flops is not None:
             return found
-        within = _sum([self.of(child) for child in event.cpu_children if is_operator(child.name)], event.name in MOVES)
+        within = _sum(
+            [self.work_of(child) for child in event.cpu_children if is_operator(child.name)], event.name in MOVES
+        )
         return Work(found.nbytes, within.flops) if found else within
 
-    def _seen(self, event: Any) -> Work | None:
+    def _operator_work(self, event: Any) -> Work | None:
         """Return the work of the plain model's operator of this name and shapes.
 
         An operator that writes to a given output has that as one tensor more, and a compiled convolution has none for
@@ -67,7 +69,7 @@ def is_operator(name: str) -> bool:
     return bool(_GENERATED.match(name)) or ("::" in name and " " not in name)
 
 
-def generated_name(name: str) -> str | None:
+def kernel_name(name: str) -> str | None:
     """Return the name of a generated kernel without the graph's number, or None for another event."""
     hit = _GENERATED.match(name)
     return hit[1] if hit else None
@@ -95,7 +97,7 @@ def _shapes(event: Any) -> Shapes:
     return tuple(found)
 
 
-def _given_bytes(event: Any, count: int) -> float | None:
+def _input_bytes(event: Any, count: int) -> float | None:
     """Return the bytes of the first tensors of an event, by their shapes and dtypes, or None if unknown."""
     dtypes = getattr(event, "input_dtypes", None) or ()
     given = [(shape, _ITEM_BYTES.get(dtype)) for shape, dtype in zip(event.input_shapes, dtypes, strict=False) if shape]
@@ -104,11 +106,11 @@ def _given_bytes(event: Any, count: int) -> float | None:
     return float(sum((item or 0) * math.prod(shape) for shape, item in given[:count]))
 
 
-def _in_place(event: Any) -> Work | None:
+def _inplace_work(event: Any) -> Work | None:
     """Return the bytes of an operator that writes to its first tensor, or None for another one."""
     if not event.name.endswith("_") or not _shapes(event):
         return None
-    given, written = _given_bytes(event, len(_shapes(event))), _given_bytes(event, 1)
+    given, written = _input_bytes(event, len(_shapes(event))), _input_bytes(event, 1)
     if given is None or written is None:
         return None
     return Work(given + written, 0.0 if event.name in MOVES else None)
@@ -123,5 +125,5 @@ def _product(event: Any) -> Work | None:
     operands = 3 if "add" in event.name else 2
     left, right = shapes[operands - 2 : operands]
     result = math.prod(left[:-1]) * (right[-1] if len(right) > 1 else 1)
-    given, item = _given_bytes(event, operands), _ITEM_BYTES.get(dtype)
+    given, item = _input_bytes(event, operands), _ITEM_BYTES.get(dtype)
     return Work(None if given is None or item is None else given + item * result, flops)

@@ -26,7 +26,7 @@ class Sent:
     settings: ProcessSettings | None = None
 
 
-def specified(model: Any, workload: Workload | None, device: str | None, **asked: Any) -> WorkloadSpec:
+def make_spec(model: Any, workload: Workload | None, device: str | None, **asked: Any) -> WorkloadSpec:
     """Return the specification of the run.
 
     Args:
@@ -57,4 +57,4 @@ def sent(workload: Workload | None, name: str) -> Iterator[Sent]:
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder:
         source = str(Path(folder, "model.pt"))
         save(replace(workload, name=name), source)
-        yield Sent(source, ProcessSettings.of_this_process())
+        yield Sent(source, ProcessSettings.from_this_process())

@@ -59,10 +59,10 @@ def _reason(code: int, err: str) -> str:
         return ""
     if code < 0:
         return f"it died of {signal.Signals(-code).name}"
-    return telling_line(err) or f"it exited with status {code}"
+    return find_error_line(err) or f"it exited with status {code}"
 
 
-def telling_line(text: str) -> str:
+def find_error_line(text: str) -> str:
     """Return the most informative line of an error text: the first that mentions an error, or else the last."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "error:" in line.lower() or "not found" in line.lower()]

@@ -30,7 +30,7 @@ class Folder:
     error: str = ""
 
 
-def look(path: str) -> Folder:
+def check_folder(path: str) -> Folder:
     """Write and remove a file in `path`, or in the folder in which `path` would be created."""
     existing = Path(path).absolute()
     while not existing.exists() and existing != existing.parent:

@@ -96,7 +96,7 @@ def _step(name: str, action: Callable[[], str]) -> bool:
     try:
         step = Step(action(), seconds=time.perf_counter() - start)
     except Exception as error:  # the probe exists to find such errors
-        step = Step(f"{type(error).__name__}: {child.telling_line(str(error))}", failed=True)
+        step = Step(f"{type(error).__name__}: {child.find_error_line(str(error))}", failed=True)
     _say(step=name, **asdict(step))
     return not step.failed
 

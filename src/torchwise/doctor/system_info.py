@@ -90,9 +90,9 @@ def gather() -> Facts:
         quota=cpu_quota(),
         load=load,
         governor=read_text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
-        cache=disk.look(disk.inductor_cache(os.environ)),
-        temporary=disk.look(disk.temporary()),
-        shared=disk.look("/dev/shm") if platform.system() == "Linux" else None,
+        cache=disk.check_folder(disk.inductor_cache(os.environ)),
+        temporary=disk.check_folder(disk.temporary()),
+        shared=disk.check_folder("/dev/shm") if platform.system() == "Linux" else None,
         compiler=try_compiler(),
         probe=run_probe(),
     )

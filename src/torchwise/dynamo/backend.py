@@ -51,15 +51,15 @@ def backend(
     asked = Options.read(options, mode)
     place = _place_of(module)
     try:
-        captured = Captured.of(module, inputs)
+        captured = Captured.from_graph(module, inputs)
         decision = decide(captured, asked)
-        served = lower.by_decision(captured, decision)
+        served = lower.lower_graph(captured, decision)
     except UnsupportedError as error:
         _log(str(error), place)
-        return lower.unmeasured(module, inputs)
+        return lower.lower_unmeasured(module, inputs)
     except Exception as error:  # after any error the graph must run: the user only asked for a faster model
         _log(f"{type(error).__name__}: {error}", place)
-        return lower.unmeasured(module, inputs)
+        return lower.lower_unmeasured(module, inputs)
     logger.info("torchwise: the graph at %s runs as %s: %s", place, decision.plan, decision.reason)
     return served
 

@@ -13,7 +13,7 @@ from torchwise import environment
 from torchwise.dynamo.graph import Captured
 from torchwise.dynamo.options import Options
 from torchwise.errors import UnsupportedError
-from torchwise.plan import Legality, Plan
+from torchwise.plan import Numerics, Plan
 from torchwise.plan.space import EFFORTS
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, StudyState
@@ -21,7 +21,7 @@ from torchwise.report import Progress
 from torchwise.runtime import stale_because
 from torchwise.store import Storage, StudyKey, open_storage
 from torchwise.study import Request, Silent, run_study
-from torchwise.study.apply_approvals import ruled
+from torchwise.study.apply_approvals import apply_approvals
 from torchwise.study.request import BUDGET_S, TRIAL_S
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings
 from torchwise.trial.loading import save
@@ -52,8 +52,8 @@ def decide(captured: Captured, asked: Options) -> Decision:
     """
     request = _request(captured, asked)
     with open_storage(asked.store) as storage:
-        decision = _stored(captured, request, storage) or _tuned(captured, request, asked, storage)
-        return ruled(decision, storage).decision
+        decision = _find_decision(captured, request, storage) or _tune_graph(captured, request, asked, storage)
+        return apply_approvals(decision, storage).decision
 
 
 def _request(captured: Captured, asked: Options) -> Request:
@@ -67,16 +67,16 @@ def _request(captured: Captured, asked: Options) -> Request:
     )
     return Request(
         spec,
-        Legality.of(asked.allow),
+        Numerics.of(asked.allow),
         asked.effort,
         plans=DYNAMIC if captured.dynamic else None,
         limit_s=TRIAL_S[asked.effort],  # the user named no plan, and is waiting
         structure=digest,
-        settings=ProcessSettings.of_this_process(),
+        settings=ProcessSettings.from_this_process(),
     )
 
 
-def _stored(captured: Captured, request: Request, storage: Storage) -> Decision | None:
+def _find_decision(captured: Captured, request: Request, storage: Storage) -> Decision | None:
     """Return a finished study's decision for this graph on this machine, if its request was at least as demanding.
 
     For another number of calls, the study continues instead, and decides again from its measurements.
@@ -98,7 +98,7 @@ def _stored(captured: Captured, request: Request, storage: Storage) -> Decision 
     return study.decision if holds and stale_because(captured.graph, study.decision) is None else None
 
 
-def _tuned(captured: Captured, request: Request, asked: Options, storage: Storage) -> Decision:
+def _tune_graph(captured: Captured, request: Request, asked: Options, storage: Storage) -> Decision:
     if SPENT.seconds >= asked.budget:
         raise UnsupportedError(
             f"the budget of {asked.budget:.0f} s for tuning graphs in this process is spent: "

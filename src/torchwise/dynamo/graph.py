@@ -89,7 +89,7 @@ class Captured:
     dynamic: bool
 
     @classmethod
-    def of(cls, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Captured:
+    def from_graph(cls, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Captured:
         """Inspect a graph and its inputs from Dynamo.
 
         Raises:
@@ -131,10 +131,10 @@ def _obstacles(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[
     devices = {str(value.device) for value in inputs if isinstance(value, torch.Tensor)}
     if len(devices) != 1 or not devices <= {"cpu", private.current_cuda_device()}:
         yield f"its inputs lie on {', '.join(sorted(devices)) or 'no device'}, but must on the CPU or the current GPU"
-    yield from _foreign_parts(module, _mode(inputs))
+    yield from _list_unportable_parts(module, _mode(inputs))
 
 
-def _foreign_parts(module: torch.fx.GraphModule, mode: str) -> Iterator[str]:
+def _list_unportable_parts(module: torch.fx.GraphModule, mode: str) -> Iterator[str]:
     """Yield the parts of a graph that its source code does not contain, or that depend on the worker's grad mode."""
     for node in module.graph.nodes:
         if node.op in ("get_attr", "call_module"):

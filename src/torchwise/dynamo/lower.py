@@ -21,7 +21,7 @@ from torchwise.runtime import Dispatcher
 logger = logging.getLogger("torchwise")
 
 
-def by_decision(captured: Captured, decision: Decision) -> Callable[..., Any]:
+def lower_graph(captured: Captured, decision: Decision) -> Callable[..., Any]:
     """Return a callable that runs a graph by its decision.
 
     Inductor's code is returned directly, as Inductor's own backend does: Dynamo's guards come before it, and it starts
@@ -39,21 +39,21 @@ def by_decision(captured: Captured, decision: Decision) -> Callable[..., Any]:
         return compiled
     dispatcher: Callable[..., Any] = Dispatcher(captured.graph, decision)
     if isinstance(captured.graph, CastGraph):
-        dispatcher = _outside_autocast(dispatcher, captured.device)
+        dispatcher = _disable_autocast(dispatcher, captured.device)
     if captured.mode == "inference" and torch.is_grad_enabled():
         # Nothing in the graph requires gradients, and the plan was verified without them.
         return torch.no_grad()(lambda *inputs: dispatcher(*inputs))
     return dispatcher
 
 
-def _outside_autocast(dispatcher: Callable[..., Any], device: str) -> Callable[..., Any]:
+def _disable_autocast(dispatcher: Callable[..., Any], device: str) -> Callable[..., Any]:
     """Wrap a plan's dispatcher to run as verified: the graph itself enters the surrounding autocast."""
 
-    def called(*inputs: Any) -> Any:
+    def call(*inputs: Any) -> Any:
         with torch.autocast(device, enabled=False):
             return dispatcher(*inputs)
 
-    return called
+    return call
 
 
 def compiles_alone(plan: Plan) -> bool:
@@ -69,7 +69,7 @@ def compiles_alone(plan: Plan) -> bool:
     )
 
 
-def unmeasured(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def lower_unmeasured(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Return a callable for a graph that cannot be measured: Inductor's code, or the graph itself if that fails."""
     plain = module.forward
     try:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from torchwise.errors import InputError, did_you_mean
-from torchwise.parsing import shown
-from torchwise.plan import Legality
+from torchwise.parsing import short_repr
+from torchwise.plan import Numerics
 from torchwise.plan.space import EFFORTS
 from torchwise.store.location import locate
 from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
@@ -24,7 +24,7 @@ class Options:
     Attributes:
         effort: "quick", "standard" or "thorough", for each graph.
         calls: expected number of calls of each graph over its lifetime.
-        allow: "exact", "reordered" (default), "reduced" (lower precision) or "swapped" (other operators).
+        allow: "exact", "same-precision" (default), "lower-precision" or "substituted" (other operators).
         store: URL or file of the store, by default in the user's data directory.
         budget: seconds of tuning, over all graphs of the process, after which no further graph is tuned.
         progress: whether to show the running trials.
@@ -32,22 +32,24 @@ class Options:
 
     effort: str = "quick"
     calls: int = DEFAULT_CALLS
-    allow: str = "reordered"
+    allow: str = "same-precision"
     store: str | None = None
     budget: float = BUDGET_S
     progress: bool = True
 
     def __post_init__(self) -> None:
         if self.effort not in EFFORTS:
-            raise InputError(f"effort is {shown(self.effort)}, but must be one of {', '.join(EFFORTS)}")
+            raise InputError(f"effort is {short_repr(self.effort)}, but must be one of {', '.join(EFFORTS)}")
         if isinstance(self.budget, bool) or not isinstance(self.budget, (int, float)) or not self.budget >= 0:
-            raise InputError(f"budget is {shown(self.budget)}, but must be seconds, 0 or more: 0 only reads the store")
+            raise InputError(
+                f"budget is {short_repr(self.budget)}, but must be seconds, 0 or more: 0 only reads the store"
+            )
         WorkloadSpec("live:graph", calls=self.calls)
-        Legality.of(self.allow)
+        Numerics.of(self.allow)
         if not isinstance(self.progress, bool):
-            raise InputError(f"progress is {shown(self.progress)}, but must be True or False")
+            raise InputError(f"progress is {short_repr(self.progress)}, but must be True or False")
         if self.store is not None and not isinstance(self.store, str):
-            raise InputError(f"store is {shown(self.store)}, but must be the URL or file of a store, as text")
+            raise InputError(f"store is {short_repr(self.store)}, but must be the URL or file of a store, as text")
         if self.store is not None:
             locate(self.store)
 
@@ -66,5 +68,7 @@ class Options:
         for name in given or {}:
             if name not in known:
                 near = did_you_mean(str(name), known)
-                raise InputError(f"options has {shown(name)}, but the backend torchwise has {', '.join(known)}{near}")
+                raise InputError(
+                    f"options has {short_repr(name)}, but the backend torchwise has {', '.join(known)}{near}"
+                )
         return cls(**(given or {}))

@@ -76,15 +76,15 @@ class _Checks:
 
     def run(self, lock: Lock) -> Check:
         named = tuple(dict.fromkeys(self._request.targets))
-        entries = [entry for target in named or lock.targets for entry in lock.of(target)]
-        found = [(entry, self._without_running(entry) or self._proven(entry)) for entry in entries]
+        entries = [entry for target in named or lock.targets for entry in lock.select_entries(target)]
+        found = [(entry, self._check_environment(entry) or self._verify_entry(entry)) for entry in entries]
         judge = Judge(sum(isinstance(result, Trial) for _, result in found), self._request.threshold)
-        rows = [self._judged(e, result, judge) if isinstance(result, Trial) else result for e, result in found]
+        rows = [self._judge_speed(e, result, judge) if isinstance(result, Trial) else result for e, result in found]
         here = {row.target for row in rows if row.state is not State.ELSEWHERE}
-        rows += [_missing(target) for target in named if target not in here]
+        rows += [_make_missing_row(target) for target in named if target not in here]
         return Check(tuple(rows), self._request.threshold, judge.confidence, _trust(rows))
 
-    def _without_running(self, entry: Entry) -> Checked | None:
+    def _check_environment(self, entry: Entry) -> Checked | None:
         """Return the result if the machine and its software tell it without a run, else None."""
         locked = entry.decision.environment
         here = environment.detect(locked.device)
@@ -94,46 +94,46 @@ class _Checks:
             return _row(entry, State.STALE, "; ".join(different), commands.anew(entry))
         return None
 
-    def _proven(self, entry: Entry) -> Checked | Trial:
+    def _verify_entry(self, entry: Entry) -> Checked | Trial:
         """Inspect the plain model, then try the plan. Return the trial if it is verified and is to be timed."""
         decision = entry.decision
         self._listener.phase(f"{decision.workload.target}: {decision.plan}")
         job = Job("inspect", decision.workload, effort=self._effort(measure=False))
         try:
             inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
-            if changed := _changed(decision, inspection):
+            if changed := _describe_change(decision, inspection):
                 return _row(entry, State.STALE, changed, commands.anew(entry))
             if decision.plan.is_eager:
                 return _row(entry, State.GOOD, "fresh; eager is the model as it is, and is not timed")
-            trial = self._tried(replace(job, traits=inspection.traits), decision)
+            trial = self._run_trial(replace(job, traits=inspection.traits), decision)
         except (InputError, BaselineError) as error:  # of this target: the others are checked all the same
             return _row(entry, State.UNKNOWN, str(error), "mend the target, and check again")
         except InternalError as error:  # likewise
             return _row(entry, State.UNKNOWN, str(error), "report it, and check again")
-        if not trial.is_proven:
+        if not trial.is_verified:
             return _row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, commands.from_scratch(entry))
         if self._request.measure:
             return trial
         return _row(entry, State.GOOD, f"fresh and right ({trial.verdict.reason if trial.verdict else ''}); not timed")
 
-    def _tried(self, job: Job, decision: Decision) -> Trial:
+    def _run_trial(self, job: Job, decision: Decision) -> Trial:
         job = replace(job, task="try", effort=self._effort(measure=self._request.measure))
         trial = Trial(0, decision.plan, TrialState.RUNNING)
         return try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
 
-    def _judged(self, entry: Entry, trial: Trial, judge: Judge) -> Checked:
+    def _judge_speed(self, entry: Entry, trial: Trial, judge: Judge) -> Checked:
         """Judge the speed of a verified plan. One that is not as locked is timed once more, in another process.
 
         Intervals do not include the differences between processes. So a plan is slower only if both processes find it
         slower, and as locked if the second finds that.
         """
-        row = _timed(entry, trial, judge)
+        row = _judge_measurement(entry, trial, judge)
         if row.state is State.GOOD:
             return row
-        again = self._proven(entry)
+        again = self._verify_entry(entry)
         if not isinstance(again, Trial):
             return again
-        second = _timed(entry, again, judge)
+        second = _judge_measurement(entry, again, judge)
         if second.state is State.SLOWER and row.state is not State.SLOWER:
             return replace(second, state=State.INCONCLUSIVE, detail=f"{second.detail}; another process could not tell")
         return second
@@ -143,10 +143,10 @@ class _Checks:
         return effort if measure else replace(effort, measure_s=0.0)
 
     def _limits(self) -> Limits:
-        return Limits.of_this_machine(self._request.limit_s)
+        return Limits.from_free_memory(self._request.limit_s)
 
 
-def _changed(decision: Decision, inspection: Inspection) -> str:
+def _describe_change(decision: Decision, inspection: Inspection) -> str:
     """Return how the model or its inputs differ from those of the decision, or an empty string if they do not."""
     if inspection.structure != decision.structure:
         return another_model(decision.structure_details, inspection.structure_details)
@@ -157,9 +157,9 @@ def _changed(decision: Decision, inspection: Inspection) -> str:
     return ""
 
 
-def _timed(entry: Entry, trial: Trial, judge: Judge) -> Checked:
+def _judge_measurement(entry: Entry, trial: Trial, judge: Judge) -> Checked:
     assert trial.measurement is not None, "a proven trial is timed"
-    found = judge.of(entry, trial.measurement)
+    found = judge.compare(entry, trial.measurement)
     row = {
         Answer.NO: _row(entry, State.GOOD, f"fresh and right; {found.detail}"),
         Answer.YES: _row(entry, State.SLOWER, found.detail, commands.from_scratch(entry)),
@@ -186,5 +186,5 @@ def _row(entry: Entry, state: State, detail: str, way_out: str = "") -> Checked:
     return Checked(*entry.key, state, detail, way_out, plan=plan, locked=locked)
 
 
-def _missing(target: str) -> Checked:
+def _make_missing_row(target: str) -> Checked:
     return Checked(target, "", "", State.UNKNOWN, "no section is for this machine", commands.first(target))

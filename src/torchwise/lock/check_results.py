@@ -82,7 +82,7 @@ class Check(Document):
     trust: Trust | None = None
     schema: str = SCHEMA
 
-    def of(self, state: State) -> tuple[Checked, ...]:
+    def select_rows(self, state: State) -> tuple[Checked, ...]:
         """Return the rows of one state."""
         return tuple(row for row in self.rows if row.state is state)
 
@@ -95,6 +95,8 @@ class Check(Document):
         """
         if any(row.state.is_regression for row in self.rows):
             return 1
-        if self.of(State.UNKNOWN) or not (self.of(State.GOOD) or self.of(State.INCONCLUSIVE)):
+        if self.select_rows(State.UNKNOWN) or not (
+            self.select_rows(State.GOOD) or self.select_rows(State.INCONCLUSIVE)
+        ):
             return 2
-        return EXIT_INCONCLUSIVE if self.of(State.INCONCLUSIVE) else 0
+        return EXIT_INCONCLUSIVE if self.select_rows(State.INCONCLUSIVE) else 0

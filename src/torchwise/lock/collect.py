@@ -25,10 +25,10 @@ def collect(storage: Storage, targets: Iterable[str], store: str | None = None) 
         InputError: a target has no decision that holds here, or cannot be checked from a command line. The message has
             the command to run.
     """
-    return [entry for target in dict.fromkeys(targets) for entry in _of(storage, target, store)]
+    return [entry for target in dict.fromkeys(targets) for entry in _collect_entries(storage, target, store)]
 
 
-def _of(storage: Storage, target: str, store: str | None) -> list[Entry]:
+def _collect_entries(storage: Storage, target: str, store: str | None) -> list[Entry]:
     if target.startswith(LIVE):
         raise InputError(
             f"{target} is a model of a running program, which `torchwise check` could not load: tune a factory, as "

@@ -47,21 +47,21 @@ class Entry:
 
 def is_same_hardware(one: Environment, other: Environment) -> bool:
     """Whether two machines are of one kind."""
-    return not set(HARDWARE) & set(one.differing(other))
+    return not set(HARDWARE) & set(one.list_different_fields(other))
 
 
 def entry_of(study: Study) -> Entry:
     """Return the entry to lock for a decided study."""
     decision = study.decision
     assert decision is not None, "only decided studies are locked"
-    trial = next((t for t in study.trials if t.plan == decision.plan and t.is_proven), None)
+    trial = next((t for t in study.trials if t.plan == decision.plan and t.is_verified), None)
     verdict = trial.verdict.reason if trial and trial.verdict else "eager is the model as it is"
     timed = trial.measurement if trial else None
     plan_s, notes = (timed.candidate_time, timed.notes) if timed else (None, ())
-    return Entry(_rounded(decision), study.allow, verdict, _interval(plan_s), notes)
+    return Entry(_round_decision(decision), study.allow, verdict, _interval(plan_s), notes)
 
 
-def _rounded(decision: Decision) -> Decision:
+def _round_decision(decision: Decision) -> Decision:
     return replace(
         decision,
         speedup=_interval(decision.speedup),

@@ -39,7 +39,7 @@ class Lock:
         """Each target once."""
         return tuple(dict.fromkeys(entry.decision.workload.target for entry in self.entries))
 
-    def of(self, target: str) -> tuple[Entry, ...]:
+    def select_entries(self, target: str) -> tuple[Entry, ...]:
         """Return the entries of a target, on any hardware.
 
         Raises:
@@ -75,7 +75,7 @@ def read(path: str | Path = DEFAULT) -> Lock:
     except InputError as error:
         raise InputError(f"{error}; torchwise lock TARGET makes one") from None
     try:
-        return _parsed(data)
+        return _parse_lock(data)
     except InputError as error:
         raise InputError(f"{path}{brief(error)}") from None
 
@@ -86,9 +86,9 @@ def write(lock: Lock, path: str | Path = DEFAULT) -> Path:
     Raises:
         StorageError: it cannot be written.
     """
-    from torchwise.report.json_export import write_whole
+    from torchwise.report.json_export import write_atomically
 
-    return write_whole(lock.to_toml(), path)
+    return write_atomically(lock.to_toml(), path)
 
 
 def decision(
@@ -108,7 +108,7 @@ def decision(
     Raises:
         InputError: the file cannot be read or was edited, or holds no such target or mode.
     """
-    entries = read(path).of(target)
+    entries = read(path).select_entries(target)
     modes = sorted({entry.decision.workload.mode for entry in entries})
     if mode is None and len(modes) > 1:
         raise InputError(f"{path} has {target} for {' and for '.join(modes)}: give the mode")
@@ -124,7 +124,7 @@ def _text(entry: Entry) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parsed(found: bytes) -> Lock:
+def _parse_lock(found: bytes) -> Lock:
     """Read a file's text. Error messages continue after the file's name."""
     text = found.decode(errors="replace")
     try:

@@ -37,9 +37,9 @@ class CheckProgress(Progress):
 
 def render_check(check: Check) -> RenderableType:
     """Return a check as text."""
-    parts: list[RenderableType] = [layout.trusted(check.trust), Text()] if check.trust else []
+    parts: list[RenderableType] = [layout.trust_line(check.trust), Text()] if check.trust else []
     for state, title in TITLES.items():
-        if rows := check.of(state):
+        if rows := check.select_rows(state):
             lines = [line for row in rows for line in _lines(row)]
             parts.append(Group(Text(title, style=_style(state)), *lines, Text()))
     style = {0: "bold green", EXIT_INCONCLUSIVE: "bold yellow"}.get(check.exit_code, "bold red")
@@ -48,7 +48,7 @@ def render_check(check: Check) -> RenderableType:
 
 def sentence(check: Check) -> str:
     """Return the outcome in a sentence."""
-    counts = ", ".join(f"{len(found)} {state}" for state in State if (found := check.of(state)))
+    counts = ", ".join(f"{len(found)} {state}" for state in State if (found := check.select_rows(state)))
     if check.exit_code == 1:
         return f"The lock does not hold here: {counts}."
     if check.exit_code == EXIT_INCONCLUSIVE:

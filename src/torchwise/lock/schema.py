@@ -17,9 +17,9 @@ from typing import Any
 from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.lock.entry import HARDWARE, SOFTWARE, Entry
-from torchwise.plan import Legality, Plan
+from torchwise.plan import Numerics, Plan
 from torchwise.plan.plan import SCHEMA as PLAN_SCHEMA
-from torchwise.plan.space import legality_of
+from torchwise.plan.space import numerics_of
 from torchwise.records import Decision, Interval, codec
 from torchwise.workload import WorkloadSpec
 
@@ -73,7 +73,7 @@ def section_of(entry: Entry) -> dict[str, Any]:
         reason=decision.reason,
         plan=plan,
         verdict=entry.verdict,
-        legality=legality_of(decision.plan).value,
+        legality=numerics_of(decision.plan).value,
         allow=str(entry.allow),
         objective=spec.objective,
         calls=spec.calls,
@@ -118,7 +118,7 @@ def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
         if not math.isfinite(value := getattr(section, name) or 0.0):
             raise InputError(f"its {name} is {value}, but must be finite")
     plan = Plan.from_dict({"schema": PLAN_SCHEMA, **section.plan})
-    if not Legality.of(section.allow).allows(level := legality_of(plan)):
+    if not Numerics.of(section.allow).allows(level := numerics_of(plan)):
         raise InputError(f"its plan {plan} is {level}, but only up to {section.allow} is allowed")
     if plan.is_eager is not (section.speedup is None):
         raise InputError(f"its plan is {plan}, but a plan has a speedup, and eager has none")

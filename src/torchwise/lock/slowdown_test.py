@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torchwise.lock.entry import Entry
 from torchwise.records import Interval, Measurement
 from torchwise.records.answer import Answer, all_of, any_of
-from torchwise.records.measurement import HELD_UP
+from torchwise.records.measurement import INTERFERENCE_FACTOR
 from torchwise.records.statistics import CONFIDENCE, ratio_of
 from torchwise.report import format as show
 from torchwise.report import regression
@@ -57,7 +57,7 @@ class Judge:
         """Confidence of each single interval."""
         return 1 - (1 - CONFIDENCE) / max(self.count, 1)
 
-    def of(self, entry: Entry, measured: Measurement) -> Judgement:
+    def compare(self, entry: Entry, measured: Measurement) -> Judgement:
         """Compare a new measurement with the locked figures of a plan that is not eager."""
         locked = entry.decision.speedup
         assert locked is not None, "a plan that is not eager has a speed-up"
@@ -67,7 +67,7 @@ class Judge:
         detail = self._detail(locked, now, speedup, time)
         slower = self._slower(locked, now, speedup, time)
         locked_s = entry.decision.baseline_s
-        if locked_s and (factor := measured.baseline_time.mid / locked_s) > HELD_UP:
+        if locked_s and (factor := measured.baseline_time.mid / locked_s) > INTERFERENCE_FACTOR:
             # A disturbance of eager does not affect the plan in the same way, so their ratio tells nothing.
             detail += f"; but eager itself took {show.ratio(factor)} its time when the plan was locked: it was held up"
             slower = Answer.INCONCLUSIVE

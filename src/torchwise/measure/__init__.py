@@ -3,7 +3,7 @@
 from torchwise.measure.cache_eviction import make_eviction
 from torchwise.measure.clock import Clock
 from torchwise.measure.cores import CoreWatch
-from torchwise.measure.memory import held_memory, peak_memory
+from torchwise.measure.memory import measure_memory_use, peak_memory
 from torchwise.measure.paired_timing import FEWEST_ROUNDS, LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, measure_pair
 from torchwise.measure.profile import Profile, profile_of
 
@@ -16,8 +16,8 @@ __all__ = [
     "Mix",
     "Precision",
     "Profile",
-    "held_memory",
     "make_eviction",
+    "measure_memory_use",
     "measure_pair",
     "peak_memory",
     "profile_of",

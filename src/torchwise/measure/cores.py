@@ -54,13 +54,13 @@ class CoreWatch:
         """Return how the CPUs were shared since, for a process whose operators use this many threads."""
         before, now = self._before, self._count()
         wall = max(now.wall - before.wall, 1e-6)
-        busy = _spent(before.busy, now.busy, 1.0) if wall >= SHORTEST_S else None
+        busy = _increase_rate(before.busy, now.busy, 1.0) if wall >= SHORTEST_S else None
         return CoreUse(
             available_cpus(),
             threads,
             others=None if busy is None else max(busy - (now.own - before.own), 0.0) / wall,
             waited=_share(before.waited, now.waited, wall),
-            preempted=_spent(before.switches, now.switches, wall),
+            preempted=_increase_rate(before.switches, now.switches, wall),
             pressure=_share(before.pressure, now.pressure, wall),
             quota=cgroups.cpu_quota(*self._groups),
             throttled=_share(before.throttled, now.throttled, wall),
@@ -74,16 +74,16 @@ class CoreWatch:
             _read_waited(self._proc),
             resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else None,
             _read_pressure(self._proc),
-            cgroups.throttled_s(*self._groups),
+            cgroups.read_throttled_s(*self._groups),
         )
 
 
-def _spent(before: float | None, now: float | None, wall: float) -> float | None:
+def _increase_rate(before: float | None, now: float | None, wall: float) -> float | None:
     return None if before is None or now is None else max(now - before, 0.0) / wall
 
 
 def _share(before: float | None, now: float | None, wall: float) -> float | None:
-    spent = _spent(before, now, wall)
+    spent = _increase_rate(before, now, wall)
     return None if spent is None else min(spent, 1.0)
 
 

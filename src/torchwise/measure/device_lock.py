@@ -8,9 +8,9 @@ Heymans & Parnas, CACM 14(10), 1971, and the turnstile of Downey, The Little Boo
 
 A compiler works on the CPU's cores, and on a GPU only in moments, when it times kernels to choose among them. A process
 may have cores of its own, if its starter says so by TORCHWISE_OWN_CORES=1. A worker that compiles then steps aside
-(`aside`), so that another may measure, and shares the GPU again for those moments (`sharing`). Without the variable it
-keeps its share: on common cores it would slow the host's side of a measurement. It also keeps it on the CPU, where the
-cores are the device.
+(`aside`), so that another may measure, and shares the GPU again for those moments (`share_temporarily`). Without the
+variable it keeps its share: on common cores it would slow the host's side of a measurement. It also keeps it on the
+CPU, where the cores are the device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OWN_CORES = "TORCHWISE_OWN_CORES"
 """Variable that is 1 if no other participating process runs on the cores of this one."""
 
 
-class Turns:
+class DeviceLock:
     """This process's turns at one device.
 
     Args:
@@ -87,7 +87,7 @@ class Turns:
         """Work elsewhere for a while, and share the device again afterwards."""
         return self._counted(asides=1)
 
-    def sharing(self) -> AbstractContextManager[None]:
+    def share_temporarily(self) -> AbstractContextManager[None]:
         """Share the device for a while, even if this process has stepped aside."""
         return self._counted(moments=1)
 
@@ -140,12 +140,12 @@ def name_of(device: str) -> str:
     return f"cuda-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
-_turns: Turns | None = None
+_turns: DeviceLock | None = None
 _tell: Callable[[bool], None] | None = None
 _may_step_aside = False
 
 
-def take_part(tell: Callable[[bool], None] | None) -> None:
+def configure_lock(tell: Callable[[bool], None] | None) -> None:
     """Have this process take its turns from when it joins a device, or with None take no part, as before.
 
     Only workers do, on one device each, and their end gives their turn back. A program that measures parts of itself
@@ -163,7 +163,7 @@ def join(device: str) -> None:
     global _turns, _may_step_aside
     if _turns is None and _tell is not None and fcntl is not None:
         with contextlib.suppress(OSError):  # no folder for locks: everybody measures beside everybody
-            _turns = Turns(name_of(device), _tell)
+            _turns = DeviceLock(name_of(device), _tell)
             _turns.share()
             _may_step_aside = device != "cpu" and os.environ.get(OWN_CORES) == "1"
 
@@ -188,11 +188,11 @@ def aside() -> AbstractContextManager[None]:
     return contextlib.nullcontext() if _turns is None or not _may_step_aside else _turns.aside()
 
 
-def sharing() -> AbstractContextManager[None]:
+def share_temporarily() -> AbstractContextManager[None]:
     """Share the joined device for a while, also within `aside`. It has no effect if none was joined."""
-    return contextlib.nullcontext() if _turns is None else _turns.sharing()
+    return contextlib.nullcontext() if _turns is None else _turns.share_temporarily()
 
 
-def waited_s() -> float:
+def total_wait_s() -> float:
     """Return the seconds that this process has waited for others since it joined a device."""
     return 0.0 if _turns is None else _turns.waited_s

@@ -21,7 +21,7 @@ def peak_memory(call: Callable[[], Any], device: str) -> int | None:
     return _cuda_peak(call) if device == "cuda" else _linux_peak(call)
 
 
-def held_memory(device: str) -> int | None:
+def measure_memory_use(device: str) -> int | None:
     """Return the bytes of GPU memory that this process holds, or None on the CPU.
 
     They are the tensors and the private pools of captured CUDA graphs. A graph's memory is nobody else's between

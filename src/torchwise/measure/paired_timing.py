@@ -18,7 +18,7 @@ from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock, Reading
 from torchwise.measure.quality import Watch
 from torchwise.records import Measurement
-from torchwise.records.measurement import HELD_UP
+from torchwise.records.measurement import INTERFERENCE_FACTOR
 
 LEAST_ROUND_S = 0.002
 """A block lasts at least this long, so that the clock's own cost and resolution stay under 0.1 %."""
@@ -115,12 +115,12 @@ def measure_pair(
 
 
 def _unrest(found: Measurement, usual_s: tuple[float | None, float | None]) -> tuple[float, float]:
-    return max(found.times_as_long(usual_s), HELD_UP), found.speedup.half_width
+    return max(found.times_as_long(usual_s), INTERFERENCE_FACTOR), found.speedup.half_width
 
 
 def _disturbance(found: Measurement, usual_s: tuple[float | None, float | None]) -> str:
     """Describe a disturbance of a measurement that makes another one worthwhile, or return "" if there was none."""
-    if (times := found.times_as_long(usual_s)) > HELD_UP:
+    if (times := found.times_as_long(usual_s)) > INTERFERENCE_FACTOR:
         which = "eager" if usual_s[0] is None else "one of the two"
         return f"{which} took {times:.1f} times as long as when it was looked at: something held it up"
     return "" if found.pruned or found.speedup.is_usable else "the times were too far apart to tell a ratio"
@@ -179,7 +179,7 @@ def _repeats(sides: Sequence[Mix], clock: Clock, block_s: float) -> dict[int, li
         for mix in sides:
             now = [_shortest(clock, call, block_s) for call in mix.calls]
             least[id(mix)] = [min(pair) for pair in zip(least[id(mix)], now, strict=True)]
-    return {side: [_filling(clock, seconds, block_s) for seconds in each] for side, each in least.items()}
+    return {side: [_calls_per_block(clock, seconds, block_s) for seconds in each] for side, each in least.items()}
 
 
 def _shortest(clock: Clock, call: Callable[[], Any], block_s: float) -> float:
@@ -191,7 +191,7 @@ def _shortest(clock: Clock, call: Callable[[], Any], block_s: float) -> float:
     return shortest
 
 
-def _filling(clock: Clock, seconds: float, block_s: float) -> int:
+def _calls_per_block(clock: Clock, seconds: float, block_s: float) -> int:
     queued = 1 if clock.each or clock.device == "cpu" else min(QUEUED_CALLS, round(QUEUED_S / seconds))
     return max(1, queued, min(20_000, round(block_s / seconds)))
 

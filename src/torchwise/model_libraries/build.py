@@ -12,7 +12,7 @@ from torch import nn
 from torchwise.errors import WorkloadError
 from torchwise.model_libraries.inputs import Placement, draw
 from torchwise.model_libraries.options import Options
-from torchwise.model_libraries.weights import calibrate, seeded
+from torchwise.model_libraries.weights import calibrate, make_seeded
 from torchwise.model_libraries.work import count
 from torchwise.workload import Workload
 
@@ -49,7 +49,7 @@ def build(
     if not dtype.is_floating_point:
         raise WorkloadError(f"dtype is {dtype}, but must be a floating-point type, such as torch.float32")
     placement = Placement(device, dtype, "channels_last" in options.flags)
-    model = seeded(make, seed)
+    model = make_seeded(make, seed)
     # A different draw from the examples, of several images, as one image may leave a channel without variance.
     calibrate(model, draw(inputs(CALIBRATION_BATCH), Placement("cpu", torch.float32), seed + 1)[0].args)
     model.to(device=device, dtype=dtype)

@@ -17,7 +17,7 @@ from torchwise.model_libraries.build import build
 from torchwise.model_libraries.denoisers import FirstOutput, LatentDecoder
 from torchwise.model_libraries.inputs import Normal, Whole
 from torchwise.model_libraries.library import library
-from torchwise.model_libraries.options import Options, near, parse
+from torchwise.model_libraries.options import Options, parse, suggest_names
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +77,7 @@ def load_diffusers(name: str, *, device: str = "cpu", dtype: torch.dtype | None 
     """
     model, _, text = name.partition("@")
     if model not in NETWORKS:
-        raise TargetError(f"diffusers has no model {model!r}{near(model, NETWORKS)}")
+        raise TargetError(f"diffusers has no model {model!r}{suggest_names(model, NETWORKS)}")
     network = NETWORKS[model]
     options = parse(f"diffusers:{model}", text, numbers=network.numbers, flags=network.flags)
     for option, unit in network.multiples.items():

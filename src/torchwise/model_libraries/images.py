@@ -15,7 +15,7 @@ from torchwise.errors import TargetError
 from torchwise.model_libraries.build import build
 from torchwise.model_libraries.inputs import Normal
 from torchwise.model_libraries.library import library
-from torchwise.model_libraries.options import Options, near, parse
+from torchwise.model_libraries.options import Options, parse, suggest_names
 
 if TYPE_CHECKING:
     import torch
@@ -89,4 +89,4 @@ def load_torchvision(name: str, *, device: str = "cpu", dtype: torch.dtype | Non
 def _check_name(options: Options, model: str, known: Any) -> None:
     if model not in known:
         scheme = options.target.partition(":")[0]
-        raise TargetError(f"{scheme} has no model {model!r}{near(model, list(known))}")
+        raise TargetError(f"{scheme} has no model {model!r}{suggest_names(model, list(known))}")

@@ -55,12 +55,12 @@ def draw(inputs: Any, placement: Placement, seed: int) -> tuple[Example, ...]:
     """
     # A different random stream from the weights, which start from the request's seed.
     generator = torch.Generator(device="cpu").manual_seed(seed + 1)
-    return (Example(_drawn(inputs, placement, generator)),)
+    return (Example(_draw_inputs(inputs, placement, generator)),)
 
 
-def _drawn(node: Any, placement: Placement, generator: torch.Generator) -> Any:
+def _draw_inputs(node: Any, placement: Placement, generator: torch.Generator) -> Any:
     if isinstance(node, tuple):
-        return tuple(_drawn(item, placement, generator) for item in node)
+        return tuple(_draw_inputs(item, placement, generator) for item in node)
     if isinstance(node, Whole):
         return torch.randint(node.below, node.shape, generator=generator, device="cpu").to(placement.device)
     drawn = torch.randn(node.shape, generator=generator, dtype=torch.float64, device="cpu")

@@ -34,7 +34,7 @@ class Prefill(nn.Module):
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, Past]:
         """Map ids (batch, length), int64, to logits (batch, length, vocabulary) and the past of `length`."""
         output = self.model(input_ids=ids, use_cache=True)
-        return output.logits, _past_of(output.past_key_values)
+        return output.logits, _read_past(output.past_key_values)
 
 
 class DecodingStep(nn.Module):
@@ -60,8 +60,8 @@ class DecodingStep(nn.Module):
             layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
             cache.layers.append(layer)
         output = self.model(input_ids=token, past_key_values=cache, use_cache=True)
-        return output.logits, _past_of(output.past_key_values)
+        return output.logits, _read_past(output.past_key_values)
 
 
-def _past_of(cache: Any) -> Past:
+def _read_past(cache: Any) -> Past:
     return tuple((layer.keys, layer.values) for layer in cache.layers)

@@ -64,7 +64,7 @@ def parse(target: str, text: str, *, numbers: Mapping[str, int | None], flags: C
     )
 
 
-def near(word: str, known: Collection[str], most: int = 12) -> str:
+def suggest_names(word: str, known: Collection[str], most: int = 12) -> str:
     """Return the end of a message about an unknown word: similar ones among `known`, or the first of all."""
     rest = f" and {len(known) - most} more" if len(known) > most else ""
     return did_you_mean(word, known) or f"; there are {', '.join(list(known)[:most])}{rest}"
@@ -72,7 +72,7 @@ def near(word: str, known: Collection[str], most: int = 12) -> str:
 
 def _check_key(target: str, key: str, known: Collection[str]) -> None:
     if key not in known:
-        raise TargetError(f"{target} has no option {key!r}{near(key, known)}")
+        raise TargetError(f"{target} has no option {key!r}{suggest_names(key, known)}")
 
 
 def _number(name: str, text: str | None) -> int:

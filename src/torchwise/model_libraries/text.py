@@ -17,7 +17,7 @@ from torchwise.model_libraries.build import build
 from torchwise.model_libraries.inputs import Normal, Whole
 from torchwise.model_libraries.language import DecodingStep, PlainOutputs, Prefill
 from torchwise.model_libraries.library import library
-from torchwise.model_libraries.options import Options, near, parse
+from torchwise.model_libraries.options import Options, parse, suggest_names
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +107,7 @@ def load_hf(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None,
     model, _, text = name.partition("@")
     if model not in CATALOGUE:
         word = model.rpartition("/")[2]  # names on the Hub begin with the owner
-        raise TargetError(f"hf has no model {model!r}{near(word, CATALOGUE)}")
+        raise TargetError(f"hf has no model {model!r}{suggest_names(word, CATALOGUE)}")
     entry = CATALOGUE[model]
     options = parse(f"hf:{model}", text, numbers=NUMBERS, flags=("decode", "train"))
     _check_words(entry, options)

@@ -23,7 +23,7 @@ FAINT = 0.1
 """A gain below this was meant to grow in training, and is set to 1."""
 
 
-def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Make a module with its library's own initialisation, and spread every parameter that is constant.
 
     Args:

@@ -1,8 +1,8 @@
 """The possible ways to run a workload: plans, their legality, and the space of them. Pure data, no torch."""
 
 from torchwise.plan.choice import CHOICES, Choice, register
-from torchwise.plan.numerics import Legality
+from torchwise.plan.numerics import Numerics
 from torchwise.plan.plan import EAGER, Plan, check_is_plan
 from torchwise.plan.space import PlanSpace
 
-__all__ = ["CHOICES", "EAGER", "Choice", "Legality", "Plan", "PlanSpace", "check_is_plan", "register"]
+__all__ = ["CHOICES", "EAGER", "Choice", "Numerics", "Plan", "PlanSpace", "check_is_plan", "register"]

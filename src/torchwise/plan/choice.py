@@ -10,9 +10,10 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchwise.plan.numerics import Legality
+from torchwise.former_names import renamed_fields
+from torchwise.plan.numerics import Numerics
 
-Acts = Literal["all", "gemm", "conv", "launch", "compile", "memory"]
+TargetCost = Literal["all", "gemm", "conv", "launch", "compile", "memory"]
 """The part of the time that a choice can act on.
 
 It is all of it, matrix products and convolutions, or convolutions alone. "launch" is the time between kernels (a GPU
@@ -25,6 +26,16 @@ logger = logging.getLogger("torchwise")
 Effort = Literal["quick", "standard", "thorough"]
 
 
+@renamed_fields(
+    numerics="legality",
+    required_traits="needs",
+    excluded_by="unless",
+    requires="on",
+    implies="brings",
+    implies_for="brings_for",
+    target_cost="acts",
+    min_remaining_fraction="keeps",
+)
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One value that a field of a `Plan` can take.
@@ -53,21 +64,21 @@ class Choice:
 
     field: str
     value: Any
-    legality: Legality
+    numerics: Numerics
     complexity: int
     summary: str
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[str, ...] = ("inference", "training")
-    needs: tuple[str, ...] = ()
-    unless: tuple[tuple[str, str], ...] = ()
-    on: tuple[tuple[str, Any], ...] = ()
-    brings: tuple[tuple[str, Any], ...] = ()
-    brings_for: tuple[tuple[str, tuple[str, Any]], ...] = ()
+    required_traits: tuple[str, ...] = ()
+    excluded_by: tuple[tuple[str, str], ...] = ()
+    requires: tuple[tuple[str, Any], ...] = ()
+    implies: tuple[tuple[str, Any], ...] = ()
+    implies_for: tuple[tuple[str, tuple[str, Any]], ...] = ()
     effort: Effort = "standard"
     quick_with: tuple[str, ...] = ()
     compile_factor: float = 1.0
-    acts: Acts = "all"
-    keeps: float = 0.0
+    target_cost: TargetCost = "all"
+    min_remaining_fraction: float = 0.0
     carries_over: bool = False
 
     @property

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
 
 MOST = 2**16
-"""Threads, or pieces of a batch: no machine has as many cores, and no batch is cut so small."""
+"""Threads, or microbatches: no machine has as many cores, and no batch is cut so small."""
 _WAY_OUT = "or describe it with torchwise.plan.register"
 
 
@@ -29,16 +29,16 @@ def check_known(plan: Plan) -> None:
 
 
 def _problems(plan: Plan) -> Iterator[str]:
-    backends = ("eager", *_registered("backend"))
+    backends = ("eager", *_list_values("backend"))
     if plan.backend not in backends:
         yield _unknown("backend", plan.backend, backends)
-    transforms = _registered("transforms")
+    transforms = _list_values("transforms")
     for name in plan.transforms:
         if name not in transforms:
             yield _unknown("transforms", name, transforms)
     if twice := next((name for name in plan.transforms if plan.transforms.count(name) > 1), None):
         yield f"transforms has {twice!r} twice, but a rewrite is made once"
-    for name, number in (("threads", plan.threads), ("pieces", plan.pieces)):
+    for name, number in (("threads", plan.threads), ("microbatches", plan.microbatches)):
         if (number or 1) > MOST:
             yield f"{name} is {number}, but must be a whole number from 1 to {MOST}"
     for name, value in plan.options:
@@ -51,7 +51,7 @@ def _problems(plan: Plan) -> Iterator[str]:
 def _option_problems(options: dict[str, Any]) -> Iterator[str]:
     from torchwise.plan.choices.inductor_options import DECLARED, is_option
 
-    kinds = {name: type(value) for name, value in _registered("options")}
+    kinds = {name: type(value) for name, value in _list_values("options")}
     for name, value in options.items():
         if name not in kinds and not is_option(name):
             near = did_you_mean(name, [*kinds, *DECLARED])
@@ -61,7 +61,7 @@ def _option_problems(options: dict[str, Any]) -> Iterator[str]:
             yield f"option {name} is {value!r}, but must be {kind}"
 
 
-def _registered(field: str) -> tuple[Any, ...]:
+def _list_values(field: str) -> tuple[Any, ...]:
     return tuple(value for name, value in load_choices() if name == field and value != ANY)
 
 

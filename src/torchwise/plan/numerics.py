@@ -7,29 +7,38 @@ from enum import StrEnum
 from torchwise.errors import PlanError
 
 
-class Legality(StrEnum):
+class Numerics(StrEnum):
     """The effect of a choice on the arithmetic, from harmless to lossy."""
 
     EXACT = "exact"
     """The same arithmetic in the same order."""
-    REORDERED = "reordered"
+    SAME_PRECISION = "same-precision"
     """The same precision in another order: fused, tiled or folded."""
-    REDUCED = "reduced"
+    LOWER_PRECISION = "lower-precision"
     """Lower precision somewhere."""
-    SWAPPED = "swapped"
+    SUBSTITUTED = "substituted"
     """Another operator in place of the model's own."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Numerics | None:
+        return next((level for level, former in _FORMER.items() if former == value), None)
+
+    @property
+    def former_name(self) -> str:
+        """The name that the level had first, by which stores keep studies: those of earlier versions are found too."""
+        return _FORMER.get(self, self.value)
 
     @property
     def rank(self) -> int:
-        """Position in the order exact < reordered < reduced < swapped."""
-        return list(Legality).index(self)
+        """Position in the order exact < same-precision < lower-precision < substituted."""
+        return list(Numerics).index(self)
 
-    def allows(self, other: Legality) -> bool:
+    def allows(self, other: Numerics) -> bool:
         """Whether a user who allows up to `self` allows `other`."""
         return other.rank <= self.rank
 
     @classmethod
-    def of(cls, name: str) -> Legality:
+    def of(cls, name: str) -> Numerics:
         """Read a level by name.
 
         Raises:
@@ -39,3 +48,11 @@ class Legality(StrEnum):
             return cls(name)
         except ValueError:
             raise PlanError(f"allow is {name!r}, but must be one of {', '.join(cls)}") from None
+
+
+_FORMER = {
+    Numerics.SAME_PRECISION: "reordered",
+    Numerics.LOWER_PRECISION: "reduced",
+    Numerics.SUBSTITUTED: "swapped",
+}
+"""The names that the levels had before. They are still read: in commands, code, lock files, stores and plug-ins."""

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from torchwise.errors import InputError, PlanError, did_you_mean
-from torchwise.parsing import brief, parse_json, shown
+from torchwise.former_names import renamed_fields, with_current_names
+from torchwise.parsing import brief, parse_json, short_repr
 from torchwise.plan.known_names import check_known
 from torchwise.plan.rules import check, check_containers
 
@@ -20,6 +21,7 @@ OptionValue = bool | int | str
 """Types of a backend option. Floats are left out so that the canonical form has one spelling."""
 
 
+@renamed_fields(activation_checkpointing="recompute", microbatches="pieces")
 @dataclass(frozen=True)
 class Plan:
     """One way to run a workload. The default is to leave it alone.
@@ -39,8 +41,9 @@ class Plan:
         shapes: "static" compiles for each shape, "dynamic" once for all.
         threads: intra-operator threads on the CPU, or None to leave them as they are.
         optimizer: for a training step: "preserve", or its form with "foreach" or "fused" kernels, or "compiled".
-        recompute: "none", or "blocks" for a training step that computes activations in them anew in its backward pass.
-        pieces: number of parts of a batch in a training step, which adds up their gradients.
+        activation_checkpointing: "none", or "blocks" for a training step that computes the activations in repeated
+            blocks again in its backward pass.
+        microbatches: number of parts of a batch in a training step, which adds up their gradients.
     """
 
     precision: str = "native"
@@ -54,8 +57,8 @@ class Plan:
     shapes: str = "static"
     threads: int | None = None
     optimizer: str = "preserve"
-    recompute: str = "none"
-    pieces: int = 1
+    activation_checkpointing: str = "none"
+    microbatches: int = 1
 
     def __post_init__(self) -> None:
         check_containers(self.transforms, self.options)
@@ -72,14 +75,18 @@ class Plan:
 
     @cached_property
     def id(self) -> str:
-        """First 12 hex digits of the SHA-256 of the canonical JSON: equal plans have equal ids, everywhere."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
+        """First 12 hex digits of the SHA-256 of the canonical JSON: equal plans have equal ids, everywhere.
+
+        Fields have their first names in it, so that an id stays the same when a field is renamed.
+        """
+        data = {_FIRST_NAMES.get(name, name): value for name, value in self.to_dict().items()}
+        return hashlib.sha256(_to_canonical(data).encode()).hexdigest()[:12]
 
     @property
     def of_a_step(self) -> bool:
         """Whether something of it means a whole training step, and nothing to a model alone."""
         parts = (self.capture == "step", self.scope == "loss", self.optimizer != "preserve")
-        return any(parts) or self.recompute != "none" or self.pieces > 1
+        return any(parts) or self.activation_checkpointing != "none" or self.microbatches > 1
 
     @property
     def is_eager(self) -> bool:
@@ -117,7 +124,7 @@ class Plan:
 
     @cached_property
     def _canonical(self) -> str:
-        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return _to_canonical(self.to_dict())
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
@@ -133,11 +140,12 @@ class Plan:
         if "schema" not in data:
             raise PlanError(f'the plan names no schema: add "schema":"{SCHEMA}" to it')
         if (schema := data.pop("schema")) != SCHEMA:
-            raise PlanError(f"schema is {shown(schema)}, but this version reads {SCHEMA!r}")
+            raise PlanError(f"schema is {short_repr(schema)}, but this version reads {SCHEMA!r}")
+        data = with_current_names(data)
         names = [f.name for f in fields(cls)]
         for unknown in (name for name in data if name not in names):
             near = did_you_mean(str(unknown), names)
-            raise PlanError(f"unknown plan field {shown(unknown)}; a plan has {', '.join(names)}{near}")
+            raise PlanError(f"unknown plan field {short_repr(unknown)}; a plan has {', '.join(names)}{near}")
         if not isinstance(data.get("options", {}), dict) or not isinstance(data.get("transforms", []), list):
             raise PlanError("options must be a JSON object and transforms a JSON array")
         data["options"] = tuple(data.get("options", {}).items())
@@ -159,7 +167,7 @@ class Plan:
         try:
             data = parse_json(text)
         except InputError as error:
-            raise PlanError(f"plan is {shown(text)}, but must be JSON, such as {EXAMPLE} ({error})") from None
+            raise PlanError(f"plan is {short_repr(text)}, but must be JSON, such as {EXAMPLE} ({error})") from None
         return cls.from_dict(data)
 
     def __str__(self) -> str:
@@ -173,9 +181,20 @@ class Plan:
         words += [self.shapes] if self.shapes != "static" else []
         words += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
         words += [f"{self.optimizer} optimizer"] if self.optimizer != "preserve" else []
-        words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
-        words += [f"{self.pieces} pieces"] if self.pieces > 1 else []
+        words += (
+            [f"activation checkpointing {self.activation_checkpointing}"]
+            if self.activation_checkpointing != "none"
+            else []
+        )
+        words += [f"{self.microbatches} microbatches"] if self.microbatches > 1 else []
         return " + ".join(words)
+
+
+_FIRST_NAMES = {"activation_checkpointing": "recompute", "microbatches": "pieces"}
+
+
+def _to_canonical(data: dict[str, Any]) -> str:
+    return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
 
 def _place_of(transform: str) -> int:

@@ -16,7 +16,7 @@ MEMORY_FORMATS = ("preserve", "channels_last")
 SCOPES = ("whole", "regional", "rolled", "loss")
 CAPTURES = ("none", "call", "branches", "step")
 OPTIMIZERS = ("preserve", "foreach", "fused", "compiled")
-RECOMPUTES = ("none", "blocks")
+CHECKPOINTED = ("none", "blocks")
 SHAPES = ("static", "dynamic")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -64,7 +64,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         ("shapes", SHAPES),
         ("mode", MODES),
         ("optimizer", OPTIMIZERS),
-        ("recompute", RECOMPUTES),
+        ("activation_checkpointing", CHECKPOINTED),
     ):
         value = getattr(plan, name)
         if not isinstance(value, str) or value not in allowed:
@@ -73,8 +73,8 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield f"backend is {plan.backend!r}, but must name a backend, such as eager or inductor"
     if plan.threads is not None and not is_count(plan.threads):
         yield f"threads is {plan.threads!r}, but must be a whole number of at least 1, or left out"
-    if not is_count(plan.pieces):
-        yield f"pieces is {plan.pieces!r}, but must be a whole number of at least 1"
+    if not is_count(plan.microbatches):
+        yield f"microbatches is {plan.microbatches!r}, but must be a whole number of at least 1"
     for name, value in plan.options:
         if type(value) not in (bool, int, str):
             yield f"option {name} is {value!r}, but must be true, false, a whole number or a string"
@@ -104,7 +104,7 @@ def _problems(plan: Plan) -> Iterator[str]:
     if plan.of_a_step and (plan.capture in ("call", "branches") or plan.precision == "bf16" or plan.option("freezing")):
         yield f"{plan.to_json()} is of a training step, but one call captured, bf16 weights and freezing do not train"
     if plan.scope == "rolled":
-        yield from _rolled_problems(plan)
+        yield from _loop_rolling_problems(plan)
     if plan.capture != "none" and plan.mode in CUDA_GRAPH_MODES:
         yield f"capture is {plan.capture!r}, but mode {plan.mode!r} captures CUDA graphs by itself: choose one"
     if plan.capture != "none" and plan.shapes == "dynamic":
@@ -113,7 +113,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield f"threads is {plan.threads}, but a captured call runs on the GPU, where threads mean nothing"
 
 
-def _rolled_problems(plan: Plan) -> Iterator[str]:
+def _loop_rolling_problems(plan: Plan) -> Iterator[str]:
     if plan.mode in CUDA_GRAPH_MODES:
         yield f"scope is 'rolled', but mode {plan.mode!r} captures each call of the body: capture the whole call"
     if plan.shapes != "static":

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchwise.errors import PlanError
 from torchwise.plan.choice import ANY, Choice, load_choices
-from torchwise.plan.numerics import Legality
+from torchwise.plan.numerics import Numerics
 from torchwise.plan.plan import EAGER, Plan
 
 EFFORTS = ("quick", "standard", "thorough")
@@ -30,7 +30,7 @@ class PlanSpace:
     device: str
     mode: str
     traits: frozenset[str]
-    allow: Legality = Legality.REORDERED
+    allow: Numerics = Numerics.SAME_PRECISION
     effort: str = "standard"
 
     def __post_init__(self) -> None:
@@ -49,9 +49,9 @@ class PlanSpace:
             return f"it is for {' and '.join(choice.devices)}, and this is {self.device}"
         if self.mode not in choice.modes:
             return f"it is for {' and '.join(choice.modes)}, and this is {self.mode}"
-        if not self.allow.allows(choice.legality):
-            return f"it is {choice.legality}, and only up to {self.allow} is allowed"
-        if missing := [need for need in choice.needs if need not in self.traits]:
+        if not self.allow.allows(choice.numerics):
+            return f"it is {choice.numerics}, and only up to {self.allow} is allowed"
+        if missing := [need for need in choice.required_traits if need not in self.traits]:
             return f"the workload has no {missing[0].replace('_', ' ')}"
         if barred := self.bars(choice):
             return barred
@@ -62,7 +62,7 @@ class PlanSpace:
 
     def bars(self, choice: Choice) -> str | None:
         """Return why a trait of the workload closes a choice, or None."""
-        return next((reason for trait, reason in choice.unless if trait in self.traits), None)
+        return next((reason for trait, reason in choice.excluded_by if trait in self.traits), None)
 
     def neighbours(self, plan: Plan) -> Iterator[tuple[Plan, Choice]]:
         """Yield every legal plan one choice away from `plan`, with that choice: added, or in another's place.
@@ -76,9 +76,9 @@ class PlanSpace:
         found: set[Plan] = set()
         whole = replace(plan, scope="whole") if plan.scope == "rolled" else plan
         for choice in choices:
-            brings = (*choice.brings, *(part for trait, part in choice.brings_for if trait in self.traits))
+            brings = (*choice.implies, *(part for trait, part in choice.implies_for if trait in self.traits))
             brought = tuple(part for part in brings if part in open_here)
-            for along in (brought, tuple(part for part in brought if part in choice.on)):
+            for along in (brought, tuple(part for part in brought if part in choice.requires)):
                 neighbour = None if _has(plan, choice) else _with(plan, choice, along) or _with(whole, choice, along)
                 if neighbour is not None and neighbour not in found:
                     found.add(neighbour)
@@ -88,7 +88,7 @@ class PlanSpace:
             yield replace(plan, scope="whole"), compiler
 
 
-def parts_of(plan: Plan) -> Iterator[tuple[str, object]]:
+def iter_changes(plan: Plan) -> Iterator[tuple[str, object]]:
     """Yield the changes of `plan`, part by part: a field and its value, with options and transforms each by itself."""
     for field in fields(Plan):
         value = getattr(plan, field.name)
@@ -104,10 +104,10 @@ def choices_of(plan: Plan) -> list[Choice]:
     Raises:
         PlanError: the plan holds an unregistered value, so that its legality is unknown.
     """
-    return [_described(field, value) for field, value in parts_of(plan)]
+    return [_find_choice(field, value) for field, value in iter_changes(plan)]
 
 
-def _described(field: str, value: Any) -> Choice:
+def _find_choice(field: str, value: Any) -> Choice:
     known = load_choices()
     choice = known.get((field, value))
     if choice is not None and field == "options" and type(choice.value[1]) is not type(value[1]):
@@ -129,12 +129,12 @@ def _unknown_option(option: tuple[str, Any]) -> Choice:
     """Return a stand-in for a compiler option that no choice describes. It is unregistered, so never proposed."""
     name, value = option
     summary = f"compiler option {name}={value}: its effect on the arithmetic is unknown and must be allowed explicitly"
-    return Choice("options", option, Legality.SWAPPED, complexity=2, summary=summary, compile_factor=1.0)
+    return Choice("options", option, Numerics.SUBSTITUTED, complexity=2, summary=summary, compile_factor=1.0)
 
 
-def legality_of(plan: Plan) -> Legality:
+def numerics_of(plan: Plan) -> Numerics:
     """Return the furthest legality among the plan's choices, or exact for eager."""
-    return max((choice.legality for choice in choices_of(plan)), key=lambda level: level.rank, default=Legality.EXACT)
+    return max((choice.numerics for choice in choices_of(plan)), key=lambda level: level.rank, default=Numerics.EXACT)
 
 
 def complexity_of(plan: Plan) -> int:
@@ -151,13 +151,13 @@ def compile_factor_of(plan: Plan) -> float:
 def _with(plan: Plan, choice: Choice, along: Iterable[tuple[str, Any]]) -> Plan | None:
     """Return the plan with a choice, and with the brought choices that it lacks, or None if the rules refuse that."""
     try:
-        made = _joined(plan, choice, along)
+        made = _add_choice(plan, choice, along)
     except PlanError:  # a combination that the rules refuse is simply not in the space
         return None
     return made if all(_stands(made, part) for part in choices_of(made)) else None
 
 
-def _joined(plan: Plan, choice: Choice, along: Iterable[tuple[str, Any]]) -> Plan:
+def _add_choice(plan: Plan, choice: Choice, along: Iterable[tuple[str, Any]]) -> Plan:
     for field, value in along:
         if field == "transforms" and value not in plan.transforms:
             plan = plan.with_choice(field, value)
@@ -176,4 +176,4 @@ def _has(plan: Plan, choice: Choice) -> bool:
 
 def _stands(plan: Plan, choice: Choice) -> bool:
     """Whether the plan holds the values that a choice only makes sense with."""
-    return all(getattr(plan, field) == value for field, value in choice.on)
+    return all(getattr(plan, field) == value for field, value in choice.requires)

@@ -1,8 +1,8 @@
 """Frozen records of measurements, verdicts, trials, studies, decisions and approvals, with JSON both ways."""
 
-from torchwise.records.approval import Ruling, Standing
+from torchwise.records.approval import Approval, Standing
 from torchwise.records.cores import CoreUse
-from torchwise.records.cost_model import Economics
+from torchwise.records.cost_model import CostModel
 from torchwise.records.decision import Decision
 from torchwise.records.inspection import Inspection, StepWork
 from torchwise.records.measurement import Measurement
@@ -12,19 +12,19 @@ from torchwise.records.trial import Costs, Duel, Failure, FailureKind, Trial, Tr
 from torchwise.records.verdict import Check, Outcome, Verdict
 
 __all__ = [
+    "Approval",
     "Check",
     "CoreUse",
+    "CostModel",
     "Costs",
     "Decision",
     "Duel",
-    "Economics",
     "Failure",
     "FailureKind",
     "Inspection",
     "Interval",
     "Measurement",
     "Outcome",
-    "Ruling",
     "Standing",
     "StepWork",
     "Study",

@@ -14,7 +14,7 @@ from torchwise.plan import Plan
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.bounds import Amount, Count, Duration, Positive, Seconds
 from torchwise.records.codec import Document
-from torchwise.records.cost_model import Economics, eager_measured
+from torchwise.records.cost_model import CostModel, eager_measured
 from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement, find_disturbances
 from torchwise.records.statistics import Interval
@@ -45,11 +45,11 @@ class Consistency:
         """Return the time in seconds that this share of the calls stays within."""
         return float(np.quantile(np.asarray(self.calls_s), share))
 
-    def scaled_to(self, median_s: float) -> Consistency:
+    def scale_to(self, median_s: float) -> Consistency:
         """Return the calls, scaled to have this median."""
-        return self.scaled_by(median_s / self.quantile(0.5))
+        return self.scale_by(median_s / self.quantile(0.5))
 
-    def scaled_by(self, factor: float) -> Consistency:
+    def scale_by(self, factor: float) -> Consistency:
         """Return the calls with each time multiplied by this factor."""
         return Consistency(tuple(seconds * factor for seconds in self.calls_s))
 
@@ -257,10 +257,10 @@ class Analysis(Document):
         return eager_measured(self.trial.measurement, [looked_at]) if self.trial.measurement else looked_at
 
     @property
-    def economics(self) -> Economics:
+    def cost_model(self) -> CostModel:
         """Costs over the requested calls and restarts, on eager's scale."""
         baseline_s = self.eager.baseline_time.mid if self.eager.baseline_s else 0.0
-        return Economics(baseline_s, self.workload.calls, self.workload.restarts)
+        return CostModel(baseline_s, self.workload.calls, self.workload.restarts)
 
     @property
     def speedup(self) -> Interval | None:
@@ -270,12 +270,12 @@ class Analysis(Document):
     @property
     def time(self) -> Interval | None:
         """Seconds per call of the plan: eager's over the speed-up, or None if it was not timed."""
-        return self.economics.seconds_per_call(self.tried) if self.speedup else None
+        return self.cost_model.seconds_per_call(self.tried) if self.speedup else None
 
     @property
     def break_even_calls(self) -> Interval | None:
         """Calls after which the plan has paid for its compiling, or None if it may never, or was not timed."""
-        return self.economics.break_even_calls(self.tried) if self.trial.is_proven else None
+        return self.cost_model.break_even_calls(self.tried) if self.trial.is_verified else None
 
     @property
     def saved_s(self) -> float | None:
@@ -283,14 +283,14 @@ class Analysis(Document):
 
         If the speed-up is too uncertain to name a figure, this is the lower bound.
         """
-        if not self.trial.is_proven:
+        if not self.trial.is_verified:
             return None
-        return self.economics.saving(self.tried)
+        return self.cost_model.compute_saving(self.tried)
 
     @property
     def answer(self) -> Answer:
         """Whether to use the plan: it is right, faster, and paid for within the expected calls."""
-        if not self.trial.is_proven or self.plan.is_eager or self.speedup is None:
+        if not self.trial.is_verified or self.plan.is_eager or self.speedup is None:
             return Answer.NO
         pays, is_faster = self.break_even_calls, exceeds(self.speedup)
         if is_faster is not Answer.YES or pays is None or pays.low <= 0:
@@ -304,12 +304,12 @@ class Analysis(Document):
         if self.steady is None:
             return None
         own, eager = self.steady.plan, self.steady.baseline
-        if not self.economics.baseline_s:
+        if not self.cost_model.baseline_s:
             return own, eager
-        factor = self.economics.baseline_s / eager.quantile(0.5)
+        factor = self.cost_model.baseline_s / eager.quantile(0.5)
         is_figure = self.time is not None and self.time.is_usable
-        scaled = own.scaled_to(self.time.mid) if self.time is not None and is_figure else own.scaled_by(factor)
-        return scaled, eager.scaled_by(factor)
+        scaled = own.scale_to(self.time.mid) if self.time is not None and is_figure else own.scale_by(factor)
+        return scaled, eager.scale_by(factor)
 
     @property
     def timed_batches(self) -> Sequence[Batch]:
@@ -323,7 +323,7 @@ class Analysis(Document):
 
     def _figures(self, batch: Batch, measured: Measurement) -> BatchFigures:
         if batch.size == self.batch_size and self.speedup is not None:
-            return BatchFigures(batch.size, self.economics.baseline_s, self.speedup)
+            return BatchFigures(batch.size, self.cost_model.baseline_s, self.speedup)
         return BatchFigures(batch.size, measured.baseline_time.mid, measured.speedup)
 
     def judge_trust(self) -> Trust:

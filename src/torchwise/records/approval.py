@@ -21,7 +21,7 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling(Document):
+class Approval(Document):
     """Somebody's decision about one plan of a target.
 
     Attributes:
@@ -45,7 +45,7 @@ class Ruling(Document):
     at: Amount = 0.0
     schema: str = SCHEMA
 
-    def in_words(self, plan: str = "it") -> str:
+    def describe(self, plan: str = "it") -> str:
         """Return such as "bob pinned it: the tail latency is better"."""
         said = f"{self.by} {self.standing} {plan}"
         return f"{said}: {self.reason}" if self.reason else said

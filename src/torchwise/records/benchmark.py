@@ -199,7 +199,7 @@ class Benchmark(Document):
     trust: Trust | None = field(default=None, compare=False)
     schema: str = SCHEMA
 
-    def of(self, workload: WorkloadSpec) -> tuple[Row, ...]:
+    def select_rows(self, workload: WorkloadSpec) -> tuple[Row, ...]:
         """Return the rows of one target, in the order in which they ran."""
         return tuple(row for row in self.rows if row.workload == workload)
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from torchwise.environment import Environment
+from torchwise.former_names import renamed_fields
 from torchwise.plan import EAGER, Plan
 from torchwise.records.bounds import Count, Positive, Seconds
 from torchwise.records.codec import Document
@@ -34,7 +35,7 @@ class Symptom(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class Observation:
     """Observation of one step.
 
     Attributes:
@@ -52,11 +53,12 @@ class Sighting:
         """Whether a fault is certain."""
         return self.symptom not in (Symptom.NONE, Symptom.NOT_COMPARABLE)
 
-    def is_same(self, other: Sighting) -> bool:
+    def is_same(self, other: Observation) -> bool:
         """Whether both are the same fault, as far as can be told from outside."""
         return (self.symptom, self.kind) == (other.symptom, other.kind)
 
 
+@renamed_fields(observation="sighting")
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step of the search, in a process of its own.
@@ -68,12 +70,12 @@ class Step:
     """
 
     what: str
-    sighting: Sighting
+    observation: Observation
     seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class Cause:
     """The cause of the fault within its stage.
 
     Attributes:
@@ -146,6 +148,7 @@ class Repro:
     output: str = ""
 
 
+@renamed_fields(observation="sighting", cause="culprit")
 @dataclass(frozen=True, slots=True)
 class Bisection(Document):
     """Where a fault enters.
@@ -167,11 +170,11 @@ class Bisection(Document):
 
     workload: WorkloadSpec
     environment: Environment
-    sighting: Sighting
+    observation: Observation
     plan: Plan = EAGER
     what: str = "auto"
     stage: Stage | None = None
-    culprit: Culprit | None = None
+    cause: Cause | None = None
     subgraph: Subgraph | None = None
     repro: Repro | None = None
     steps: tuple[Step, ...] = ()
@@ -182,9 +185,9 @@ class Bisection(Document):
     @property
     def found(self) -> bool:
         """Whether a fault was found."""
-        return self.sighting.is_fault
+        return self.observation.is_fault
 
     @property
     def is_comparable(self) -> bool:
         """Whether the symptom searched for could be told. If not, nobody knows whether there is a fault."""
-        return self.sighting.symptom is not Symptom.NOT_COMPARABLE
+        return self.observation.symptom is not Symptom.NOT_COMPARABLE

@@ -15,7 +15,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from torchwise.errors import InputError, did_you_mean
-from torchwise.parsing import brief, parse_json, shown
+from torchwise.former_names import with_current_names
+from torchwise.parsing import brief, parse_json, short_repr
 from torchwise.plan import Plan
 from torchwise.plan.known_names import check_known
 from torchwise.records.refusal import refusal
@@ -51,6 +52,7 @@ def from_builtins(data: Any, kind: type[T], *, stored: bool = False) -> T:
     Raises:
         InputError: a field is missing, unknown, of another type, or holds a value that its class refuses.
     """
+    data = with_current_names(data)
     try:
         try:
             record = msgspec.convert(data, kind, str_keys=True)
@@ -73,10 +75,10 @@ def from_json(text: str | bytes, kind: type[T]) -> T:
     Raises:
         InputError: it is no JSON, or a field is missing, unknown, of another type, or holds a refused value.
     """
-    return from_builtins(parsed(text, kind), kind)
+    return from_builtins(parse(text, kind), kind)
 
 
-def parsed(text: str | bytes, kind: type) -> Any:
+def parse(text: str | bytes, kind: type) -> Any:
     """Return the plain data of a record's text.
 
     Raises:
@@ -103,7 +105,7 @@ class Document:
         Raises:
             InputError: it is no such record, or of another schema.
         """
-        data = parsed(text, cls)
+        data = parse(text, cls)
         check_schema(data, cls, next(str(field.default) for field in fields(cls) if field.name == "schema"))
         return from_builtins(data, cls)
 
@@ -115,11 +117,11 @@ def check_schema(data: Any, kind: type, known: str) -> None:
         InputError: the data have another schema, or name none.
     """
     if not isinstance(data, dict):
-        raise InputError(f"this is no {kind.__name__}: it is {shown(data)}, but must be an object")
+        raise InputError(f"this is no {kind.__name__}: it is {short_repr(data)}, but must be an object")
     if "schema" not in data:
         raise InputError(f'this is no {kind.__name__}: it names no schema, such as "schema":"{known}"')
     if (found := data["schema"]) != known:
-        raise InputError(f"schema is {shown(found)}, but this version reads {known!r}")
+        raise InputError(f"schema is {short_repr(found)}, but this version reads {known!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +139,14 @@ class _Check:
         elif isinstance(data, (list, tuple)):
             self._list(data, value, place)
         elif isinstance(value, int) and value not in BITS_64:
-            raise InputError(f"{place} is {shown(value)}, but must be a whole number of at most 64 bits")
+            raise InputError(f"{place} is {short_repr(value)}, but must be a whole number of at most 64 bits")
 
     def _record(self, data: Mapping[str, Any], value: Any, place: str, names: Collection[str]) -> None:
         is_plan = isinstance(value, Plan)
         if not self.stored or is_plan:
             for key in data:
                 if key not in names:
-                    raise InputError(f"{place} has an unknown field {shown(key)}{did_you_mean(str(key), names)}")
+                    raise InputError(f"{place} has an unknown field {short_repr(key)}{did_you_mean(str(key), names)}")
         if "schema" in names:
             self._schema(value)
         for name in names:
@@ -162,7 +164,7 @@ class _Check:
         """Refuse a nested document of another schema."""
         known = type(value).__dataclass_fields__["schema"].default
         if value.schema != known:
-            raise InputError(f"schema is {shown(value.schema)}, but must be {known!r}")
+            raise InputError(f"schema is {short_repr(value.schema)}, but must be {known!r}")
 
     def _list(self, data: Any, value: Any, place: str) -> None:
         if len(data) != len(value):  # of a set

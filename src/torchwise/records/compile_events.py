@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from torchwise.former_names import renamed_fields
 from torchwise.records.bounds import Amount, Count, Positive, Seconds
 from torchwise.records.codec import Document
 
@@ -24,7 +25,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class CodeFix:
     """Replacement code that removes a graph break.
 
     Attributes:
@@ -50,6 +51,7 @@ class Mend:
         return f"{self.text}{condition}" + (f" Here: `{self.line}`." if self.line else "")
 
 
+@renamed_fields(fix="mend")
 @dataclass(frozen=True, slots=True)
 class Break:
     """A graph break: once for each file, line and code, however often it was met.
@@ -83,7 +85,7 @@ class Break:
     stack: tuple[Frame, ...] = ()
     library: Frame | None = None
     excerpt: str = ""
-    mend: Mend | None = None
+    fix: CodeFix | None = None
     count: Positive = 1
     whole: bool = False
 
@@ -192,7 +194,7 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched(Document):
+class CompileEvents(Document):
     """All events between start and stop.
 
     Attributes:

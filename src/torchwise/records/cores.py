@@ -57,14 +57,14 @@ class CoreUse:
             return f"The container may use {self.quota:.3g} of {_count(self.cpus, 'core')}{stopped}"
         if self.threads > self.cpus:
             return f"{self.threads} threads share {_count(self.cpus, 'core')}"
-        if self.is_held:
+        if self.has_other_load:
             return f"Other programs hold {self.others:.1f} of {_count(self.cpus, 'core')}"
         if (self.waited or 0) > WAITED:
             return f"Threads waited for one of {_count(self.cpus, 'core')} for {self.waited:.0%} of the time"
         return None
 
     @property
-    def is_held(self) -> bool:
+    def has_other_load(self) -> bool:
         """Whether other programs hold cores that the threads would use."""
         return self.others is not None and self.others > HELD and self.threads + self.others > self.cpus + HELD
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchwise.records.measurement import HELD_UP, Measurement
+from torchwise.records.measurement import INTERFERENCE_FACTOR, Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Trial
 
@@ -35,7 +35,7 @@ def eager_measured(looked_at: Measurement, beside: Iterable[Measurement]) -> Mea
         return waited[len(waited) // 2]
     timed = [measurement for measurement in timed if not measurement.is_contended] or timed
     quickest = min(timed, key=lambda measurement: measurement.baseline_time.mid, default=looked_at)
-    if not looked_at.baseline_s or looked_at.baseline_time.mid <= HELD_UP * quickest.baseline_time.mid:
+    if not looked_at.baseline_s or looked_at.baseline_time.mid <= INTERFERENCE_FACTOR * quickest.baseline_time.mid:
         return looked_at
     return quickest
 
@@ -54,7 +54,7 @@ def eager_peak_memory(looked_at: int | None, beside: Iterable[int | None]) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class Economics:
+class CostModel:
     """Costs of plans over a number of calls and restarts.
 
     Attributes:
@@ -97,7 +97,7 @@ class Economics:
             return None
         return Interval(*(fixed / gain for gain in gains))
 
-    def saving(self, trial: Trial) -> float:
+    def compute_saving(self, trial: Trial) -> float:
         """Return the seconds saved over all calls, or their lower bound if the speed-up names no figure."""
         assert trial.speedup is not None, "only a timed trial has a speed"
         cost = self.cost(trial)

@@ -8,30 +8,30 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchwise.errors import InputError
-from torchwise.parsing import shown
+from torchwise.parsing import short_repr
 from torchwise.records.answer import Reliability
 
 _OF_TRIALS = ("plan_id", "speedup", "cold_speedup", "seconds_per_call", "duel.speedup", "verdict.outcome")
 """Values that `to_dict` derives for each trial."""
 
 
-def without(data: dict[str, Any]) -> dict[str, Any]:
+def drop_derived(data: dict[str, Any]) -> dict[str, Any]:
     """Return a study's data as the record has them: without the schema and all derived values."""
     plain = {name: value for name, value in data.items() if name not in ("schema", "baseline", "trust")}
     if "baseline" in data:
-        plain["inspection"] = _without(data["baseline"], "seconds_per_call")
+        plain["inspection"] = _drop_value(data["baseline"], "seconds_per_call")
     if isinstance(trials := data.get("trials"), (list, tuple)):
-        plain["trials"] = [functools.reduce(_without, _OF_TRIALS, trial) for trial in trials]
+        plain["trials"] = [functools.reduce(_drop_value, _OF_TRIALS, trial) for trial in trials]
     return plain
 
 
-def _without(data: Any, path: str) -> Any:
+def _drop_value(data: Any, path: str) -> Any:
     """Return data without the value at a path, such as "duel.speedup"."""
     if not isinstance(data, dict):
         return data
     first, _, rest = path.partition(".")
     if rest:
-        return {**data, first: _without(data[first], rest)} if first in data else data
+        return {**data, first: _drop_value(data[first], rest)} if first in data else data
     return {name: value for name, value in data.items() if name != first}
 
 
@@ -45,21 +45,21 @@ def check(data: dict[str, Any], derived: dict[str, Any]) -> None:
     Raises:
         InputError: a figure does not follow. The error names its place.
     """
-    for place, told in _told_in(data):
-        if not _is_told(told, _at(derived, place)):
-            raise InputError(f"$.{place} is {shown(told)}, but must follow from the samples")
+    for place, told in _find_derived(data):
+        if not _is_consistent(told, _value_at(derived, place)):
+            raise InputError(f"$.{place} is {short_repr(told)}, but must follow from the samples")
 
 
-def _told_in(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _find_derived(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the place and the value of each derived figure in the data."""
     trials = range(len(data.get("trials", ())))
     of_trials = (f"trials.{index}.{path}" for index in trials for path in _OF_TRIALS)
     for place in ("baseline.seconds_per_call", "trust", *of_trials):
-        if (told := _at(data, place)) is not _ABSENT:
+        if (told := _value_at(data, place)) is not _ABSENT:
             yield place, told
 
 
-def _at(data: Any, place: str) -> Any:
+def _value_at(data: Any, place: str) -> Any:
     for step in place.split("."):
         try:
             data = data[int(step) if isinstance(data, (list, tuple)) else step]
@@ -71,7 +71,7 @@ def _at(data: Any, place: str) -> Any:
 _ABSENT = object()
 
 
-def _is_told(told: Any, derived: Any) -> bool:
+def _is_consistent(told: Any, derived: Any) -> bool:
     """Whether a stored value matches the derived one. NumPy draws an interval's ends, and its versions may differ."""
     if not isinstance(derived, dict):
         return bool(told == derived)

@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchwise.environment import Environment
+from torchwise.former_names import renamed_fields
 from torchwise.plan import Plan
 from torchwise.records import codec
 from torchwise.records.answer import Answer, Reliability, Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Rate, Seconds
 from torchwise.records.codec import Document
-from torchwise.records.compile_events import Watched
+from torchwise.records.compile_events import CompileEvents
 from torchwise.records.measurement import Measurement, find_disturbances
 from torchwise.records.saving import Basis as Basis
-from torchwise.records.saving import Price as Price
-from torchwise.records.saving import bounded, withhold
-from torchwise.records.saving import price_of as price_of
+from torchwise.records.saving import Saving as Saving
+from torchwise.records.saving import clamp_saving, withhold
+from torchwise.records.saving import make_saving as make_saving
 from torchwise.records.statistics import Interval
 from torchwise.workload import WorkloadSpec
 
@@ -25,7 +26,7 @@ SCHEMA = "torchwise.explanation/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """A line of a user's program.
 
     Attributes:
@@ -46,8 +47,9 @@ class Place:
         return f"{where}, in {self.function}" if self.function else where
 
 
+@renamed_fields(saving="price")
 @dataclass(frozen=True, slots=True)
-class Tried:
+class FixTrial:
     """One fix that was tried on a copy of the model.
 
     Attributes:
@@ -61,10 +63,11 @@ class Tried:
     fix: str
     helps: bool
     seen: str
-    price: Price | None = None
+    saving: Saving | None = None
     compilations: int = 0
 
 
+@renamed_fields(fix="mend", saving="price")
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that costs time.
@@ -83,13 +86,14 @@ class Finding:
     kind: str
     title: str
     cause: str
-    mend: str
-    price: Price | None = None
-    places: tuple[Place, ...] = ()
+    fix: str
+    saving: Saving | None = None
+    places: tuple[SourceLocation, ...] = ()
     plan: Plan | None = None
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[FixTrial, ...] = ()
 
 
+@renamed_fields(artifacts="artefacts")
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One of the six stages from a call to its kernels.
@@ -99,14 +103,14 @@ class Stage:
         seconds: its duration, once, or that of one call for execution.
         went_in: its input, in words with counts.
         came_out: its output, likewise.
-        artefacts: names of the files that show it, if they were requested.
+        artifacts: names of the files that show it, if they were requested.
     """
 
     name: str
     seconds: Seconds
     went_in: str
     came_out: str
-    artefacts: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,7 @@ class Capturable:
     reasons: tuple[str, ...] = ()
 
 
+@renamed_fields(compile_events="watched")
 @dataclass(frozen=True, slots=True)
 class Explanation(Document):
     """All results of `torchwise explain`.
@@ -238,7 +243,7 @@ class Explanation(Document):
     kernels: tuple[Kernel, ...]
     findings: tuple[Finding, ...]
     capturable: Capturable
-    watched: Watched
+    compile_events: CompileEvents
     notes: tuple[str, ...] = ()
     seconds: Seconds = 0.0
     created_at: Amount = 0.0
@@ -252,7 +257,7 @@ class Explanation(Document):
         """Whether the call was timed well enough to rank the places where its time goes."""
         return self.trust is None or self.trust.reliability is not Reliability.UNUSABLE
 
-    def settled(self) -> Explanation:
+    def make_consistent(self) -> Explanation:
         """Return the explanation with consistent figures. Those in records of earlier versions may disagree."""
         if self.trust is not None:
             return self
@@ -266,7 +271,7 @@ class Explanation(Document):
         )
         return replace(
             self,
-            findings=ranked(findings, self.workload.calls),
+            findings=rank_findings(findings, self.workload.calls),
             kernels=tuple(kernels),
             notes=self._own_notes,
             trust=trust,
@@ -294,27 +299,27 @@ def judge_measurement(measured: Measurement) -> Trust:
 def settle(finding: Finding, call_s: float, trust: Trust) -> Finding:
     """Return a finding with a saving of at most the call's time, and without one that could not be measured."""
 
-    def settled(price: Price | None) -> Price | None:
+    def make_saving_consistent(price: Saving | None) -> Saving | None:
         if price is None or trust.reliability is Reliability.UNUSABLE:
             return withhold(price, call_s) if price else None
         if price.basis is not Basis.MEASURED or not call_s:
-            return bounded(price, call_s)
+            return clamp_saving(price, call_s)
         saved = price.per_call_s
         share = Interval(saved.low / call_s, saved.mid / call_s, saved.high / call_s)
-        return price_of(share, call_s, price.how, price.once_s)
+        return make_saving(share, call_s, price.how, price.once_s)
 
     tried = []
     for one in finding.tried:
-        price = settled(one.price)
+        price = make_saving_consistent(one.saving)
         tells = price is None or price.answer is not Answer.INCONCLUSIVE or price.once_s > 0
-        tried.append(replace(one, price=price, helps=one.helps and tells))
-    return replace(finding, price=settled(finding.price), tried=tuple(tried))
+        tried.append(replace(one, saving=price, helps=one.helps and tells))
+    return replace(finding, saving=make_saving_consistent(finding.saving), tried=tuple(tried))
 
 
-def ranked(findings: Iterable[Finding], calls: int) -> tuple[Finding, ...]:
+def rank_findings(findings: Iterable[Finding], calls: int) -> tuple[Finding, ...]:
     """Return findings, largest saving first. Those with no saving, or an unmeasurable one, come last, as found."""
 
     def key(one: Finding) -> tuple[bool, float]:
-        return (False, -one.price.over(calls)) if one.price and one.price.is_ranked else (True, 0.0)
+        return (False, -one.saving.average_saving_s(calls)) if one.saving and one.saving.is_ranked else (True, 0.0)
 
     return tuple(sorted(findings, key=key))

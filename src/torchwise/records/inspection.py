@@ -69,7 +69,7 @@ class Inspection:
     structure_details: str = ""
 
     @property
-    def time_parts(self) -> dict[str, float]:
+    def time_by_kind(self) -> dict[str, float]:
         """Parts of eager's call by kind of work, the largest first. Unlike `shares`, no two of them overlap."""
         idle, conv = self.shares.get("launch", 0.0), self.shares.get("conv", 0.0)
         parts = {

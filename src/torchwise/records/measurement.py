@@ -11,7 +11,7 @@ from torchwise.records.bounds import Amount, Count, Duration, Positive
 from torchwise.records.cores import CoreUse
 from torchwise.records.statistics import Interval, median_interval, ratio_interval
 
-HELD_UP = 1.5
+INTERFERENCE_FACTOR = 1.5
 """Ratio to its usual time from which eager counts as disturbed. Another program on one core delays a computation on all
 cores, since each of them waits for the last. It hardly delays a computation on one core. So the ratio of a pair does
 not cancel it, and a slower plan looks faster than eager."""

@@ -62,7 +62,7 @@ def cold_speedup_across(processes: Sequence[Measurement], device: str | None = N
     return ratio_across(ratios, device or processes[0].device) if ratios else None
 
 
-def observed_across(processes: Sequence[Measurement], device: str | None = None) -> Interval:
+def raw_speedup_across(processes: Sequence[Measurement], device: str | None = None) -> Interval:
     """Return the speed-up as observed, which tells how disturbed measuring was.
 
     A single process keeps its own interval. Only `speedup_across` includes results that other processes might show.
@@ -76,7 +76,7 @@ def is_faster_across(processes: Sequence[Measurement], device: str | None = None
     A single process may not say yes by itself. If it was quiet and plainly shows no gain, the answer is no, since there
     was no reason for more processes.
     """
-    observed = observed_across(processes, device)
+    observed = raw_speedup_across(processes, device)
     is_quiet = observed.half_width <= QUIET_HALF_WIDTH
     if is_quiet and exceeds(observed) is Answer.NO:
         return Answer.NO
@@ -85,7 +85,7 @@ def is_faster_across(processes: Sequence[Measurement], device: str | None = None
 
 def is_level_across(processes: Sequence[Measurement], device: str | None = None) -> bool:
     """Whether the observed ratio was quiet, and shows no difference either way. A single process may say so."""
-    observed = observed_across(processes, device)
+    observed = raw_speedup_across(processes, device)
     if observed.half_width > QUIET_HALF_WIDTH:
         return False
     return exceeds(observed) is Answer.NO and exceeds(observed.inverse) is Answer.NO

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from torchwise.errors import InputError, did_you_mean
-from torchwise.parsing import brief, shown
+from torchwise.parsing import brief, short_repr
 
 _PLACE = re.compile(r" - at (?:`key` in )?`(?P<place>[^`]*)`$", re.DOTALL)
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+)\]|(?P<any>\[\.\.\.\])")
@@ -37,15 +37,17 @@ def refusal(error: msgspec.ValidationError, data: Any, kind: type) -> InputError
     if isinstance(cause, InputError):
         where = f" (in {place})" if place != "$" else ""
         return type(cause)(f"this is no {kind.__name__}: {brief(cause)}{where}")
-    return InputError(f"this is no {kind.__name__}: {_in_words(rule, place, _at(data, place), _kind_at(kind, place))}")
+    return InputError(
+        f"this is no {kind.__name__}: {_describe_problem(rule, place, _value_at(data, place), _kind_at(kind, place))}"
+    )
 
 
-def _in_words(rule: str, place: str, value: Any, kind: Any) -> str:
+def _describe_problem(rule: str, place: str, value: Any, kind: Any) -> str:
     if lacks := _LACKS.fullmatch(rule):
         name = lacks["name"]
         near = did_you_mean(name, map(str, value), lambda key: f"{name!r} in place of {key!r}") if value else ""
         return f"{place} lacks the field {name!r}{near}"
-    found = "null" if value is None else shown(value)
+    found = "null" if value is None else short_repr(value)
     if words := list(_words_of(kind)):
         return f"{place} is {found}, but must be one of {', '.join(words)}{did_you_mean(str(value), words)}"
     needed = re.sub(r", got .*", "", rule.removeprefix("Expected "), flags=re.DOTALL)
@@ -63,7 +65,7 @@ def _steps(place: str) -> Iterator[re.Match[str]]:
     return _STEP.finditer(place.removeprefix("$"))
 
 
-def _at(data: Any, place: str) -> Any:
+def _value_at(data: Any, place: str) -> Any:
     """Return the value at a place. If msgspec does not name the place ("[...]"), return the value around it."""
     for step in _steps(place):
         if step["any"]:

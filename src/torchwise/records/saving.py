@@ -19,8 +19,8 @@ class Basis(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """Potential saving of a fix. `price_of` and `bounded` hold it between 0 and the call's own time.
+class Saving:
+    """Potential saving of a fix. `make_saving` and `clamp_saving` hold it between 0 and the call's own time.
 
     Attributes:
         per_call_s: seconds per call, below 0 if the fix surely costs time.
@@ -46,7 +46,7 @@ class Price:
         """Whether anything is known that it can be ranked by."""
         return self.basis is not Basis.INCONCLUSIVE or self.once_s > 0
 
-    def over(self, calls: int) -> float:
+    def average_saving_s(self, calls: int) -> float:
         """Return the seconds saved over this many calls, including those saved once.
 
         A measured saving that does not show counts as nothing: its middle is noise.
@@ -55,7 +55,7 @@ class Price:
         return (self.per_call_s.mid if shows else 0.0) + self.once_s / calls
 
 
-def price_of(share: Interval, call_s: float, how: str, once_s: float = 0.0) -> Price:
+def make_saving(share: Interval, call_s: float, how: str, once_s: float = 0.0) -> Saving:
     """Return the saving of a fix that was timed to save this share of a call: below 0 if it takes longer.
 
     An interval that is too wide to name a figure tells nothing. The same holds for one that holds 0 and is not narrow.
@@ -63,12 +63,12 @@ def price_of(share: Interval, call_s: float, how: str, once_s: float = 0.0) -> P
     half = (share.high - share.low) / 2
     holds_zero = share.low <= 0 <= share.high
     if half > MAX_HALF_WIDTH * max(1.0, 1 - share.mid) or (holds_zero and half > QUIET_HALF_WIDTH):
-        return Price(Interval(0.0, 0.0, call_s), Basis.INCONCLUSIVE, how, once_s)
+        return Saving(Interval(0.0, 0.0, call_s), Basis.INCONCLUSIVE, how, once_s)
     saved = Interval(*(call_s * each for each in (share.low, share.mid, share.high)))
-    return bounded(Price(saved, Basis.MEASURED, how, once_s), call_s)
+    return clamp_saving(Saving(saved, Basis.MEASURED, how, once_s), call_s)
 
 
-def bounded(price: Price, call_s: float) -> Price:
+def clamp_saving(price: Saving, call_s: float) -> Saving:
     """Return a saving between 0 and the call's time. One that surely costs time stays below 0."""
     saved = price.per_call_s
     if saved.high < 0:
@@ -77,6 +77,6 @@ def bounded(price: Price, call_s: float) -> Price:
     return replace(price, per_call_s=Interval(low, mid, high))
 
 
-def withhold(price: Price, call_s: float) -> Price:
+def withhold(price: Saving, call_s: float) -> Saving:
     """Return a saving that says only that it could not be measured."""
     return replace(price, per_call_s=Interval(0.0, 0.0, call_s), basis=Basis.INCONCLUSIVE)

@@ -23,7 +23,7 @@ EXACT = Interval(1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class ScaledRow:
     """The figures of one timed row.
 
     Attributes:
@@ -40,7 +40,7 @@ class Scaled:
     def is_surely_faster(self) -> Answer:
         """Whether it is faster than eager. For eager, whether its time could be told at all."""
         if self.row.contender == EAGER:
-            return Answer.YES if _against_itself(self.row).is_usable else Answer.INCONCLUSIVE
+            return Answer.YES if _eager_self_ratio(self.row).is_usable else Answer.INCONCLUSIVE
         answer = exceeds(self.speedup)
         is_told = answer is not Answer.INCONCLUSIVE or self.row.is_faster is not Answer.NO
         return answer if is_told else Answer.NO  # a single quiet process may say no
@@ -65,9 +65,9 @@ class Scale:
 
     eager_s: float | None
     eager_memory: int | None
-    rows: tuple[Scaled, ...]
+    rows: tuple[ScaledRow, ...]
 
-    def of(self, row: Row) -> Scaled | None:
+    def find_scaled(self, row: Row) -> ScaledRow | None:
         """Return the figures of a row, or None if it was not timed."""
         return next((found for found in self.rows if found.row is row), None)
 
@@ -75,7 +75,7 @@ class Scale:
         """Whether a row has the highest speed-up of the right rows of its class, ours aside."""
         others = [one for one in self.rows if one.row.is_right and one.row.precision == row.precision]
         others = [one for one in others if one.row is not ours and one.speedup.is_usable]
-        return max(others, key=lambda one: one.speedup.mid, default=None) is self.of(row)
+        return max(others, key=lambda one: one.speedup.mid, default=None) is self.find_scaled(row)
 
     def best(self) -> dict[str, Row]:
         """Return the fastest right row of each precision class, if that can be told. Ratios never mix classes."""
@@ -87,19 +87,19 @@ class Scale:
 
 def scale_of(benchmark: Benchmark, workload: WorkloadSpec) -> Scale:
     """Return the rows of one target on the scale of its eager."""
-    rows = [row for row in benchmark.of(workload) if row.performance]
+    rows = [row for row in benchmark.select_rows(workload) if row.performance]
     baselines = [one.baseline_time.mid for row in rows if row.performance for one in row.performance.processes]
     if not baselines:
         return Scale(None, None, ())
     eager_s = statistics.median(baselines)
-    scaled = tuple(Scaled(row, speed, speed.inverse.times(eager_s)) for row, speed in _speedups(rows))
+    scaled = tuple(ScaledRow(row, speed, speed.inverse.times(eager_s)) for row, speed in _speedups(rows))
     return Scale(eager_s, _eager_memory(rows), scaled)
 
 
 def trust_of(benchmark: Benchmark) -> Trust:
     """Return how far the figures of a benchmark can be trusted."""
     scaled = [found for workload in benchmark.workloads for found in scale_of(benchmark, workload).rows]
-    ratios = [_against_itself(one.row) if one.row.contender == EAGER else one.speedup for one in scaled]
+    ratios = [_eager_self_ratio(one.row) if one.row.contender == EAGER else one.speedup for one in scaled]
     ratios += [row.speed_over_rival for row in benchmark.rows if row.speed_over_rival]
     notes = find_disturbances(note for row in benchmark.rows for one in row.measurements for note in one.notes)
     observed = [ratio for row in benchmark.rows for ratio in row.observed]
@@ -116,7 +116,7 @@ def _speedup(row: Row) -> Interval:
     return EXACT if row.contender == EAGER else row.speedup
 
 
-def _against_itself(row: Row) -> Interval:
+def _eager_self_ratio(row: Row) -> Interval:
     """Return eager's ratio to itself, as wide as it is off: any distance from 1 is the clock's error."""
     assert row.speedup is not None, "only timed rows are scaled"
     return Interval(min(row.speedup.low, 1.0), row.speedup.mid, max(row.speedup.high, 1.0))
@@ -134,11 +134,11 @@ def _speedups(rows: list[Row]) -> list[tuple[Row, Interval]]:
         duel = ours.speed_over_rival if ours.is_right else None
         rival = next((at for at, row in enumerate(rows) if row.contender == ours.rival and row.is_right), None)
         if duel is not None and duel.is_usable and rival is not None:
-            found[place], found[rival] = _reconciled(found[place], found[rival], duel)
+            found[place], found[rival] = _reconcile(found[place], found[rival], duel)
     return list(zip(rows, found, strict=True))
 
 
-def _reconciled(ours: Interval, rival: Interval, duel: Interval) -> tuple[Interval, Interval]:
+def _reconcile(ours: Interval, rival: Interval, duel: Interval) -> tuple[Interval, Interval]:
     """Return two speed-ups over eager whose ratio is that of the duel.
 
     There are two estimates of each: its own, and the one from the other's speed-up and the duel. The result is their
@@ -147,20 +147,20 @@ def _reconciled(ours: Interval, rival: Interval, duel: Interval) -> tuple[Interv
     """
     by_rival, by_ours = ratio_of(duel, rival.inverse), ratio_of(ours, duel)
     if rival is EXACT:
-        return (_holding(duel.mid, ours, duel) if ours.is_usable else duel), EXACT
+        return (_enclose(duel.mid, ours, duel) if ours.is_usable else duel), EXACT
     if ours.is_usable and rival.is_usable:
         middle = math.sqrt(ours.mid * rival.mid * duel.mid)
-        return _holding(middle, ours, by_rival), _holding(middle / duel.mid, rival, by_ours)
+        return _enclose(middle, ours, by_rival), _enclose(middle / duel.mid, rival, by_ours)
     if rival.is_usable:
         return by_rival, rival
     return (ours, by_ours) if ours.is_usable else (ours, rival)
 
 
-def _holding(mid: float, *estimates: Interval) -> Interval:
+def _enclose(mid: float, *estimates: Interval) -> Interval:
     return Interval(min(one.low for one in estimates), mid, max(one.high for one in estimates))
 
 
-def _best(right: list[Scaled]) -> Row | None:
+def _best(right: list[ScaledRow]) -> Row | None:
     """Return the row with the highest speed-up, or None if that cannot be told."""
     best = max((one for one in right if one.speedup.is_usable), key=lambda one: one.speedup.mid, default=None)
     if best is None or best.is_surely_faster is not Answer.YES:
@@ -173,7 +173,7 @@ def _best(right: list[Scaled]) -> Row | None:
     return best.row
 
 
-def may_be_faster(other: Scaled, best: Scaled) -> bool:
+def may_be_faster(other: ScaledRow, best: ScaledRow) -> bool:
     """Whether another row may be faster: it is not known to be slower or as fast."""
     for one, beside, inverse in ((best.row, other.row, False), (other.row, best.row, True)):
         ratio = one.speed_over_rival

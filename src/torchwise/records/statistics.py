@@ -94,7 +94,7 @@ def _median_interval(samples: tuple[float, ...]) -> Interval:
         raise ValueError("samples is empty, but a median needs at least one")
     mid = float(np.median(values))
     if values.size < FEW:
-        ordered, skipped = np.sort(values), _skipped(values.size)
+        ordered, skipped = np.sort(values), _count_skipped(values.size)
         return Interval(float(ordered[skipped]), mid, float(ordered[-1 - skipped]))
     draws = np.random.default_rng(0).integers(0, values.size, (RESAMPLES, values.size))
     medians = np.median(values[draws], axis=1)
@@ -103,7 +103,7 @@ def _median_interval(samples: tuple[float, ...]) -> Interval:
     return Interval(float(low), mid, float(high))
 
 
-def _skipped(count: int) -> int:
+def _count_skipped(count: int) -> int:
     """Return how many samples lie beyond each end of the sign test's interval: so few that more would be too many."""
     below, skipped = 0.5**count, 0  # the chance that the median lies below all samples
     while 2 * (below := below + math.comb(count, skipped + 1) * 0.5**count) <= 1 - CONFIDENCE:

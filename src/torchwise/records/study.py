@@ -8,12 +8,12 @@ from typing import Any
 
 from torchwise.environment import Environment
 from torchwise.errors import InputError
-from torchwise.plan import Legality
+from torchwise.plan import Numerics
 from torchwise.plan.space import EFFORTS
 from torchwise.records import codec, derived
 from torchwise.records.answer import Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Seconds
-from torchwise.records.cost_model import Economics, eager_measured, eager_peak_memory
+from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory
 from torchwise.records.decision import Decision
 from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement, find_disturbances
@@ -54,7 +54,7 @@ class Study:
     workload: WorkloadSpec
     environment: Environment
     inspection: Inspection
-    allow: str
+    allow: Numerics
     effort: str
     state: StudyState = StudyState.RUNNING
     trials: tuple[Trial, ...] = ()
@@ -69,7 +69,6 @@ class Study:
         Raises:
             InputError: a word is unknown.
         """
-        Legality.of(self.allow)
         if self.effort not in EFFORTS:
             raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
 
@@ -89,10 +88,10 @@ class Study:
         return any(trial.is_timed for trial in self.trials)
 
     @property
-    def economics(self) -> Economics:
+    def cost_model(self) -> CostModel:
         """Costs on the scale of every time of this study: eager's time over the paired ratio."""
         asked = self.decision.workload if self.decision else self.workload
-        return Economics(self.eager.baseline_time.mid, asked.calls, asked.restarts)
+        return CostModel(self.eager.baseline_time.mid, asked.calls, asked.restarts)
 
     @property
     def eager_peak_memory(self) -> int | None:
@@ -128,7 +127,7 @@ class Study:
         Raises:
             InputError: it is no study, or has another schema.
         """
-        return study_from_dict(codec.parsed(text, cls))
+        return study_from_dict(codec.parse(text, cls))
 
     def to_dict(self) -> dict[str, Any]:
         """Return schema `torchwise.study/1`: raw samples, together with the statistics derived from them."""
@@ -136,18 +135,18 @@ class Study:
         inspection = data.pop("inspection")
         data["baseline"] = {
             **inspection,
-            "seconds_per_call": _derived(self.eager.baseline_time),
+            "seconds_per_call": _to_builtins(self.eager.baseline_time),
         }
         for trial, row in zip(self.trials, data["trials"], strict=True):
             row["plan_id"] = trial.plan.id
             if trial.speedup:
-                row["speedup"] = _derived(trial.speedup)
+                row["speedup"] = _to_builtins(trial.speedup)
                 if self.eager.baseline_s:
-                    row["seconds_per_call"] = _derived(self.economics.seconds_per_call(trial))
+                    row["seconds_per_call"] = _to_builtins(self.cost_model.seconds_per_call(trial))
             if trial.cold_speedup:
-                row["cold_speedup"] = _derived(trial.cold_speedup)
+                row["cold_speedup"] = _to_builtins(trial.cold_speedup)
             if trial.duel and trial.duel.measurement:
-                row["duel"]["speedup"] = _derived(trial.duel.measurement.speedup)
+                row["duel"]["speedup"] = _to_builtins(trial.duel.measurement.speedup)
             if trial.verdict:
                 row["verdict"]["outcome"] = trial.verdict.outcome.value
         return {"schema": SCHEMA, **data, "trust": codec.to_builtins(self.trust)}
@@ -160,7 +159,7 @@ def study_from_dict(data: Any) -> Study:
         InputError: another schema, a field missing, unknown or of another type, or a derived figure that differs.
     """
     codec.check_schema(data, Study, SCHEMA)
-    study = codec.from_builtins(derived.without(data), Study)
+    study = codec.from_builtins(derived.drop_derived(data), Study)
     try:
         derived.check(data, study.to_dict())
     except ValueError as error:  # a measurement without samples has no figures, or they are others than are told
@@ -168,5 +167,5 @@ def study_from_dict(data: Any) -> Study:
     return study
 
 
-def _derived(interval: object) -> Any:
+def _to_builtins(interval: object) -> Any:
     return codec.to_builtins(interval)

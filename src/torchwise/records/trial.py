@@ -38,7 +38,7 @@ class FailureKind(StrEnum):
     RAISED = "raised"
     OUT_OF_MEMORY = "out of memory"
     UNSUPPORTED = "unsupported"
-    HELD_UP = "was held up"
+    INTERFERED = "was held up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Trial:
         return self.measurement is not None and self.costs is not None and self.state is not TrialState.FAIL
 
     @property
-    def is_proven(self) -> bool:
+    def is_verified(self) -> bool:
         """Whether it ran, was timed, and every check passed. The decision can only be for such a trial."""
         return (
             self.state is TrialState.COMPLETE
@@ -179,7 +179,7 @@ class Trial:
     @property
     def is_promising(self) -> bool:
         """Whether it is verified, and surely faster than eager in its own process: it may be worth more processes."""
-        return self.is_proven and self.measurement is not None and self.measurement.speedup.low > 1
+        return self.is_verified and self.measurement is not None and self.measurement.speedup.low > 1
 
 
 def with_repeat(trial: Trial, found: Measurement | Failure) -> Trial:
@@ -193,7 +193,7 @@ def with_repeat(trial: Trial, found: Measurement | Failure) -> Trial:
     return replace(trial, reason=f"proven, {trial.speedup}× eager's speed")
 
 
-def speeds_beside(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]:
+def relative_speeds(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]:
     """Return a plan's speed over that of each plan it met in a duel, or is linked to by a chain of duels."""
     ratios = [(t.plan, t.duel.rival, t.duel.measurement.speedup) for t in trials if t.duel and t.duel.measurement]
     edges = [*ratios, *((rival, plan, ratio.inverse) for plan, rival, ratio in ratios)]

@@ -23,7 +23,7 @@ def seconds(value: float | None) -> str:
     if value >= 99.95:
         return _two(round(value), "min", "s")
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if rounded(value * factor, 3) >= 1:
+        if round_to_digits(value * factor, 3) >= 1:
             return f"{three(value * factor)} {unit}"
     return f"{three(value * 1e9)} ns"
 
@@ -33,7 +33,7 @@ def count(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return NONE
     if isinstance(value, float):
-        value = rounded(value, 3) if value >= 10_000 else math.ceil(value)
+        value = round_to_digits(value, 3) if value >= 10_000 else math.ceil(value)
     return f"{int(value):,}"
 
 
@@ -41,14 +41,14 @@ def three(value: float) -> str:
     """Return a number in three digits, without an exponent below a million."""
     if not math.isfinite(value):
         return "∞" if value > 0 else NONE
-    shown = rounded(value, 3)
+    shown = round_to_digits(value, 3)
     if shown == 0:
         return "0"
     places = max(0, 2 - math.floor(math.log10(abs(shown))))
     return f"{shown:,.{min(places, 6)}f}"
 
 
-def rounded(value: float, digits: int) -> float:
+def round_to_digits(value: float, digits: int) -> float:
     """Return a number rounded to this many significant digits."""
     return float(f"{value:.{digits}g}")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchwise.records import Ruling
+from torchwise.records import Approval
 from torchwise.report.summary import when
 from torchwise.report.template import Theme, render_part
 
 TEMPLATE = "rulings.html.j2"
 
 
-def render_rulings(rulings: Sequence[Ruling], in_force: str, theme: Theme) -> str:
+def render_approvals(rulings: Sequence[Approval], in_force: str, theme: Theme) -> str:
     """Return approvals as a part of a page. See `template.render_part`.
 
     Args:

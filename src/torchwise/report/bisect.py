@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from torchwise.records.bisection import Bisection, Operation, Sighting, Step, Symptom
+from torchwise.records.bisection import Bisection, Observation, Operation, Step, Symptom
 from torchwise.report import format as show
 from torchwise.report.progress import Progress
 
@@ -41,7 +41,7 @@ class Silent:
     def note(self, *_: object, **__: object) -> None:
         """Say nothing."""
 
-    looking = stage = seen = note
+    start_probe = stage = finish_probe = note
 
 
 class BisectProgress(Progress):
@@ -53,26 +53,26 @@ class BisectProgress(Progress):
 
     steps: tuple[Step, ...] = ()
 
-    def looking(self, what: str) -> None:
+    def start_probe(self, what: str) -> None:
         """Start a step."""
         if not self.steps:
             self._leader = LEADER
         self._task, self._stage, self._task_start = show.one_line(what), "", self._clock()
 
-    def seen(self, step: Step) -> None:
+    def finish_probe(self, step: Step) -> None:
         """Finish a step."""
         self.steps = (*self.steps, step)
-        if step.sighting.is_fault and self._leader == LEADER:
-            self._leader = f"the fault: {in_words(step.sighting)}"
-        self._say(f"{show.one_line(step.what)}: {in_words(step.sighting)} ({show.seconds(step.seconds)})")
+        if step.observation.is_fault and self._leader == LEADER:
+            self._leader = f"the fault: {describe_symptom(step.observation)}"
+        self._say(f"{show.one_line(step.what)}: {describe_symptom(step.observation)} ({show.seconds(step.seconds)})")
         self._task, self._stage = "", ""
 
 
-def in_words(sighting: Sighting) -> str:
+def describe_symptom(sighting: Observation) -> str:
     """Return an observation as one line, such as "a crash (died in inductor: SIGSEGV)"."""
     if sighting.symptom is Symptom.NONE:
         return "right"
-    detail = show.clipped(show.one_line(sighting.detail), DETAIL)
+    detail = show.truncate(show.one_line(sighting.detail), DETAIL)
     return f"{SYMPTOMS[sighting.symptom]} ({detail})"
 
 
@@ -81,15 +81,15 @@ def verdict(bisection: Bisection) -> list[str]:
     if not bisection.found:
         return _no_fault(bisection)
     sentences = [
-        f"The fault, {in_words(bisection.sighting)}, enters with {STAGES[bisection.stage or 'plan']}.",
+        f"The fault, {describe_symptom(bisection.observation)}, enters with {STAGES[bisection.stage or 'plan']}.",
     ]
-    if culprit := bisection.culprit:
+    if culprit := bisection.cause:
         place = f", application {culprit.place} of {culprit.of}" if culprit.place else ""
         sentences.append(f"It comes with the {culprit.kind} {show.one_line(culprit.name)}{place}: {culprit.detail}.")
         if culprit.workaround:
             sentences.append(f"Until it is mended: torch.compile(..., options={culprit.workaround!r})")
     if part := bisection.subgraph:
-        size = show.counted(len(part.operations), "operation")
+        size = show.pluralize(len(part.operations), "operation")
         rest = "" if part.complete else ", as far as the budget went"
         sentences.append(f"The smallest part that shows it has {size} of {part.of}{rest}.")
     return sentences
@@ -97,7 +97,7 @@ def verdict(bisection: Bisection) -> list[str]:
 
 def _no_fault(bisection: Bisection) -> list[str]:
     """Return that nothing was found, or that nobody can tell."""
-    detail = show.one_line(bisection.sighting.detail)
+    detail = show.one_line(bisection.observation.detail)
     if not bisection.is_comparable:
         return [
             f"Not comparable: {detail}.",
@@ -116,8 +116,8 @@ def render_bisection(bisection: Bisection) -> RenderableType:
         *_repro(bisection),
         *(Text(f"note: {show.one_line(note)}") for note in bisection.notes),
         Text(""),
-        _looks(bisection),
-        Text(f"{show.counted(len(bisection.steps), 'look')}, {show.seconds(bisection.seconds)} in all", style="dim"),
+        _probe_table(bisection),
+        Text(f"{show.pluralize(len(bisection.steps), 'look')}, {show.seconds(bisection.seconds)} in all", style="dim"),
     ]
     return Group(*parts)
 
@@ -148,11 +148,13 @@ def _repro(bisection: Bisection) -> Iterator[RenderableType]:
         yield Text(f"python {show.plain(repro.file)}  ({confirmed}; {needs})")
 
 
-def _looks(bisection: Bisection) -> Table:
+def _probe_table(bisection: Bisection) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("look", overflow="fold")
     table.add_column("seen", overflow="fold")
     table.add_column("took", justify="right")
     for step in bisection.steps:
-        table.add_row(Text(show.one_line(step.what)), Text(in_words(step.sighting)), show.seconds(step.seconds))
+        table.add_row(
+            Text(show.one_line(step.what)), Text(describe_symptom(step.observation)), show.seconds(step.seconds)
+        )
     return table

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict, fields
 from typing import Any
 
-from torchwise.plan import Legality
+from torchwise.plan import Numerics
 from torchwise.workload import WorkloadSpec
 
 TAKEN_BY = {
@@ -19,15 +19,15 @@ TAKEN_BY = {
 """Commands that have an option of this name. All commands have the other options."""
 
 
-def options(spec: WorkloadSpec, allow: str = Legality.REORDERED) -> dict[str, Any]:
+def options(spec: WorkloadSpec, allow: str = Numerics.SAME_PRECISION) -> dict[str, Any]:
     """Return the options of the request that are not defaults, by the parameter names of `torchwise.tune`."""
-    usual = {field.name: field.default for field in fields(spec)} | {"allow": Legality.REORDERED}
+    usual = {field.name: field.default for field in fields(spec)} | {"allow": Numerics.SAME_PRECISION}
     usual |= {"target": spec.target, "device": None}  # the device is always said: without it, the machine decides
     given = {**asdict(spec), "allow": str(allow)}
     return {name: value for name, value in given.items() if value != usual[name]}
 
 
-def command_line(name: str, spec: WorkloadSpec, *more: str, allow: str = Legality.REORDERED) -> str:
+def command_line(name: str, spec: WorkloadSpec, *more: str, allow: str = Numerics.SAME_PRECISION) -> str:
     """Return `torchwise NAME TARGET …` with the options of the request that are not defaults."""
     words = []
     for option, value in options(spec, allow).items():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from torchwise.plan import Legality, Plan
+from torchwise.plan import Numerics, Plan
 from torchwise.records import Study, StudyState
 from torchwise.report.command_line import command_line, options
-from torchwise.report.costs import asked
+from torchwise.report.costs import workload_of
 from torchwise.workload.spec import LIVE
 
 STORE = "reproduce.db"
@@ -27,14 +27,14 @@ class Step:
 
 def is_live(study: Study) -> bool:
     """Whether the workload exists only in a Python program."""
-    return asked(study).target.startswith(LIVE)
+    return workload_of(study).target.startswith(LIVE)
 
 
 def reproduce(study: Study, plan: Plan) -> str:
     """Return the shell command, or for a live object the Python snippet, that tries this one plan again."""
     if not is_live(study):
         return _tune(study, "--plan", plan.to_json(), "--store", STORE, "--fresh")
-    arguments = {**options(asked(study), study.allow), "store": STORE, "fresh": True}
+    arguments = {**options(workload_of(study), study.allow), "store": STORE, "fresh": True}
     arguments.pop("seed", None)  # a live model has its weights already
     return (
         "import torchwise\n\n"
@@ -61,8 +61,8 @@ def next_steps(study: Study, name: str | None = None, store: str | None = None) 
         again = "the same torchwise.tune(...) call" if live else _tune(study, *effort, *kept)
         steps.append(Step(again, "resumes the search: finished trials are kept"))
     elif decision and decision.plan.is_eager and _may_be_lowered(study):
-        typed = command_line("tune", asked(study), *effort, *kept, allow=Legality.REDUCED)
-        reduced = 'torchwise.tune(..., allow="reduced")' if live else typed
+        typed = command_line("tune", workload_of(study), *effort, *kept, allow=Numerics.LOWER_PRECISION)
+        reduced = 'torchwise.tune(..., allow="lower-precision")' if live else typed
         steps.append(Step(reduced, "tries lower precision as well, if answers may move that far"))
     if decision and not decision.plan.is_eager:
         applied = "fast = torchwise.apply(model, study.decision)"
@@ -74,7 +74,7 @@ def next_steps(study: Study, name: str | None = None, store: str | None = None) 
     return [*steps, Step(f"torchwise report {named} --html report.html", "plots, and a command for each trial")]
 
 
-def folded(command: str, width: int) -> list[str]:
+def wrap_command(command: str, width: int) -> list[str]:
     """Return a shell command as lines that fit `width` if its words allow it. Pasted, they are one command."""
     if len(command) <= width or not command.startswith("torchwise "):
         return [command]
@@ -94,8 +94,8 @@ def folded(command: str, width: int) -> list[str]:
 
 
 def _may_be_lowered(study: Study) -> bool:
-    return study.allow in (Legality.EXACT, Legality.REORDERED) and "floating" in study.inspection.traits
+    return study.allow in (Numerics.EXACT, Numerics.SAME_PRECISION) and "floating" in study.inspection.traits
 
 
 def _tune(study: Study, *more: str) -> str:
-    return command_line("tune", asked(study), *more, allow=study.allow)
+    return command_line("tune", workload_of(study), *more, allow=study.allow)

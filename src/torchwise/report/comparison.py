@@ -22,13 +22,13 @@ from torchwise.records.scale import scale_of
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
 from torchwise.report.bench.table import answers_of
-from torchwise.report.regression import THRESHOLD, Change, Judge, Timed
+from torchwise.report.regression import THRESHOLD, Change, Judge, Timing
 
 SCHEMA = "torchwise.comparison/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class RowComparison:
     """One row of both benchmarks.
 
     Attributes:
@@ -65,11 +65,11 @@ class Comparison(Document):
     threshold: Amount
     confidence: Share
     differences: tuple[str, ...]
-    rows: tuple[Compared, ...]
+    rows: tuple[RowComparison, ...]
     trust: Trust | None = None
     schema: str = SCHEMA
 
-    def of(self, change: Change) -> tuple[Compared, ...]:
+    def select_rows(self, change: Change) -> tuple[RowComparison, ...]:
         """Return the rows of one kind."""
         return tuple(row for row in self.rows if row.change is change)
 
@@ -111,9 +111,9 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
         raise InputError("the two benchmarks share no row, but need a target with a contender that is in both")
     timed = sum(_is_judged_by_time(before[key], after[key]) for key in shared)
     judge = Judge(threshold, 1 - (1 - CONFIDENCE) / max(timed, 1))
-    rows = [_Rows(judge, a, b).compared(before[key], after[key]) for key in shared]
+    rows = [_Rows(judge, a, b).compare_rows(before[key], after[key]) for key in shared]
     rows += [_absent(row, b) for key, row in before.items() if key not in after]
-    rows += [_compared(row, Change.NOT_COMPARED, "only in B") for key, row in after.items() if key not in before]
+    rows += [_make_compared(row, Change.NOT_COMPARED, "only in B") for key, row in after.items() if key not in before]
     differences = tuple(
         line.replace(" there,", " in A,").removesuffix(" here") + " in B"
         for line in a.environment.differences(b.environment)
@@ -135,25 +135,25 @@ class _Rows:
     a: Benchmark
     b: Benchmark
 
-    def compared(self, a: Row, b: Row) -> Compared:
+    def compare_rows(self, a: Row, b: Row) -> RowComparison:
         if _is_judged_by_time(a, b):
-            return self._by_time(a, b)
+            return self._compare_times(a, b)
         if a.is_timed and not b.is_timed:
-            return _compared(a, Change.LOST, f"{_state(b)}, and was {_state(a)}")
+            return _make_compared(a, Change.LOST, f"{_state(b)}, and was {_state(a)}")
         if b.is_timed and not a.is_timed:
-            return _compared(a, Change.GAINED, f"{_state(b)}, and was {_state(a)}")
+            return _make_compared(a, Change.GAINED, f"{_state(b)}, and was {_state(a)}")
         if a.is_right and not b.is_right:
-            return _compared(a, Change.WRONG, _state(b))
+            return _make_compared(a, Change.WRONG, _state(b))
         if b.is_right and not a.is_right:
-            return _compared(a, Change.RIGHT, f"was {_state(a)}")
+            return _make_compared(a, Change.RIGHT, f"was {_state(a)}")
         if a.is_timed and a.precision != b.precision:
-            return _compared(a, Change.NOT_COMPARED, f"{a.precision} in A, {b.precision} in B: never in one ratio")
+            return _make_compared(a, Change.NOT_COMPARED, f"{a.precision} in A, {b.precision} in B: never in one ratio")
         states = f"{_state(a)}, in both" if _state(a) == _state(b) else f"{_state(a)} in A, {_state(b)} in B"
-        return _compared(a, Change.NOT_COMPARED, states)
+        return _make_compared(a, Change.NOT_COMPARED, states)
 
-    def _by_time(self, a: Row, b: Row) -> Compared:
+    def _compare_times(self, a: Row, b: Row) -> RowComparison:
         is_eager = a.contender == EAGER
-        before, after = _timed(self.a, a), _timed(self.b, b)
+        before, after = _times_of(self.a, a), _times_of(self.b, b)
         found = self.judge.judge(before, after, eager=is_eager)
         # A contender that drifted together with eager needs no row: eager's own row says it.
         change = Change.SAME if found.change is Change.DRIFT and not is_eager else found.change
@@ -161,7 +161,7 @@ class _Rows:
         if not is_eager:
             speeds = f"{show.speedup(before.speedup)} in A, {show.speedup(after.speedup)} in B"
             detail += f"; {show.speedup(found.speedup)} its speed-up over eager, {speeds}"
-        return _compared(a, change, detail, found.time, found.speedup)
+        return _make_compared(a, change, detail, found.time, found.speedup)
 
 
 def _is_judged_by_time(a: Row, b: Row) -> bool:
@@ -171,30 +171,30 @@ def _is_judged_by_time(a: Row, b: Row) -> bool:
     return a.contender == EAGER or (a.is_right and b.is_right)
 
 
-def _absent(row: Row, b: Benchmark) -> Compared:
+def _absent(row: Row, b: Benchmark) -> RowComparison:
     has_target = any(other.key[:-1] == row.key[:-1] for other in b.rows)
     has_contender = any(other.contender == row.contender for other in b.rows)
     if row.is_timed and has_target and has_contender:
-        return _compared(row, Change.LOST, "absent from B, which has its target and its contender")
-    return _compared(row, Change.NOT_COMPARED, "only in A")
+        return _make_compared(row, Change.LOST, "absent from B, which has its target and its contender")
+    return _make_compared(row, Change.NOT_COMPARED, "only in A")
 
 
-def _compared(
+def _make_compared(
     row: Row, change: Change, detail: str, time: Interval | None = None, speedup: Interval | None = None
-) -> Compared:
-    return Compared(*row.key, change, time, speedup, show.one_line(detail))
+) -> RowComparison:
+    return RowComparison(*row.key, change, time, speedup, show.one_line(detail))
 
 
 def _state(row: Row) -> str:
     return ": ".join(filter(None, answers_of(row)))
 
 
-def _timed(benchmark: Benchmark, row: Row) -> Timed:
+def _times_of(benchmark: Benchmark, row: Row) -> Timing:
     """Return the speed-up that the benchmark shows, and the time in the row's own process.
 
     Eager's time differs from process to process, and would be part of a time on a common scale.
     """
-    found = scale_of(benchmark, row.workload).of(row)
+    found = scale_of(benchmark, row.workload).find_scaled(row)
     assert found is not None, "what is judged by time was timed"
     assert row.time is not None, "what is judged by time was timed"
-    return Timed(row.time, found.speedup)
+    return Timing(row.time, found.speedup)

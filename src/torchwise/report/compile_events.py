@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from torchwise.records.compile_events import Break, Compilation, Fallback, Recompile, Watched
+from torchwise.records.compile_events import Break, Compilation, CompileEvents, Fallback, Recompile
 from torchwise.report import format as show
 
 MOST = 20
@@ -40,28 +40,28 @@ class _Function:
         self.hits += one.cache_hits
 
 
-def print_watched(seen: Watched, console: Console) -> None:
+def print_watched(seen: CompileEvents, console: Console) -> None:
     """Print the summary: a sentence, graph breaks with their fixes, recompilations, fallbacks, and compile seconds."""
     parts: list[RenderableType] = [Text(sentence(seen), style="bold")]
     parts += _section("Graph breaks", [_break(one) for one in seen.breaks])
     parts += _section("Recompilations", [_recompile(one) for one in seen.recompiles])
     parts += _section("Not compiled", [_fallback(one) for one in seen.fallbacks])
     if seen.compilations:
-        parts += [Text("Compiled", style="bold"), _compiled(seen.compilations)]
+        parts += [Text("Compiled", style="bold"), _compilation_table(seen.compilations)]
     parts += [Text(f"Note: {show.one_line(note)}", style="dim") for note in seen.notes]
     console.print(Group(*parts))
 
 
-def sentence(seen: Watched) -> str:
+def sentence(seen: CompileEvents) -> str:
     """Summarize the events in one sentence."""
     if not seen.compilations and not seen.breaks:
         return f"Torchwise watched PyTorch's compiler for {show.seconds(seen.seconds)}: nothing was compiled."
     recompiled = sum(one.count for one in seen.recompiles)
     return (
         f"Torchwise watched PyTorch's compiler for {show.seconds(seen.seconds)}: "
-        f"{show.counted(len(seen.compilations), 'compilation')} in {show.seconds(seen.compile_s)} "
-        f"({show.seconds(seen.trace_s)} of it for this trace), {show.counted(len(seen.breaks), 'graph break')}, "
-        f"{show.counted(recompiled, 'recompilation')}, {show.counted(len(seen.fallbacks), 'fallback')} to eager."
+        f"{show.pluralize(len(seen.compilations), 'compilation')} in {show.seconds(seen.compile_s)} "
+        f"({show.seconds(seen.trace_s)} of it for this trace), {show.pluralize(len(seen.breaks), 'graph break')}, "
+        f"{show.pluralize(recompiled, 'recompilation')}, {show.pluralize(len(seen.fallbacks), 'fallback')} to eager."
     )
 
 
@@ -75,30 +75,30 @@ def _section(title: str, entries: list[RenderableType]) -> Iterable[RenderableTy
 
 
 def _break(one: Break) -> RenderableType:
-    often = f", met {show.counted(one.count, 'time')}" if one.count > 1 else ""
+    often = f", met {show.pluralize(one.count, 'time')}" if one.count > 1 else ""
     head = f"{_place(one.file, one.line)} in {one.function}: {one.reason} ({one.code or 'no code'}{often})"
     parts = [_text(head)]
     if one.excerpt:
         parts.append(_text(f"    {one.excerpt}", style="cyan"))
-    if one.mend:
-        parts.append(_text(f"→ {one.mend.words}"))
-        if one.mend.setting:
-            parts.append(_text(f"→ or {one.mend.setting}: {one.mend.consequence}", style="dim"))
+    if one.fix:
+        parts.append(_text(f"→ {one.fix.words}"))
+        if one.fix.setting:
+            parts.append(_text(f"→ or {one.fix.setting}: {one.fix.consequence}", style="dim"))
     return Group(*parts)
 
 
 def _recompile(one: Recompile) -> RenderableType:
-    head = f"{_place(one.file, one.line)} in {one.function}, {show.counted(one.count, 'time')}: {one.varies}"
+    head = f"{_place(one.file, one.line)} in {one.function}, {show.pluralize(one.count, 'time')}: {one.varies}"
     return Group(_text(head), _text(f"    guard: {one.guard}", style="dim"))
 
 
 def _fallback(one: Fallback) -> RenderableType:
     place = f"{_place(one.file, one.line)} in {one.function}: " if one.file else ""
-    often = f" ({show.counted(one.count, 'time')})" if one.count > 1 else ""
+    often = f" ({show.pluralize(one.count, 'time')})" if one.count > 1 else ""
     return _text(f"{place}{one.what}{often}")
 
 
-def _compiled(compilations: Iterable[Compilation]) -> Table:
+def _compilation_table(compilations: Iterable[Compilation]) -> Table:
     functions: dict[tuple[str, str], _Function] = {}
     for one in compilations:
         functions.setdefault((one.file, one.function), _Function(one.line)).add(one)

@@ -21,7 +21,7 @@ class Cost:
     fixed_s: float
     per_call_s: float
 
-    def after(self, calls: float) -> float:
+    def seconds_after(self, calls: float) -> float:
         """Return the seconds spent after this many calls."""
         return self.fixed_s + calls * self.per_call_s
 
@@ -33,7 +33,7 @@ class Cost:
         return math.inf
 
 
-def asked(study: Study) -> WorkloadSpec:
+def workload_of(study: Study) -> WorkloadSpec:
     """Return the request behind the decision. A study can also be resumed with other numbers of calls."""
     return study.decision.workload if study.decision else study.workload
 
@@ -45,7 +45,7 @@ def cost_of(trial: Trial, study: Study) -> Cost | None:
         return None
     if not (math.isfinite(trial.speedup.mid) and trial.speedup.mid > 0):
         return None
-    return Cost(study.economics.overhead(trial), study.economics.seconds_per_call(trial).mid)
+    return Cost(study.cost_model.overhead(trial), study.cost_model.seconds_per_call(trial).mid)
 
 
 def baseline_cost(study: Study) -> Cost | None:

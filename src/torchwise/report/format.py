@@ -82,7 +82,7 @@ def percent(share: float | None) -> str:
     return f"{share * 100:.1f} %" if 0 < abs(share) < 0.0995 else f"{share * 100:.0f} %"
 
 
-def counted(value: float, noun: str) -> str:
+def pluralize(value: float, noun: str) -> str:
     """Return such as "1 call", "1,000 calls" or "2 studies"."""
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count(value)} {noun if value == 1 else plural}"
@@ -106,7 +106,7 @@ def one_line(text: str) -> str:
     return " ".join(plain(text).split())
 
 
-def clipped(text: str, width: int) -> str:
+def truncate(text: str, width: int) -> str:
     """Return one line of at most `width` characters, with "…" if something was left out."""
     line = one_line(text)
     return line if len(line) <= width else line[: max(width - 1, 0)].rstrip() + "…"

@@ -15,7 +15,7 @@ from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
 from torchwise.report.plots.plot import Plot
 from torchwise.report.regression import THRESHOLD, Change, Judge
-from torchwise.report.study_diff import figures_of, timed_of
+from torchwise.report.study_diff import figures_of, times_of
 from torchwise.report.summary import when
 from torchwise.report.template import Theme, render_part
 from torchwise.report.trial_table import Row, rows
@@ -100,29 +100,29 @@ def plots(lines: Iterable[Line]) -> list[Plot]:
 def summary(lines: list[Line]) -> str:
     """Return the result in a line."""
     worse = sum(line.regressions for line in lines)
-    decisions = show.counted(sum(len(line.points) for line in lines), "decision")
+    decisions = show.pluralize(sum(len(line.points) for line in lines), "decision")
     untold = sum(line.untold for line in lines)
     is_compared = any(point.change is not Change.NOT_COMPARED for line in lines for point in line.points)
-    words = [decisions, *([show.counted(worse, "regression")] if worse else [])]
+    words = [decisions, *([show.pluralize(worse, "regression")] if worse else [])]
     words += [f"{untold} inconclusive"] if untold else []
     return f"{', '.join([*words, *(['no regression'] if is_compared and not worse and not untold else [])])}."
 
 
 def _points(studies: list[Study]) -> tuple[Point, ...]:
     judge = Judge(THRESHOLD, 1 - (1 - CONFIDENCE) / max(len(studies) - 1, 1))
-    first = Point(studies[0], _decided(studies[0]), Change.NOT_COMPARED, note="the first")
+    first = Point(studies[0], _find_decided_row(studies[0]), Change.NOT_COMPARED, note="the first")
     return (first, *(_point(judge, before, after) for before, after in pairwise(studies)))
 
 
-def _decided(study: Study) -> Row:
+def _find_decided_row(study: Study) -> Row:
     return next(row for row in rows(study) if row.is_decided)
 
 
 def _point(judge: Judge, before: Study, after: Study) -> Point:
-    old, new = _decided(before), _decided(after)
+    old, new = _find_decided_row(before), _find_decided_row(after)
     if before.inspection.identity != after.inspection.identity:
         return Point(after, new, Change.NOT_COMPARED, note="another model or other inputs than before")
-    a, b = timed_of(old, before), timed_of(new, after)
+    a, b = times_of(old, before), times_of(new, after)
     if a is None or b is None:
         return Point(after, new, Change.NOT_COMPARED, note="not timed in both")
     is_eager = old.trial is None and new.trial is None

@@ -9,8 +9,8 @@ from torchwise.records import Decision, Study, StudyState
 from torchwise.report import format as show
 from torchwise.report import summary
 from torchwise.report.commands import next_steps
-from torchwise.report.costs import asked
-from torchwise.report.json_export import write_whole
+from torchwise.report.costs import workload_of
+from torchwise.report.json_export import write_atomically
 from torchwise.report.plots.plot import Plot
 from torchwise.report.template import Theme, render, render_part
 from torchwise.report.trial_details import details
@@ -25,7 +25,7 @@ def write_html(study: Study, path: str | Path, name: str | None = None, store: s
     Raises:
         StorageError: the file cannot be written.
     """
-    return write_whole(render_html(study, name, store), path)
+    return write_atomically(render_html(study, name, store), path)
 
 
 def render_html(study: Study, name: str | None = None, store: str | None = None) -> str:
@@ -58,24 +58,24 @@ def _context(study: Study) -> dict[str, Any]:
     candidates = rows(study)
     return {
         "study": study,
-        "asked": summary.asked_for(study),
-        "target": asked(study).target,
+        "asked": summary.describe_request(study),
+        "target": workload_of(study).target,
         "when": summary.when(study.created_at),
-        "verdict": study.decision.reason if study.decision else _undecided(study),
+        "verdict": study.decision.reason if study.decision else _describe_no_decision(study),
         "figures": _figures(study.decision),
         "caches": summary.caches(study),
         "trust": study.trust if study.is_timed else None,
         "rows": candidates,
         "plots": plots(study),
         "details": details(study, candidates),
-        "inspected": summary.inspected(study),
+        "inspected": summary.inspection_facts(study),
         "environment": summary.environment(study),
         "notes": summary.notes(study),
         "steps": next_steps(study),
     }
 
 
-def _undecided(study: Study) -> str:
+def _describe_no_decision(study: Study) -> str:
     if study.state is StudyState.RUNNING:
         return "No decision yet: the search was still running when this was written."
     return "No decision: the search was interrupted."
@@ -85,11 +85,11 @@ def _figures(decision: Decision | None) -> list[summary.Fact]:
     """Return the decision's figures, as pairs of a name and a value."""
     if decision is None or decision.plan.is_eager:
         return []
-    calls = show.counted(decision.workload.calls, "call")
+    calls = show.pluralize(decision.workload.calls, "call")
     found = [
         ("speed-up", show.speedup(decision.speedup)),
         ("pays back after", summary.break_even(decision.break_even_calls)),
-        (f"saved over {calls}", summary.saved(decision)),
+        (f"saved over {calls}", summary.format_saving(decision)),
         ("cold compile", show.seconds(decision.cold_s)),
         ("warm compile", show.seconds(decision.warm_s)),
         ("error against the reference", show.relative_error(decision.error)),

@@ -21,10 +21,10 @@ def write_json(record: Study | Document, path: str | Path) -> Path:
     Raises:
         StorageError: the file cannot be written.
     """
-    return write_whole(record.to_json() + "\n", path)
+    return write_atomically(record.to_json() + "\n", path)
 
 
-def write_whole(text: str, path: str | Path) -> Path:
+def write_atomically(text: str, path: str | Path) -> Path:
     """Write text to `path` by renaming a temporary neighbour, so that no reader ever sees half a file.
 
     Raises:

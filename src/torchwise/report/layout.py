@@ -25,17 +25,17 @@ MIN_WRAPPED = 16
 TRUST_STYLES = {Reliability.GOOD: "dim", Reliability.LIMITED: "yellow", Reliability.UNUSABLE: "bold yellow"}
 
 
-def trusted(trust: Trust) -> RenderableType:
+def trust_line(trust: Trust) -> RenderableType:
     """Return the sentence for the top of an output: how far its figures can be trusted."""
     return Text(show.one_line(trust.sentence), style=TRUST_STYLES[trust.reliability])
 
 
-def hanging(text: str, lead: str = "", style: str = "", indent: int = 2, lead_style: str = "bold") -> RenderableType:
+def paragraph(text: str, lead: str = "", style: str = "", indent: int = 2, lead_style: str = "bold") -> RenderableType:
     """Return a paragraph with every line indented."""
     return Padding(Text.assemble((lead, lead_style), (text, style)), (0, 0, 0, indent))
 
 
-def listed(title: str, lines: Iterable[RenderableType]) -> RenderableType:
+def section(title: str, lines: Iterable[RenderableType]) -> RenderableType:
     """Return lines below a title."""
     return Group(Text(f"\n{title}", style="bold"), *lines)
 
@@ -45,7 +45,7 @@ def table() -> Table:
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
 
 
-def filled(
+def fill_table(
     choices: Sequence[Sequence[Column[Row]]],
     rows: Sequence[Row],
     style: Callable[[Row, str], str],
@@ -65,10 +65,10 @@ def filled(
     """
     for columns, is_folded in itertools.product(choices, (False, True)):
         cells = [
-            [_folded(cell(row)) if is_folded and name not in wrapped else cell(row) for name, _, cell in columns]
+            [_wrap_cell(cell(row)) if is_folded and name not in wrapped else cell(row) for name, _, cell in columns]
             for row in rows
         ]
-        if _needed_width([name for name, _, _ in columns], cells, wrapped) <= width:
+        if _min_width([name for name, _, _ in columns], cells, wrapped) <= width:
             break
     made = table()
     for name, is_figure, _ in columns:
@@ -79,7 +79,7 @@ def filled(
     return made
 
 
-def _needed_width(names: Sequence[str], rows: Sequence[Sequence[str]], wrapped: Sequence[str]) -> int:
+def _min_width(names: Sequence[str], rows: Sequence[Sequence[str]], wrapped: Sequence[str]) -> int:
     """Return the terminal width that a table needs if only these columns are wrapped, and not too narrowly."""
     found = 3 * len(names) - 1  # what stands between the columns, and at both ends
     for name, *cells in zip(names, *rows, strict=True):
@@ -88,6 +88,6 @@ def _needed_width(names: Sequence[str], rows: Sequence[Sequence[str]], wrapped: 
     return found
 
 
-def _folded(text: str) -> str:
+def _wrap_cell(text: str) -> str:
     """Return "1.91× to 5.73×", "1.52× [1.49, 1.56]", "1.25 GiB (1.02×)" or "not comparable" on two lines."""
     return re.sub(r"(?<= to) |(?<=^not) | (?=[\[(])", "\n", text)

@@ -10,10 +10,10 @@ import math
 
 from torchwise.records import Decision, FailureKind, Outcome, Study, StudyState, Trial, TrialState, Verdict
 from torchwise.records.answer import Answer
-from torchwise.records.trial import speeds_beside
+from torchwise.records.trial import relative_speeds
 from torchwise.report import format as show
-from torchwise.report.costs import asked, baseline_cost, cost_of
-from torchwise.report.summary import saved
+from torchwise.report.costs import baseline_cost, cost_of, workload_of
+from torchwise.report.summary import format_saving
 
 LONGEST = 240
 """Maximum characters of a message shown in a sentence, since compilers write pages."""
@@ -24,25 +24,25 @@ _FAILURES = {
     FailureKind.RAISED: "raised in {stage}: {message}",
     FailureKind.OUT_OF_MEMORY: "out of memory in {stage}: {message}",
     FailureKind.UNSUPPORTED: "not possible here: {message}",
-    FailureKind.HELD_UP: "was held up in {stage}: {message}",
+    FailureKind.INTERFERED: "was held up in {stage}: {message}",
 }
 
 
 def why(trial: Trial, study: Study) -> str:
     """Say why a trial's plan won or lost, or what it waits for."""
     if is_decided(trial, study.decision):
-        return decided(study.decision) if study.decision else ""
-    memory = asked(study).objective == "memory"
-    over = _over_the_limit(trial, study)
-    return _unfinished(trial, study) or own_fault(trial, memory=memory) or over or _against_others(trial, study)
+        return describe_decision(study.decision) if study.decision else ""
+    memory = workload_of(study).objective == "memory"
+    over = _explain_memory_limit(trial, study)
+    return _explain_unfinished(trial, study) or own_fault(trial, memory=memory) or over or _explain_loss(trial, study)
 
 
 def is_decided(trial: Trial, decision: Decision | None) -> bool:
     """Whether the decision is for this trial's plan."""
-    return decision is not None and not decision.plan.is_eager and trial.plan == decision.plan and trial.is_proven
+    return decision is not None and not decision.plan.is_eager and trial.plan == decision.plan and trial.is_verified
 
 
-def decided(decision: Decision) -> str:
+def describe_decision(decision: Decision) -> str:
     """Describe the gain of deciding for the plan."""
     if decision.plan.is_eager:
         if decision.is_inconclusive:
@@ -52,7 +52,7 @@ def decided(decision: Decision) -> str:
         return "decided: it needs the least memory at the peak"
     if decision.saved_s <= 0:
         return "decided"
-    return f"decided: saves {saved(decision)} over {show.counted(decision.workload.calls, 'call')}"
+    return f"decided: saves {format_saving(decision)} over {show.pluralize(decision.workload.calls, 'call')}"
 
 
 def own_fault(trial: Trial, *, memory: bool = False) -> str:
@@ -65,17 +65,17 @@ def own_fault(trial: Trial, *, memory: bool = False) -> str:
     verdict, measurement = trial.verdict, trial.measurement
     if trial.failure:
         failure = trial.failure
-        return _FAILURES[failure.kind].format(stage=failure.stage, message=show.clipped(failure.message, LONGEST))
+        return _FAILURES[failure.kind].format(stage=failure.stage, message=show.truncate(failure.message, LONGEST))
     if verdict and verdict.outcome is Outcome.FAIL:
-        return f"wrong answer: {show.clipped(verdict.reason, LONGEST)}{_figures(verdict)}"
+        return f"wrong answer: {show.truncate(verdict.reason, LONGEST)}{_figures(verdict)}"
     if trial.state is TrialState.PRUNED:
-        return _pruned(trial)
+        return _explain_pruning(trial)
     if trial.state is TrialState.FAIL:
-        return f"failed: {show.clipped(trial.reason, LONGEST) or 'no reason was recorded'}"
+        return f"failed: {show.truncate(trial.reason, LONGEST) or 'no reason was recorded'}"
     if verdict is None:
         return "its answer was not verified, so it cannot be decided for"
     if verdict.outcome is Outcome.NOT_COMPARABLE:
-        return f"not comparable, so not proven: {show.clipped(verdict.reason, LONGEST)}"
+        return f"not comparable, so not proven: {show.truncate(verdict.reason, LONGEST)}"
     if measurement is None or not measurement.candidate_s:
         return "it was not timed, so it cannot be decided for"
     if trial.costs is None:
@@ -83,7 +83,7 @@ def own_fault(trial: Trial, *, memory: bool = False) -> str:
     return _not_faster(trial, memory)
 
 
-def _unfinished(trial: Trial, study: Study) -> str:
+def _explain_unfinished(trial: Trial, study: Study) -> str:
     ended = study.state is not StudyState.RUNNING
     if trial.state is TrialState.WAITING:
         return "not tried: the search ended first" if ended else "waits for its turn"
@@ -92,8 +92,8 @@ def _unfinished(trial: Trial, study: Study) -> str:
     return ""
 
 
-def _over_the_limit(trial: Trial, study: Study) -> str:
-    limit, peak = asked(study).memory_limit, trial.costs.peak_memory if trial.costs else None
+def _explain_memory_limit(trial: Trial, study: Study) -> str:
+    limit, peak = workload_of(study).memory_limit, trial.costs.peak_memory if trial.costs else None
     if limit is None or (peak is not None and peak <= limit):
         return ""
     took = "what it takes is not known" if peak is None else f"it takes {show.size(peak)} at the peak"
@@ -109,11 +109,11 @@ def _figures(verdict: Verdict) -> str:
     return ""
 
 
-def _pruned(trial: Trial) -> str:
+def _explain_pruning(trial: Trial) -> str:
     if trial.measurement and trial.speedup:
-        rounds = show.counted(len(trial.measurement.candidate_s), "round")
+        rounds = show.pluralize(len(trial.measurement.candidate_s), "round")
         return f"stopped after {rounds}: at {show.speedup(trial.speedup)} it could no longer lead"
-    return f"stopped early: {show.clipped(trial.reason, LONGEST) or 'it could no longer lead'}"
+    return f"stopped early: {show.truncate(trial.reason, LONGEST) or 'it could no longer lead'}"
 
 
 def _not_faster(trial: Trial, memory: bool) -> str:
@@ -129,22 +129,22 @@ def _not_faster(trial: Trial, memory: bool) -> str:
     return ""
 
 
-def _against_others(trial: Trial, study: Study) -> str:
+def _explain_loss(trial: Trial, study: Study) -> str:
     """Say why a verified plan that is not slower than eager lost to another."""
     decision = study.decision
     if message := _does_not_pay(trial, study):
         return message
-    if asked(study).objective == "memory":
+    if workload_of(study).objective == "memory":
         return _memory(trial, study)
     if decision is None:
         return "proven, and pays back"
     if decision.plan.is_eager:
         return "faster, but not by enough to be sure that it earns what compiling it costs"
-    return _against_decided(trial, decision, study)
+    return _compare_to_decided(trial, decision, study)
 
 
 def _does_not_pay(trial: Trial, study: Study) -> str:
-    cost, baseline, expected = cost_of(trial, study), baseline_cost(study), asked(study).calls
+    cost, baseline, expected = cost_of(trial, study), baseline_cost(study), workload_of(study).calls
     if cost is None or baseline is None:
         return ""
     calls = cost.break_even(baseline)
@@ -154,8 +154,8 @@ def _does_not_pay(trial: Trial, study: Study) -> str:
     return f"faster, but does not pay back: {needed}, and {show.count(expected)} are expected"
 
 
-def _against_decided(trial: Trial, decision: Decision, study: Study) -> str:
-    if ratio := speeds_beside(study.trials, trial.plan).get(decision.plan):
+def _compare_to_decided(trial: Trial, decision: Decision, study: Study) -> str:
+    if ratio := relative_speeds(study.trials, trial.plan).get(decision.plan):
         figures = f"{show.speedup(ratio)} its speed, timed side by side"
         if ratio.high < 1:
             return f"slower than {decision.plan}: {figures}"
@@ -185,7 +185,7 @@ def _faster(trial: Trial, decision: Decision, study: Study, figures: str, ratio:
     mine, its = cost_of(trial, study), cost_of(chosen, study) if chosen else None
     if mine is None or its is None:
         return said
-    saved = asked(study).calls * its.per_call_s * (1 - 1 / ratio)
+    saved = workload_of(study).calls * its.per_call_s * (1 - 1 / ratio)
     return f"{said}, but compiling it costs more than that saves" if mine.fixed_s - its.fixed_s > saved else said
 
 

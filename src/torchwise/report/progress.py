@@ -60,11 +60,11 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    def inspecting(self) -> None:
+    def start_inspection(self) -> None:
         """Start the inspection of the plain model."""
         self._begin("looking at the plain model")
 
-    def inspected(self, inspection: Inspection) -> None:
+    def finish_inspection(self, inspection: Inspection) -> None:
         """Finish the inspection of the plain model."""
         measurement = inspection.measurement
         each = ""
@@ -77,7 +77,7 @@ class Progress:
         for text in (*inspection.notes, *measurement.notes[:1]):
             self.note(text)
 
-    def trying(self, number: int, plan: Plan, reason: str) -> None:
+    def start_trial(self, number: int, plan: Plan, reason: str) -> None:
         """Start a trial."""
         because = f" ({show.one_line(reason)})" if reason else ""
         self._begin(f"trial {number}: {show.one_line(str(plan))}", because)
@@ -92,32 +92,32 @@ class Progress:
         if waited_s >= LONG_WAIT_S:
             self._say(f"waited {show.seconds(waited_s)} for the device, where another measured or compiled")
 
-    def finished(self, trial: Trial) -> None:
+    def finish_trial(self, trial: Trial) -> None:
         """Finish a trial."""
         self.stage("")
-        done = self._done(trial)
+        done = self._describe_throughput(trial)
         self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}{done}")
         self._task = ""
 
-    def leading(self, plan: Plan, speedup: Interval | None) -> None:
+    def change_leader(self, plan: Plan, speedup: Interval | None) -> None:
         """Announce a new leading plan."""
         figures = f" at {show.speedup(speedup)}" if speedup else ""
         self._leader = f"{show.one_line(str(plan))} leads{figures}"
         self._say(self._leader)
 
-    def comparing(self, plan: Plan, rival: Plan) -> None:
+    def start_comparison(self, plan: Plan, rival: Plan) -> None:
         """Start timing two plans beside each other that their trials may not tell apart."""
-        self._begin(f"{_beside(plan, rival)}, as their trials may not tell them apart")
+        self._begin(f"{_name_pair(plan, rival)}, as their trials may not tell them apart")
 
-    def compared(self, trial: Trial) -> None:
+    def finish_comparison(self, trial: Trial) -> None:
         """Finish timing the two plans."""
         self.stage("")
         if duel := trial.duel:
             came = f"{show.speedup(duel.measurement.speedup)} its speed" if duel.measurement else f"it {duel.failure}"
-            self._say(show.one_line(f"{_beside(trial.plan, duel.rival)}: {came}"))
+            self._say(show.one_line(f"{_name_pair(trial.plan, duel.rival)}: {came}"))
         self._task = ""
 
-    def repeated(self, trial: Trial) -> None:
+    def finish_repeat(self, trial: Trial) -> None:
         """Finish timing a plan beside eager in one more process."""
         self.stage("")
         cold = f"; with cold caches {show.speedup(trial.cold_speedup)}" if trial.cold_speedup else ""
@@ -128,7 +128,7 @@ class Progress:
         """Show a note for the user."""
         self._say(f"note: {show.one_line(text)}")
 
-    def _done(self, trial: Trial) -> str:
+    def _describe_throughput(self, trial: Trial) -> str:
         """Return the throughput of the trial's plan, if that means anything."""
         if self._work is None or trial.speedup is None:
             return ""
@@ -165,7 +165,7 @@ def outcome(trial: Trial) -> str:
     return f"{speedup}, {verdict_word(trial.verdict)}{cold}"
 
 
-def _beside(plan: Plan, rival: Plan) -> str:
+def _name_pair(plan: Plan, rival: Plan) -> str:
     return show.one_line(f"{plan} beside {rival}")
 
 

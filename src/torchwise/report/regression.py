@@ -48,7 +48,7 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class Timing:
     """The figures of one run.
 
     Attributes:
@@ -61,7 +61,7 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgement:
     """Judgement of one time's change.
 
     Attributes:
@@ -96,11 +96,11 @@ class Judge:
         if not 0 <= self.threshold < math.inf:
             raise InputError(f"threshold is {self.threshold}, but must be at least 0: 0.05 is 5 %")
 
-    def judge(self, before: Timed, after: Timed, *, eager: bool = False) -> Judged:
+    def judge(self, before: Timing, after: Timing, *, eager: bool = False) -> Judgement:
         """Judge one plan in two runs, or eager against itself."""
         time = ratio_of(after.time, before.time, self.confidence)
         speedup = ratio_of(after.speedup, before.speedup, self.confidence)
-        return Judged(self._change(time, speedup, eager), time, speedup)
+        return Judgement(self._change(time, speedup, eager), time, speedup)
 
     def grew(self, ratio: Interval) -> Answer:
         """Answer whether a ratio of later over earlier is above 1, beyond the threshold."""

@@ -24,19 +24,21 @@ def progress(study: Study, now: float) -> str:
         now: seconds since the epoch.
     """
     finished = [trial for trial in study.trials if trial.state.is_finished]
-    tried = [f"{trial.plan} for {_since(trial.started_at, now)}" for trial in study.trials if trial not in finished]
-    speedups = [trial.speedup for trial in finished if trial.is_proven and trial.speedup]
+    tried = [
+        f"{trial.plan} for {_format_elapsed(trial.started_at, now)}" for trial in study.trials if trial not in finished
+    ]
+    speedups = [trial.speedup for trial in finished if trial.is_verified and trial.speedup]
     best = max((speedup.mid for speedup in speedups if speedup.is_usable), default=0)
     nothing = "no proven plan has a figure yet" if speedups else "nothing is proven yet"
     words = [
-        f"{show.counted(len(finished), 'trial')} finished",
+        f"{show.pluralize(len(finished), 'trial')} finished",
         f"being tried: {', '.join(tried)}" if tried else "nothing is being tried at the moment",
         f"the best so far is {show.ratio(best)} as fast as eager" if best else nothing,
     ]
-    return f"Searching for {_since(study.created_at, now)}: {'; '.join(words)}."
+    return f"Searching for {_format_elapsed(study.created_at, now)}: {'; '.join(words)}."
 
 
-def _since(then: float, now: float) -> str:
+def _format_elapsed(then: float, now: float) -> str:
     return show.seconds(max(now - then, 0.0)) if then > 0 else "some time"
 
 

@@ -8,7 +8,7 @@ from torchwise.records import Interval, Study
 from torchwise.records.scale import EXACT
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
-from torchwise.report.regression import THRESHOLD, Change, Judge, Judged, Timed
+from torchwise.report.regression import THRESHOLD, Change, Judge, Judgement, Timing
 from torchwise.report.template import Theme, render_part
 from torchwise.report.trial_table import Row, rows
 
@@ -16,7 +16,7 @@ TEMPLATE = "beside.html.j2"
 
 
 @dataclass(frozen=True, slots=True)
-class PlanBeside:
+class PlanDiff:
     """One plan in both studies, or in one of them.
 
     Attributes:
@@ -68,14 +68,14 @@ def incomparable(first: Study, second: Study) -> str:
     return ""
 
 
-def beside(first: Study, second: Study) -> list[PlanBeside]:
+def compare_studies(first: Study, second: Study) -> list[PlanDiff]:
     """Return every plan of either study: those in both first, with the largest changes on top."""
     one, other = ({row.plan: row for row in rows(study)} for study in (first, second))
     shared = [plan for plan in one if plan in other]
     if incomparable(first, second):
-        found = [PlanBeside(row.name, row, other.get(plan), Change.NOT_COMPARED) for plan, row in one.items()]
+        found = [PlanDiff(row.name, row, other.get(plan), Change.NOT_COMPARED) for plan, row in one.items()]
         return found + [_alone(None, row) for plan, row in other.items() if plan not in one]
-    timed = sum(timed_of(one[plan], first) is not None for plan in shared)
+    timed = sum(times_of(one[plan], first) is not None for plan in shared)
     judge = Judge(THRESHOLD, 1 - (1 - CONFIDENCE) / max(timed, 1))
     found = [_both(judge, (first, one[plan]), (second, other[plan])) for plan in shared]
     found.sort(key=lambda line: -abs(1 - line.time.mid) if line.time else 0.0)
@@ -83,15 +83,15 @@ def beside(first: Study, second: Study) -> list[PlanBeside]:
     return found + [_alone(None, row) for plan, row in other.items() if plan not in one]
 
 
-def _alone(first: Row | None, second: Row | None) -> PlanBeside:
+def _alone(first: Row | None, second: Row | None) -> PlanDiff:
     row = first or second
     assert row is not None, "a plan is in one of the studies"
-    return PlanBeside(row.name, first, second, Change.NOT_COMPARED)
+    return PlanDiff(row.name, first, second, Change.NOT_COMPARED)
 
 
-def render_beside(first: Study, second: Study, theme: Theme) -> str:
+def render_study_diff(first: Study, second: Study, theme: Theme) -> str:
     """Return two studies side by side as a part of a page. See `template.render_part`."""
-    plans = beside(first, second)
+    plans = compare_studies(first, second)
     return render_part(
         TEMPLATE,
         theme,
@@ -104,37 +104,37 @@ def render_beside(first: Study, second: Study, theme: Theme) -> str:
     )
 
 
-def timed_of(row: Row, study: Study) -> Timed | None:
+def times_of(row: Row, study: Study) -> Timing | None:
     """Return the figures of a row if they can be compared: those of eager, or of a verified plan."""
     if row.trial is None:
-        return Timed(study.eager.baseline_time, EXACT) if study.eager.baseline_s else None
-    if row.speedup is None or row.trial.measurement is None or not row.trial.is_proven:
+        return Timing(study.eager.baseline_time, EXACT) if study.eager.baseline_s else None
+    if row.speedup is None or row.trial.measurement is None or not row.trial.is_verified:
         return None
-    return Timed(row.trial.measurement.candidate_time, row.speedup)
+    return Timing(row.trial.measurement.candidate_time, row.speedup)
 
 
-def figures_of(found: Judged, *, eager: bool) -> str:
+def figures_of(found: Judgement, *, eager: bool) -> str:
     """Describe how much changed: the time of eager, or the speed-up of a plan."""
     return f"{show.speedup(found.time)} the time" if eager else f"{show.speedup(found.speedup)} the speed-up"
 
 
-def _both(judge: Judge, before: tuple[Study, Row], after: tuple[Study, Row]) -> PlanBeside:
+def _both(judge: Judge, before: tuple[Study, Row], after: tuple[Study, Row]) -> PlanDiff:
     (first, one), (second, other) = before, after
-    a, b = timed_of(one, first), timed_of(other, second)
+    a, b = times_of(one, first), times_of(other, second)
     if a and b:
         found = judge.judge(a, b, eager=one.trial is None)
-        return PlanBeside(one.name, one, other, found.change, found.time, figures_of(found, eager=one.trial is None))
+        return PlanDiff(one.name, one, other, found.change, found.time, figures_of(found, eager=one.trial is None))
     change = Change.WRONG if a else Change.RIGHT if b else Change.NOT_COMPARED
     if a and other.verdict != "failed":  # it died, took too long, or was stopped early
         change = Change.LOST
-    return PlanBeside(one.name, one, other, change)
+    return PlanDiff(one.name, one, other, change)
 
 
-def summary(plans: list[PlanBeside], why_not: str = "") -> str:
+def summary(plans: list[PlanDiff], why_not: str = "") -> str:
     """Return the result in a line. `why_not` is as in `incomparable`."""
     if why_not:
         return f"The studies are not comparable: {why_not}."
     shared = [line for line in plans if line.first and line.second]
     counts = {change: sum(line.change is change for line in shared) for change in Change}
     words = [f"{count} {change}" for change, count in counts.items() if count]
-    return f"{show.counted(len(shared), 'plan')} in both: {', '.join(words)}." if shared else "No plan is in both."
+    return f"{show.pluralize(len(shared), 'plan')} in both: {', '.join(words)}." if shared else "No plan is in both."

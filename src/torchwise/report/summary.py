@@ -8,20 +8,20 @@ from torchwise.environment import Environment
 from torchwise.records import Decision, Inspection, Interval, Study, Verdict
 from torchwise.records.answer import Answer, exceeds
 from torchwise.report import format as show
-from torchwise.report.costs import asked
+from torchwise.report.costs import workload_of
 from torchwise.report.throughput import throughputs
 
 Fact = tuple[str, str]
 
 
-def asked_for(study: Study) -> str:
+def describe_request(study: Study) -> str:
     """Return the request in a line."""
-    spec = asked(study)
+    spec = workload_of(study)
     words = [
         show.one_line(spec.target),
         f"{spec.mode} on {spec.device}",
         f"for {spec.objective}",
-        f"{show.counted(spec.calls, 'call')} and {show.counted(spec.restarts, 'start')}",
+        f"{show.pluralize(spec.calls, 'call')} and {show.pluralize(spec.restarts, 'start')}",
         f"answers may be {study.allow}",
         f"effort {study.effort}",
     ]
@@ -58,7 +58,7 @@ def hot_and_cold(hot: Interval | None, cold: Interval) -> list[str]:
     return [figures, f"With cold caches it is {'slower' if cold.high < 1 else 'no faster'} than eager."]
 
 
-def saved(decision: Decision) -> str:
+def format_saving(decision: Decision) -> str:
     """Return the saving of a decision, with "at least" if its speed-up names no figure."""
     least = "" if decision.speedup is None or decision.speedup.is_usable else "at least "
     return f"{least}{show.seconds(decision.saved_s)}"
@@ -76,7 +76,7 @@ def notes(study: Study) -> list[str]:
     return [show.one_line(note) for note in dict.fromkeys(study.inspection.notes)]
 
 
-def inspected(study: Study) -> list[Fact]:
+def inspection_facts(study: Study) -> list[Fact]:
     """Return the properties of the plain model, as pairs of a name and a value."""
     seen = study.inspection
     facts = [
@@ -87,7 +87,7 @@ def inspected(study: Study) -> list[Fact]:
         ("Eager against itself", _noise(study)),
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
         ("Peak memory of a call", show.size(study.eager_peak_memory)),
-        ("Where the time goes", time_parts(seen)),
+        ("Where the time goes", format_time_by_kind(seen)),
         ("Traits", ", ".join(sorted(trait.replace("_", " ") for trait in seen.traits))),
     ]
     return [(name, show.one_line(value) or show.NONE) for name, value in facts]
@@ -107,7 +107,7 @@ def machine(here: Environment) -> list[Fact]:
         ("Compute capability", here.gpu_capability),
         ("Driver", here.driver),
         ("CUDA", here.cuda),
-        ("CPU", f"{here.cpu}, {show.counted(here.cpus, 'logical CPU')} usable{limit}"),
+        ("CPU", f"{here.cpu}, {show.pluralize(here.cpus, 'logical CPU')} usable{limit}"),
         ("System", here.system),
         ("PyTorch", here.torch),
         ("Triton", here.triton),
@@ -123,7 +123,7 @@ def place(here: Environment, *more: str) -> str:
     return show.one_line(", ".join(filter(None, (here.gpu or here.cpu, f"torch {here.torch}", *more))))
 
 
-def checked(verdict: Verdict | None) -> tuple[tuple[str, str, str, str, str], ...]:
+def list_checks(verdict: Verdict | None) -> tuple[tuple[str, str, str, str, str], ...]:
     """Return the checks of a verdict: name, outcome, error, floor, detail."""
     return tuple(
         (c.name, c.outcome.value, show.relative_error(c.error), show.relative_error(c.floor), c.detail)
@@ -141,7 +141,7 @@ def _noise(study: Study) -> str:
     return show.speedup(measurement.speedup) if measurement.candidate_s else show.NONE
 
 
-def time_parts(inspection: Inspection) -> str:
+def format_time_by_kind(inspection: Inspection) -> str:
     """Return where the time of a call of eager goes, such as "convolutions 84 %, matrix products 1.0 %"."""
     names = {"gemm": "matrix products", "conv": "convolutions", "launch": "no kernel runs"}
-    return ", ".join(f"{names.get(name, name)} {show.percent(part)}" for name, part in inspection.time_parts.items())
+    return ", ".join(f"{names.get(name, name)} {show.percent(part)}" for name, part in inspection.time_by_kind.items())

@@ -78,13 +78,13 @@ def _render(template: str, layout: str, css: str, **context: Any) -> str:
         loader=PackageLoader("torchwise.report"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_finalized,
+        finalize=_sanitize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     return environment.get_template(template).render(layout=layout, css=Markup(css), show=show, **context)
 
 
-def _finalized(value: Any) -> Any:
+def _sanitize(value: Any) -> Any:
     """Remove everything from a text that could fool a reader or a parser. The escaping comes after this."""
     return show.plain(value) if type(value) is str else value

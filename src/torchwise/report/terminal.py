@@ -14,8 +14,8 @@ from rich.text import Text
 from torchwise.records import Decision, Study, StudyState
 from torchwise.report import format as show
 from torchwise.report import layout, summary
-from torchwise.report.commands import Step, folded, next_steps
-from torchwise.report.layout import Column, hanging, listed
+from torchwise.report.commands import Step, next_steps, wrap_command
+from torchwise.report.layout import Column, paragraph, section
 from torchwise.report.throughput import throughputs
 from torchwise.report.trial_table import Row, rows
 
@@ -58,17 +58,17 @@ def render_study(study: Study, name: str | None = None, store: str | None = None
         store: location of the store.
     """
     parts: list[RenderableType] = [
-        *([layout.trusted(study.trust)] if study.is_timed else []),
-        render_decision(study.decision, summary.caches(study)) if study.decision else _undecided(study),
-        Text(summary.asked_for(study), style="dim"),
+        *([layout.trust_line(study.trust)] if study.is_timed else []),
+        render_decision(study.decision, summary.caches(study)) if study.decision else _render_no_decision(study),
+        Text(summary.describe_request(study), style="dim"),
         *(Text(line) for line in throughputs(study)),
         _Candidates(rows(study)),
     ]
     if study.excluded:
-        parts.append(_excluded(study.excluded))
+        parts.append(_render_excluded(study.excluded))
     if found := summary.notes(study):
-        parts.append(listed("Worth knowing", [hanging(text) for text in found]))
-    parts.append(listed("Next", commands(next_steps(study, name, store))))
+        parts.append(section("Worth knowing", [paragraph(text) for text in found]))
+    parts.append(section("Next", commands(next_steps(study, name, store))))
     return Group(*parts)
 
 
@@ -85,10 +85,10 @@ def render_decision(decision: Decision, more: Iterable[str] = ()) -> RenderableT
     return Panel(Group(*lines), title=title, title_align="left", border_style="green" if is_sure else "yellow")
 
 
-def _undecided(study: Study) -> RenderableType:
+def _render_no_decision(study: Study) -> RenderableType:
     words = "still searching" if study.state is StudyState.RUNNING else "interrupted before anything was decided"
     finished = sum(trial.state.is_finished for trial in study.trials)
-    text = Text(f"No decision yet: {words}; {show.counted(finished, 'trial')} finished.", style="bold")
+    text = Text(f"No decision yet: {words}; {show.pluralize(finished, 'trial')} finished.", style="bold")
     return Panel(text, title="Decision", title_align="left", border_style="yellow")
 
 
@@ -101,11 +101,11 @@ class _Candidates:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         choices = [columns for least, columns in _COLUMNS if width >= least]
-        table = layout.filled(choices, self._rows, _style, wrapped=("plan", "why"), width=width)
+        table = layout.fill_table(choices, self._rows, _style, wrapped=("plan", "why"), width=width)
         yield table
         if all(column.header != "why" for column in table.columns):
             told = [(row, STYLES[row.standing] or "bold") for row in self._rows if row.why]
-            yield listed("Why", [hanging(row.why, f"{row.name}: ", lead_style=style) for row, style in told])
+            yield section("Why", [paragraph(row.why, f"{row.name}: ", lead_style=style) for row, style in told])
 
 
 def _style(row: Row, column: str) -> str:
@@ -114,11 +114,11 @@ def _style(row: Row, column: str) -> str:
     return "bold green" if row.is_decided else STYLES[row.standing]
 
 
-def _excluded(excluded: tuple[str, ...]) -> RenderableType:
-    lines: list[RenderableType] = [hanging(show.clipped(text, 200)) for text in excluded[:MOST_EXCLUDED]]
+def _render_excluded(excluded: tuple[str, ...]) -> RenderableType:
+    lines: list[RenderableType] = [paragraph(show.truncate(text, 200)) for text in excluded[:MOST_EXCLUDED]]
     if left := len(excluded) - MOST_EXCLUDED:
-        lines += [hanging(f"and {left} more, in the page and the JSON")] if left > 0 else []
-    return listed("Not tried", lines)
+        lines += [paragraph(f"and {left} more, in the page and the JSON")] if left > 0 else []
+    return section("Not tried", lines)
 
 
 class Command:
@@ -128,7 +128,7 @@ class Command:
         self._command = show.plain(command)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in folded(self._command, options.max_width - 2):
+        for line in wrap_command(self._command, options.max_width - 2):
             yield Text(f"  {line}", style="cyan", overflow="fold")
 
 
@@ -136,4 +136,4 @@ def commands(steps: Iterable[Step], indent: int = 4) -> Iterator[RenderableType]
     """Yield commands, each with its purpose below it."""
     for step in steps:
         yield Command(step.command)
-        yield hanging(step.purpose, style="dim", indent=indent)
+        yield paragraph(step.purpose, style="dim", indent=indent)

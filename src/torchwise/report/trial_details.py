@@ -51,10 +51,10 @@ def _details(study: Study, row: Row, trial: Trial) -> Details:
         row=row,
         anchor=f"trial-{trial.number}",
         choices=_choices(trial),
-        checks=summary.checked(trial.verdict),
+        checks=summary.list_checks(trial.verdict),
         facts=tuple(_facts(trial, study)),
         notes=measurement.notes if measurement else (),
-        message=failure.message if failure and len(failure.message) > len(show.clipped(failure.message, 200)) else "",
+        message=failure.message if failure and len(failure.message) > len(show.truncate(failure.message, 200)) else "",
         traceback=failure.traceback if failure else "",
         command=reproduce(study, trial.plan),
     )
@@ -62,7 +62,7 @@ def _details(study: Study, row: Row, trial: Trial) -> Details:
 
 def _choices(trial: Trial) -> tuple[tuple[str, str], ...]:
     try:
-        return tuple((choice.summary, choice.legality.value) for choice in choices_of(trial.plan))
+        return tuple((choice.summary, choice.numerics.value) for choice in choices_of(trial.plan))
     except PlanError as error:  # tried by a version, or with a plug-in, that is not installed here
         return ((str(error), "unknown"),)
 
@@ -71,8 +71,8 @@ def _facts(trial: Trial, study: Study) -> list[summary.Fact]:
     costs, measurement = trial.costs, trial.measurement
     found = [("Recorded", trial.reason), ("Plan id", trial.plan.id)]
     if measurement and measurement.candidate_s:
-        rounds = show.counted(len(measurement.candidate_s), "round")
-        found.append(("Measured", f"{rounds} of {show.counted(measurement.calls_per_round, 'call')} each"))
+        rounds = show.pluralize(len(measurement.candidate_s), "round")
+        found.append(("Measured", f"{rounds} of {show.pluralize(measurement.calls_per_round, 'call')} each"))
         if measurement.busy_s is not None:
             found.append(("GPU waits for the host", show.percent(measurement.launch_share)))
     if costs:

@@ -8,7 +8,7 @@ from typing import Literal
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Interval, Outcome, Study, Trial, Verdict
 from torchwise.report import format as show
-from torchwise.report.outcome_text import decided, is_decided, why
+from torchwise.report.outcome_text import describe_decision, is_decided, why
 
 Standing = Literal["decided", "baseline", "proven", "out"]
 _ORDER: tuple[Standing, ...] = ("decided", "baseline", "proven", "out")
@@ -28,7 +28,7 @@ class Row:
         is_decided: whether the decision is for this row. Eager can be both baseline and decided.
         state: of the trial, or "inspected" for eager.
         speedup: eager's time over the plan's.
-        time: seconds per call, on the scale of eager's time in this study (`Study.economics`), so that times and
+        time: seconds per call, on the scale of eager's time in this study (`Study.cost_model`), so that times and
             speed-ups of one table agree.
         cold_s: cost of the first call with empty caches.
         warm_s: cost of the first call with full caches.
@@ -101,7 +101,9 @@ def _baseline(study: Study) -> Row:
         cold_s=inspection.first_call_s,
         peak_memory=study.eager_peak_memory,
         verdict="reference",
-        why=decided(decision) if decision and _leaves_alone(decision) else "the baseline: the model left alone",
+        why=describe_decision(decision)
+        if decision and _leaves_alone(decision)
+        else "the baseline: the model left alone",
     )
 
 
@@ -117,7 +119,7 @@ def _candidate(trial: Trial, study: Study) -> Row:
         number=trial.number,
         plan=trial.plan,
         name=show.one_line(str(trial.plan)),
-        standing="decided" if chosen else "proven" if timed and trial.is_proven else "out",
+        standing="decided" if chosen else "proven" if timed and trial.is_verified else "out",
         is_decided=chosen,
         state=trial.state.value,
         speedup=trial.speedup,
@@ -136,7 +138,7 @@ def _candidate(trial: Trial, study: Study) -> Row:
 
 def _time(trial: Trial, study: Study) -> Interval:
     """Return the time of a call, with the ends of eager's own interval if that is no figure."""
-    time, eager = study.economics.seconds_per_call(trial), study.eager.baseline_time
+    time, eager = study.cost_model.seconds_per_call(trial), study.eager.baseline_time
     if eager.is_usable:
         return time
     return Interval(time.low * eager.low / eager.mid, time.mid, time.high * eager.high / eager.mid)

@@ -23,7 +23,7 @@ COMPILED = "model.compile() was called since the plan was applied, and so PyTorc
 UNCOMPILED = "what model.compile() had made was taken from the model since the plan was applied"
 
 
-class Changes:
+class CallGuard:
     """Checks the parts that a plan bypasses: the module's own call, its mode and hooks, and modes around all operators.
 
     It also checks the code that the module runs (`CodeGuard`). The rest of a module is checked by the code that made
@@ -51,7 +51,7 @@ class Changes:
         self._dicts = code.dicts  # the module's own state among them
         self._seen = writes_to(self._dicts)
 
-    def found(self) -> str | None:
+    def find_change(self) -> str | None:
         """Return the change, or None. This runs on every call."""
         if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
             return "a transform of functions (vmap, jvp, grad) is active"
@@ -61,7 +61,7 @@ class Changes:
             return "a hook for all modules is registered"
         written = sum(map(version, self._dicts))
         if written != self._seen or type(self._original) is not self._kind or self._is_scripted:
-            self._look(written)
+            self._check_written(written)
         if self._found is not None:
             return self._found
         if [*map(code_of, self._functions)] != self._codes or (self._defaults and self._code.has_other_defaults()):
@@ -72,14 +72,14 @@ class Changes:
             return "a hook was registered or removed since the plan was applied"
         return None
 
-    def _look(self, written: int) -> None:
+    def _check_written(self, written: int) -> None:
         """Examine everything that was written to."""
         dicts = self._dicts
-        self._found = self._changed()
+        self._found = self._find_model_change()
         if self._dicts is dicts:
             self._seen = written
 
-    def _changed(self) -> str | None:
+    def _find_model_change(self) -> str | None:
         if getattr(self._original, "training", None) is not self._training:
             return "the model changed between train() and eval() since the plan was applied"
         compiled = self._state.get("_compiled_call_impl")
@@ -97,6 +97,6 @@ class Changes:
         if self._code.rewritten() or not is_same_code(type(self._original), self._kind):
             return REPLACED
         self._kind = type(self._original)
-        self._code.look()
+        self._code.take_snapshot()
         self._take_code()
         return None

@@ -59,19 +59,19 @@ class Canary:
         self._counted = itertools.count(1)
         self._is_off = False
 
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` with the comparison in it. Its attribute `plain` is `call` itself."""
         following, every = self._counted.__next__, self.every
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def call_or_compare(*args: Any, **kwargs: Any) -> Any:
             if following() % every or self._is_off:
                 return call(*args, **kwargs)
-            return self._compared(call, args, kwargs)
+            return self._compare_call(call, args, kwargs)
 
-        watched.plain = call  # type: ignore[attr-defined]
-        return watched
+        call_or_compare.plain = call  # type: ignore[attr-defined]
+        return call_or_compare
 
-    def _compared(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compare_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return call(*args, **kwargs)
         try:
@@ -81,7 +81,9 @@ class Canary:
             return call(*args, **kwargs)
         answer = call(*args, **kwargs)
         try:
-            found = self._judged(_observed(answer, args, kwargs, inputs, model, self._original), copied, model)
+            found = self._find_mismatch(
+                _observe_answer(answer, args, kwargs, inputs, model, self._original), copied, model
+            )
         except Exception as error:  # the plan has answered, and only the comparison fails here
             self._switch_off(f"comparing failed with {type(error).__name__}", error)
             return answer
@@ -92,7 +94,7 @@ class Canary:
         inputs.restore()
         return self._original(*args, **kwargs)
 
-    def _judged(self, ours: Observation, copied: Example, model: State) -> str | None:
+    def _find_mismatch(self, ours: Observation, copied: Example, model: State) -> str | None:
         """Return the plan's error, if there is one. The model's state is left as the plan left it.
 
         Args:
@@ -103,9 +105,9 @@ class Canary:
         after, given = State({"": self._original}), _inputs(copied.args, dict(copied.kwargs))
         try:
             model.restore()
-            right, drew = self._by_original(copied)
-            theirs = _observed(right, copied.args, dict(copied.kwargs), given, model, self._original)
-            moved = None if drew else Sensitivity(partial(self._rounded_otherwise, copied, given, model))
+            right, drew = self._call_original(copied)
+            theirs = _observe_answer(right, copied.args, dict(copied.kwargs), given, model, self._original)
+            moved = None if drew else Sensitivity(partial(self._run_perturbed, copied, given, model))
             found = mismatch(ours, theirs, self._decision.error or 0.0, moved)
         finally:
             after.restore()
@@ -115,17 +117,17 @@ class Canary:
             return None
         return found
 
-    def _rounded_otherwise(
+    def _run_perturbed(
         self, copied: Example, inputs: State, model: State, context: AbstractContextManager[Any]
     ) -> dict[str, Any]:
         """Return the original's leaves for the same call, by name, in a context that perturbs its roundings."""
         inputs.restore()
         model.restore()
         with context:
-            right, _ = self._by_original(copied)
-        return dict(_observed(right, copied.args, dict(copied.kwargs), inputs, model, self._original).leaves)
+            right, _ = self._call_original(copied)
+        return dict(_observe_answer(right, copied.args, dict(copied.kwargs), inputs, model, self._original).leaves)
 
-    def _by_original(self, given: Example) -> tuple[Any, bool]:
+    def _call_original(self, given: Example) -> tuple[Any, bool]:
         """Return the original's answer, and whether it drew random numbers, which are put back."""
         devices = [torch.cuda.current_device()] if self._decision.workload.device == "cuda" else []
 
@@ -158,7 +160,7 @@ def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
     return State({"input ": (args, kwargs)})
 
 
-def _observed(
+def _observe_answer(
     answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: State, model: State, original: Any
 ) -> Observation:
     given = (args, kwargs)

@@ -16,7 +16,7 @@ LONGEST_WAIT_S = 3600.0
 """Seconds for which an open circuit lets nothing through. They double after each retry that fails, up to an hour."""
 
 
-class Circuit:
+class CircuitBreaker:
     """Closed, it lets calls through. Open, it lets none, until its time is over. Then it is half-open: one may try.
 
     Args:
@@ -65,7 +65,7 @@ class Circuit:
             self._is_trying = True
             return True
 
-    def failed(self) -> bool:
+    def record_failure(self) -> bool:
         """Count a failure. Return whether it opened the circuit, or opened it anew.
 
         If several calls were under way when it opened, the others change nothing.
@@ -82,7 +82,7 @@ class Circuit:
             self._closed_until = self._clock() + self._wait_s
             return True
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Close it, and forget its failures."""
         with self._lock:
             self._failures, self._wait_s, self._closed_until = 0, self._first_wait_s, None

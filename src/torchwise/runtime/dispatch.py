@@ -12,23 +12,23 @@ import torch
 from torch import is_autocast_enabled, is_grad_enabled
 
 from torchwise.alerts import alert
-from torchwise.compile import Backend, Realized, Signature, compile_plan, signature_of
+from torchwise.compile import Backend, CompiledPlan, Signature, compile_plan, signature_of
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, hold
 from torchwise.compile.cuda_graphs.recorded_graph import collect_garbage
-from torchwise.compile.guards.varying_values import ChangedModelError, Varied
+from torchwise.compile.guards.varying_values import ChangedModelError, VaryingValue
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Decision
-from torchwise.runtime.call_guard import Changes
+from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.canary import Canary
-from torchwise.runtime.circuit_breaker import Circuit
+from torchwise.runtime.circuit_breaker import CircuitBreaker
 from torchwise.runtime.fallbacks import Fallbacks
-from torchwise.runtime.input_snapshot import Undo
-from torchwise.runtime.input_writes import OVERLAPS, OverlapError, Writes
-from torchwise.runtime.latency import EVERY, Latency, SpeedWatch
-from torchwise.runtime.signature_match import Known, is_of, may_need_gradients, ranks, recognized, without_memory
+from torchwise.runtime.input_snapshot import InputSnapshot
+from torchwise.runtime.input_writes import OVERLAPS, InputWrites, OverlapError
+from torchwise.runtime.latency import EVERY, Latency, SpeedMonitor
+from torchwise.runtime.signature_match import Known, is_of, make_recognizer, may_need_gradients, ranks, strip_memory
 from torchwise.runtime.statistics import STAYS, Statistics
-from torchwise.runtime.traceback_utils import without_frames
+from torchwise.runtime.traceback_utils import pop_traceback
 from torchwise.workload import Example, pytree
 from torchwise.workload.identity import describe_example
 
@@ -55,9 +55,9 @@ class Dispatcher:
     ranks), in the grad mode of the verification. It is realised on the first such call.
 
     If the plan fails, the original answers that very call, which is logged once. After some failures it answers calls
-    of that signature for a time, and then the plan is tried again (`Circuit`). If the GPU ran out of memory, the plan's
-    memory is freed, and the original answers all calls for a time. If the original raises as well, its error is the
-    caller's.
+    of that signature for a time, and then the plan is tried again (`CircuitBreaker`). If the GPU ran out of memory, the
+    plan's memory is freed, and the original answers all calls for a time. If the original raises as well, its error is
+    the caller's.
 
     Args:
         original: the module or function.
@@ -97,26 +97,26 @@ class Dispatcher:
         self.stays = False
         self._proven: dict[Signature, Callable[..., Any]] = {}
         self._last: Known | None = None  # for the last signature that was verified anew
-        self._realized: Realized | None = None
-        self._changed_since: Varied | None = None  # the change, so that the plan must be made anew
+        self._realized: CompiledPlan | None = None
+        self._changed_since: VaryingValue | None = None  # the change, so that the plan must be made anew
         self._served: set[Signature] = set()  # signatures that the plan has answered at any time
-        self._writes = Writes(original, decision.inputs, dynamic=decision.plan.shapes == "dynamic")
-        self._circuits: dict[Signature, Circuit] = {}
-        self._refused: dict[Any, Circuit] = {}  # as `_circuits`, of a frozen plan, by signature and grad mode
-        self._memory = Circuit(failures=1, first_wait_s=MEMORY_WAIT_S)
+        self._writes = InputWrites(original, decision.inputs, dynamic=decision.plan.shapes == "dynamic")
+        self._circuits: dict[Signature, CircuitBreaker] = {}
+        self._refused: dict[Any, CircuitBreaker] = {}  # as `_circuits`, of a frozen plan, by signature and grad mode
+        self._memory = CircuitBreaker(failures=1, first_wait_s=MEMORY_WAIT_S)
         self._lock = threading.Lock()
         self._fallbacks = Fallbacks(decision, "the original answers")
-        self._recompiles = Recompiles(told=self._recompiled, give_up=self._give_up)
+        self._recompiles = Recompiles(told=self._count_recompile, give_up=self._give_up)
         self._device, self._inference = decision.workload.device, decision.workload.mode == "inference"
         if canary is not None and not self._inference:
             raise InputError(
                 "canary is given, but the plan is for training: only answers can be compared, not gradients"
             )
         self.canary = canary
-        self._latency = Latency(self._device, self.statistics.latency, SpeedWatch(decision))
+        self._latency = Latency(self._device, self.statistics.latency, SpeedMonitor(decision))
         self._canary = Canary(canary, original, decision, self.statistics, self.close) if canary is not None else None
         self._module = original if isinstance(original, torch.nn.Module) else None
-        self._changed = Changes(original, inference=self._inference).found
+        self._changed = CallGuard(original, inference=self._inference).find_change
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does. `benchmarks/dispatch.py` measures the time that this adds to the plan's own."""
@@ -141,16 +141,16 @@ class Dispatcher:
             return self._slow(key or signature_of(args, kwargs), args, kwargs)
         counts = self.statistics
         try:
-            result = call(*args, **kwargs) if counts.optimized % EVERY else self._timed(call, args, kwargs)
+            result = call(*args, **kwargs) if counts.optimized % EVERY else self._time_call(call, args, kwargs)
         except Exception as error:  # a plan may fail in any way: the call is answered, the failure counted and logged
             call = last = None  # or memory that may have to be freed would be held from here
-            return self._failed(error, key or signature_of(args, kwargs), args, kwargs)
+            return self._handle_failure(error, key or signature_of(args, kwargs), args, kwargs)
         counts.optimized += 1
         return result
 
     def _slow(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call whose signature is new or not verified, or whose state may differ from the verification's."""
-        refusal = self._blocked(args, kwargs)
+        refusal = self._state_refusal(args, kwargs)
         if refusal is None and key not in self._proven:
             refusal = self._unproven(args, kwargs)
         if refusal is None and self.is_frozen:
@@ -159,20 +159,20 @@ class Dispatcher:
         if refusal is not None:
             return self._original(refusal, args, kwargs)
         is_first = key not in self._served
-        if not (self._lies_as_proven if is_first else self._writes.may_go_on)(key, args, kwargs):
-            return self._writes.learning(key, self._original, OVERLAPS, args, kwargs)
-        look = self._writes.look(args, kwargs) if is_first else None
-        start, undo = time.perf_counter(), Undo(self.original, args, kwargs) if is_first else None
+        if not (self._has_verified_overlap if is_first else self._writes.may_go_on)(key, args, kwargs):
+            return self._writes.learn_from_call(key, self._original, OVERLAPS, args, kwargs)
+        look = self._writes.take_snapshot(args, kwargs) if is_first else None
+        start, undo = time.perf_counter(), InputSnapshot(self.original, args, kwargs) if is_first else None
         try:
-            realized, result = self._answered(args, kwargs)
+            realized, result = self._run_plan(args, kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way
             if undo is not None:
                 undo()
-            return self._failed(error, key, args, kwargs)
+            return self._handle_failure(error, key, args, kwargs)
         if (circuit := self._circuits.pop(key, None)) is not None:
-            circuit.succeeded()
+            circuit.record_success()
         self._refused.pop((key, is_grad_enabled()), None)
-        self._memory.succeeded()
+        self._memory.record_success()
         self.statistics.optimized += 1
         # Another thread may have given the plan up, and the call may have changed its inputs.
         if self._refusal is None and self._realized is realized and is_of(key, args, kwargs):
@@ -184,33 +184,33 @@ class Dispatcher:
             self._shorten(realized, key, args, kwargs)
         return result
 
-    def _lies_as_proven(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return self._writes.is_proven(key, describe_example(Example(args, kwargs)), args, kwargs)
+    def _has_verified_overlap(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return self._writes.is_verified(key, describe_example(Example(args, kwargs)), args, kwargs)
 
-    def _answered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Realized, Any]:
+    def _run_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledPlan, Any]:
         with self._lock:  # two first calls at once would compile twice
-            realized = self._realize(args, kwargs)
-        return realized, self._watched(self._held(realized.call))(*args, **kwargs)
+            realized = self._compile_plan(args, kwargs)
+        return realized, self._add_canary(self._apply_freeze(realized.call))(*args, **kwargs)
 
-    def _shorten(self, realized: Realized, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _shorten(self, realized: CompiledPlan, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find the shorter way for calls like one that was answered. If that fails, the longer one stays in use."""
         try:
-            lean = realized.lean(args, kwargs)
+            lean = realized.bypass(args, kwargs)
         except Exception as error:  # the call is answered, despite any error here
             logger.debug("torchwise: no shorter way for calls of this signature", exc_info=error)
             return
         with self._lock:  # or a freeze meanwhile would pass this way by
-            self._proven[key] = lean = self._watched(self._held(self._writes.apart(key, lean)))
-            self._last = recognized(args, kwargs, lean)
+            self._proven[key] = lean = self._add_canary(self._apply_freeze(self._writes.guard_overlaps(key, lean)))
+            self._last = make_recognizer(args, kwargs, lean)
 
-    def _timed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _time_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Time a call without the comparison that may be around it."""
-        return self._latency.timed(getattr(call, "plain", call), args, kwargs)
+        return self._latency.time_call(getattr(call, "plain", call), args, kwargs)
 
-    def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        return call if self._canary is None else self._canary.around(call)
+    def _add_canary(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return call if self._canary is None else self._canary.wrap(call)
 
-    def _held(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _apply_freeze(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return hold(call) if self.is_frozen else call
 
     def _waits(self, key: Signature) -> str | None:
@@ -224,14 +224,14 @@ class Dispatcher:
             return "the GPU ran out of memory under the plan, which is tried again later"
         return None
 
-    def _failed(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _handle_failure(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer by the original. If that raises too, the fault was the call's and not the plan's."""
         if isinstance(error, OverlapError):  # which is no fault
             return self._original(OVERLAPS, args, kwargs)
         is_stale = isinstance(error, ChangedModelError)
         if isinstance(error, FrozenError) or (self.is_frozen and is_stale):  # nor is that
-            waits = Circuit(1, REFUSED_WAIT_S, longest_wait_s=LONGEST_REFUSED_WAIT_S)
-            self._refused.setdefault((key, is_grad_enabled()), waits).failed()
+            waits = CircuitBreaker(1, REFUSED_WAIT_S, longest_wait_s=LONGEST_REFUSED_WAIT_S)
+            self._refused.setdefault((key, is_grad_enabled()), waits).record_failure()
             self._proven.pop(key, None)
             self._last = None
             return self._original(CHANGED, args, kwargs)
@@ -245,7 +245,7 @@ class Dispatcher:
         kind, plan = type(error).__name__, str(self.decision.plan)
         is_memory, told = isinstance(error, torch.OutOfMemoryError), ""
         if is_memory:  # first, so that the original has room
-            told = without_frames(error)
+            told = pop_traceback(error)
             self._release(plan)
         result = self._original(f"the plan failed ({kind})", args, kwargs)
         self.statistics.failures[kind] += 1
@@ -255,10 +255,10 @@ class Dispatcher:
             )
         if is_memory:
             return result
-        circuit = self._circuits.setdefault(key, Circuit())
+        circuit = self._circuits.setdefault(key, CircuitBreaker())
         if len(self._circuits) > MOST_CIRCUITS:
             del self._circuits[next(iter(self._circuits))]
-        if circuit.failed():
+        if circuit.record_failure():
             self._proven.pop(key, None)
             self._last = None
             self.statistics.opened += 1
@@ -267,7 +267,7 @@ class Dispatcher:
             alert("plan_failed", said, error, plan=plan, failure=kind, wait_s=wait_s)
         return result
 
-    def _recompiled(self, what: str) -> None:
+    def _count_recompile(self, what: str) -> None:
         self.statistics.recompiles += 1
         told = "torchwise: plan %s is made anew for a call that it has answered before: %s"
         logger.info(told, self.decision.plan, what)
@@ -288,7 +288,7 @@ class Dispatcher:
 
     def _release(self, plan: str) -> None:
         """Free the plan's memory on the GPU, captured graphs included, and leave the plan alone for a time."""
-        is_first = self._memory.failed()
+        is_first = self._memory.record_failure()
         self._forget()
         collect_garbage()
         torch.cuda.empty_cache()  # does nothing without a GPU
@@ -304,7 +304,7 @@ class Dispatcher:
         return self._refusal
 
     @property
-    def realized(self) -> Realized | None:
+    def active_plan(self) -> CompiledPlan | None:
         """The realised plan, or None before the first call that it answers and after it was given up."""
         return self._realized
 
@@ -345,7 +345,7 @@ class Dispatcher:
         if realized is not None:
             realized.close()
 
-    def _realize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Realized:
+    def _compile_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledPlan:
         if self._realized is None:
             if self._changed_since is not None:
                 self._recompiles.again([self._changed_since], at_start=True)
@@ -371,7 +371,7 @@ class Dispatcher:
         self._fallbacks.count(reason, self.statistics)
         return self.original(*args, **kwargs)
 
-    def _blocked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    def _state_refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return why the plan may not answer in the state that the process and the model are in, or None."""
         if is_grad_enabled() and self._inference and may_need_gradients(self._module, self.decision.plan, args, kwargs):
             return "gradients are enabled, and the plan was proven without: call it under torch.no_grad()"
@@ -383,8 +383,8 @@ class Dispatcher:
         elsewhere = {t.device.type for t in pytree.tensors((args, kwargs))} - {self.decision.workload.device}
         if elsewhere:
             return f"an input lies on {elsewhere.pop()}, and the plan was proven on {self.decision.workload.device}"
-        given = without_memory(describe_example(Example(args, kwargs)))
-        if given in map(without_memory, self.decision.inputs):
+        given = strip_memory(describe_example(Example(args, kwargs)))
+        if given in map(strip_memory, self.decision.inputs):
             return None
         if self.decision.plan.shapes == "dynamic" and ranks(given) in {ranks(i) for i in self.decision.inputs}:
             return None

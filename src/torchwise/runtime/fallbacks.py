@@ -42,9 +42,9 @@ class Fallbacks:
             level = logging.INFO if self._decision.plan.is_eager else logging.WARNING
             logger.log(level, "torchwise: %s, because %s", self._happens, reason)
         if not self._is_alarmed and statistics.calls >= LEAST_CALLS:
-            self._look_at_rate(statistics)
+            self._check_rate(statistics)
 
-    def _look_at_rate(self, statistics: Statistics) -> None:
+    def _check_rate(self, statistics: Statistics) -> None:
         if (rate := statistics.fallback_rate) > MOST_FALLBACKS:
             self._is_alarmed = True
             [(reason, times)] = statistics.original.most_common(1)

@@ -34,21 +34,21 @@ def answers_alike(dispatcher: Dispatcher, workload: Workload) -> str | None:
     """Call the plan once on each example, which makes it ready. Return how an answer differs from the original's."""
     with torch.no_grad():
         for example in workload.examples:
-            right, ours = _observed(workload.call, example), _observed(dispatcher, example)
+            right, ours = _observe_call(workload.call, example), _observe_call(dispatcher, example)
             if dispatcher.statistics.original:
                 return f"it does not answer the example inputs: {next(iter(dispatcher.statistics.original))}"
-            moved = Sensitivity(partial(_rounded_otherwise, workload.call, example))
+            moved = Sensitivity(partial(_run_perturbed, workload.call, example))
             if found := mismatch(ours, right, dispatcher.decision.error or 0.0, moved):
                 return f"on the example inputs it answers otherwise than the original: {found}"
     return None
 
 
-def _rounded_otherwise(call: Any, example: Example, context: AbstractContextManager[Any]) -> dict[str, Any]:
+def _run_perturbed(call: Any, example: Example, context: AbstractContextManager[Any]) -> dict[str, Any]:
     with context:
-        return dict(_observed(call, example).leaves)
+        return dict(_observe_call(call, example).leaves)
 
 
-def _observed(call: Any, example: Example) -> Any:
+def _observe_call(call: Any, example: Example) -> Any:
     given = example.clone()
     answer = call(*given.args, **given.kwargs)
     return observation_of(answer, (given.args, dict(given.kwargs)))

@@ -10,7 +10,7 @@ from torchwise.workload.module_state import State
 logger = logging.getLogger("torchwise")
 
 
-class Undo:
+class InputSnapshot:
     """The state of the model and of a call's inputs, kept before the call.
 
     A plan of several pieces may fail at a later one, when an earlier one has written already. Only first calls of a
@@ -20,7 +20,7 @@ class Undo:
     def __init__(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._state: State | None = None
         try:
-            self._state = State.of(original, args, kwargs)
+            self._state = State.from_call(original, args, kwargs)
         except Exception as error:  # an input may be of any kind, and memory may be short: the call goes on without
             logger.debug("torchwise: what a first call writes could not be put back", exc_info=error)
 

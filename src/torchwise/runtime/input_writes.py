@@ -14,7 +14,7 @@ import torch
 
 from torchwise.compile import Signature
 from torchwise.errors import UnsupportedError
-from torchwise.runtime.signature_match import memory, ranks, without_memory
+from torchwise.runtime.signature_match import memory, ranks, strip_memory
 from torchwise.workload import pytree
 from torchwise.workload.memory import overlap_of
 
@@ -33,7 +33,7 @@ class OverlapError(UnsupportedError):
     """Inputs share memory with the model's tensors, which the call writes to."""
 
 
-class Writes:
+class InputWrites:
     """Remembers for each signature the tensors that its calls write to, as far as that was observed.
 
     Args:
@@ -44,12 +44,12 @@ class Writes:
 
     def __init__(self, original: Any, inputs: Sequence[str], *, dynamic: bool) -> None:
         self._module = original if isinstance(original, torch.nn.Module) else None
-        self._kind = ranks if dynamic else without_memory
+        self._kind = ranks if dynamic else strip_memory
         self._proven = {(self._kind(given), memory(given)) for given in inputs}
         self._reading: dict[Signature, bool] = {}  # whether the original wrote nothing
         self._written: dict[Signature, list[Slot]] = {}
 
-    def is_proven(self, key: Signature, description: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def is_verified(self, key: Signature, description: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a first call of a signature shares memory as verified, or may do so as it writes nothing."""
         if self._reading.get(key, False):
             return True
@@ -60,7 +60,9 @@ class Writes:
         """Whether a later call's inputs are apart from the tensors that the first one wrote to."""
         return key not in self._written or not self._meet(self._written[key], args, kwargs)
 
-    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, closely: bool = False) -> Look | None:
+    def take_snapshot(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, closely: bool = False
+    ) -> TensorSnapshot | None:
         """Record inputs and the module's own tensors before a call, or return None if that is impossible.
 
         Args:
@@ -69,18 +71,18 @@ class Writes:
             closely: whether to compare the values of inputs, too, as not every kernel has its writes counted.
         """
         try:
-            return Look(pytree.tensors((args, kwargs)), _slots(self._module), closely=closely)
+            return TensorSnapshot(pytree.tensors((args, kwargs)), _slots(self._module), closely=closely)
         except Exception as error:  # an input may be of any kind, and memory may be short
             logger.debug("torchwise: what a call writes to could not be seen", exc_info=error)
             return None
 
-    def note(self, key: Signature, look: Look | None) -> None:
+    def note(self, key: Signature, look: TensorSnapshot | None) -> None:
         """Note the writes of the plan's first call of a signature. Without a look, they may be to any tensor."""
         written = _slots(self._module) if look is None or look.inputs_written() else look.own_written()
         if written:
             self._written[key] = written
 
-    def learning(
+    def learn_from_call(
         self, key: Signature, original: Callable[..., Any], reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Have the original answer a call for a reason, and see whether it writes nothing: the next may be the plan's.
@@ -89,14 +91,14 @@ class Writes:
         """
         if key in self._reading or key in self._written:
             return original(reason, args, kwargs)
-        look = self.look(args, kwargs, closely=True)
+        look = self.take_snapshot(args, kwargs, closely=True)
         answer = original(reason, args, kwargs)
         self._reading[key] = look is not None and not look.inputs_written() and not look.own_written()
         if len(self._reading) > MOST_READING:
             del self._reading[next(iter(self._reading))]
         return answer
 
-    def apart(self, key: Signature, call: Callable[..., Any]) -> Callable[..., Any]:
+    def guard_overlaps(self, key: Signature, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call`, made to raise if its inputs share memory with tensors that such calls write to.
 
         Raises (on call):
@@ -105,12 +107,12 @@ class Writes:
         if key not in self._written:
             return call
 
-        def apart(*args: Any, **kwargs: Any) -> Any:
+        def call_or_raise(*args: Any, **kwargs: Any) -> Any:
             if not self.may_go_on(key, args, kwargs):
                 raise OverlapError(OVERLAPS)
             return call(*args, **kwargs)
 
-        return apart
+        return call_or_raise
 
     def _meet(self, own: list[Slot], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an input shares memory with one of the module's tensors."""
@@ -120,14 +122,14 @@ class Writes:
         return any(overlap_of([tensor, one]) is not None for tensor in near for one in given)
 
 
-class Look:
+class TensorSnapshot:
     """Inputs and a module's own tensors before a call, to be compared after it."""
 
     def __init__(self, inputs: list[torch.Tensor], own: list[Slot], *, closely: bool) -> None:
         self.own = own
         self._counted = [(tensor, _count(tensor)) for tensor in inputs]
         self._values = [(t, t.detach().clone()) for t, count in self._counted if closely or count is None]
-        self._counts = [*map(_counted, own)]
+        self._counts = [*map(_slot_version, own)]
 
     def inputs_written(self) -> bool:
         """Whether an input holds other values, or was written to."""
@@ -138,7 +140,7 @@ class Look:
     def own_written(self) -> list[Slot]:
         """List the module's own tensors that were written to or replaced, and those that keep no count of writes."""
         pairs = zip(self.own, self._counts, strict=True)
-        return [slot for slot, was in pairs if was[1] is None or _counted(slot) != was]
+        return [slot for slot, was in pairs if was[1] is None or _slot_version(slot) != was]
 
 
 def _slots(module: torch.nn.Module | None) -> list[Slot]:
@@ -166,7 +168,7 @@ def _place(tensor: torch.Tensor) -> int:
         return 0
 
 
-def _counted(slot: Slot) -> tuple[int, int | None]:
+def _slot_version(slot: Slot) -> tuple[int, int | None]:
     """Return which tensor hangs in a place, and how often it was written to."""
     tensor = _tensor(slot)
     return id(tensor), _count(tensor) if tensor is not None else None

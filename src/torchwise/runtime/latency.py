@@ -72,17 +72,17 @@ class Latency:
         self._since = 0
         self._pending: tuple[Any, Any] | None = None
 
-    def timed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def time_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call, and time it."""
-        return self._on_gpu(call, args, kwargs) if self._is_cuda else self._on_cpu(call, args, kwargs)
+        return self._time_on_gpu(call, args, kwargs) if self._is_cuda else self._time_on_cpu(call, args, kwargs)
 
-    def _on_cpu(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _time_on_cpu(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         start = time.perf_counter()
         answer = call(*args, **kwargs)
         self._add(time.perf_counter() - start)
         return answer
 
-    def _on_gpu(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _time_on_gpu(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.cuda.is_current_stream_capturing():
             return call(*args, **kwargs)
         pending, self._pending = self._pending, None  # at once: several threads may be here
@@ -107,7 +107,7 @@ class Latency:
             self._look(median(self._recent))
 
 
-class SpeedWatch:
+class SpeedMonitor:
     """Receives the recent duration of calls, and raises an alert if it is longer than the decision promised."""
 
     def __init__(self, decision: Decision) -> None:
@@ -116,7 +116,7 @@ class SpeedWatch:
 
     def __call__(self, seconds: float) -> None:
         """Compare a median with the promised duration, if there is one for these inputs."""
-        promised = self._promised_s()
+        promised = self._plan_duration_s()
         if promised is None or seconds <= SLOWER * promised:
             self._is_slower = False
         elif not self._is_slower:
@@ -125,6 +125,6 @@ class SpeedWatch:
             said = f"plan {plan} takes {seconds * 1e3:.3g} ms; it took {promised * 1e3:.3g} ms when it was decided for"
             alert("slow_down", said, plan=plan, seconds=seconds, promised_s=promised)
 
-    def _promised_s(self) -> float | None:
+    def _plan_duration_s(self) -> float | None:
         speedup = self._decision.speedup
         return None if speedup is None or len(self._decision.inputs) != 1 else self._decision.baseline_s / speedup.mid

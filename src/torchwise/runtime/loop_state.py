@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from torchwise.compile.cuda_graphs.loop_graph import overlapping, span
+from torchwise.compile.cuda_graphs.loop_graph import find_overlaps, span
 from torchwise.compile.signature import is_plain, is_strided, plain_key
 from torchwise.errors import InputError
 from torchwise.workload import pytree
@@ -19,7 +19,7 @@ ALIGNMENT = 16
 
 
 @dataclass(slots=True)
-class Course:
+class LoopProgress:
     """How far one rollout is.
 
     Attributes:
@@ -45,10 +45,10 @@ class Course:
             InputError: it returns another structure, shape, dtype or device than it was given.
         """
         before = self.state
-        expected = _looks_of(before)  # first, for a step may change its state in place
+        expected = _list_layouts(before)  # first, for a step may change its state in place
         self.state = step(before)
         self.done += 1
-        if (found := _looks_of(self.state)) != expected:
+        if (found := _list_layouts(self.state)) != expected:
             self._check(before, expected, found)
         if self.every and self.done % self.every == 0:
             self.snapshots.append(copies(self.state))
@@ -71,7 +71,7 @@ class Course:
                 f"step {self.done} returns a state of {names}, but was given {given}: return the state as it came"
             )
         for (name, was), (_, now) in zip(expected, found, strict=True):
-            if was != now and (isinstance(was, Look) or isinstance(now, Look)):
+            if was != now and (isinstance(was, TensorLayout) or isinstance(now, TensorLayout)):
                 raise InputError(
                     f"step {self.done} returns {now} {name and 'at ' + name + ' '}where it was given {was}: shapes, "
                     "dtypes and devices of the state must stay; cast or reshape in the step, or before the rollout"
@@ -80,7 +80,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TensorLayout:
     """The properties of a tensor that must stay from step to step."""
 
     shape: torch.Size
@@ -91,16 +91,16 @@ class Look:
         return f"a tensor of shape {list(self.shape)}, {self.dtype}, on {self.device}"
 
 
-def _looks_of(state: Any) -> list[Any]:
+def _list_layouts(state: Any) -> list[Any]:
     """List each leaf with its path: a tensor's fixed properties, a plain value's key, or the type of any other leaf."""
     if isinstance(state, torch.Tensor):
-        return [("", Look(state.shape, state.dtype, state.device))]
-    return [(name, _look(leaf)) for name, leaf in pytree.named_leaves(state)]
+        return [("", TensorLayout(state.shape, state.dtype, state.device))]
+    return [(name, _layout_of(leaf)) for name, leaf in pytree.list_named_leaves(state)]
 
 
-def _look(leaf: Any) -> Any:
+def _layout_of(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return Look(leaf.shape, leaf.dtype, leaf.device)
+        return TensorLayout(leaf.shape, leaf.dtype, leaf.device)
     return plain_key(leaf) if is_plain(leaf) else type(leaf)
 
 
@@ -115,8 +115,8 @@ def copies(state: Any) -> Any:
     Views that are differentiated, or mapped over by `torch.func`, are copied apart.
     """
     copied: dict[int, torch.Tensor] = {}
-    for several in tied(state):
-        copied |= zip(map(id, several), _copied_together(several), strict=True)
+    for several in find_tied_tensors(state):
+        copied |= zip(map(id, several), _copy_together(several), strict=True)
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in copied:
@@ -126,9 +126,9 @@ def copies(state: Any) -> Any:
     return pytree.map_tensors(copy, state)
 
 
-def tied(state: Any) -> list[list[torch.Tensor]]:
+def find_tied_tensors(state: Any) -> list[list[torch.Tensor]]:
     """List groups of tensors in a state whose memory overlaps, each in the order of memory."""
-    return overlapping([tensor for tensor in pytree.tensors(state) if _lies_plainly(tensor)])
+    return find_overlaps([tensor for tensor in pytree.tensors(state) if _lies_plainly(tensor)])
 
 
 def _lies_plainly(tensor: torch.Tensor) -> bool:
@@ -144,7 +144,7 @@ def _lies_plainly(tensor: torch.Tensor) -> bool:
     return address != 0 and address % tensor.element_size() == 0  # on the meta device, all have address 0
 
 
-def _copied_together(several: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _copy_together(several: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copy the bytes that each reaches: they may lie in several storages, such as those of arrays of NumPy."""
     begin, end = several[0].data_ptr() // ALIGNMENT * ALIGNMENT, max(last for _, last in map(span, several))
     memory = torch.empty(end - begin, dtype=torch.uint8, device=several[0].device)

@@ -23,7 +23,7 @@ def like(kind: type, original: type) -> type:
     They decide how a model moves (`_apply`, `to`), which parameters it has, or that it is a list of modules. Methods
     that `kind` itself defines stay.
     """
-    return _forwarding(kind, _own(kind, original))
+    return _make_forwarding_class(kind, _own(kind, original))
 
 
 def _own(kind: type, original: type) -> tuple[str, ...]:
@@ -35,12 +35,12 @@ def _own(kind: type, original: type) -> tuple[str, ...]:
 
 
 @functools.cache
-def _forwarding(kind: type, names: tuple[str, ...]) -> type:
-    methods = {name: _forwarded(name) for name in names}
+def _make_forwarding_class(kind: type, names: tuple[str, ...]) -> type:
+    methods = {name: _make_forwarding_method(name) for name in names}
     return type(kind.__name__, (kind,), {**methods, "__doc__": kind.__doc__}) if methods else kind
 
 
-def _forwarded(name: str) -> Callable[..., Any]:
+def _make_forwarding_method(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         original = self._dispatcher.original
         answer = getattr(original, name)(*args, **kwargs)

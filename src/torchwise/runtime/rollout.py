@@ -13,15 +13,15 @@ import torch
 
 from torchwise.compile.cuda_graphs.capture_errors import synchronisations, synchronises
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.graph_key import Situation, on_gpu, settings_now, situation_of, steps_aside
+from torchwise.compile.cuda_graphs.graph_key import Situation, is_on_gpu, settings_now, situation_of, steps_aside
 from torchwise.compile.cuda_graphs.loop_graph import MOST_ITERATIONS, CapturedLoop, iterations
-from torchwise.compile.cuda_graphs.python_state import differing, surroundings_of
+from torchwise.compile.cuda_graphs.python_state import find_difference, read_python_state
 from torchwise.compile.guards.code_guard import CodeGuard
-from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.compile.signature import opaque_leaves
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.runtime.dispatch import Dispatcher
-from torchwise.runtime.loop_state import Course, copies, tied
+from torchwise.runtime.loop_state import LoopProgress, copies, find_tied_tensors
 from torchwise.workload import pytree
 
 logger = logging.getLogger("torchwise")
@@ -60,7 +60,7 @@ class Rollout:
             every: keep the state after each so many steps.
             once: whether there will be one call only, so that recording must pay within it.
         """
-        if every is not None and _whole("every", every) < 1:
+        if every is not None and _to_int("every", every) < 1:
             raise InputError(f"every is {every}, but must be at least 1, or None to keep only the last state")
         self.reason: str | None = None
         self._step = step
@@ -71,7 +71,7 @@ class Rollout:
         parts = list(owner.modules()) if isinstance(owner, torch.nn.Module) else [step]
         found = [getattr(part, "_dispatcher", None) for part in parts]
         self._applied = [dispatcher for dispatcher in found if isinstance(dispatcher, Dispatcher)]
-        self._watch = ModuleWatch(owner if isinstance(owner, torch.nn.Module) else None)
+        self._watch = ModuleGuard(owner if isinstance(owner, torch.nn.Module) else None)
         self._code = CodeGuard(step)
         self._standing = self._plans()
         self._loops: dict[Situation, tuple[CapturedLoop, Callable[[], bool]]] = {}
@@ -91,14 +91,14 @@ class Rollout:
         Raises:
             InputError: a number is out of range, or the step returns another kind of state than it is given.
         """
-        if _whole("steps", steps) < 0:
+        if _to_int("steps", steps) < 0:
             raise InputError(f"steps is {steps}, but must be at least 0")
-        gradients, graphs = torch.is_grad_enabled(), steps > 0 and any(map(on_gpu, pytree.tensors(state)))
+        gradients, graphs = torch.is_grad_enabled(), steps > 0 and any(map(is_on_gpu, pytree.tensors(state)))
         # Graphs are outside inference mode, whose tensors can neither be written elsewhere nor be told to have been.
         with torch.inference_mode(torch.is_inference_mode_enabled() and not graphs), torch.set_grad_enabled(gradients):
-            course = Course(copies(state), steps, self._every)
+            course = LoopProgress(copies(state), steps, self._every)
             if graphs:
-                self._on_gpu(course)
+                self._run_on_gpu(course)
             while course.done < steps:
                 course.advance(self._step)
         return course.state if self._every is None else (course.state, course.snapshots)
@@ -108,7 +108,7 @@ class Rollout:
         with self._lock:
             self._loops.clear()
 
-    def _on_gpu(self, course: Course) -> None:
+    def _run_on_gpu(self, course: LoopProgress) -> None:
         """Go as far as graphs go. A rollout inside another one, or in another thread meanwhile, runs as written."""
         if steps_aside() or not self._lock.acquire(blocking=False):
             return
@@ -117,12 +117,14 @@ class Rollout:
             if self._plans() != self._standing:
                 self._forget()
             key = situation_of((course.state,), {})
-            if torch.is_grad_enabled() or tied(course.state):  # as in `(u, u)`, which part with the first step
+            if torch.is_grad_enabled() or find_tied_tensors(
+                course.state
+            ):  # as in `(u, u)`, which part with the first step
                 course.advance(self._step)
                 if any(t.requires_grad for t in pytree.tensors(course.state)):
                     self.reason = "gradients flow through the steps"  # which is as asked, and not for the log
                     return
-            self._recorded(key, course)  # in the grad mode that it is in, which a step may use within (forces)
+            self._replay_or_record(key, course)  # in the grad mode that it is in, which a step may use within (forces)
         except UnsupportedError as error:
             self._refused[key] = self.reason = str(error)
             if self.reason not in self._logged:
@@ -134,10 +136,10 @@ class Rollout:
 
     def _plans(self) -> list[Any]:
         """Return the plans by which applied models answer, held so that no graph outlives their memory."""
-        return [*self._watch.versions(), *(d.realized for d in self._applied)] if self._applied else []
+        return [*self._watch.versions(), *(d.active_plan for d in self._applied)] if self._applied else []
 
-    def _recorded(self, key: Situation, course: Course) -> None:
-        if self._watch.changed() or self._code.replaced():
+    def _replay_or_record(self, key: Situation, course: LoopProgress) -> None:
+        if self._watch.has_changed() or self._code.find_replaced():
             self._forget()
         if key in self._refused:
             self.reason = self._refused[key]
@@ -155,15 +157,15 @@ class Rollout:
         self._loops.clear()
         self._warm.clear()
         self._refused.clear()
-        self._watch.look()
-        self._code.look()
+        self._watch.take_snapshot()
+        self._code.take_snapshot()
 
-    def _warm_up(self, took: list[float], course: Course) -> None:
+    def _warm_up(self, took: list[float], course: LoopProgress) -> None:
         """Take the first steps as written, the last of them under watch."""
         if opaque := opaque_leaves(course.state):
             raise UnsupportedError(f"the state holds {opaque[0]}, which no graph can carry on")
         while len(took) < WARM_UP_STEPS and course.done < course.steps:
-            before = surroundings_of(self._step)
+            before = read_python_state(self._step)
             start = time.perf_counter()
             with synchronisations() as places:
                 course.advance(self._step)
@@ -172,23 +174,23 @@ class Rollout:
                 raise synchronises(places, "the step")
             if course.varies:
                 raise UnsupportedError("a number in the state changes from step to step: make it a tensor on CUDA")
-            if len(took) == WARM_UP_STEPS and (name := differing(before, surroundings_of(self._step))):
+            if len(took) == WARM_UP_STEPS and (name := find_difference(before, read_python_state(self._step))):
                 raise UnsupportedError(f"{name} changes in Python from step to step: carry it in the state as a tensor")
 
-    def _record(self, step_s: float, course: Course) -> CapturedLoop:
+    def _record(self, step_s: float, course: LoopProgress) -> CapturedLoop:
         if not self._loops:  # a pool whose graphs are gone takes no new ones while anything lies in it
             self._pool = torch.cuda.graph_pool_handle()
-        if self._watch.changed():  # lazy modules and caches took shape
-            self._watch.look()
+        if self._watch.has_changed():  # lazy modules and caches took shape
+            self._watch.take_snapshot()
         most = (course.steps - course.done) // 8 if self._once else course.steps
         length, inside = iterations(step_s, course.state, self._every, min(most, MOST_ITERATIONS))
         loop = CapturedLoop(self._step, course.state, length=length, inside=inside, pool=self._pool, stream=self._side)
-        if self._watch.changed():
-            self._watch.look()
+        if self._watch.has_changed():
+            self._watch.take_snapshot()
             raise UnsupportedError("the step replaces tensors, attributes or the mode of its own module")
         return loop
 
-    def _replay(self, loop: CapturedLoop, course: Course) -> None:
+    def _replay(self, loop: CapturedLoop, course: LoopProgress) -> None:
         current = torch.cuda.current_stream()
         if self._last is not None:
             current.wait_stream(self._last)  # which may be using the graph's memory still
@@ -207,7 +209,7 @@ class Rollout:
         course.state = loop.state()
 
 
-def _whole(name: str, number: Any) -> int:
+def _to_int(name: str, number: Any) -> int:
     try:
         return operator.index(number)
     except TypeError:

@@ -25,7 +25,7 @@ def is_of(key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
         return False
 
 
-def recognized(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Known | None:
+def make_recognizer(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Known | None:
     """Return a recognizer of calls like this one that makes no signatures, or None if there can be none."""
     try:
         return Recognizer(args, kwargs), call
@@ -35,10 +35,10 @@ def recognized(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[...
 
 def ranks(description: str) -> str:
     """Blank out the sizes and strides of a description, keeping names, dtypes and ranks. Shared memory is left out."""
-    return re.sub(r"\d+(?=[,\]\)])", "·", without_memory(description))
+    return re.sub(r"\d+(?=[,\]\)])", "·", strip_memory(description))
 
 
-def without_memory(description: str) -> str:
+def strip_memory(description: str) -> str:
     """Leave out of a description of inputs how they share memory."""
     return description.partition(MEMORY)[0]
 

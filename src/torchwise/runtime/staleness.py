@@ -15,7 +15,7 @@ import torch
 from torchwise import environment
 from torchwise.compile.guards.reachable_code import ReachableCode, find_names
 from torchwise.records import Decision
-from torchwise.workload.differences import CODE, Details, another_model, packed, unpacked
+from torchwise.workload.differences import CODE, Details, another_model, pack_details, unpack_details
 from torchwise.workload.identity import Attributes, structure
 from torchwise.workload.structure_details import details_of
 from torchwise.workload.train_step import TrainStep
@@ -32,10 +32,10 @@ def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
     if structure(model) == decision.structure:
         return None
     details = details_of(model)
-    marks = find_marks(model, unpacked(decision.structure_details), details)
+    marks = find_marks(model, unpack_details(decision.structure_details), details)
     if marks and structure(model, marks) == decision.structure:
         return None
-    return another_model(decision.structure_details, packed(details))
+    return another_model(decision.structure_details, pack_details(details))
 
 
 def find_marks(model: Callable[..., Any], before: Details, now: Details) -> Attributes:

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchwise.compile.backends.inductor import compiled_graphs
-from torchwise.compile.cuda_graphs.compile_freeze import captured_graphs
+from torchwise.compile.backends.inductor import count_compiled_graphs
+from torchwise.compile.cuda_graphs.compile_freeze import count_captured_graphs
 from torchwise.runtime.latency import Histogram
 
 STAYS = "the decision is to stay with eager"
@@ -73,16 +73,16 @@ class Statistics:
     @property
     def compiles(self) -> int | None:
         """Graphs that PyTorch compiled in this process since the freeze, for any purpose, or None if not frozen."""
-        return compiled_graphs() - self.at_freeze[0] if self.at_freeze else None
+        return count_compiled_graphs() - self.at_freeze[0] if self.at_freeze else None
 
     @property
     def captures(self) -> int | None:
         """CUDA graphs recorded in this process since the freeze, for any purpose, or None if not frozen."""
-        return captured_graphs() - self.at_freeze[1] if self.at_freeze else None
+        return count_captured_graphs() - self.at_freeze[1] if self.at_freeze else None
 
     def freeze(self) -> None:
         """Count compilations and captures from now on, unless they are counted already."""
-        self.at_freeze = self.at_freeze or (compiled_graphs(), captured_graphs())
+        self.at_freeze = self.at_freeze or (count_compiled_graphs(), count_captured_graphs())
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counts as plain data, to be logged or sent."""

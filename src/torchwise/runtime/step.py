@@ -14,20 +14,20 @@ from torchwise.alerts import alert
 from torchwise.compile import Signature, compile_plan, is_plain, signature_of
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.compile.signature import opaque_leaves
-from torchwise.compile.train_step import RealizedStep
+from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import InputError
 from torchwise.records import Decision
-from torchwise.runtime.call_guard import Changes
+from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.dispatch import NOT_PROVEN
 from torchwise.runtime.fallbacks import Fallbacks
-from torchwise.runtime.input_snapshot import Undo
-from torchwise.runtime.input_writes import OVERLAPS, Writes
-from torchwise.runtime.signature_match import without_memory
+from torchwise.runtime.input_snapshot import InputSnapshot
+from torchwise.runtime.input_writes import OVERLAPS, InputWrites
+from torchwise.runtime.signature_match import strip_memory
 from torchwise.runtime.staleness import stale_because
 from torchwise.runtime.statistics import STAYS, Statistics
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
-from torchwise.workload.train_step import TrainStep, unwrapped
+from torchwise.workload.train_step import TrainStep, unwrap_ddp
 
 logger = logging.getLogger("torchwise")
 
@@ -75,12 +75,14 @@ class OptimizedStep:
         self.decision = decision
         self.statistics = Statistics()
         self._refusal = refusal if refusal or not decision.plan.is_eager else STAYS
-        self._realized: RealizedStep | None = None
-        self._changes: list[Changes] = []  # of the model and the loss, since the plan was made of them
+        self._realized: CompiledStep | None = None
+        self._changes: list[CallGuard] = []  # of the model and the loss, since the plan was made of them
         self._fallbacks = Fallbacks(decision, "a training step is taken as written")
-        self._recompiles = Recompiles(told=self._recompiled, give_up=self._limit_reached, is_part=True)
+        self._recompiles = Recompiles(told=self._count_recompile, give_up=self._limit_reached, is_part=True)
         self._limit: RecompileLimitError | None = None
-        self._writes = Writes(None, decision.inputs, dynamic=False)  # to batches, as every step writes to the model
+        self._writes = InputWrites(
+            None, decision.inputs, dynamic=False
+        )  # to batches, as every step writes to the model
         self._taken: dict[Signature, int] = {}  # steps on batches of a verified kind, up to FIRST_CALLS
         names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
         self._made_of = {name: getattr(original, name) for name in names}
@@ -91,22 +93,22 @@ class OptimizedStep:
             self._give_up(f"{part} was set after the plan was decided for")
         if self._refusal is not None:
             return self._as_written(self._refusal, batch)
-        if (reason := next(filter(None, (changes.found() for changes in self._changes)), None)) is not None:
+        if (reason := next(filter(None, (changes.find_change() for changes in self._changes)), None)) is not None:
             return self._as_written(reason, batch)
         key = signature_of(batch, {})
         taken = self._taken.get(key)
         if taken is None:
-            if not self._is_proven(batch):
+            if not self._is_verified(batch):
                 return self._as_written(NOT_PROVEN, batch)
-            if not self._lies_as_proven(key, batch):
-                loss: torch.Tensor = self._writes.learning(key, self._as_written_with, OVERLAPS, batch, {})
+            if not self._has_verified_overlap(key, batch):
+                loss: torch.Tensor = self._writes.learn_from_call(key, self._as_written_with, OVERLAPS, batch, {})
                 return loss
             taken = 0
         undo = self._snapshot(batch) if taken < FIRST_CALLS else None
         try:
             loss = self._plan(batch).compute(*batch)
         except Exception as error:  # a plan may fail in any way: the step is taken, and the failure counted and logged
-            return self._failed(error, undo, batch)
+            return self._handle_failure(error, undo, batch)
         if undo is not None:
             self._taken[key] = taken + 1
         self.statistics.optimized += 1
@@ -152,27 +154,27 @@ class OptimizedStep:
     def __repr__(self) -> str:
         return f"<OptimizedStep of {type(self.original.model).__name__}, plan: {self.decision.plan}>"
 
-    def _plan(self, batch: tuple[Any, ...]) -> RealizedStep:
+    def _plan(self, batch: tuple[Any, ...]) -> CompiledStep:
         if self._realized is None:
             device = self.decision.workload.device
             plan, given = self.decision.plan, Example(batch)
             made = compile_plan(
                 self.original, plan, given, device=device, mode="training", recompiles=self._recompiles
             ).call
-            assert isinstance(made, RealizedStep), "a plan that is not eager changes something of a step"
+            assert isinstance(made, CompiledStep), "a plan that is not eager changes something of a step"
             self._realized = made
-            called = (unwrapped(self.original.model), self.original.loss)
-            self._changes = [Changes(call, inference=False) for call in called if call is not None]
+            called = (unwrap_ddp(self.original.model), self.original.loss)
+            self._changes = [CallGuard(call, inference=False) for call in called if call is not None]
         return self._realized
 
-    def _is_proven(self, batch: tuple[Any, ...]) -> bool:
+    def _is_verified(self, batch: tuple[Any, ...]) -> bool:
         if any(p.device.type != self.decision.workload.device for p in self.original.trained()):
             return False
-        given = without_memory(describe_example(Example(batch)))
-        return given in map(without_memory, self.decision.inputs) and not opaque_leaves(batch)
+        given = strip_memory(describe_example(Example(batch)))
+        return given in map(strip_memory, self.decision.inputs) and not opaque_leaves(batch)
 
-    def _lies_as_proven(self, key: Signature, batch: tuple[Any, ...]) -> bool:
-        return self._writes.is_proven(key, describe_example(Example(batch)), batch, {})
+    def _has_verified_overlap(self, key: Signature, batch: tuple[Any, ...]) -> bool:
+        return self._writes.is_verified(key, describe_example(Example(batch)), batch, {})
 
     def _set_anew(self) -> str | None:
         """Return the name of a part that the plan was not made of, and does not look at."""
@@ -190,11 +192,11 @@ class OptimizedStep:
         state: Callable[[], None] | None = None
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
             state = self.original.snapshot()
-        inputs = Undo(None, batch, {})  # a model may write to them
+        inputs = InputSnapshot(None, batch, {})  # a model may write to them
         numbers = torch.get_rng_state()
         on_gpu = torch.cuda.get_rng_state() if self.decision.workload.device == "cuda" else None
 
-        def undo() -> None:
+        def restore() -> None:
             if state is not None:
                 state()
             inputs()
@@ -202,9 +204,11 @@ class OptimizedStep:
             if on_gpu is not None:
                 torch.cuda.set_rng_state(on_gpu)
 
-        return undo
+        return restore
 
-    def _failed(self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]) -> torch.Tensor:
+    def _handle_failure(
+        self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]
+    ) -> torch.Tensor:
         """Take the step as written. If that raises too, the fault was the batch's and not the plan's."""
         traceback.clear_frames(error.__traceback__)  # which hold the plan's results so far
         if undo is not None:
@@ -232,7 +236,7 @@ class OptimizedStep:
         self._fallbacks.count(reason, self.statistics)
         return self.original(*batch)
 
-    def _recompiled(self, what: str) -> None:
+    def _count_recompile(self, what: str) -> None:
         self.statistics.recompiles += 1
         logger.info("torchwise: plan %s is compiled anew for a batch like one before: %s", self.decision.plan, what)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 
-def without_frames(error: BaseException) -> str:
+def pop_traceback(error: BaseException) -> str:
     """Take the frames from an error and from its causes. Return their traceback as text, for a log.
 
     Frames hold tensors, and the code that was run, with weights that may be frozen into it.

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchwise.lazy import attributes
+from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
-    from torchwise.store.copy import Copied
+    from torchwise.store.copy import CopyResult
     from torchwise.store.explanations import ExplanationSummary
     from torchwise.store.keys import StudyKey, StudySummary
-    from torchwise.store.lease_owner import Owner
+    from torchwise.store.lease_owner import LeaseOwner
     from torchwise.store.location import default_url
     from torchwise.store.read_only import read_storage
     from torchwise.store.storage import Storage, downgrade_storage, open_storage
 
 _HOMES = {
-    "Copied": "copy",
+    "CopyResult": "copy",
     "ExplanationSummary": "explanations",
-    "Owner": "lease_owner",
+    "LeaseOwner": "lease_owner",
     "Storage": "storage",
     "StudyKey": "keys",
     "StudySummary": "keys",
@@ -33,9 +33,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "Copied",
+    "CopyResult",
     "ExplanationSummary",
-    "Owner",
+    "LeaseOwner",
     "Storage",
     "StudyKey",
     "StudySummary",
@@ -46,4 +46,4 @@ __all__ = [
 ]
 
 
-__getattr__ = attributes(__name__, _HOMES)
+__getattr__ = load_attributes(__name__, _HOMES)

@@ -8,7 +8,7 @@ from pathlib import Path
 from torchwise.store.location import default_url, file_of
 
 
-def may_hold_rulings(store: str | None, target: str) -> bool:
+def may_have_approvals(store: str | None, target: str) -> bool:
     """Return whether a store may hold a ruling on `target`. SQLAlchemy is not loaded to find that out.
 
     Args:

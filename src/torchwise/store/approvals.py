@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from torchwise.records import Ruling, Standing
+from torchwise.records import Approval, Standing
 from torchwise.records.approval import SCHEMA as FORMAT
 from torchwise.store.db_clock import now
 from torchwise.store.postgres import write_alone
@@ -18,7 +18,7 @@ _PINNED = Standing.PINNED.value
 _WAY_OUT = "withdraw it, or read it with the version of Torchwise that wrote it"
 
 
-def put(connection: Connection, ruling: Ruling) -> None:
+def put(connection: Connection, ruling: Approval) -> None:
     """Insert a ruling in the place of the same plan's. If it is a pin, the previous pin becomes an approval."""
     write_alone(connection, rulings.name)
     ruling = replace(ruling, at=ruling.at or now(connection))
@@ -68,7 +68,7 @@ def remove(connection: Connection, target: str, mode: str, hardware: str, plan_i
     return connection.execute(delete(rulings).where(*this)).rowcount > 0
 
 
-def read(connection: Connection, target: str | None, mode: str | None, hardware: str | None) -> list[Ruling]:
+def read(connection: Connection, target: str | None, mode: str | None, hardware: str | None) -> list[Approval]:
     """Read rulings, newest first."""
     query = select(rulings).order_by(rulings.c.ruled_at.desc(), rulings.c.plan_id)
     return [_read(row) for row in connection.execute(query.where(*_scope(target, mode, hardware)))]
@@ -79,7 +79,7 @@ def _scope(target: str | None, mode: str | None, hardware: str | None) -> list[A
     return [rulings.c[name] == value for name, value in asked.items() if value is not None]
 
 
-def _read(row: Row[Any]) -> Ruling:
+def _read(row: Row[Any]) -> Approval:
     name = f"the ruling on plan {row.plan_id} of {row.target}"
-    ruling = load(row.record, Ruling, row=name, written=row.format, known=FORMAT, way_out=_WAY_OUT)
+    ruling = load(row.record, Approval, row=name, written=row.format, known=FORMAT, way_out=_WAY_OUT)
     return replace(ruling, standing=state_of(row.standing, Standing, row=name, way_out=_WAY_OUT), at=row.ruled_at)

@@ -16,7 +16,7 @@ from torchwise.records import Duel, Failure, Measurement, Trial, TrialState
 from torchwise.records.study import SCHEMA as FORMAT
 from torchwise.records.trial import with_repeat
 from torchwise.store.db_clock import now
-from torchwise.store.lease_owner import Owner
+from torchwise.store.lease_owner import LeaseOwner
 from torchwise.store.rows import dump, load
 from torchwise.store.schema import studies, trials
 
@@ -42,7 +42,7 @@ def require(connection: Connection, study_id: int, *, lock: bool = False) -> Non
 
 
 def claim(
-    connection: Connection, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: Trial | None = None
+    connection: Connection, study_id: int, plan: Plan, reason: str, owner: LeaseOwner, *, again: Trial | None = None
 ) -> Trial | None:
     """Insert a RUNNING trial, or take over a dead owner's. Return None if the plan is finished or claimed.
 
@@ -59,7 +59,7 @@ def claim(
     if row is None:
         connection.execute(insert(trials).values(study_id=study_id, number=number, **values))
     else:
-        connection.execute(_at(update(trials), study_id, number).values(values))
+        connection.execute(_restrict_to_trial(update(trials), study_id, number).values(values))
     return trial
 
 
@@ -79,7 +79,7 @@ def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str
     if row is None:  # the claim was taken away, as from a machine that slept: the result is as good
         add_finished(connection, study_id, _next_number(connection, study_id), record)
     elif row.state == _RUNNING:
-        connection.execute(_at(update(trials), study_id, row.number).values(record))
+        connection.execute(_restrict_to_trial(update(trials), study_id, row.number).values(record))
 
 
 def keep_duel(connection: Connection, study_id: int, plan: Plan, duel: Duel) -> Duel:
@@ -102,13 +102,13 @@ def _add(connection: Connection, study_id: int, plan: Plan, change: Callable[[Tr
     found = _read(row)
     changed = change(found)
     if changed != found:
-        connection.execute(_at(update(trials), study_id, row.number).values(record_of(changed)))
+        connection.execute(_restrict_to_trial(update(trials), study_id, row.number).values(record_of(changed)))
     return changed
 
 
 def add_finished(connection: Connection, study_id: int, number: int, record: dict[str, Any]) -> None:
     """Insert a finished trial that nobody claimed here, with its `record_of`."""
-    owner = _owner_values(Owner.current(), now(connection))
+    owner = _owner_values(LeaseOwner.current(), now(connection))
     connection.execute(insert(trials).values(study_id=study_id, number=number, **owner, **record))
 
 
@@ -126,7 +126,7 @@ def record_of(trial: Trial) -> dict[str, Any]:
 
 def release(connection: Connection, study_id: int, number: int) -> None:
     """Delete a RUNNING trial. A finished one stays."""
-    connection.execute(_at(delete(trials), study_id, number).where(trials.c.state == _RUNNING))
+    connection.execute(_restrict_to_trial(delete(trials), study_id, number).where(trials.c.state == _RUNNING))
 
 
 def reclaim(connection: Connection, study_id: int) -> list[Plan]:
@@ -142,7 +142,7 @@ def reclaim(connection: Connection, study_id: int) -> list[Plan]:
     return plans
 
 
-def touch(connection: Connection, owner: Owner) -> None:
+def touch(connection: Connection, owner: LeaseOwner) -> None:
     """Set the heartbeat of the owner's RUNNING trials to now."""
     mine = (
         trials.c.state == _RUNNING,
@@ -169,11 +169,11 @@ def _next_number(connection: Connection, study_id: int) -> int:
     return 0 if highest is None else highest + 1
 
 
-def _at(statement: Any, study_id: int, number: int) -> Any:
+def _restrict_to_trial(statement: Any, study_id: int, number: int) -> Any:
     return statement.where(trials.c.study_id == study_id, trials.c.number == number)
 
 
-def _owner_values(owner: Owner, heartbeat: float) -> dict[str, Any]:
+def _owner_values(owner: LeaseOwner, heartbeat: float) -> dict[str, Any]:
     return {
         "owner_host": owner.host,
         "owner_pid": owner.pid,
@@ -188,5 +188,5 @@ def _read(row: Row[Any]) -> Trial:
     return replace(trial, number=row.number)
 
 
-def _owner(row: Row[Any]) -> Owner:
-    return Owner(row.owner_host, row.owner_pid, row.owner_started)
+def _owner(row: Row[Any]) -> LeaseOwner:
+    return LeaseOwner(row.owner_host, row.owner_pid, row.owner_started)

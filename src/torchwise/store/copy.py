@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyResult:
     """Result of copying one study.
 
     Attributes:
@@ -43,7 +43,7 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StudyRows:
     """The rows of a study that are worth copying. A running trial stays its owner's affair, in its own store."""
 
     study: Row
@@ -56,17 +56,17 @@ def ids(connection: Connection) -> Sequence[int]:
     return connection.execute(select(studies.c.id).order_by(studies.c.id)).scalars().all()
 
 
-def read(connection: Connection, study_id: int) -> Found | None:
+def read(connection: Connection, study_id: int) -> StudyRows | None:
     """Read a study, or None if it was deleted meanwhile."""
     held = _rows(connection, studies, studies.c.id == study_id)
     if not held:
         return None
     done = (trials.c.study_id == study_id, trials.c.state != TrialState.RUNNING.value)
     decided = _rows(connection, decisions, decisions.c.study_id == study_id)
-    return Found(held[0], sorted(_rows(connection, trials, *done), key=_number), decided)
+    return StudyRows(held[0], sorted(_rows(connection, trials, *done), key=_number), decided)
 
 
-def write(database: Database, found: Found) -> Copied:
+def write(database: Database, found: StudyRows) -> CopyResult:
     """Add the rows of a study that `database` lacks, in one transaction."""
     try:
         return database.write(partial(_merge, found=found))
@@ -81,7 +81,7 @@ def write_others(here: Database, there: Database) -> None:
             there.write(partial(kind.merge, row=row))
 
 
-def _merge(connection: Connection, found: Found) -> Copied:
+def _merge(connection: Connection, found: StudyRows) -> CopyResult:
     key = StudyKey(**{field.name: found.study[field.name] for field in fields(StudyKey)})
     study_id = find(connection, key)
     is_new = study_id is None
@@ -92,7 +92,7 @@ def _merge(connection: Connection, found: Found) -> Copied:
     require(connection, study_id, lock=True)
     added = _add_trials(connection, study_id, found.trials)
     _decide(connection, study_id, found)
-    return Copied(found.study["id"], found.study["target"], is_new, added)
+    return CopyResult(found.study["id"], found.study["target"], is_new, added)
 
 
 def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row]) -> int:
@@ -140,7 +140,7 @@ def _record(row: Row) -> Row:
     return found if isinstance(found, dict) else {}
 
 
-def _decide(connection: Connection, study_id: int, found: Found) -> None:
+def _decide(connection: Connection, study_id: int, found: StudyRows) -> None:
     """Take each target's decision unless there is a later one. The last of all brings the search's state along."""
     rows = _rows(connection, decisions, decisions.c.study_id == study_id, columns=("target", "decided_at"))
     held = {row["target"]: row["decided_at"] for row in rows}
@@ -153,7 +153,7 @@ def _decide(connection: Connection, study_id: int, found: Found) -> None:
         connection.execute(update(studies).where(studies.c.id == study_id).values(_study(found)))
 
 
-def _study(found: Found) -> Row:
+def _study(found: StudyRows) -> Row:
     """Return a study's row without its id. A search that runs elsewhere does not run here."""
     row = {name: value for name, value in found.study.items() if name != "id"}
     if row["state"] == StudyState.RUNNING.value:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from torchwise.errors import StorageError
 from torchwise.store import commit_tokens, postgres, sqlite
 from torchwise.store.db_errors import explain, is_busy, is_lost
-from torchwise.store.location import shown
+from torchwise.store.location import hide_password
 from torchwise.store.reconnect import Outage
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Database:
             StorageError: the file is unusable, or the driver is not installed.
         """
         self.file = Path(url.database) if url.drivername == "sqlite" and url.database else None
-        self.place = str(self.file or shown(url))
+        self.place = str(self.file or hide_password(url))
         self._engine = self._make_engine(url, prompt_s)
         self._attempts = ATTEMPTS if prompt_s is None else 1
         self._is_patient = prompt_s is None

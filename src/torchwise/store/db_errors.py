@@ -71,11 +71,11 @@ def explain(error: BaseException, place: str) -> StorageError:
         return UnreachableError(
             f"store {place} cannot be reached: the server must be up, and host, port and network right ({said})"
         )
-    meaning = _meaning(error, said)
+    meaning = _explain_error(error, said)
     return StorageError(f"store {place} {meaning} ({said})" if meaning else f"store {place} cannot be used: {said}")
 
 
-def _meaning(error: BaseException, said: str) -> str | None:
+def _explain_error(error: BaseException, said: str) -> str | None:
     if hasattr(getattr(error, "orig", None), "sqlstate"):
         code = _code(error)
         by_code = (meaning for codes, meaning in _CODES if code.startswith(codes)) if code else iter(())

@@ -102,11 +102,13 @@ def get(connection: Connection, explanation_id: int) -> Explanation:
     """Read one explanation."""
     row = connection.execute(select(explanations).where(explanations.c.id == explanation_id)).one_or_none()
     if row is None:
-        raise StorageError(f"there is no explanation {explanation_id}; {_held(summaries(connection, None, 10))}")
+        raise StorageError(
+            f"there is no explanation {explanation_id}; {_describe_newest(summaries(connection, None, 10))}"
+        )
     name = f"explanation {explanation_id}"
     return load(row.record, Explanation, row=name, written=row.format, known=FORMAT, way_out=_WAY_OUT)
 
 
-def _held(newest: Sequence[ExplanationSummary]) -> str:
+def _describe_newest(newest: Sequence[ExplanationSummary]) -> str:
     named = ", ".join(str(summary.id) for summary in newest)
     return f"the newest are {named}" if named else "the store holds none yet: torchwise explain TARGET makes one"

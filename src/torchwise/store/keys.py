@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchwise.plan import Numerics
 from torchwise.records import Interval, Study, StudyState
 
 
@@ -20,7 +21,7 @@ class StudyKey:
         device: "cpu" or "cuda".
         mode: "inference" or "training".
         objective: "latency", "throughput" or "memory".
-        allow: the loosest numerics allowed.
+        allow: the loosest numerics allowed, by `Numerics.former_name`.
     """
 
     identity: str
@@ -31,7 +32,7 @@ class StudyKey:
     allow: str
 
     @classmethod
-    def of(cls, study: Study) -> StudyKey:
+    def from_study(cls, study: Study) -> StudyKey:
         """Return the key under which `study` is kept."""
         workload = study.workload
         return cls(
@@ -40,7 +41,7 @@ class StudyKey:
             device=workload.device,
             mode=workload.mode,
             objective=workload.objective,
-            allow=study.allow,
+            allow=Numerics.of(study.allow).former_name,
         )
 
 

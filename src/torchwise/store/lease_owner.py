@@ -32,7 +32,7 @@ def this_host() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class LeaseOwner:
     """A process, distinguished from a later one that was given the same number.
 
     Attributes:
@@ -46,7 +46,7 @@ class Owner:
     started: float
 
     @classmethod
-    def current(cls) -> Owner:
+    def current(cls) -> LeaseOwner:
         """Return this process."""
         return cls(this_host(), os.getpid(), psutil.Process().create_time())
 

@@ -65,7 +65,7 @@ def place_of(text: str) -> str:
     Raises:
         StorageError: it means no database that Torchwise can use.
     """
-    return str(file_of(text) or shown(locate(text)))
+    return str(file_of(text) or hide_password(locate(text)))
 
 
 def file_of(text: str) -> Path | None:
@@ -88,7 +88,7 @@ def check_exists(url: URL) -> None:
         )
 
 
-def shown(url: URL) -> str:
+def hide_password(url: URL) -> str:
     """Return a server's URL for messages, without a password. Of its parameters only the location is kept."""
     query = {name: value for name, value in url.query.items() if name in _PLACES}
     return url.set(drivername="postgresql", query=query).render_as_string(hide_password=True)

@@ -49,14 +49,14 @@ def take_back(database: Database, revision: str, *, lose: bool = False) -> None:
         StorageError: an unknown revision, or a newer one than the store's. Or the change would lose data without
             `lose`.
     """
-    known = sorted(_known())
+    known = sorted(_list_revisions())
     held = database.read(revision_of)
     if revision not in known or held not in known or revision > held:
         raise StorageError(
             f"schema is {revision!r}, but must be one of {', '.join(known)} and not above that of the store "
             f"{database.place}, which is {held!r}"
         )
-    lost = [] if lose else database.read(lambda connection: _held_only_after(connection, revision))
+    lost = [] if lose else database.read(lambda connection: _list_lost_data(connection, revision))
     if lost:
         raise StorageError(
             f"schema {revision} has no place for what {database.place} holds: {', '.join(lost)}; copy the store first "
@@ -66,7 +66,7 @@ def take_back(database: Database, revision: str, *, lose: bool = False) -> None:
         database.write(lambda connection: _migrate(connection, revision, back=True))
 
 
-def _held_only_after(connection: Connection, revision: str) -> list[str]:
+def _list_lost_data(connection: Connection, revision: str) -> list[str]:
     """Return the data of a store that cannot be kept at `revision`, in words."""
     there = inspect(connection).get_table_names()
     beyond_one_a_study = func.count() - func.count(decisions.c.study_id.distinct())
@@ -92,7 +92,7 @@ def revision_of(connection: Connection) -> str | None:
 
 def _refuse(database: Database, revision: str | None) -> None:
     place = database.place
-    if revision is not None and revision not in _known():
+    if revision is not None and revision not in _list_revisions():
         raise StorageError(
             f"store {place} has schema {revision!r}, but this version knows schemas up to {HEAD!r}; "
             "update with pip install -U torchwise, or give another store with --store"
@@ -114,7 +114,7 @@ def _tables(connection: Connection) -> list[str]:
     return inspect(connection).get_table_names()
 
 
-def _known() -> set[str]:
+def _list_revisions() -> set[str]:
     from alembic.script import ScriptDirectory
 
     return {script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()}

@@ -11,15 +11,15 @@ from sqlalchemy.exc import IntegrityError
 
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
-from torchwise.records import Decision, Duel, Failure, Measurement, Ruling, Study, StudyState, Trial
+from torchwise.records import Approval, Decision, Duel, Failure, Measurement, Study, StudyState, Trial
 from torchwise.records.explanation import Explanation
 from torchwise.store import approvals, claims, copy, explanations, studies
-from torchwise.store.copy import Copied
+from torchwise.store.copy import CopyResult
 from torchwise.store.database import Database
 from torchwise.store.db_errors import UnreachableError
 from torchwise.store.explanations import ExplanationSummary
 from torchwise.store.keys import StudyKey, StudySummary
-from torchwise.store.lease_owner import Owner
+from torchwise.store.lease_owner import LeaseOwner
 from torchwise.store.location import check_exists, default_url, locate
 from torchwise.store.migrate import bring_to_head, take_back
 from torchwise.store.schema import HEAD
@@ -113,7 +113,7 @@ class Storage:
         """
         records = [claims.record_of(trial) for trial in study.trials]
         try:
-            study_id = self._database.write(lambda c: studies.add_whole(c, study, records))
+            study_id = self._database.write(lambda c: studies.insert_study(c, study, records))
         except IntegrityError:
             raise StorageError(
                 f"the study of {study.workload.target} has two trials of one plan or number; export it anew"
@@ -147,7 +147,7 @@ class Storage:
         return None if study_id is None else self.get_study(study_id)
 
     def claim_trial(
-        self, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: Trial | None = None
+        self, study_id: int, plan: Plan, reason: str, owner: LeaseOwner, *, again: Trial | None = None
     ) -> Trial | None:
         """Return a RUNNING trial of `plan` that belongs to `owner` alone, or None if there is nothing to do.
 
@@ -200,7 +200,7 @@ class Storage:
         """
         return self._database.write(lambda c: claims.reclaim(c, study_id))
 
-    def heartbeat(self, owner: Owner) -> None:
+    def heartbeat(self, owner: LeaseOwner) -> None:
         """Record that `owner` lives, for all its RUNNING trials. Call it about once a minute.
 
         It is no error if a server cannot be reached at the moment: the next call records it, and is early enough.
@@ -238,7 +238,7 @@ class Storage:
         """Delete a study with its trials and its decisions. Its id is never given to another."""
         self._database.write(lambda c: studies.remove(c, study_id))
 
-    def rule(self, ruling: Ruling) -> None:
+    def rule(self, ruling: Approval) -> None:
         """Store somebody's ruling on a plan, in the place of an earlier one on it.
 
         A target has one pin at most for a mode and a kind of hardware. With a new one, the older becomes an approval. A
@@ -250,7 +250,9 @@ class Storage:
         """Delete the ruling on a plan, and return whether there was one."""
         return self._database.write(lambda c: approvals.remove(c, target, mode, hardware, plan_id))
 
-    def rulings(self, target: str | None = None, mode: str | None = None, hardware: str | None = None) -> list[Ruling]:
+    def approvals(
+        self, target: str | None = None, mode: str | None = None, hardware: str | None = None
+    ) -> list[Approval]:
         """Return the rulings on this target, mode and hardware, or on any, newest first."""
         return self._database.read(lambda c: approvals.read(c, target, mode, hardware))
 
@@ -275,7 +277,7 @@ class Storage:
         """Return the numbers of studies and of trials, running ones included."""
         return self._database.read(studies.count)
 
-    def copy_to(self, other: Storage) -> Iterator[Copied]:
+    def copy_to(self, other: Storage) -> Iterator[CopyResult]:
         """Copy every study with its finished trials and decisions, oldest first, and yield the result for each.
 
         Each study is one transaction. Existing data of `other` stay. So an interrupted or an old copy is continued by

@@ -49,9 +49,9 @@ def find_or_add(connection: Connection, key: StudyKey, study: Study) -> int:
     return int(made[0])
 
 
-def add_whole(connection: Connection, study: Study, records: Sequence[dict[str, Any]]) -> int:
+def insert_study(connection: Connection, study: Study, records: Sequence[dict[str, Any]]) -> int:
     """Insert a study with its finished trials, whose `record_of` are `records`, and its decision."""
-    key = StudyKey.of(study)
+    key = StudyKey.from_study(study)
     if (held := find(connection, key)) is not None:
         raise StorageError(
             f"study {held} is of the same model, machine and rules as this one of {study.workload.target}, "
@@ -75,7 +75,7 @@ def get(connection: Connection, study_id: int, target: str | None = None) -> Stu
         id=study_id,
         state=state_of(row.state, StudyState, row=f"the state of study {study_id}"),
         trials=read_trials(connection, study_id),
-        excluded=_excluded(row),
+        excluded=_load_excluded(row),
         seconds=row.seconds,
     )
     which = _last_target(study_id) if target is None else target
@@ -90,7 +90,7 @@ def get(connection: Connection, study_id: int, target: str | None = None) -> Stu
     return replace(study, decision=decision, workload=decision.workload, state=state)
 
 
-def _excluded(row: Any) -> tuple[str, ...]:
+def _load_excluded(row: Any) -> tuple[str, ...]:
     name = f"what study {row.id} left out"
     return load(row.excluded, tuple[str, ...], row=name, written=row.format, known=STUDY_FORMAT)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchwise.lazy import attributes
+from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.study.caches import Caches
@@ -27,4 +27,4 @@ _HOMES = {
 __all__ = ["Caches", "Listener", "Request", "Silent", "run_study"]
 
 
-__getattr__ = attributes(__name__, _HOMES)
+__getattr__ = load_attributes(__name__, _HOMES)

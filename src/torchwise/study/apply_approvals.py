@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torchwise.errors import RefusedPlanError
-from torchwise.plan import EAGER, Legality
-from torchwise.records import Decision, Ruling, Study, Trial
-from torchwise.store.approval_precheck import may_hold_rulings
-from torchwise.study.approval_policy import Rules
+from torchwise.plan import EAGER, Numerics
+from torchwise.records import Approval, Decision, Study, Trial
+from torchwise.store.approval_precheck import may_have_approvals
+from torchwise.study.approval_policy import ApprovalPolicy
 
 if TYPE_CHECKING:
     from torchwise.decide import History
@@ -20,7 +20,7 @@ logger = logging.getLogger("torchwise")
 
 
 @dataclass(frozen=True, slots=True)
-class Ruled:
+class EffectiveDecision:
     """The decision in force.
 
     Attributes:
@@ -32,7 +32,7 @@ class Ruled:
     refusal: str | None = None
 
 
-def in_force(decision: Decision, store: str | None = None, *, strict: bool = False) -> Ruled:
+def apply_stored_approvals(decision: Decision, store: str | None = None, *, strict: bool = False) -> EffectiveDecision:
     """Return the decision in force under the rulings in a store, which is read once, without waiting.
 
     If a store cannot be read, the log says so, and the decision holds unchanged. It also holds, without a message, if
@@ -48,12 +48,12 @@ def in_force(decision: Decision, store: str | None = None, *, strict: bool = Fal
         RefusedPlanError: with `strict`, no verified plan is permitted.
     """
     try:
-        found = _looked_up(decision, store)
+        found = _read_and_apply(decision, store)
     except Exception as error:  # a program must start with the store in any state
         if strict:
             raise
         logger.warning("torchwise: the decision holds, whatever was ruled about its plan: %s", error)
-        return Ruled(decision)
+        return EffectiveDecision(decision)
     if found.refusal and strict:
         raise RefusedPlanError(f"{found.refusal}: torchwise plans rulings lists what is ruled, and withdraw undoes it")
     if found.refusal:
@@ -61,19 +61,19 @@ def in_force(decision: Decision, store: str | None = None, *, strict: bool = Fal
     return found
 
 
-def _looked_up(decision: Decision, store: str | None) -> Ruled:
-    if not may_hold_rulings(store, decision.workload.target):
-        return Ruled(decision)
+def _read_and_apply(decision: Decision, store: str | None) -> EffectiveDecision:
+    if not may_have_approvals(store, decision.workload.target):
+        return EffectiveDecision(decision)
     from torchwise.store import read_storage
 
     storage = read_storage(store)
     if storage is None:
-        return Ruled(decision)
+        return EffectiveDecision(decision)
     with storage:
-        return ruled(decision, storage)
+        return apply_approvals(decision, storage)
 
 
-def ruled(decision: Decision, storage: Storage) -> Ruled:
+def apply_approvals(decision: Decision, storage: Storage) -> EffectiveDecision:
     """Return the decision in force under the rulings on its target, mode and hardware.
 
     A pinned plan runs, and no other. Without a pin, an approved plan runs if there are approvals, and a rejected plan
@@ -84,21 +84,21 @@ def ruled(decision: Decision, storage: Storage) -> Ruled:
     Raises:
         StorageError: the store cannot be read.
     """
-    rules = Rules.on(decision, storage)
-    why = rules.against(decision.plan)
+    rules = ApprovalPolicy.from_storage(decision, storage)
+    why = rules.find_refusal(decision.plan)
     if why is None:
-        return Ruled(decision)
+        return EffectiveDecision(decision)
     if rules.pin is not None and rules.pin.plan.is_eager:
-        return Ruled(_eager(decision, f"Stay with eager: {rules.pin.in_words()}."))
+        return EffectiveDecision(_eager(decision, f"Stay with eager: {rules.pin.describe()}."))
     for study in _studies(decision, storage, rules):
-        proven = tuple(t for t in study.trials if t.is_proven and rules.against(t.plan) is None)
+        proven = tuple(t for t in study.trials if t.is_verified and rules.find_refusal(t.plan) is None)
         if proven:
-            return Ruled(_anew(decision, study, proven, rules, why))
+            return EffectiveDecision(_anew(decision, study, proven, rules, why))
     refusal = f"plan {decision.plan} is refused ({why}), and nothing that is permitted is proven here"
-    return Ruled(_eager(decision, f"Stay with eager: {refusal}."), refusal)
+    return EffectiveDecision(_eager(decision, f"Stay with eager: {refusal}."), refusal)
 
 
-def _studies(decision: Decision, storage: Storage, rules: Rules) -> list[Study]:
+def _studies(decision: Decision, storage: Storage, rules: ApprovalPolicy) -> list[Study]:
     """Return the studies that may have verified a permitted plan: the decision's own first, and then the strictest.
 
     If nobody named plans, it is one study that tried the chosen plan, so that no other allows more than was requested.
@@ -107,7 +107,7 @@ def _studies(decision: Decision, storage: Storage, rules: Rules) -> list[Study]:
 
     workload, fingerprint = decision.workload, decision.environment.fingerprint
     place = (workload.device, workload.mode, workload.objective)
-    keys = [StudyKey(decision.identity, fingerprint, *place, allow.value) for allow in Legality]
+    keys = [StudyKey(decision.identity, fingerprint, *place, allow.value) for allow in Numerics]
     stored = (storage.find_study(key, workload.target) for key in keys)
     found = sorted(filter(None, stored), key=lambda study: study.decision != decision)
     if rules.name_plans:
@@ -115,24 +115,24 @@ def _studies(decision: Decision, storage: Storage, rules: Rules) -> list[Study]:
     return [study for study in found if any(trial.plan == decision.plan for trial in study.trials)][:1]
 
 
-def _anew(decision: Decision, study: Study, proven: tuple[Trial, ...], rules: Rules, why: str) -> Decision:
+def _anew(decision: Decision, study: Study, proven: tuple[Trial, ...], rules: ApprovalPolicy, why: str) -> Decision:
     """Decide among verified and permitted trials, or with a pin, for its plan."""
     from torchwise.decide import History, decide
 
     history = History(decision.workload, study.inspection, proven)
     if rules.pin is not None:
-        return _pinned(decision, proven[0], history, rules.pin)
+        return _decide_by_pin(decision, proven[0], history, rules.pin)
     fresh = decide(history, decision.environment)
     return replace(fresh, reason=f"{fresh.reason} Not {decision.plan}: {why}.")
 
 
-def _pinned(decision: Decision, trial: Trial, history: History, pin: Ruling) -> Decision:
+def _decide_by_pin(decision: Decision, trial: Trial, history: History, pin: Approval) -> Decision:
     assert trial.costs is not None
     economics, speedup = history.economics, trial.speedup
     return replace(
         decision,
         plan=trial.plan,
-        reason=f"Run {trial.plan}: {pin.in_words()}. It is proven right, at {speedup} times eager's speed.",
+        reason=f"Run {trial.plan}: {pin.describe()}. It is proven right, at {speedup} times eager's speed.",
         speedup=speedup,
         break_even_calls=economics.break_even_calls(trial),
         saved_s=economics.baseline_cost - economics.cost(trial).mid,

@@ -7,50 +7,50 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchwise.plan import Plan
-from torchwise.records import Decision, Ruling, Standing
+from torchwise.records import Approval, Decision, Standing
 
 if TYPE_CHECKING:
     from torchwise.store import Storage
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ApprovalPolicy:
     """The rulings on one target, mode and hardware."""
 
-    rulings: Sequence[Ruling]
+    rulings: Sequence[Approval]
 
     @classmethod
-    def on(cls, decision: Decision, storage: Storage) -> Rules:
+    def from_storage(cls, decision: Decision, storage: Storage) -> ApprovalPolicy:
         """Read the rulings that apply to a decision."""
         workload = decision.workload
-        return cls(storage.rulings(workload.target, workload.mode, decision.environment.hardware))
+        return cls(storage.approvals(workload.target, workload.mode, decision.environment.hardware))
 
     @property
-    def pin(self) -> Ruling | None:
+    def pin(self) -> Approval | None:
         """The pin, if there is one."""
-        return next(iter(self._of(Standing.PINNED)), None)
+        return next(iter(self._select_by_standing(Standing.PINNED)), None)
 
     @property
     def name_plans(self) -> bool:
         """Whether somebody named permitted plans, and not only forbidden ones."""
-        return self.pin is not None or bool(self._of(Standing.APPROVED))
+        return self.pin is not None or bool(self._select_by_standing(Standing.APPROVED))
 
-    def against(self, plan: Plan) -> str | None:
+    def find_refusal(self, plan: Plan) -> str | None:
         """Return whose ruling forbids a plan, and why, in words, or None if it is permitted."""
         if self.pin is not None:
-            return None if self.pin.plan == plan else self.pin.in_words(str(self.pin.plan))
+            return None if self.pin.plan == plan else self.pin.describe(str(self.pin.plan))
         if plan.is_eager:
             return None
         if rejection := self.rejection(plan):
-            return rejection.in_words()
-        approvals = self._of(Standing.APPROVED)
+            return rejection.describe()
+        approvals = self._select_by_standing(Standing.APPROVED)
         if not approvals or any(ruling.plan == plan for ruling in approvals):
             return None
-        return f"it is not approved, while {approvals[0].in_words(str(approvals[0].plan))}"
+        return f"it is not approved, while {approvals[0].describe(str(approvals[0].plan))}"
 
-    def rejection(self, plan: Plan) -> Ruling | None:
+    def rejection(self, plan: Plan) -> Approval | None:
         """Return the ruling that rejects this very plan, if there is one."""
-        return next((ruling for ruling in self._of(Standing.REJECTED) if ruling.plan == plan), None)
+        return next((ruling for ruling in self._select_by_standing(Standing.REJECTED) if ruling.plan == plan), None)
 
-    def _of(self, standing: Standing) -> list[Ruling]:
+    def _select_by_standing(self, standing: Standing) -> list[Approval]:
         return [ruling for ruling in self.rulings if ruling.standing is standing]

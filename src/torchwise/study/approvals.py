@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.records import Ruling, Standing, Study
+from torchwise.records import Approval, Standing, Study
 
 if TYPE_CHECKING:
     from torchwise.store import Storage
 
 
-def ruling_on(study: Study, plan: Plan, standing: Standing, *, by: str, reason: str = "") -> Ruling:
+def make_approval(study: Study, plan: Plan, standing: Standing, *, by: str, reason: str = "") -> Approval:
     """Return a ruling on a plan of `study`, for its target, mode and hardware.
 
     Raises:
@@ -24,17 +24,17 @@ def ruling_on(study: Study, plan: Plan, standing: Standing, *, by: str, reason: 
     if trial is None and not plan.is_eager:
         raise InputError(f"study {study.id} has not tried {plan}: torchwise tune --plan tries it")
     may_run = standing is not Standing.REJECTED
-    if may_run and trial is not None and not plan.is_eager and not trial.is_proven:
+    if may_run and trial is not None and not plan.is_eager and not trial.is_verified:
         raise InputError(f"study {study.id} has not proven {plan} ({trial.reason}), so it can be rejected only")
     if plan.is_eager and standing is Standing.REJECTED:
         raise InputError("eager cannot be rejected: it answers whenever nothing else may; pin another plan instead")
     workload = study.workload
-    return Ruling(
+    return Approval(
         workload.target, workload.mode, study.environment.hardware, plan, standing, by.strip(), reason.strip()
     )
 
 
-def rulings_on(study: Study, storage: Storage) -> list[Ruling]:
+def find_approvals(study: Study, storage: Storage) -> list[Approval]:
     """Return the rulings on a study's target, and then those on other targets decided for its model and inputs.
 
     Such targets may share the study, which has the name of its last requested target. A ruling keeps the name that the
@@ -43,4 +43,4 @@ def rulings_on(study: Study, storage: Storage) -> list[Ruling]:
     decided = storage.decisions(identity=study.inspection.identity)
     targets = dict.fromkeys((study.workload.target, *(decision.workload.target for decision in decided)))
     place = (study.workload.mode, study.environment.hardware)
-    return [ruling for target in targets for ruling in storage.rulings(target, *place)]
+    return [ruling for target in targets for ruling in storage.approvals(target, *place)]

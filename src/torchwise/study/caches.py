@@ -31,17 +31,17 @@ class Caches:
         self._folder.cleanup()
 
     def __contains__(self, plan: object) -> bool:
-        return isinstance(plan, Plan) and self._of(plan).is_dir() and any(self._of(plan).iterdir())
+        return isinstance(plan, Plan) and self._folder_of(plan).is_dir() and any(self._folder_of(plan).iterdir())
 
     def new(self, plan: Plan) -> str:
         """Return an empty folder for the caches of a plan, without any earlier content."""
-        shutil.rmtree(self._of(plan), ignore_errors=True)
-        self._of(plan).mkdir(exist_ok=True)  # files that could not be deleted are still there
-        return str(self._of(plan))
+        shutil.rmtree(self._folder_of(plan), ignore_errors=True)
+        self._folder_of(plan).mkdir(exist_ok=True)  # files that could not be deleted are still there
+        return str(self._folder_of(plan))
 
-    def of(self, *plans: Plan) -> list[str]:
+    def list_folders(self, *plans: Plan) -> list[str]:
         """Return the folders of those plans that are in it."""
-        return [str(self._of(plan)) for plan in plans if plan in self]
+        return [str(self._folder_of(plan)) for plan in plans if plan in self]
 
     def keep(self, plans: Iterable[Plan]) -> None:
         """Delete the caches of all other plans."""
@@ -50,5 +50,5 @@ class Caches:
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _of(self, plan: Plan) -> Path:
+    def _folder_of(self, plan: Plan) -> Path:
         return Path(self._folder.name, plan.id)

@@ -11,31 +11,31 @@ from torchwise.records import Inspection, Interval, Trial
 class Listener(Protocol):
     """Told of every step of a study, in order. Must not raise."""
 
-    def inspecting(self) -> None:
+    def start_inspection(self) -> None:
         """The inspection of the plain model begins."""
 
-    def inspected(self, inspection: Inspection) -> None:
+    def finish_inspection(self, inspection: Inspection) -> None:
         """The plain model was inspected."""
 
-    def trying(self, number: int, plan: Plan, reason: str) -> None:
+    def start_trial(self, number: int, plan: Plan, reason: str) -> None:
         """A trial starts."""
 
     def stage(self, name: str) -> None:
         """The worker entered a stage."""
 
-    def finished(self, trial: Trial) -> None:
+    def finish_trial(self, trial: Trial) -> None:
         """A trial ended."""
 
-    def leading(self, plan: Plan, speedup: Interval | None) -> None:
+    def change_leader(self, plan: Plan, speedup: Interval | None) -> None:
         """Another plan leads."""
 
-    def comparing(self, plan: Plan, rival: Plan) -> None:
+    def start_comparison(self, plan: Plan, rival: Plan) -> None:
         """Two plans that their trials may not tell apart are being timed beside each other."""
 
-    def compared(self, trial: Trial) -> None:
+    def finish_comparison(self, trial: Trial) -> None:
         """Two plans were timed: the trial has the duel."""
 
-    def repeated(self, trial: Trial) -> None:
+    def finish_repeat(self, trial: Trial) -> None:
         """A plan was timed beside eager in one more process: the trial has the measurement, or failed."""
 
     def note(self, text: str) -> None:
@@ -48,4 +48,5 @@ class Silent:
     def note(self, *_: Any, **__: Any) -> None:
         """Say nothing."""
 
-    inspecting = inspected = trying = stage = finished = leading = comparing = compared = repeated = note
+    start_inspection = finish_inspection = start_trial = stage = finish_trial = note
+    change_leader = start_comparison = finish_comparison = finish_repeat = note

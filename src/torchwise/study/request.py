@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from torchwise.errors import InputError, UnsupportedError, is_positive
-from torchwise.plan import Legality, Plan, check_is_plan
-from torchwise.plan.space import EFFORTS, legality_of
+from torchwise.plan import Numerics, Plan, check_is_plan
+from torchwise.plan.space import EFFORTS, numerics_of
 from torchwise.trial import ProcessSettings
 from torchwise.workload import WorkloadSpec
 
@@ -42,7 +42,7 @@ class Request:
     """
 
     workload: WorkloadSpec
-    allow: Legality = Legality.REORDERED
+    allow: Numerics = Numerics.SAME_PRECISION
     effort: str = "standard"
     budget_s: float | None = None
     plans: tuple[Plan, ...] | None = None
@@ -63,7 +63,7 @@ class Request:
             check_times_calls(self.workload.objective)
         for plan in self.plans or ():
             check_is_plan(plan)
-            if not self.allow.allows(level := legality_of(plan)):  # which refuses unknown choices, too
+            if not self.allow.allows(level := numerics_of(plan)):  # which refuses unknown choices, too
                 _refuse_misspelt_options(plan)
                 raise InputError(f"plan {plan} is {level}, but only up to {self.allow} is allowed: --allow {level}")
 

@@ -30,7 +30,7 @@ from torchwise.decide import (
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, StorageError, UnsupportedError
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.space import PlanSpace, legality_of
+from torchwise.plan.space import PlanSpace, numerics_of
 from torchwise.records import (
     Decision,
     Failure,
@@ -43,11 +43,11 @@ from torchwise.records import (
     TrialState,
 )
 from torchwise.records.trial import with_repeat
-from torchwise.store import Owner, Storage, StudyKey
+from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.caches import Caches
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
-from torchwise.trial import Job, Launcher, Limits, Spent, hold_duel, inspect_workload, measure_again, try_plan
+from torchwise.trial import Job, Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan
 from torchwise.trial.job import COLD_STAGE
 from torchwise.trial.job import EFFORTS as CARE
 from torchwise.workload.differences import another_model
@@ -87,14 +87,14 @@ def run_study(
         KeyboardInterrupt: the user interrupted. Finished trials are kept, and the same request goes on from there.
     """
     here = here or environment.detect(request.workload.device)
-    listener.inspecting()
-    spent = Spent(listener.stage)
+    listener.start_inspection()
+    spent = Stopwatch(listener.stage)
     inspection = inspect_workload(
-        launcher, _job(request, "inspect"), Limits.of_this_machine(request.inspection_s), spent.stage
+        launcher, _job(request, "inspect"), Limits.from_free_memory(request.inspection_s), spent.stage
     )
-    listener.inspected(inspection)
+    listener.finish_inspection(inspection)
     draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())
-    key = StudyKey.of(draft)
+    key = StudyKey.from_study(draft)
     if request.fresh and (stored := storage.find_study(key)):
         storage.delete_study(stored.id)
     study = storage.create_study(key, draft)
@@ -114,7 +114,7 @@ def _job(request: Request, task: str) -> Job:
     )
 
 
-def _ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
+def _has_ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
     """Return whether a trial was stopped or ran out of time, and would go on under this bound and this limit.
 
     Calls, restarts, memory limit, effort and plans may differ in this request from the one that it was tried for.
@@ -134,7 +134,7 @@ class _Loop:
         study_id: int,
         here: Environment,
         inspection: Inspection,
-        spent: Spent,
+        spent: Stopwatch,
         caches: Caches,
     ) -> None:
         self._request = request
@@ -144,7 +144,7 @@ class _Loop:
         self._id = study_id
         self._here = here
         self._inspection = inspection
-        self._owner = Owner.current()
+        self._owner = LeaseOwner.current()
         self._spent = spent
         self._end_s = spent.seconds + request.search_s  # the budget is for trials: it does not pay for the inspection
         self._leader = EAGER
@@ -166,7 +166,7 @@ class _Loop:
                         time.sleep(WAIT_S)
                     else:
                         break
-                told = self._tell_apart()
+                told = self._resolve_ties()
             if not self._tried and not told and self._history().trials:
                 self._listener.note("decided from what is stored; --fresh, or fresh=True, measures anew")
         except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
@@ -181,10 +181,10 @@ class _Loop:
         A trial is left out if it was ended under an earlier request, and would not be under this one. It is also left
         out if it was timed on a far too busy machine, according to this search's own time of eager.
         """
-        stored = self._stored()
+        stored = self._read_history()
         return replace(stored, trials=tuple(t for t in stored.trials if not self._may_go_on(t, stored)))
 
-    def _stored(self) -> History:
+    def _read_history(self) -> History:
         study = self._storage.get_study(self._id)
         counted = tuple(t for t in study.trials if self._counts(t.plan))
         return History(self._request.workload, study.inspection, counted, self._end_s - self._spent.seconds)
@@ -193,9 +193,9 @@ class _Loop:
         """Return whether to try a plan again, which is never so for a trial of this very search."""
         if trial.plan in self._tried:
             return False
-        return self._was_held_up(trial) or _ended_early(trial, self._bound(stored), self._limit_s(stored))
+        return self._had_interference(trial) or _has_ended_early(trial, self._bound(stored), self._limit_s(stored))
 
-    def _was_held_up(self, trial: Trial) -> bool:
+    def _had_interference(self, trial: Trial) -> bool:
         now_s = self._inspection.measurement.baseline_time.mid
         return trial.measurement is not None and trial.measurement.times_as_long((None, now_s)) > BUSY
 
@@ -217,7 +217,7 @@ class _Loop:
         return any(trial.state is TrialState.RUNNING for trial in self._storage.get_study(self._id).trials)
 
     def _try(self, proposal: Proposal) -> None:
-        stored = self._stored()  # read anew, as another process may have finished a trial just now
+        stored = self._read_history()  # read anew, as another process may have finished a trial just now
         again = next((t for t in stored.trials if t.plan == proposal.plan and self._may_go_on(t, stored)), None)
         trial = self._storage.claim_trial(self._id, proposal.plan, proposal.reason, self._owner, again=again)
         if trial is None:  # another process was quicker; the next history holds it
@@ -230,12 +230,12 @@ class _Loop:
             raise
         self._storage.finish_trial(self._id, finished)
         self._caches.keep(front(self._history(), CARE[self._request.effort].duels))
-        self._listener.finished(finished)
+        self._listener.finish_trial(finished)
         self._report_leader()
 
     def _launch(self, trial: Trial, limit_s: float) -> Trial:
         self._tried.add(trial.plan)
-        self._listener.trying(trial.number, trial.plan, trial.reason)
+        self._listener.start_trial(trial.number, trial.plan, trial.reason)
         history = self._history()
         job = replace(
             _job(self._request, "try"),
@@ -244,10 +244,10 @@ class _Loop:
             baseline_s=history.economics.baseline_s,
             cache_dir=self._caches.new(trial.plan),
         )
-        limits = Limits.of_this_machine(min(self._limit_s(history), limit_s))
+        limits = Limits.from_free_memory(min(self._limit_s(history), limit_s))
         return try_plan(self._launcher, job, trial, limits, self._spent.stage)
 
-    def _tell_apart(self) -> int:
+    def _resolve_ties(self) -> int:
         """Time plans again if the decision depends on differences that a trial may not tell, and return how many times.
 
         The leading plan is timed beside eager, in more processes, and plans beside each other. That goes on for as long
@@ -274,11 +274,11 @@ class _Loop:
         return told
 
     def _measure_again(self, trial: Trial, history: History) -> None:
-        self._listener.comparing(trial.plan, EAGER)
+        self._listener.start_comparison(trial.plan, EAGER)
         job = replace(_job(self._request, "warm"), plan=trial.plan, traits=self._traits(history))
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
-        limits = Limits.of_this_machine(self._limit_s(history))
-        found = measure_again(self._launcher, job, limits, self._spent.stage, self._caches.of(trial.plan))
+        limits = Limits.from_free_memory(self._limit_s(history))
+        found = measure_again(self._launcher, job, limits, self._spent.stage, self._caches.list_folders(trial.plan))
         if isinstance(found, Failure) and found.stage == COLD_STAGE:
             self._cold = False  # what ended the worker is no fault of the plan
             self._why_not_cold = f"cold processor caches: {found}"
@@ -287,19 +287,19 @@ class _Loop:
             self._cold = False  # nor would another process
             self._why_not_cold = ", ".join(found.notes[-1:])
         kept = self._storage.keep_repeat(self._id, trial.plan, found)
-        self._listener.repeated(kept or with_repeat(trial, found))
+        self._listener.finish_repeat(kept or with_repeat(trial, found))
         self._report_leader()
 
     def _hold_duel(self, challenger: Trial, leader: Trial, history: History) -> None:
-        self._listener.comparing(challenger.plan, leader.plan)
+        self._listener.start_comparison(challenger.plan, leader.plan)
         job = _job(self._request, "duel")
         usual = _seconds_per_call(challenger), _seconds_per_call(leader)
         job = replace(job, plan=challenger.plan, traits=self._traits(history), usual_s=usual)
-        limits = Limits.of_this_machine(2 * self._limit_s(history))  # two plans compile
-        caches = self._caches.of(challenger.plan, leader.plan)
+        limits = Limits.from_free_memory(2 * self._limit_s(history))  # two plans compile
+        caches = self._caches.list_folders(challenger.plan, leader.plan)
         duel = hold_duel(self._launcher, job, leader.plan, limits, self._spent.stage, caches)
         kept = self._storage.keep_duel(self._id, challenger.plan, duel)
-        self._listener.compared(replace(challenger, duel=kept))
+        self._listener.finish_comparison(replace(challenger, duel=kept))
 
     def _traits(self, history: History) -> frozenset[str]:
         """Return the workload's traits, with facts about its noise from earlier trials."""
@@ -311,18 +311,20 @@ class _Loop:
         leader = history.incumbent()
         if leader != self._leader:
             self._leader = leader
-            trial = history.tried(leader)
-            self._listener.leading(leader, trial.speedup if trial else None)
+            trial = history.find_trial(leader)
+            self._listener.change_leader(leader, trial.speedup if trial else None)
 
     def _conclude(self, state: StudyState) -> Study:
         history = self._history()
         known = any(trial.state.is_finished for trial in history.trials)
         decision = decide(history, self._here) if known or state is StudyState.DECIDED else None
-        excluded = self._sampler.excluded(self._stored())  # trials that may be repeated were tried all the same
+        excluded = self._sampler.list_excluded(
+            self._read_history()
+        )  # trials that may be repeated were tried all the same
         if state is StudyState.DECIDED and self._spent.seconds >= self._end_s:
             excluded.append(f"whatever else: the budget of {self._request.search_s:.0f} s is spent")
         if self._request.cold and decision is not None:
-            excluded += self._untimed_cold(decision.plan, history)
+            excluded += self._explain_untimed_cold(decision.plan, history)
         self._storage.conclude(
             self._id,
             state=state,
@@ -333,11 +335,11 @@ class _Loop:
         )
         return self._storage.get_study(self._id, self._request.workload.target)
 
-    def _untimed_cold(self, plan: Plan, history: History) -> list[str]:
+    def _explain_untimed_cold(self, plan: Plan, history: History) -> list[str]:
         """Say why the chosen plan was not timed with cold caches despite the request, or return nothing if it was."""
         if plan.is_eager:
             return ["cold processor caches: eager stays, so there is no plan to time with them"]
-        trial = history.tried(plan)
+        trial = history.find_trial(plan)
         if trial and trial.cold_speedups:
             return []
         is_spent = self._spent.seconds >= self._end_s
@@ -375,7 +377,7 @@ class _Loop:
         return None
 
     def _is_open(self, plan: Plan) -> bool:
-        return self._request.allow.allows(legality_of(plan))
+        return self._request.allow.allows(numerics_of(plan))
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchwise.lazy import attributes
+from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.training.forward import PlannedForward
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-__getattr__ = attributes(__name__, _HOMES)
+__getattr__ = load_attributes(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchwise.compile.private import look_up
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.workload.train_step import TrainStep, sharded_parts, unwrapped
+from torchwise.workload.train_step import TrainStep, find_sharded_modules, unwrap_ddp
 
 WHO = "training with sharded weights"
 SET_TIMEOUT = ("torch.distributed.distributed_c10d", "_set_pg_timeout")
@@ -30,7 +30,7 @@ def bare(step: TrainStep) -> TrainStep:
     Raises:
         InputError: the model is sharded, so no rank has all of it.
     """
-    if sharded_parts(step.model):
+    if find_sharded_modules(step.model):
         raise InputError(
             "the model is sharded (fully_shard), so that no rank could run a step alone: tune before you shard it, and "
             "give the decision to torchwise.training.apply afterwards"
@@ -44,7 +44,7 @@ def as_decided_for(step: TrainStep) -> Iterator[TrainStep]:
 
     `fully_shard` gives a module a derived class, and marks the module and its submodules.
     """
-    classes = [(part, type(part)) for part in sharded_parts(step.model)]
+    classes = [(part, type(part)) for part in find_sharded_modules(step.model)]
     marks = [(vars(part), {k: vars(part).pop(k) for k in _MARKS if k in vars(part)}) for part in step.model.modules()]
     try:
         for part, sharded in classes:
@@ -76,7 +76,7 @@ def rehearsing(model: torch.nn.Module, patience: float) -> Iterator[None]:
     Raises:
         UnsupportedError: this torch cannot set how long ranks wait.
     """
-    if sharded_parts(model):
+    if find_sharded_modules(model):
         with _patient(model, patience), look_up(WHO, DYNAMO_CONFIG).patch(suppress_errors=True):
             yield
     elif isinstance(model, DistributedDataParallel):
@@ -121,5 +121,5 @@ def _timeout(group: Any) -> timedelta:
 
 def _inner(step: TrainStep) -> TrainStep:
     found = copy.copy(step)
-    found.model = unwrapped(step.model)
+    found.model = unwrap_ddp(step.model)
     return found

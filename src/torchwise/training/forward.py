@@ -21,14 +21,14 @@ from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
 from torchwise.runtime.statistics import STAYS
-from torchwise.study.apply_approvals import in_force
+from torchwise.study.apply_approvals import apply_stored_approvals
 from torchwise.training.distributed import unfit_because
 from torchwise.training.ranks import PATIENCE_S, Ranks
 from torchwise.training.step import tune
 from torchwise.workload import Example
-from torchwise.workload.module_state import kept_generators, kept_state
+from torchwise.workload.module_state import kept_state, preserve_generators
 from torchwise.workload.surrogate_loss import loss_of
-from torchwise.workload.train_step import sharded_parts, unwrapped
+from torchwise.workload.train_step import find_sharded_modules, unwrap_ddp
 
 logger = logging.getLogger("torchwise")
 
@@ -69,7 +69,7 @@ class PlannedForward:
     def __init__(
         self, model: torch.nn.Module, decision: Decision | None = None, *, patience: float = PATIENCE_S, **options: Any
     ) -> None:
-        self._model = unwrapped(model)
+        self._model = unwrap_ddp(model)
         _check(self._model, decision, options)
         self._decision, self._options, self._patience = decision, options, patience
         self._before = vars(self._model).get("forward")
@@ -96,7 +96,7 @@ class PlannedForward:
         if not (self._model.training and torch.is_grad_enabled()):
             return self._written(*args, **kwargs)
         if self._dispatcher is not None and self._seen is not None and self._seen.autocast == _autocast(self._device):
-            same = _same_attributes(self._model, _twin_in(self._dispatcher.original))
+            same = _same_attributes(self._model, _unwrap_autocast(self._dispatcher.original))
             with same, torch.autocast(self._device, enabled=False):  # the dispatched call enters autocast itself
                 return self._dispatcher(*args, **kwargs)
         if self._seen is None and self._steps < 2:
@@ -147,7 +147,9 @@ class PlannedForward:
             asked: dict[str, Any] = {**self._options, "mode": "training", "patience": self._patience}
             self._decision = tune(call, example.args, dict(example.kwargs), **asked)
         decided = self._decision
-        ruled = ranks.told(lambda: in_force(decided, self._options.get("store")).decision.to_json())
+        ruled = ranks.broadcast_from_rank0(
+            lambda: apply_stored_approvals(decided, self._options.get("store")).decision.to_json()
+        )
         self._decision = Decision.from_json(ruled)
         found = Dispatcher(call, self._decision)
         refusal = unfit_because(self._decision.plan) if ranks.are_several else None
@@ -198,7 +200,7 @@ class UnderAutocast(torch.nn.Module):
 
 
 def _check(model: torch.nn.Module, decision: Decision | None, options: dict[str, Any]) -> None:
-    if sharded_parts(model):
+    if find_sharded_modules(model):
         raise InputError(
             "the model is sharded (fully_shard), but only the forward of a whole one can be planned: use a TrainStep, "
             "with torchwise.training.apply"
@@ -222,7 +224,7 @@ def _scene(
 
     The model itself runs its hooks.
     """
-    plain: Any = _called_plainly(model.__class__)
+    plain: Any = _make_plain_class(model.__class__)
     twin: torch.nn.Module = plain.__new__(plain)
     names = vars(twin)
     names.update({n: type(v)() if _is_of_hooks(n, v) else v for n, v in vars(model).items() if n not in _APART})
@@ -231,7 +233,7 @@ def _scene(
     return twin if autocast is None else UnderAutocast(twin, device, autocast)
 
 
-def _called_plainly(cls: Any) -> Any:
+def _make_plain_class(cls: Any) -> Any:
     """Return a class whose call is only its forward. The loop's own call does the rest of `cls.__call__`."""
     if not has_own_call(cls) and cls._call_impl is torch.nn.Module._call_impl:
         return cls
@@ -240,7 +242,7 @@ def _called_plainly(cls: Any) -> Any:
     return types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update({**names, **plain}))
 
 
-def _twin_in(scene: Any) -> torch.nn.Module:
+def _unwrap_autocast(scene: Any) -> torch.nn.Module:
     found: torch.nn.Module = scene.model if type(scene) is UnderAutocast else scene
     return found
 
@@ -272,7 +274,7 @@ def _is_of_hooks(name: str, value: Any) -> bool:
 def _rehearse(found: Dispatcher, call: torch.nn.Module, seen: Example, device: str) -> None:
     """Run forward and backward by the plan, so that all code is compiled, without side effects or stored gradients."""
     trained = [p for p in call.parameters() if p.requires_grad]
-    with kept_state(call), kept_generators(device), torch.enable_grad(), torch.autocast(device, enabled=False):
+    with kept_state(call), preserve_generators(device), torch.enable_grad(), torch.autocast(device, enabled=False):
         for _ in range(2):
             example = seen.clone()
             loss = loss_of(found(*example.args, **example.kwargs))

@@ -46,7 +46,7 @@ class _Hooks:
 
     def on_train_start(self, _trainer: Any, module: Any) -> None:
         """Replace the forward."""
-        self.planned = PlannedForward(self._part_of(module), self._given, **self._options)
+        self.planned = PlannedForward(self._find_submodule(module), self._given, **self._options)
 
     def on_train_batch_start(self, *_args: Any, **_kwargs: Any) -> None:
         """Tune the plan, before the second batch."""
@@ -62,7 +62,7 @@ class _Hooks:
         """Restore the forward."""
         self.on_train_end()
 
-    def _part_of(self, module: Any) -> Any:
+    def _find_submodule(self, module: Any) -> Any:
         if self._part is not None:
             try:
                 return module.get_submodule(self._part)

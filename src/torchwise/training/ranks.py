@@ -52,7 +52,7 @@ class Ranks:
         """Whether there are other ranks."""
         return self._group is not None
 
-    def told(self, find: Callable[[], str]) -> str:
+    def broadcast_from_rank0(self, find: Callable[[], str]) -> str:
         """Call `find` on rank 0 only, and return its result, a text, on every rank.
 
         Raises:
@@ -61,7 +61,7 @@ class Ranks:
         if self._group is None:
             return find()
         if dist.get_rank() != 0:
-            return _heard(json.loads(self._broadcast("")))
+            return _read_message(json.loads(self._broadcast("")))
         try:
             said = {"found": find()}
         except BaseException as error:  # raised again: the other ranks must know, or they would wait
@@ -115,7 +115,7 @@ class Ranks:
             ) from error
 
 
-def _heard(said: dict[str, str]) -> str:
+def _read_message(said: dict[str, str]) -> str:
     if "found" in said:
         return said["found"]
     kind = getattr(errors, said["error"], TorchwiseError)

@@ -20,12 +20,12 @@ from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, stale_because, unwrap
 from torchwise.runtime.step import FIRST_CALLS
-from torchwise.study.apply_approvals import in_force
+from torchwise.study.apply_approvals import apply_stored_approvals
 from torchwise.training.distributed import as_decided_for, bare, rehearsing, unfit_because
 from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
 from torchwise.workload import Example
-from torchwise.workload.module_state import kept_generators
-from torchwise.workload.train_step import TrainStep, sharded_parts
+from torchwise.workload.module_state import preserve_generators
+from torchwise.workload.train_step import TrainStep, find_sharded_modules
 
 logger = logging.getLogger("torchwise")
 
@@ -60,9 +60,9 @@ def tune(
         def decision() -> str:
             with without_rank():
                 record = api.tune(alone, args, kwargs, **options).record
-            return (_for_ranks(record) if ranks.are_several else record.decision).to_json()  # type: ignore[union-attr]
+            return (_decide_for_ranks(record) if ranks.are_several else record.decision).to_json()  # type: ignore[union-attr]
 
-        return Decision.from_json(ranks.told(decision))
+        return Decision.from_json(ranks.broadcast_from_rank0(decision))
 
 
 def apply(
@@ -84,8 +84,10 @@ def apply(
     if not ranks.are_several:
         return api.apply(step, decision, store=store)
     text = decision.to_json()
-    is_another = ranks.told(lambda: text) != text
-    decision = Decision.from_json(ranks.told(lambda: in_force(Decision.from_json(text), store).decision.to_json()))
+    is_another = ranks.broadcast_from_rank0(lambda: text) != text
+    decision = Decision.from_json(
+        ranks.broadcast_from_rank0(lambda: apply_stored_approvals(Decision.from_json(text), store).decision.to_json())
+    )
     with as_decided_for(step) as before:
         stale = stale_because(before, decision)
     refusal = f"the decision is stale ({stale})" if stale else unfit_because(decision.plan)
@@ -138,12 +140,12 @@ class RankedStep(OptimizedStep):
             self._meet(self._ranks, batch)
         return super().__call__(*batch)
 
-    def _is_proven(self, batch: tuple[Any, ...]) -> bool:
+    def _is_verified(self, batch: tuple[Any, ...]) -> bool:
         del batch
         return False  # `_taken` holds the kind of the meeting, and no rank may start another one alone
 
     def _meet(self, ranks: Ranks, batch: tuple[Any, ...]) -> None:
-        is_proven = super()._is_proven(batch) and self._lies_as_proven(signature_of(batch, {}), batch)
+        is_proven = super()._is_verified(batch) and self._has_verified_overlap(signature_of(batch, {}), batch)
         holds, can_try = ranks.everywhere(self._refusal is None, is_proven)
         if not holds:
             self._end_meeting(self._refusal or ELSEWHERE)
@@ -169,7 +171,7 @@ class RankedStep(OptimizedStep):
         step, planned = self.original, None
         try:
             planned, restore = self._plan(batch), step.snapshot()
-            with kept_generators(self.decision.workload.device), rehearsing(step.model, self._patience):
+            with preserve_generators(self.decision.workload.device), rehearsing(step.model, self._patience):
                 try:
                     for _ in range(FIRST_CALLS):
                         planned(*Example(batch).clone().args)  # a copy, as a model may write to its inputs
@@ -177,7 +179,7 @@ class RankedStep(OptimizedStep):
                     restore()
                     step.optimizer.zero_grad(set_to_none=True)
         except Exception as error:  # after any error, every rank takes the original step
-            if planned is not None and sharded_parts(step.model):  # others may wait for this rank in an exchange
+            if planned is not None and find_sharded_modules(step.model):  # others may wait for this rank in an exchange
                 error.add_note(f"torchwise: {FAILED}")
                 raise
             logger.debug("torchwise: how the plan failed", exc_info=error)
@@ -193,14 +195,16 @@ class RankedStep(OptimizedStep):
             said = f"plan {plan}: {error}; it goes on compiling, as one rank cannot stop alone"
             alert("recompile_limit", said, plan=plan, reason=error.reason, recompiles=count)
 
-    def _failed(self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]) -> torch.Tensor:
+    def _handle_failure(
+        self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]
+    ) -> torch.Tensor:
         del undo, batch
         self.statistics.failures[type(error).__name__] += 1
         error.add_note(f"torchwise: {FAILED}; without Torchwise it may not fail")
         raise error
 
 
-def _for_ranks(record: StudyRecord) -> Decision:
+def _decide_for_ranks(record: StudyRecord) -> Decision:
     """Return the decision, or the best one that several ranks can run together."""
     assert record.decision is not None, "tune returns decided studies only"
     if unfit_because(record.decision.plan) is None:

@@ -1,22 +1,22 @@
 """One candidate in one worker process: the job, the worker, and the launcher that survives every failure of it."""
 
-from torchwise.trial.job import AroundJob, Effort, Job, ProcessSettings
+from torchwise.trial.job import DerivedJob, Effort, Job, ProcessSettings
 from torchwise.trial.launcher import WAITING, Launcher, Limits, ProcessLauncher
 from torchwise.trial.run_trial import hold_duel, inspect_workload, measure_again, own_caches, try_plan
-from torchwise.trial.stopwatch import Spent
+from torchwise.trial.stopwatch import Stopwatch
 from torchwise.trial.worker import Assignment
 
 __all__ = [
     "WAITING",
-    "AroundJob",
     "Assignment",
+    "DerivedJob",
     "Effort",
     "Job",
     "Launcher",
     "Limits",
     "ProcessLauncher",
     "ProcessSettings",
-    "Spent",
+    "Stopwatch",
     "hold_duel",
     "inspect_workload",
     "measure_again",

@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchwise.compile import Backend, Realized, compile_plan
-from torchwise.compile.backends.inductor import compiled_graphs
+from torchwise.compile import Backend, CompiledPlan, compile_plan
+from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.measure import profile_of
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Costs, Measurement, Outcome, Verdict
-from torchwise.trial.error_origin import judged
-from torchwise.trial.harness import Arena, Calls
+from torchwise.trial.error_origin import run_checks
+from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import COLD_STAGE, Attempt, Job, Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.first_calls import FirstAnswer, very_first
 from torchwise.verify.observe import Observation
-from torchwise.verify.step_runner import Maker, Trainee
+from torchwise.verify.step_runner import Maker, StepRunner
 from torchwise.workload.module_state import kept_state
 
 SETTLED_AFTER = 5
@@ -37,7 +37,7 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
         stage: hears of each stage.
         backend: compiles the model, if it is not the plan's own backend.
     """
-    trial = _Tryout(job, backend)
+    trial = _CandidateTrial(job, backend)
     with trial.arena.gradients():
         stage("compile")
         cold = trial.first_calls()
@@ -58,7 +58,7 @@ def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
 
     With `job.cold` with cold processor caches as well.
     """
-    trial = _Tryout(job)
+    trial = _CandidateTrial(job)
     with trial.arena.gradients():
         stage("warm compile")
         warm_s = trial.first_calls()
@@ -73,7 +73,7 @@ def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
 def duel(job: Job, stage: Callable[[str], None]) -> Measurement:
     """Time the job's plan against its rival, in alternation, after their trials have verified both."""
     assert job.rival is not None, "a duel is with a rival"
-    arena = Arena(job)
+    arena = Harness(job)
     with arena.gradients():
         stage("compile")
         sides = [calls_of(arena, plan) for plan in (job.plan, job.rival)]
@@ -81,7 +81,7 @@ def duel(job: Job, stage: Callable[[str], None]) -> Measurement:
         return arena.measure(*sides, usual_s=job.usual_s)
 
 
-def calls_of(arena: Arena, plan: Plan) -> Calls:
+def calls_of(arena: Harness, plan: Plan) -> Calls:
     """Return the arena's calls under a plan, compiled, as a trial makes them."""
     example = arena.workload.examples[0]
     calls = arena.runners(compile_plan(arena.subject(), plan, example, device=arena.device, mode=arena.mode).call)
@@ -89,23 +89,25 @@ def calls_of(arena: Arena, plan: Plan) -> Calls:
     return calls
 
 
-class _Tryout:
+class _CandidateTrial:
     def __init__(self, job: Job, backend: Backend | None = None) -> None:
         self._job = job
         self._is_compiled_here = backend is None and job.plan.backend != "eager"
-        self.arena = Arena(job)
-        self._trainee: Trainee | None = None
+        self.arena = Harness(job)
+        self._trainee: StepRunner | None = None
         self._answers: list[FirstAnswer] = []
         with self.arena.gradients():
             if step := self.arena.workload.step:
-                self._trainee = Trainee(step, lambda copy: self._realize(job.plan, of=copy).call)
+                self._trainee = StepRunner(step, lambda copy: self._compile_plan(job.plan, of=copy).call)
                 call = self._trainee.call
             else:
-                self._realized = self._realize(job.plan, backend)
+                self._realized = self._compile_plan(job.plan, backend)
                 call = self._realized.call
         self.candidate = self.arena.runners(call)
 
-    def _realize(self, plan: Plan, backend: Backend | None = None, *, of: Callable[..., Any] | None = None) -> Realized:
+    def _compile_plan(
+        self, plan: Plan, backend: Backend | None = None, *, of: Callable[..., Any] | None = None
+    ) -> CompiledPlan:
         arena, call = self.arena, of or self.arena.workload.call
         example = arena.workload.examples[0]
         return compile_plan(call, plan, example, device=arena.device, mode=arena.mode, backend=backend)
@@ -116,10 +118,10 @@ class _Tryout:
         Raises:
             UnsupportedError: the plan compiles, but nothing was compiled.
         """
-        look = self._trainee.made if self._trainee else None
+        look = self._trainee.observe_gradients if self._trainee else None
         self._answers = [FirstAnswer(call, look) for call in self.candidate]
         seconds = self.arena.first_calls(list(self._answers))
-        if self._is_compiled_here and compiled_graphs() == 0:
+        if self._is_compiled_here and count_compiled_graphs() == 0:
             workload = self.arena.workload
             raise UnsupportedError(f"nothing was compiled: {why_uncompiled(workload.call, workload.examples[0])}")
         return seconds
@@ -143,17 +145,17 @@ class _Tryout:
         if not self._is_compiled_here or "stateful" not in self._job.traits or self._trainee is not None:
             return
         call, example = self._realized.call, self.arena.workload.examples[0].clone()
-        compiled = [compiled_graphs()]
+        compiled = [count_compiled_graphs()]
         with kept_state(self.arena.workload.call, example.args, example.kwargs) as state:
             try:
                 for _ in range(SETTLED_AFTER):
                     call(*example.args, **example.kwargs)
-                    compiled.append(compiled_graphs())
+                    compiled.append(count_compiled_graphs())
             except StalePlanError as error:
                 raise UnsupportedError(f"a call changes what the plan holds for: {error}") from error
             except Exception:  # a model may raise when a cache is full; verification compares the calls with its own
                 return
-            changed, grown = list(state.changes()), state.grown()
+            changed, grown = list(state.changes()), state.find_grown()
         if len(compiled) <= SETTLED_AFTER or not compiled[-1] > compiled[-2] > compiled[-3]:
             return
         if grown and self._job.plan.shapes == "static":
@@ -169,7 +171,7 @@ class _Tryout:
             return self._step_verdict(self._trainee, stage)
         plan, workload = self._job.plan, self.arena.workload
         stochastic = "stochastic" in self._job.traits
-        floor = workload.call if plan.precision == "native" else self._realize(_floor_of(plan)).call
+        floor = workload.call if plan.precision == "native" else self._compile_plan(_floor_of(plan)).call
         subject = Subject(
             workload,
             self._realized.call,
@@ -184,16 +186,16 @@ class _Tryout:
         plain = replace(subject, candidate=workload.call, floor=workload.call, precision="native", reproducible=None)
         plain = replace(plain, first=())
         effort = self._job.effort
-        return judged(
+        return run_checks(
             lambda: verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
             lambda: verify(plain, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
         )
 
-    def _step_verdict(self, trainee: Trainee, stage: Callable[[str], None]) -> Verdict:
+    def _step_verdict(self, trainee: StepRunner, stage: Callable[[str], None]) -> Verdict:
         plan, effort = self._job.plan, self._job.effort
 
         def maker(plan: Plan) -> Maker:
-            return lambda copy: self._realize(plan, of=copy).call
+            return lambda copy: self._compile_plan(plan, of=copy).call
 
         floor = None if plan.precision == "native" else maker(_floor_of(plan))
         stochastic = "stochastic" in self._job.traits
@@ -201,12 +203,12 @@ class _Tryout:
         subject = StepSubject(self.arena.workload, trainee, maker(plan), floor, plan.precision, stochastic, first)
 
         def verify_eager() -> Verdict:
-            eager = Trainee(self.arena.workload.step)  # type: ignore[arg-type]
+            eager = StepRunner(self.arena.workload.step)  # type: ignore[arg-type]
             as_written = replace(subject, candidate=eager, make=lambda copy: copy, floor=None, precision="native")
             as_written = replace(as_written, first=None)
             return verify_step(as_written, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
 
-        return judged(
+        return run_checks(
             lambda: verify_step(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s, tell=stage),
             verify_eager,
         )
@@ -223,7 +225,7 @@ class _Tryout:
         # CUDA graphs keep their own count of random numbers, so the arithmetic is verified without them.
         plain = replace(plan, capture="none", mode=plan.mode.replace("reduce-overhead", "default"))
         plain = replace(plain, mode="max-autotune-no-cudagraphs") if plain.mode == "max-autotune" else plain
-        return self._realize(plain.with_choice("options", ("fallback_random", True))).call
+        return self._compile_plan(plain.with_choice("options", ("fallback_random", True))).call
 
     def measurement(self) -> Measurement:
         job, eager = self._job, self.arena.eager

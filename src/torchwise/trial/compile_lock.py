@@ -51,11 +51,11 @@ def compiling_aside() -> Iterator[None]:
     with contextlib.ExitStack() as wrapped:
         for method in (TIMES, ALSO_RUNS):
             if hasattr(benchmarker, method):
-                wrapped.enter_context(_within(device_lock.sharing, benchmarker, method))
+                wrapped.enter_context(_within(device_lock.share_temporarily, benchmarker, method))
         for context, (module, function) in (
-            (_tracing, _TRACER),
-            (_compiling, _COMPILER),
-            (device_lock.sharing, _FOLDER),
+            (_release_for_trace, _TRACER),
+            (_release_for_compile, _COMPILER),
+            (device_lock.share_temporarily, _FOLDER),
         ):
             wrapped.enter_context(_within(context, importlib.import_module(module), function))
         yield
@@ -69,20 +69,20 @@ def _is_known() -> bool:
     return hasattr(look_up(WHO, _BENCHMARKER), TIMES)
 
 
-def _tracing() -> AbstractContextManager[None]:
+def _release_for_trace() -> AbstractContextManager[None]:
     """Step aside for one frame, after the queued work on the GPU, such as the graph before this one, has ended."""
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize()
     return device_lock.aside()
 
 
-def _compiling() -> AbstractContextManager[None]:
+def _release_for_compile() -> AbstractContextManager[None]:
     """Step aside for one graph, unless its options, which are set during its compilation, move the timing elsewhere."""
     config = look_up(WHO, _CONFIG)
     elsewhere = any(getattr(config, name, False) for name in ELSEWHERE)
     elsewhere |= bool(getattr(config.triton, "autotune_at_compile_time", False))  # torch 2.11, with cpp_wrapper
     elsewhere |= "CUTLASS" in getattr(config, "max_autotune_gemm_backends", "").upper()
-    return device_lock.sharing() if elsewhere else _tracing()
+    return device_lock.share_temporarily() if elsewhere else _release_for_trace()
 
 
 @contextlib.contextmanager
@@ -91,11 +91,11 @@ def _within(context: Callable[[], AbstractContextManager[None]], owner: Any, nam
     original, is_own = getattr(owner, name), name in vars(owner)
 
     @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def call_in_context(*args: Any, **kwargs: Any) -> Any:
         with context():
             return original(*args, **kwargs)
 
-    setattr(owner, name, wrapped)
+    setattr(owner, name, call_in_context)
     try:
         yield
     finally:

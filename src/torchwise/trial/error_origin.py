@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torchwise.errors import BaselineError, InternalError, TorchwiseError, first_line, raised
+from torchwise.errors import BaselineError, InternalError, TorchwiseError, first_line, format_error
 from torchwise.records import Failure, FailureKind
 from torchwise.trial.job import Job
 
@@ -33,17 +33,17 @@ def call_plainly(call: Callable[..., Any], example: Example) -> Any:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
     except Exception as error:  # the user's model may raise anything
-        raise raised_by_model(error, example) from error
+        raise make_baseline_error(error, example) from error
     return answer
 
 
-def raised_by_model(error: Exception, example: Example) -> BaselineError:
+def make_baseline_error(error: Exception, example: Example) -> BaselineError:
     """Return the exception to raise if the model raised an error by itself."""
     from torchwise.compile.cuda_graphs.capture_errors import place_of
     from torchwise.workload.identity import describe_example
 
     place = place_of(error)
-    told = raised(error) + (f" ({place})" if place else "")
+    told = format_error(error) + (f" ({place})" if place else "")
     return BaselineError(f"the model raised {told}; its inputs were {describe_example(example) or 'none'}")
 
 
@@ -76,12 +76,12 @@ class Instruments:
             return look()
         except Exception as error:  # a model may fail under our instruments in any way
             self._plain()
-            told = first_line(raised(error))
+            told = first_line(format_error(error))
             self.notes.append(f"{what} is not known: looking for it raised {told}, though the model runs by itself")
             return otherwise
 
 
-def judged(judge: Callable[[], T], judge_eager: Callable[[], Any]) -> T:
+def run_checks(judge: Callable[[], T], judge_eager: Callable[[], Any]) -> T:
     """Return a verdict on a candidate, unless the checks also raise for eager in its place.
 
     Raises:
@@ -95,12 +95,12 @@ def judged(judge: Callable[[], T], judge_eager: Callable[[], Any]) -> T:
         except Exception as ours:  # likewise
             raise InternalError(
                 "the checks cannot be made of this model: with eager in the candidate's place they raise "
-                f"{raised(ours)}; please report it"
+                f"{format_error(ours)}; please report it"
             ) from ours
         raise error
 
 
-def blamed(failure: Failure, run_again: Callable[[], str | Failure] | None = None) -> TorchwiseError:
+def make_failure_error(failure: Failure, run_again: Callable[[], str | Failure] | None = None) -> TorchwiseError:
     """Return the exception to raise if a worker on the plain model ended without an answer.
 
     Args:
@@ -111,19 +111,20 @@ def blamed(failure: Failure, run_again: Callable[[], str | Failure] | None = Non
         if failure.stage not in PLAIN and run_again is not None:
             again = run_again()
             if not isinstance(again, Failure):
-                return _ours(failure)
+                return _make_internal_error(failure)
             failure = again
-        return BaselineError(f"the model itself, run plainly, {failure}{_traced(failure)}")
-    return _ours(failure)
+        return BaselineError(f"the model itself, run plainly, {failure}{_format_traceback(failure)}")
+    return _make_internal_error(failure)
 
 
-def _ours(failure: Failure) -> InternalError:
+def _make_internal_error(failure: Failure) -> InternalError:
     return InternalError(
-        f"Torchwise failed, and not the model, when it looked at it: {failure}; please report it{_traced(failure)}"
+        f"Torchwise failed, and not the model, while profiling it: {failure}; please report it"
+        f"{_format_traceback(failure)}"
     )
 
 
-def _traced(failure: Failure) -> str:
+def _format_traceback(failure: Failure) -> str:
     return f"\n{failure.traceback}" if failure.traceback else ""
 
 

@@ -16,8 +16,8 @@ from torchwise.measure import (
     Clock,
     Precision,
     device_lock,
-    held_memory,
     make_eviction,
+    measure_memory_use,
     measure_pair,
     peak_memory,
 )
@@ -38,7 +38,7 @@ Calls = list[Callable[[], Any]]
 """One call for each example."""
 
 
-class Arena:
+class Harness:
     """Builds and runs candidates, whether plans or contenders.
 
     Attributes:
@@ -62,13 +62,13 @@ class Arena:
         self.device, self.mode = job.workload.device, job.workload.mode
         self._clock = Clock(self.device, each=job.workload.objective != "throughput")
         with self.gradients():
-            self._state = _settled(self.workload) if "stateful" in job.traits and not goes_on else None
+            self._state = _make_start_state(self.workload) if "stateful" in job.traits and not goes_on else None
         self.eager = self.runners(self.subject())
         with self.gradients():
             for call in self.eager:
                 self._clock.once(call)
         self.rewind()
-        self._held_before, self._held = held_beside_inputs(self.workload, self.device), 0
+        self._held_before, self._held = measure_memory_with_inputs(self.workload, self.device), 0
 
     def gradients(self) -> AbstractContextManager[Any]:
         """Enable gradients in training alone."""
@@ -109,12 +109,12 @@ class Arena:
         with compiling_aside():
             rounds = [sum(map(self._own_seconds, calls)) for _ in range(SETTLING_CALLS)]
         self.rewind()
-        self._held = held_since(self._held_before, self.device)
+        self._held = memory_growth(self._held_before, self.device)
         return sum(rounds) - SETTLING_CALLS * min(rounds)
 
     def _own_seconds(self, call: Callable[[], Any]) -> float:
-        before = device_lock.waited_s()
-        return self._clock.once(call) - (device_lock.waited_s() - before)
+        before = device_lock.total_wait_s()
+        return self._clock.once(call) - (device_lock.total_wait_s() - before)
 
     def measure(
         self,
@@ -158,15 +158,15 @@ class Arena:
         return (None if own is None else own + self._held), eager
 
 
-def _settled(workload: Workload) -> State:
+def _make_start_state(workload: Workload) -> State:
     """Return the state that a model's calls start from, with the lasting effects of its first call, such as a cache.
 
     If a second call fails, as the first one filled something, they start from the model as it was loaded.
     """
-    fresh = State.of(workload.call)
+    fresh = State.from_call(workload.call)
     example = workload.examples[0].clone()
     workload.call(*example.args, **example.kwargs)
-    settled = State.of(workload.call)
+    settled = State.from_call(workload.call)
     example = workload.examples[0].clone()
     try:
         workload.call(*example.args, **example.kwargs)
@@ -183,15 +183,15 @@ def _largest_first(workload: Workload) -> list[int]:
     return sorted(range(len(sizes)), key=lambda place: -sizes[place])
 
 
-def held_beside_inputs(workload: Workload, device: str) -> int | None:
+def measure_memory_with_inputs(workload: Workload, device: str) -> int | None:
     """Return the bytes held with one more copy of the inputs, as every candidate's calls have one."""
     copies = [example.clone() for example in workload.examples]
-    held = held_memory(device)
+    held = measure_memory_use(device)
     del copies
     return held
 
 
-def held_since(before: int | None, device: str) -> int:
+def memory_growth(before: int | None, device: str) -> int:
     """Return the bytes held now beyond `before`, or 0 if unknown."""
-    now = held_memory(device)
+    now = measure_memory_use(device)
     return 0 if now is None or before is None else max(now - before, 0)

@@ -10,7 +10,7 @@ from torchwise.compile import is_plain
 from torchwise.compile.cuda_graphs.graph_key import DEVICE
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
 from torchwise.compile.loop_rolling import periods
-from torchwise.compile.regional import repeated_blocks
+from torchwise.compile.regional import find_repeated_blocks
 from torchwise.compile.tensor_reads import answering
 from torchwise.compile.transforms.isolate_rnn import has_rnn
 from torchwise.compile.transforms.patch_matmul import has_patches
@@ -26,9 +26,9 @@ from torchwise.trial.plain_call import PlainCall, run_plainly
 from torchwise.trial.training import step_traits, work_of
 from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
-from torchwise.verify.step_runner import Trainee
+from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Workload, pytree
-from torchwise.workload.differences import packed
+from torchwise.workload.differences import pack_details
 from torchwise.workload.identity import describe_example, identity, structure
 from torchwise.workload.structure_details import details_of
 
@@ -64,7 +64,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     clock = Clock(job.workload.device, each=job.workload.objective != "throughput")
     # Before the first call: a model that counts its calls in an attribute has another identity after it.
     model = job.structure or structure(workload.call)
-    details = job.structure_details or packed(details_of(workload.call))
+    details = job.structure_details or pack_details(details_of(workload.call))
     named = job.identity_of(identity(workload, mode, model))
     stage("run eager")
     instruments = Instruments(lambda: check_plainly(workload))
@@ -81,8 +81,8 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
             "whether it draws random numbers", lambda: _is_stochastic(workload, calls[0]), (False, False)
         )
         speaks = instruments.use("whether it prints", lambda: any(prints(call) for call in calls), False)
-        seen, counted = _watched(calls[0])
-        counts = [counted, *(_watched(call)[1] for call in calls[1:])]
+        seen, counted = _trace_operators(calls[0])
+        counts = [counted, *(_trace_operators(call)[1] for call in calls[1:])]
         work = work_of(workload, calls[0], instruments) if workload.step else None
         stage("measure")
         mix = mix_of(calls, workload)
@@ -139,11 +139,11 @@ def _is_stochastic(workload: Workload, call: Callable[[], Any]) -> tuple[bool, b
     """Return whether a call draws random numbers, and whether it is unsteady, starting a step from one state."""
     if workload.step is None:
         return is_stochastic(call, workload.call)
-    trainee = Trainee(with_optimizer_state(workload).step)  # type: ignore[arg-type]
+    trainee = StepRunner(with_optimizer_state(workload).step)  # type: ignore[arg-type]
     return is_stochastic(lambda: trainee.answer(workload.examples[0]))
 
 
-def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
+def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
     """Return the traits that need a visit to every operator of a call, and the number of operators.
 
     The traits are:
@@ -174,7 +174,7 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
                 labels.append(hash((func, _form((args, kwargs)))))
             return result
 
-    def asked(tensor: torch.Tensor) -> Any:
+    def record_read(tensor: torch.Tensor) -> Any:
         nonlocal asks
         asks = asks or not tensor.is_cpu
         return NotImplemented
@@ -182,10 +182,10 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
     def read(tensor: torch.Tensor) -> Any:
         nonlocal reads
         reads = reads or (not tensor.is_cpu and tensor.is_floating_point())
-        return asked(tensor) if tensor.dtype is torch.bool else NotImplemented
+        return record_read(tensor) if tensor.dtype is torch.bool else NotImplemented
 
     # Some operators refuse to be watched, with any error. The model itself ran before, and its traits so far count.
-    with contextlib.suppress(Exception), answering(asked, read), Watch():  # type: ignore[no-untyped-call]
+    with contextlib.suppress(Exception), answering(record_read, read), Watch():  # type: ignore[no-untyped-call]
         call()
         is_whole = True
     found = {
@@ -240,7 +240,7 @@ def _form(arguments: Any) -> str:
             return leaf.dtype, tuple(leaf.shape)
         return leaf if is_plain(leaf) else type(leaf)
 
-    return repr([form(leaf) for _, leaf in pytree.named_leaves(arguments)])
+    return repr([form(leaf) for _, leaf in pytree.list_named_leaves(arguments)])
 
 
 def _traits(
@@ -261,7 +261,7 @@ def _traits(
         "float32": any(t.dtype is torch.float32 for t in tensors) and not (workload.step and workload.step.autocast),
         "gemm": shares.get("gemm", 1.0) > SIGNIFICANT,
         "conv": dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
-        "repeated_blocks": module is not None and has("repeated blocks", repeated_blocks),
+        "repeated_blocks": module is not None and has("repeated blocks", find_repeated_blocks),
         "rnn": module is not None and has("an RNN", has_rnn),
         "patches": module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has("patches", has_patches),
         "dependent_launch": any(t.is_cuda for t in tensors) and _launches_early(),

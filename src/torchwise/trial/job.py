@@ -69,7 +69,7 @@ class ProcessSettings:
     deterministic: bool
 
     @classmethod
-    def of_this_process(cls) -> ProcessSettings:
+    def from_this_process(cls) -> ProcessSettings:
         """Read the settings, which imports torch."""
         import torch
 
@@ -92,7 +92,7 @@ class ProcessSettings:
         import torch
 
         # A setting that is right already is not set: PyTorch's cache keys tell a default from the same value, set.
-        if self.matmul_precision != ProcessSettings.of_this_process().matmul_precision:
+        if self.matmul_precision != ProcessSettings.from_this_process().matmul_precision:
             torch.set_float32_matmul_precision(self.matmul_precision)
         torch.set_default_dtype(getattr(torch, self.default_dtype))
         torch.set_num_threads(self.threads)
@@ -155,7 +155,7 @@ class Job:
         return {**self.environment, **(caches if self.cache_dir else {}), **plain}
 
 
-class AroundJob:
+class DerivedJob:
     """Base of further orders for a worker: another task on a job's workload, under the job's variables."""
 
     __slots__ = ()

@@ -75,7 +75,7 @@ class Limits:
     memory_bytes: int
 
     @classmethod
-    def of_this_machine(cls, time_s: float) -> Limits:
+    def from_free_memory(cls, time_s: float) -> Limits:
         """Grant nine tenths of the memory that is free now, as the rest keeps the user's own program alive."""
         return cls(time_s, int(psutil.virtual_memory().available * 0.9))
 
@@ -138,13 +138,13 @@ class _Conversation:
                 try:
                     kind, payload = self._receiver.recv()
                 except EOFError:
-                    return self._died()
+                    return self._make_exit_failure()
                 answer = self._hear(kind, payload)
                 if answer is not None:
                     return answer
                 continue
             if self._waits_since is None and time.monotonic() > self._deadline:
-                return self._timed_out()
+                return self._make_timeout_failure()
             if (used := _resident(self._process.pid)) > self._limits.memory_bytes:
                 message = f"used {used / 2**30:.1f} GiB, its limit is {self._limits.memory_bytes / 2**30:.1f} GiB"
                 return Failure(FailureKind.OUT_OF_MEMORY, self._stage, message)
@@ -170,7 +170,7 @@ class _Conversation:
             raise getattr(errors, name)(message)
         return payload
 
-    def _timed_out(self) -> Failure:
+    def _make_timeout_failure(self) -> Failure:
         stacks = self._stacks()
         innermost = _INNERMOST.search(stacks)
         place = f", in {innermost['function']} ({innermost['file']}:{innermost['line']})" if innermost else ""
@@ -179,23 +179,23 @@ class _Conversation:
 
     def _stacks(self) -> str:
         """Return the worker's stacks if it can write them: the request may end it, but it is to end anyway."""
-        written, deadline = self._written(), time.monotonic() + TELLING_S
+        written, deadline = self._read_log(), time.monotonic() + TELLING_S
         if self._process.pid is not None:
             with contextlib.suppress(OSError):
                 os.kill(self._process.pid, worker.TELL_WHERE)
-        while time.monotonic() < deadline and self._process.is_alive() and self._written() == written:
+        while time.monotonic() < deadline and self._process.is_alive() and self._read_log() == written:
             time.sleep(POLL_S)
         time.sleep(POLL_S)
-        return self._written().removeprefix(written)[:MOST_TRACEBACK].strip()
+        return self._read_log().removeprefix(written)[:MOST_TRACEBACK].strip()
 
-    def _written(self) -> str:
+    def _read_log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def _died(self) -> Failure:
+    def _make_exit_failure(self) -> Failure:
         self._process.join(10)
         code = self._process.exitcode
         name = f"exit code {code}" if code is None or code >= 0 else signal_name(-code)
-        return Failure(FailureKind.DIED, self._stage, name, self._written()[-LOG_TAIL:].strip())
+        return Failure(FailureKind.DIED, self._stage, name, self._read_log()[-LOG_TAIL:].strip())
 
 
 def signal_name(number: int) -> str:

@@ -15,7 +15,7 @@ from torchwise.measure import device_lock
 from torchwise.trial.job import Job
 from torchwise.trial.methods import methods_put_in, put_in
 from torchwise.workload import Workload, target
-from torchwise.workload.module_state import from_one_state, going_on
+from torchwise.workload.module_state import from_one_state, make_continuing_call
 from torchwise.workload.step_check import check_loss
 from torchwise.workload.surrogate_loss import loss_of
 from torchwise.workload.train_step import TrainStep
@@ -35,15 +35,15 @@ def load(job: Job) -> Workload:
         job.settings.apply()
     check_device(job.workload.device)
     device_lock.join(job.workload.device)
-    workload = _loaded(job)
+    workload = _load_workload(job)
     if workload.step:
-        workload = replace(workload, call=AgainAndAgain.of(workload.step))
+        workload = replace(workload, call=RepeatableStep.from_step(workload.step))
     if workload.step and job.workload.mode != "training":
         raise InputError("the workload is a training step, but mode is 'inference': use mode 'training'")
     return workload
 
 
-class AgainAndAgain(TrainStep):
+class RepeatableStep(TrainStep):
     """A training step in a worker, whose schedules start over when it is taken more often than they provide for.
 
     `OneCycleLR` raises beyond its last step, and timing alone may take more steps than a training has left.
@@ -52,7 +52,7 @@ class AgainAndAgain(TrainStep):
     _start: list[Any]
 
     @classmethod
-    def of(cls, step: TrainStep) -> AgainAndAgain:
+    def from_step(cls, step: TrainStep) -> RepeatableStep:
         """Return the step with schedules that start over from their present state."""
         found = cls.__new__(cls)
         vars(found).update(vars(step), _start=[copy.deepcopy(s.state_dict()) for s in step.schedulers])
@@ -83,7 +83,7 @@ def refuse_step(workload: Workload, who: str) -> None:
         )
 
 
-def _loaded(job: Job) -> Workload:
+def _load_workload(job: Job) -> Workload:
     import torch
 
     if job.source is None:
@@ -117,19 +117,19 @@ def save(workload: Workload, path: str) -> None:
     """
     import torch
 
-    from torchwise.errors import WorkloadError, raised
+    from torchwise.errors import WorkloadError, format_error
     from torchwise.trial import pickling
 
     if workload.step:
         check_loss(workload.step)
     try:
-        if workload.step and any(isinstance(m, torch.jit.ScriptModule) for m in _parts(workload.step)):
+        if workload.step and any(isinstance(m, torch.jit.ScriptModule) for m in _list_submodules(workload.step)):
             raise TypeError("a module of TorchScript is written apart from the optimizer of its weights")
         methods = methods_put_in(_objects(workload))
         torch.save((workload.call, workload.examples, workload.name, methods), path, pickle_module=pickling)
     except Exception as error:  # pickling runs the user's own hooks, which may raise anything
         raise WorkloadError(
-            f"the model cannot be sent to a worker process ({raised(error)}); "
+            f"the model cannot be sent to a worker process ({format_error(error)}); "
             "give a factory instead, as package.module:factory or path/file.py:factory"
         ) from error
 
@@ -140,7 +140,7 @@ def _objects(workload: Workload) -> list[Any]:
     return [workload.call, *(part for module in modules for part in module.modules())]
 
 
-def _parts(step: TrainStep) -> list[Any]:
+def _list_submodules(step: TrainStep) -> list[Any]:
     return [part for module in step.modules().values() for part in module.modules()]
 
 
@@ -197,5 +197,5 @@ def runner(
     run = train if mode == "training" else call
     args, kwargs = live.args, dict(live.kwargs)
     if goes_on:
-        return going_on(run, original, args, kwargs)
+        return make_continuing_call(run, original, args, kwargs)
     return from_one_state(run, original, args, kwargs) if restores else lambda: run(*args, **kwargs)

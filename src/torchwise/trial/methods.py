@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchwise.compile.guards.code_guard import is_called
-from torchwise.errors import WorkloadError, raised
+from torchwise.errors import WorkloadError, format_error
 from torchwise.workload.identity import bytecode
 
 
@@ -107,4 +107,4 @@ def _method(cls: type, name: str, value: Any, function: types.FunctionType) -> M
     try:
         return Method(cls, name, digest, cloudpickle.dumps(value))
     except Exception as error:  # a value in the code may refuse in any way, which matters if the worker has other code
-        return Method(cls, name, digest, None, raised(error))
+        return Method(cls, name, digest, None, format_error(error))

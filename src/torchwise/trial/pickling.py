@@ -32,9 +32,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if obj is torch.default_generator:
             return _default_generator, ()
         if issubclass(kind, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-            return _scripted(obj)
+            return _reduce_script(obj)
         if issubclass(kind, torch.nn.Module) and parametrize.is_parametrized(obj):
-            return _parametrized(obj)
+            return _reduce_parametrized(obj)
         return super().reducer_override(obj)
 
 
@@ -61,7 +61,7 @@ def _default_generator() -> torch.Generator:
     return torch.default_generator
 
 
-def _scripted(script: Any) -> Reduced:
+def _reduce_script(script: Any) -> Reduced:
     written = io.BytesIO()
     torch.jit.save(script, written)
     return _script_of, (written.getvalue(), isinstance(script, torch.jit.ScriptFunction))
@@ -72,12 +72,12 @@ def _script_of(written: bytes, is_function: bool) -> Any:
     return found.forward if is_function else found
 
 
-def _parametrized(module: torch.nn.Module) -> tuple[Any, ...]:
+def _reduce_parametrized(module: torch.nn.Module) -> tuple[Any, ...]:
     names = [*module.parametrizations]  # type: ignore[misc]
-    return _parametrized_of, (type(module).__bases__[0], names), dict(vars(module))
+    return _make_parametrized, (type(module).__bases__[0], names), dict(vars(module))
 
 
-def _parametrized_of(kind: type[torch.nn.Module], names: list[str]) -> torch.nn.Module:
+def _make_parametrized(kind: type[torch.nn.Module], names: list[str]) -> torch.nn.Module:
     """Make a parametrized module without its state, which `pickle` sets."""
     made = kind.__new__(kind)
     look_up("a parametrized module in a worker", ("torch.nn.utils.parametrize", "_inject_new_class"))(made)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchwise.errors import BaselineError, InternalError, WorkloadError, raised
-from torchwise.trial.error_origin import call_plainly, raised_by_model
+from torchwise.errors import BaselineError, InternalError, WorkloadError, format_error
+from torchwise.trial.error_origin import call_plainly, make_baseline_error
 from torchwise.trial.loading import runner
 from torchwise.verify.leaves import leaves_of
 from torchwise.workload import Example, Workload, pytree
@@ -58,7 +58,7 @@ def run_plainly(workload: Workload, mode: str) -> PlainCall:
     call = workload.step.copy() if workload.step else workload.call
     for example in workload.examples:
         given = example.clone()
-        state = State.of(None if workload.step else call, given.args, given.kwargs)
+        state = State.from_call(None if workload.step else call, given.args, given.kwargs)
         answer = _answer(workload, call, given, example)
         answers |= any(map(_tells, leaves_of(answer).named))
         pairs = zip(given.tensors(), example.tensors(), strict=False)
@@ -88,10 +88,10 @@ def _check_trains(call: Callable[..., Any], answer: Any, example: Example) -> No
         raise
     except Exception as error:  # the user's model may raise anything, and so may its surrogate loss
         if loss_of(answer) is answer:  # the model's own
-            raise raised_by_model(error, example) from error
+            raise make_baseline_error(error, example) from error
         raise WorkloadError(
-            f"the model runs, but the backward pass of the mean square of its outputs raised {raised(error)} (its "
-            f"inputs were {describe_example(example) or 'none'}): give a torchwise.TrainStep with its loss"
+            f"the model runs, but the backward pass of the mean square of its outputs raised {format_error(error)} "
+            f"(its inputs were {describe_example(example) or 'none'}): give a torchwise.TrainStep with its loss"
         ) from error
 
 
@@ -103,16 +103,16 @@ def _moves_on(
     Changes by the first call alone are made for good, such as a cache of positions, and stay. If a second call fails,
     as the first one filled a cache, its changes are undone.
     """
-    moved, grown = _moves(workload, given, first), bool(first.grown())
+    moved, grown = _moves(workload, given, first), bool(first.find_grown())
     if not moved:
         return {}, False
-    second = State.of(None if workload.step else call, given.args, given.kwargs)
+    second = State.from_call(None if workload.step else call, given.args, given.kwargs)
     try:
         call(*given.args, **given.kwargs)
     except Exception:  # a model may raise anything, and may allow only one call
         first.restore()
     else:
-        moved, grown = _moves(workload, given, second), bool(second.grown())
+        moved, grown = _moves(workload, given, second), bool(second.find_grown())
         if moved and grown:
             grown = _still_grows(workload, call, given)
         second.restore()
@@ -127,11 +127,11 @@ def _still_grows(workload: Workload, call: Callable[..., Any], given: Example) -
     try:
         for _ in range(MAX_WINDOW):
             call(*given.args, **given.kwargs)
-        before = State.of(None if workload.step else call, given.args, given.kwargs)
+        before = State.from_call(None if workload.step else call, given.args, given.kwargs)
         call(*given.args, **given.kwargs)
     except Exception:  # a model may raise anything, such as where a cache is full
         return True
-    return bool(before.grown())
+    return bool(before.find_grown())
 
 
 def _moves(workload: Workload, given: Example, state: State) -> list[str]:
@@ -143,7 +143,9 @@ def _moves(workload: Workload, given: Example, state: State) -> list[str]:
     import torch
 
     tensors = (
-        path for path, leaf in pytree.named_leaves((given.args, dict(given.kwargs))) if isinstance(leaf, torch.Tensor)
+        path
+        for path, leaf in pytree.list_named_leaves((given.args, dict(given.kwargs)))
+        if isinstance(leaf, torch.Tensor)
     )
     known = {f"input {path}" for path in tensors}
     if workload.module is not None:

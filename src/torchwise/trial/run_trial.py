@@ -21,12 +21,12 @@ from torchwise.records import (
     TrialState,
     codec,
 )
-from torchwise.records.measurement import HELD_UP
+from torchwise.records.measurement import INTERFERENCE_FACTOR
 from torchwise.records.trial import with_repeat
-from torchwise.trial.error_origin import blamed
+from torchwise.trial.error_origin import make_failure_error
 from torchwise.trial.job import Attempt, Job, Restart
 from torchwise.trial.launcher import Launcher, Limits, OnStage
-from torchwise.trial.stopwatch import Spent
+from torchwise.trial.stopwatch import Stopwatch
 
 DUEL_WIDTH = 0.01
 """Relative half-width of a duel's interval at which it stops: plans count as tied within 2 %."""
@@ -42,7 +42,7 @@ def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnS
     """
     answer = launcher.run(job, limits, on_stage)
     if isinstance(answer, Failure):
-        raise blamed(answer, lambda: launcher.run(replace(job, task="check"), limits, on_stage))
+        raise make_failure_error(answer, lambda: launcher.run(replace(job, task="check"), limits, on_stage))
     return codec.from_json(answer, Inspection)
 
 
@@ -62,15 +62,15 @@ def try_plan(
     Returns:
         The trial, finished: COMPLETE, PRUNED or FAIL, with the reason in words.
     """
-    spent = Spent(on_stage)
+    spent = Stopwatch(on_stage)
     with nullcontext(job.cache_dir) if job.cache_dir else own_caches() as folder:
         job = replace(job, task="try", plan=trial.plan, cache_dir=folder)
         answer = launcher.run(job, limits, spent.stage)
         if isinstance(answer, Failure):
             finished = replace(trial, state=TrialState.FAIL, failure=answer, reason=str(answer))
         else:
-            finished = _judged(trial, codec.from_json(answer, Attempt))
-        if warm and _is_worth_a_warm_start(finished):
+            finished = _record_verdict(trial, codec.from_json(answer, Attempt))
+        if warm and _should_measure_warm(finished):
             finished = _with_warm_cost(launcher, job, finished, limits, spent.stage)
     return replace(finished, seconds=spent.seconds)
 
@@ -88,7 +88,7 @@ def hold_duel(
         on_stage: hears the stages as they are entered.
         caches: folders left by the trials of both. Code that is in none is compiled anew.
     """
-    spent = Spent(on_stage)
+    spent = Stopwatch(on_stage)
     with own_caches(caches) as folder:
         effort = replace(job.effort, half_width=min(job.effort.half_width, DUEL_WIDTH))
         job = replace(job, task="duel", rival=rival, cache_dir=folder, effort=effort)
@@ -96,13 +96,15 @@ def hold_duel(
     if isinstance(answer, Failure):
         return Duel(rival, failure=answer, seconds=spent.seconds)
     found = codec.from_json(answer, Measurement)
-    if (times := found.times_as_long(job.usual_s)) > HELD_UP:  # another program may slow down one of them and not both
+    if (
+        times := found.times_as_long(job.usual_s)
+    ) > INTERFERENCE_FACTOR:  # another program may slow down one of them and not both
         reason = f"one of the plans took {times:.1f} times as long as in its trial"
-        return Duel(rival, failure=Failure(FailureKind.HELD_UP, "measure", reason), seconds=spent.seconds)
+        return Duel(rival, failure=Failure(FailureKind.INTERFERED, "measure", reason), seconds=spent.seconds)
     return Duel(rival, found, seconds=spent.seconds)
 
 
-def _judged(trial: Trial, attempt: Attempt) -> Trial:
+def _record_verdict(trial: Trial, attempt: Attempt) -> Trial:
     verdict, measurement = attempt.verdict, attempt.measurement
     found = replace(trial, verdict=verdict, measurement=measurement, costs=attempt.costs)
     if verdict.outcome is not Outcome.PASS or measurement is None:
@@ -113,7 +115,7 @@ def _judged(trial: Trial, attempt: Attempt) -> Trial:
     return replace(found, state=TrialState.COMPLETE, reason=f"proven, {found.speedup}× eager's speed")
 
 
-def _is_worth_a_warm_start(trial: Trial) -> bool:
+def _should_measure_warm(trial: Trial) -> bool:
     """Return whether a plan beat eager, so that it may be decided for, and compiles, so that it has a warm cost.
 
     More processes than its own will tell whether it did beat eager. Here it is enough if it did in that one.
@@ -123,7 +125,7 @@ def _is_worth_a_warm_start(trial: Trial) -> bool:
 
 def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage) -> Trial:
     assert trial.costs is not None
-    restart = _restarted(launcher, job, limits, on_stage)
+    restart = _restart(launcher, job, limits, on_stage)
     if isinstance(restart, Failure):
         message = f"in a second process, from warm caches: {restart.message}"
         return with_repeat(trial, replace(restart, message=message))
@@ -144,13 +146,13 @@ def measure_again(
         caches: folders left by the plan's trial. Code that is in none is compiled anew.
     """
     with own_caches(caches) as folder:
-        restart = _restarted(launcher, replace(job, cache_dir=folder), limits, on_stage)
+        restart = _restart(launcher, replace(job, cache_dir=folder), limits, on_stage)
     if isinstance(restart, Failure):
         return replace(restart, message=f"in one more process: {restart.message}")
     return restart.measurement
 
 
-def _restarted(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Restart | Failure:
+def _restart(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Restart | Failure:
     # A repeated measurement runs to its end: its plan was not pruned before.
     answer = launcher.run(replace(job, task="warm", prune_below=None), limits, on_stage)
     return answer if isinstance(answer, Failure) else codec.from_json(answer, Restart)

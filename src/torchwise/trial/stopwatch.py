@@ -7,7 +7,7 @@ import time
 from torchwise.trial.launcher import WAITING, OnStage
 
 
-class Spent:
+class Stopwatch:
     """Counts seconds from its creation, except for stages in which a worker waits for others.
 
     Args:

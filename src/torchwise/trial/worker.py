@@ -24,7 +24,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, raised
+from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, format_error
 from torchwise.measure import device_lock
 from torchwise.records import Failure, FailureKind, codec
 
@@ -71,7 +71,7 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
         stage[0] = name
         connection.send(("stage", name))
 
-    device_lock.take_part(lambda waits: connection.send(("waits" if waits else "goes on", stage[0])))
+    device_lock.configure_lock(lambda waits: connection.send(("waits" if waits else "goes on", stage[0])))
     try:
         connection.send(("result", codec.to_json(_run(job, enter))))
     except BaseException as error:  # an exception of a candidate is this trial's result, and nobody else's problem
@@ -90,7 +90,7 @@ def _report(error: BaseException, stage: str) -> tuple[str, str]:
     if isinstance(error, (InputError, BaselineError)):
         return ("error", f"{type(error).__name__}|{error}")
     text = "".join(traceback.format_exception(error)[-TRACEBACK_LINES:])
-    failure = Failure(_kind(error), stage, raised(error)[:2000], text[-8000:])
+    failure = Failure(_kind(error), stage, format_error(error)[:2000], text[-8000:])
     if isinstance(error, TorchwiseError):
         failure = Failure(_kind(error), stage, str(error), no_effect=getattr(error, "part", None))
     return ("failure", codec.to_json(failure))

@@ -68,32 +68,32 @@ def is_eagers_own(candidate: Observation, native: Observation) -> bool:
 def check_structure(candidate: Observation, native: Observation) -> Check:
     """Compare everything but values: paths, types, dtypes, shapes, strides, devices, and shared memory."""
 
-    def failed(detail: str) -> Check:
+    def make_failure(detail: str) -> Check:
         return Check("structure", Outcome.FAIL, detail)
 
     if candidate.form != native.form:
-        return failed(f"the outputs differ in structure: {_apart(candidate.form, native.form)}")
+        return make_failure(f"the outputs differ in structure: {_first_difference(candidate.form, native.form)}")
     ours, theirs = dict(candidate.leaves), dict(native.leaves)
     if list(ours) != list(theirs):
         odd = sorted(set(ours) ^ set(theirs)) or ["their order"]
-        return failed(f"the outputs differ in structure at {odd[0]}")
+        return make_failure(f"the outputs differ in structure at {odd[0]}")
     for name, leaf in ours.items():
         if problem := _form_problem(leaf, theirs[name]):
-            return failed(f"{name} {problem}")
+            return make_failure(f"{name} {problem}")
     for name, leaf in ours.items():
         if _lies_otherwise(leaf, theirs[name]):
             strides = tuple(leaf.stride()), tuple(theirs[name].stride())
             what = STRIDES if name.startswith("output") else "structure"  # buffers and inputs are not laid out anew
             return Check(what, Outcome.FAIL, f"{name} has strides {strides[0]}, in eager {strides[1]}")
     if candidate.aliases != native.aliases:
-        return failed(f"outputs share memory with inputs at {_pairs(candidate)}, in eager at {_pairs(native)}")
+        return make_failure(f"outputs share memory with inputs at {_pairs(candidate)}, in eager at {_pairs(native)}")
     if shared := candidate.shared - native.shared:
         one, other = min(shared)
-        return failed(f"outputs {one} and {other} share memory, in eager they do not")
+        return make_failure(f"outputs {one} and {other} share memory, in eager they do not")
     return Check("structure", Outcome.PASS, f"{len(ours)} values agree in form, dtype, shape, strides and aliasing")
 
 
-def _apart(ours: str, theirs: str) -> str:
+def _first_difference(ours: str, theirs: str) -> str:
     """Return the first difference of two forms. Outer containers come first, then arrays and objects in the outputs."""
     pairs = itertools.zip_longest(ours.split("; "), theirs.split("; "), fillvalue="nothing")
     mine, eagers = next((one, other) for one, other in pairs if one != other)
@@ -156,7 +156,7 @@ def _values(
         against = references.get(name)
         if not isinstance(against, torch.Tensor) or against.shape != leaf.shape:
             return Check("values", Outcome.NOT_COMPARABLE, f"{name} has no counterpart in the reference")
-        bounds = Bounds.of(leaf, epsilon, has_reference=reference is not None)
+        bounds = Bounds.from_tensor(leaf, epsilon, has_reference=reference is not None)
         found = judge(name, leaf, floors[name], against, bounds, moved)
         if found.outcome is not Outcome.PASS:
             check = Check("values", found.outcome, f"{name} {found.detail}", found.errors.rms, found.usual.rms)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from torchwise.records import Check, Outcome
 from torchwise.verify.deviation import errors_of
 from torchwise.verify.observe import Observation
-from torchwise.verify.reference import widened
+from torchwise.verify.reference import widen_tensor
 from torchwise.workload.workload import Example
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def is_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
     return all(tensor.device.type == "cpu" for tensor in tensors)
 
 
-def on_cpu(example: Example) -> Example:
+def to_cpu(example: Example) -> Example:
     """Return the example with its tensors on the CPU."""
     return example.clone(lambda tensor: tensor.cpu())
 
 
-def doubted(
+def compare_with_cpu(
     check: Check,
     ours: Callable[[], Observation],
     here: Callable[[], Observation | None],
@@ -90,11 +90,11 @@ def doubted(
         return check
     whole = max((float(leaf.abs().square().mean().sqrt()) for leaf in exact.values()), default=0.0)
     judged = [name for name in exact if float(exact[name].abs().square().mean().sqrt()) > NOTHING * whole]
-    wrong = {name: _off(reference.get(name), exact[name]) for name in judged}
+    wrong = {name: _relative_error(reference.get(name), exact[name]) for name in judged}
     name = max(wrong, key=lambda name: wrong[name], default=None)
     if name is None or not DIFFERENT < wrong[name] < math.inf:
         return check
-    right = max(_off(mine.get(other), exact[other]) for other in judged)
+    right = max(_relative_error(mine.get(other), exact[other]) for other in judged)
     if not (right < AGREES and WORSE * right < wrong[name]):
         return check
     return replace(
@@ -116,10 +116,10 @@ def _numbers(seen: Observation | None, device: str | None = None) -> dict[str, t
     if device and any(leaf.device.type != device for _, leaf in leaves):
         raise ValueError(f"the model keeps a tensor elsewhere than on {device}")
     numbers = [(n, t) for n, t in leaves if t.layout is torch.strided and not t.is_nested and t.numel()]
-    return {n: widened(t.cpu()) for n, t in numbers if t.is_floating_point() or t.is_complex()}
+    return {n: widen_tensor(t.cpu()) for n, t in numbers if t.is_floating_point() or t.is_complex()}
 
 
-def _off(tensor: torch.Tensor | None, exact: torch.Tensor) -> float:
+def _relative_error(tensor: torch.Tensor | None, exact: torch.Tensor) -> float:
     """Return the relative error (root mean square). It is infinite if the shape or the finite elements differ."""
     import torch
 

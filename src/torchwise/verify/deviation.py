@@ -41,7 +41,7 @@ class Errors:
         return Errors(max(self.rms, other.rms), max(self.worst, other.worst))
 
 
-def granted_for(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> float:
+def tolerance_of(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> float:
     """Return the relative error that a tensor may have in any case. `epsilon` is as for `compare`."""
     import torch
 
@@ -120,7 +120,7 @@ def errors_of(tensor: torch.Tensor, reference: torch.Tensor, scale: float | None
     """
     if not is_rounded(tensor):
         return Errors(float((tensor != reference.to(tensor.dtype)).sum()) / max(tensor.numel(), 1), 0.0)
-    off, exact = _off(tensor, reference)
+    off, exact = _absolute_errors(tensor, reference)
     if exact.numel() == 0:
         return Errors(0.0, 0.0)
     scale = scale or scale_of(exact)
@@ -129,22 +129,22 @@ def errors_of(tensor: torch.Tensor, reference: torch.Tensor, scale: float | None
 
 def scale_of(reference: torch.Tensor) -> float:
     """Return the scale of errors: the root mean square over the finite elements, or 1 if that is zero."""
-    from torchwise.verify.reference import widened
+    from torchwise.verify.reference import widen_tensor
 
-    finite = widened(reference)[legible(reference).isfinite()]
+    finite = widen_tensor(reference)[legible(reference).isfinite()]
     return (float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0) or 1.0
 
 
 def median_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float) -> float:
     """Return the error of the middle element, which a few that decide otherwise do not move."""
-    off, _ = _off(tensor, reference)
+    off, _ = _absolute_errors(tensor, reference)
     return float(off.median()) / scale if off.numel() else 0.0
 
 
-def _off(tensor: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _absolute_errors(tensor: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return absolute errors and exact values of the elements that are finite in both."""
-    from torchwise.verify.reference import widened
+    from torchwise.verify.reference import widen_tensor
 
     both = legible(tensor).isfinite() & legible(reference).isfinite()
-    exact = widened(reference)[both]
-    return (widened(tensor)[both] - exact).abs(), exact
+    exact = widen_tensor(reference)[both]
+    return (widen_tensor(tensor)[both] - exact).abs(), exact

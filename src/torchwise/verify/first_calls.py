@@ -33,14 +33,14 @@ class FirstAnswer:
         self.seen: Observation | None = None
         self.at = math.inf
         self._call = call
-        self._look = look or _of_outputs
+        self._look = look or _observe_outputs
 
     def __call__(self) -> Any:
         """Call it."""
         answer = self._call()
         if self.seen is None:
             seen, self.at = self._look(answer), time.monotonic()
-            self.seen = replace(seen, leaves=tuple((name, _on_host(leaf)) for name, leaf in seen.leaves))
+            self.seen = replace(seen, leaves=tuple((name, _to_host(leaf)) for name, leaf in seen.leaves))
         return answer
 
 
@@ -65,11 +65,11 @@ def check_first(first: Observation, later: Observation, error: float) -> Check:
     return Check("first call", Outcome.PASS, "the first call answers as later ones do")
 
 
-def _of_outputs(answer: Any) -> Observation:
+def _observe_outputs(answer: Any) -> Observation:
     return observation_of(answer, ())
 
 
-def _on_host(leaf: Any) -> Any:
+def _to_host(leaf: Any) -> Any:
     import torch
 
     return leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf

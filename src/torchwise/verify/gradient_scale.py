@@ -20,7 +20,7 @@ TINY = 2.0**-24
 """Least rounding of a gradient that is reckoned with."""
 
 
-class Scales:
+class GradientScales:
     """The size of each gradient along the reference's: rounding moves it at random, and a wrong factor does not.
 
     Some numbers affect everything, such as a loss. A rounding of them moves all gradients of a step alike, and moves
@@ -41,7 +41,7 @@ class Scales:
                 continue
             if not is_rounding(floor[name], exact):
                 noise = errors_of(floor[name], exact).rms / max(exact.shape) ** 0.5
-                draw[name] = along(ours[name], exact), along(floor[name], exact), noise
+                draw[name] = projection_ratio(ours[name], exact), projection_ratio(floor[name], exact), noise
         if draw:
             self._draws.append(draw)
 
@@ -57,10 +57,10 @@ class Scales:
         for draw, (our_middle, their_middle, _) in zip(self._draws, middles, strict=True):
             for name, (ours, theirs, noise) in draw.items():
                 beside.setdefault(name, []).append((ours - our_middle, theirs - their_middle, noise))
-        return self._beside(beside, abs(shared - 1))
+        return self._compare_with_median(beside, abs(shared - 1))
 
     @staticmethod
-    def _beside(seen: dict[str, list[tuple[float, float, float]]], worst: float) -> Check:
+    def _compare_with_median(seen: dict[str, list[tuple[float, float, float]]], worst: float) -> Check:
         found = {}
         for name, draws in seen.items():
             ours, theirs, noise = (statistics.median(column) for column in zip(*draws, strict=True))
@@ -82,9 +82,9 @@ def is_rounding(floor: Any, exact: Any) -> bool:
     return is_one and errors_of(floor, exact).rms >= MOST_ROUNDING
 
 
-def along(tensor: torch.Tensor, exact: torch.Tensor) -> float:
+def projection_ratio(tensor: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the size of a tensor along another, which is 1 if they agree."""
-    from torchwise.verify.reference import widened
+    from torchwise.verify.reference import widen_tensor
 
-    direction, value = widened(exact).flatten(), widened(tensor).flatten().to(exact.device)
+    direction, value = widen_tensor(exact).flatten(), widen_tensor(tensor).flatten().to(exact.device)
     return float((value * direction.conj()).sum().real / direction.abs().square().sum())

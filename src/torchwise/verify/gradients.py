@@ -18,7 +18,7 @@ from typing import Any
 from torchwise.records import Check, Outcome
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, Errors, errors_of, finiteness_problem, problem_of
-from torchwise.verify.gradient_scale import MOST_ROUNDING, TINY, Scales, is_rounding
+from torchwise.verify.gradient_scale import MOST_ROUNDING, TINY, GradientScales, is_rounding
 from torchwise.verify.noise_floor import Bounds, Sensitivity, why_in_doubt
 from torchwise.verify.observe import Observation
 
@@ -33,7 +33,7 @@ IDLE = (
 
 
 @dataclass(slots=True)
-class _Seen:
+class _GradientErrors:
     """One gradient on all draws: the error granted in any case, the candidate's errors, and eager's.
 
     `void` has the reasons why eager's errors tell nothing, for the draws that were examined. It gets no more entries
@@ -45,12 +45,12 @@ class _Seen:
     usual: list[Errors] = field(default_factory=list)
     void: list[str | None] = field(default_factory=list)
 
-    def off(self, of: Callable[[Iterable[float]], float]) -> tuple[float, float] | None:
+    def find_excess(self, of: Callable[[Iterable[float]], float]) -> tuple[float, float] | None:
         """Return the candidate's and eager's error (root mean square) if the candidate's is too large."""
         ours, usual = (of(one.rms for one in side) for side in (self.ours, self.usual))
         return None if ours <= RMS_FACTOR * usual + self.granted else (ours, usual)
 
-    def off_in_worst_element(self) -> tuple[float, float] | None:
+    def find_excess_in_worst(self) -> tuple[float, float] | None:
         ours, usual = (max(one.worst for one in side) for side in (self.ours, self.usual))
         return None if ours <= WORST_FACTOR * (usual + self.granted) else (ours, usual)
 
@@ -82,8 +82,8 @@ class Gradients:
 
     def __init__(self, epsilon: float | None) -> None:
         self._epsilon = epsilon
-        self._seen: dict[str, _Seen] = {}
-        self._scales = Scales()
+        self._seen: dict[str, _GradientErrors] = {}
+        self._scales = GradientScales()
         self._problem: Check | None = None
         self._rounding = Counter[str]()
         self._draws = 0
@@ -114,19 +114,19 @@ class Gradients:
         rounding = {name for name, leaf in exact.items() if is_rounding(usual.get(name), leaf)}
         self._rounding.update(rounding)
         self._draws += 1
-        for name, leaf in _without_roundings(ours, usual, exact, rounding).leaves:
+        for name, leaf in _replace_roundings(ours, usual, exact, rounding).leaves:
             if (true := exact[name]) is not None:
-                bounds = Bounds.of(leaf, self._epsilon, has_reference=reference is not None)
+                bounds = Bounds.from_tensor(leaf, self._epsilon, has_reference=reference is not None)
                 self._compare(name, leaf, usual[name], true, bounds, moved or Sensitivity())
         self._scales.add(dict(ours.leaves), usual, exact)
 
     def _compare(self, name: str, ours: Any, floor: Any, exact: Any, bounds: Bounds, moved: Sensitivity) -> None:
         if problem := finiteness_problem(ours, floor, exact):
             self._problem = Check("gradients", Outcome.FAIL, f"{name} {problem}")
-        seen = self._seen.setdefault(name, _Seen(bounds.granted))
+        seen = self._seen.setdefault(name, _GradientErrors(bounds.granted))
         errors, usual = errors_of(ours, exact), errors_of(floor, exact)
         if bounds.is_own and problem_of(ours, errors, usual, bounds.granted):
-            usual = usual.or_larger(moved.of_roundings(name, exact))
+            usual = usual.or_larger(moved.measure_rounding_move(name, exact))
         is_asked = usual.rms > bounds.plausible or problem_of(ours, errors, usual, bounds.granted)
         if is_asked and seen.is_open_to_doubt:
             seen.void.append(why_in_doubt(name, ours, floor, exact, (errors, usual), bounds, moved))
@@ -162,9 +162,9 @@ class Gradients:
             if seen.why_void:
                 continue
             for found, where in (
-                (seen.off(statistics.median), "(root mean square)"),
-                (seen.off(max), "(root mean square) on its worst draw"),
-                (seen.off_in_worst_element(), "in its worst element"),
+                (seen.find_excess(statistics.median), "(root mean square)"),
+                (seen.find_excess(max), "(root mean square) on its worst draw"),
+                (seen.find_excess_in_worst(), "in its worst element"),
             ):
                 if found:
                     detail = f"{name} is off by {found[0]:.2g} {where}, eager by {found[1]:.2g}"
@@ -179,7 +179,7 @@ class Gradients:
         return Check("gradients", Outcome.PASS, f"{detail}{usual:.2g}", ours, usual)
 
 
-def _without_roundings(
+def _replace_roundings(
     ours: Observation, floor: dict[str, Any], reference: dict[str, Any], names: set[str]
 ) -> Observation:
     """Replace the candidate's roundings by eager's if they are negligible beside the gradient as a whole.
@@ -192,10 +192,10 @@ def _without_roundings(
     squares, count = sum(float(t.double().square().sum()) for t in gradients), sum(t.numel() for t in gradients)
     whole = math.sqrt(squares / max(count, 1))
 
-    def excused(name: str, leaf: Any) -> Any:
+    def replace_leaf(name: str, leaf: Any) -> Any:
         if name not in names or not isinstance(leaf, torch.Tensor) or leaf.shape != reference[name].shape:
             return leaf
         size = float(leaf.double().square().mean().sqrt())
         return floor[name].to(leaf.dtype) if size <= NEGLIGIBLE * whole else leaf
 
-    return replace(ours, leaves=tuple((name, excused(name, leaf)) for name, leaf in ours.leaves))
+    return replace(ours, leaves=tuple((name, replace_leaf(name, leaf)) for name, leaf in ours.leaves))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchwise.workload import pytree
 from torchwise.workload.layouts import is_strided
-from torchwise.workload.module_state import kept_generators, kept_state
+from torchwise.workload.module_state import kept_state, preserve_generators
 from torchwise.workload.workload import Example, Workload
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def further(workload: Workload, seeds: Iterable[int]) -> Iterator[Example]:
         yield from (example for seed in seeds for example in workload.reseed(1000 + seed))
         return
     takes = _trial_of(workload)
-    yield from (drawn for seed in seeds for e in workload.examples if takes(drawn := _shuffled(e, seed)))
+    yield from (drawn for seed in seeds for e in workload.examples if takes(drawn := _shuffle_example(e, seed)))
 
 
 def _trial_of(workload: Workload) -> Callable[[Example], bool]:
@@ -49,7 +49,7 @@ def _trial_of(workload: Workload) -> Callable[[Example], bool]:
         device = "cuda" if any(tensor.is_cuda for tensor in given.tensors()) else "cpu"
         kept = kept_state(None if step else call, given.args, given.kwargs)
         try:
-            with kept_generators(device), kept, torch.set_grad_enabled(step is not None):
+            with preserve_generators(device), kept, torch.set_grad_enabled(step is not None):
                 call(*given.args, **given.kwargs)
         except Exception:  # the user's model may refuse made-up values in any way
             return False
@@ -60,7 +60,7 @@ def _trial_of(workload: Workload) -> Callable[[Example], bool]:
     return takes
 
 
-def _shuffled(example: Example, seed: int) -> Example:
+def _shuffle_example(example: Example, seed: int) -> Example:
     """Return a copy with shuffled values, in which tensors share the same memory as in the example."""
     drawn = example.clone()
     for tensor in {id(tensor): tensor for tensor in drawn.tensors()}.values():

@@ -64,12 +64,12 @@ def leaves_of(tree: Any, prefix: str = "", *, objects: bool = True) -> Leaves:
 def _gather(tree: Any, prefix: str, found: Leaves, around: tuple[int, ...], objects: bool) -> None:
     import torch
 
-    for name, leaf in pytree.named_leaves(tree, prefix):
-        parts = _array_parts(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else None
+    for name, leaf in pytree.list_named_leaves(tree, prefix):
+        parts = _array_contents(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else None
         if isinstance(leaf, torch.Tensor) and not layouts.is_strided(leaf):
-            parts = layouts.strided_parts(leaf)
+            parts = layouts.list_strided_parts(leaf)
         if parts is None and objects and not (is_value(leaf) or isinstance(leaf, (torch.Tensor, *CODE))):
-            parts = _object_parts(leaf)
+            parts = _object_contents(leaf)
         if parts is None:
             found.named.append((name, leaf))
         elif id(leaf) in around:  # an object that leads to itself
@@ -121,7 +121,7 @@ def _kind(leaf: Any) -> str:
     return f"{kind}[{leaf.dtype}]" if isinstance(leaf, np.ndarray) else kind
 
 
-def _array_parts(array: Any) -> list[tuple[str, Any]]:
+def _array_contents(array: Any) -> list[tuple[str, Any]]:
     """Return the contents of a NumPy array or scalar."""
     import torch
 
@@ -147,15 +147,15 @@ def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return array.astype(np.float64 if kind == "f" else np.complex128)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return array if plain and _is_whole(array) else array.copy()
+    return array if plain and _has_whole_strides(array) else array.copy()
 
 
-def _is_whole(array: np.ndarray[Any, Any]) -> bool:
+def _has_whole_strides(array: np.ndarray[Any, Any]) -> bool:
     """Whether strides are whole elements, as PyTorch needs them."""
     return all(stride % array.itemsize == 0 for stride in array.strides) if array.itemsize else True
 
 
-def _object_parts(leaf: Any) -> list[tuple[str, Any]] | None:
+def _object_contents(leaf: Any) -> list[tuple[str, Any]] | None:
     """Return the contents of an object, by path, or None if it does not reveal them."""
     if isinstance(leaf, (set, frozenset)):
         return [("", sorted(leaf, key=repr))] if all(isinstance(item, VALUES) for item in leaf) else None
@@ -163,12 +163,12 @@ def _object_parts(leaf: Any) -> list[tuple[str, Any]] | None:
         return [("", bytes(leaf))]
     try:
         told = leaf.__reduce_ex__(4)
-        return [("", told)] if isinstance(told, str) else list(_told(*told[1:]))
+        return [("", told)] if isinstance(told, str) else list(_unpack_reduced(*told[1:]))
     except Exception:  # a custom object may raise anything here, and then nothing is known of it
         return None
 
 
-def _told(
+def _unpack_reduced(
     given: tuple[Any, ...], state: Any = None, items: Any = None, entries: Any = None, _setter: Any = None
 ) -> Iterator[tuple[str, Any]]:
     """Yield an object's description for `pickle`: constructor arguments, attributes, and items as a container."""

@@ -25,14 +25,14 @@ from torchwise.verify.deviation import (
     Errors,
     errors_of,
     finiteness_problem,
-    granted_for,
     is_rounded,
     median_error,
     most_flipped,
     problem_of,
     scale_of,
+    tolerance_of,
 )
-from torchwise.verify.perturbation import Perturbed
+from torchwise.verify.perturbation import PerturbRounding
 
 if TYPE_CHECKING:
     import torch
@@ -88,14 +88,14 @@ class Sensitivity:
             run: the run's number, from 1.
             scale: the size that moves are relative to, unless they are shares.
         """
-        found = (self._of(roundings, run) or {}).get(name)
+        found = (self._measure_moves(roundings, run) or {}).get(name)
         if found is None or self._base is None:
             return None
         if not _is_rounded(self._base[name]):
             return found
         return Move(Errors(found.errors.rms / scale, found.errors.worst / scale), found.middle / scale)
 
-    def of_roundings(self, name: str, exact: torch.Tensor) -> Errors:
+    def measure_rounding_move(self, name: str, exact: torch.Tensor) -> Errors:
         """Return the farthest move of a tensor by single roundings, or zero if eager cannot run so."""
         found = (self.move(name, 1.0, run, scale_of(exact)) for run in range(1, RUNS + 1))
         return functools.reduce(Errors.or_larger, (move.errors for move in found if move), Errors(0.0, 0.0))
@@ -105,14 +105,14 @@ class Sensitivity:
         found = (self.move(name, 1.0, run, 1.0) for run in range(1, RUNS + 1))
         return any(move.errors.rms > 0 for move in found if move)
 
-    def _of(self, roundings: float, run: int) -> dict[str, Move] | None:
+    def _measure_moves(self, roundings: float, run: int) -> dict[str, Move] | None:
         key = roundings, run
         if self._run is None:
             return None
         if key not in self._moves:
             try:
-                self._base = self._base or self._run(Perturbed(0.0))
-                self._moves[key] = _moves(self._base, self._run(Perturbed(roundings, run)))
+                self._base = self._base or self._run(PerturbRounding(0.0))
+                self._moves[key] = _moves(self._base, self._run(PerturbRounding(roundings, run)))
             except Exception:  # eager runs as it is, but inside our mode it may raise anything
                 self._moves[key] = None
         return self._moves[key]
@@ -154,14 +154,14 @@ class Bounds:
     is_own: bool
 
     @classmethod
-    def of(cls, leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> Bounds:
+    def from_tensor(cls, leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> Bounds:
         """Return the bounds of a tensor. `epsilon` is as for `compare`."""
         import torch
 
-        granted = granted_for(leaf, epsilon, has_reference=has_reference)
+        granted = tolerance_of(leaf, epsilon, has_reference=has_reference)
         if not is_rounded(leaf):
             return cls(granted, FLIPPED, is_own=False)
-        plausible = granted_for(leaf, epsilon, has_reference=False)
+        plausible = tolerance_of(leaf, epsilon, has_reference=False)
         precise = torch.float64, torch.complex128
         own = precise if has_reference else (*precise, torch.float32, torch.complex64)
         return cls(granted, plausible, is_own=epsilon is None and leaf.dtype in own)
@@ -195,7 +195,7 @@ def judge(
         return Judgement(Outcome.FAIL, problem, Errors(1.0, 1.0), usual)
     problem = problem_of(ours, errors, usual, bounds.granted)
     if bounds.is_own and problem:
-        usual = usual.or_larger(moved.of_roundings(name, exact))
+        usual = usual.or_larger(moved.measure_rounding_move(name, exact))
         problem = problem_of(ours, errors, usual, bounds.granted)
     why = why_in_doubt(name, ours, floor, exact, (errors, usual), bounds, moved)
     outcome = Outcome.NOT_COMPARABLE if why else Outcome.FAIL if problem else Outcome.PASS

@@ -83,10 +83,10 @@ def observe(
                 break
             after = [*_buffers(module), *state_leaves(state, original, inputs, outputs)]
             seen.append(observation_of(outputs, inputs, [*after, *gradients]))
-    return _in_a_row(seen)
+    return _merge_observations(seen)
 
 
-def _in_a_row(seen: list[Observation]) -> Observation:
+def _merge_observations(seen: list[Observation]) -> Observation:
     """Return one observation of several successive calls."""
     if len(seen) == 1:
         return seen[0]
@@ -112,7 +112,7 @@ def state_leaves(state: State, original: Any, inputs: Any, outputs: Any) -> list
 
     module = original if isinstance(original, torch.nn.Module) else None
     shown = {name for name, _ in module.named_buffers()} if module is not None else set()
-    shown |= {f"input {path}" for path, leaf in pytree.named_leaves(inputs) if _is_tensor(leaf)}
+    shown |= {f"input {path}" for path, leaf in pytree.list_named_leaves(inputs) if _is_tensor(leaf)}
     found = {path: leaf for path, leaf in state.changes().items() if path not in shown}
     lies = {place: path for path, leaf in found.items() if _is_tensor(leaf) and (place := _storage(leaf))}
     memory = [(n, lies[_storage(t)]) for n, t in enumerate(pytree.tensors(outputs)) if _storage(t) in lies]
@@ -127,9 +127,9 @@ def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = 
     beside = [leaves_of(leaf, name, objects=False) for name, leaf in more]
     leaves = [*returned.named, *after.named, *(pair for found in beside for pair in found.named)]
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
-    given = [part for tensor in pytree.tensors(inputs) for _, part in layouts.strided_parts(tensor)]
+    given = [part for tensor in pytree.tensors(inputs) for _, part in layouts.list_strided_parts(tensor)]
     form = [*returned.form, *(kind for found in (after, *beside) for kind in found.form[1:])]
-    return Observation(copied, _aliases(returned.tensors, given), _shared(returned.tensors), "; ".join(form))
+    return Observation(copied, _aliases(returned.tensors, given), _find_shared_pairs(returned.tensors), "; ".join(form))
 
 
 def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:
@@ -144,10 +144,12 @@ def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> lis
     if loss is None:
         return []
     found = torch.autograd.grad(loss, [t for _, t in wanted], allow_unused=True)
-    return [(name, _laid_out(gradient, tensor)) for (name, tensor), gradient in zip(wanted, found, strict=True)]
+    return [
+        (name, _with_grad_strides(gradient, tensor)) for (name, tensor), gradient in zip(wanted, found, strict=True)
+    ]
 
 
-def _laid_out(gradient: Any, tensor: torch.Tensor) -> Any:
+def _with_grad_strides(gradient: Any, tensor: torch.Tensor) -> Any:
     """Return a gradient in the strides of `.grad`, which autograd uses there even if it computed in others."""
     import torch
 
@@ -167,7 +169,7 @@ def _aliases(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Aliases
     return frozenset((i, addresses.index(a)) for i, t in enumerate(outputs) if (a := _storage(t)) and a in addresses)
 
 
-def _shared(outputs: list[torch.Tensor]) -> Aliases:
+def _find_shared_pairs(outputs: list[torch.Tensor]) -> Aliases:
     places: dict[int, list[int]] = {}
     for position, tensor in enumerate(outputs):
         if place := _storage(tensor):

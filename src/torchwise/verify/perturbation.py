@@ -41,7 +41,7 @@ SEED = 20_261_125
 """A seed apart from those that programs use: noise from the same numbers as the data would not be independent of it."""
 
 
-class Perturbed(TorchDispatchMode):
+class PerturbRounding(TorchDispatchMode):
     """Moves the result of every operator that rounds by up to `roundings` of its precision, at random.
 
     Operators that sum or solve are moved further, the longer their sums are, and so are their inputs: if terms cancel,
@@ -67,24 +67,24 @@ class Perturbed(TorchDispatchMode):
         if not self._roundings or not isinstance(func, torch._ops.OpOverload) or _is_exact(func):
             return func(*args, **kwargs)
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        written = list(_written(func, given))
+        written = list(_find_written(func, given))
         length = 0
         if not _is_pointwise(func):
             length = _length(func, given)
             kept = {id(tensor) for tensor in written}
 
-            def moved(tensor: torch.Tensor) -> torch.Tensor:
-                return tensor if id(tensor) in kept else self._moved(tensor, func, length)
+            def perturb_input(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor if id(tensor) in kept else self._perturb_tensor(tensor, func, length)
 
-            args, kwargs = tree_map_only(torch.Tensor, moved, (args, kwargs))
+            args, kwargs = tree_map_only(torch.Tensor, perturb_input, (args, kwargs))
         result = func(*args, **kwargs)
         for tensor in written:
-            tensor.copy_(self._moved(tensor, func, length))
+            tensor.copy_(self._perturb_tensor(tensor, func, length))
         if any(returned.alias_info is not None for returned in func._schema.returns):
             return result
-        return tree_map_only(torch.Tensor, lambda tensor: self._moved(tensor, func, length), result)
+        return tree_map_only(torch.Tensor, lambda tensor: self._perturb_tensor(tensor, func, length), result)
 
-    def _moved(self, tensor: torch.Tensor, func: Any, length: int) -> torch.Tensor:
+    def _perturb_tensor(self, tensor: torch.Tensor, func: Any, length: int) -> torch.Tensor:
         import torch
 
         if not _is_rounded(tensor):
@@ -131,7 +131,7 @@ def _is_rounded(tensor: torch.Tensor) -> bool:
     return is_floating and tensor.layout is torch.strided and tensor.element_size() > 1 and tensor.numel() > 0
 
 
-def _written(func: Any, given: dict[str, Any]) -> Iterator[torch.Tensor]:
+def _find_written(func: Any, given: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator writes to."""
     import torch
 
@@ -165,11 +165,11 @@ def _spacings(tensor: torch.Tensor, func: Any) -> tuple[float, float]:
 
     spacing = torch.finfo(tensor.dtype).eps
     if tensor.dtype in (torch.float32, torch.complex64) and any(word in _name(func) for word in PRODUCTS):
-        spacing = max(spacing, _spacing_of_products(tensor.device))
+        spacing = max(spacing, _product_spacing(tensor.device))
     return spacing, min(spacing, torch.finfo(torch.float32).eps)
 
 
-def _spacing_of_products(device: torch.device) -> float:
+def _product_spacing(device: torch.device) -> float:
     """Return the spacing at 1 of the numbers that float32 is rounded to before it is multiplied, as PyTorch is set."""
     import torch
 

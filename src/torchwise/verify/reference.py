@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchwise.verify.deviation import errors_of, granted_for, is_rounded
+from torchwise.verify.deviation import errors_of, is_rounded, tolerance_of
 from torchwise.verify.observe import Observation, observe
-from torchwise.verify.perturbation import Perturbed
+from torchwise.verify.perturbation import PerturbRounding
 from torchwise.workload.deep_copy import deep_copy
 from torchwise.workload.workload import Example
 
@@ -50,25 +50,25 @@ class Reference:
         self._around: Callable[[], AbstractContextManager[None]] | None = None
         self._is_void = False
 
-    def on(self, example: Example, seed: int, calls: int = 1) -> Observation | None:
+    def observe_example(self, example: Example, seed: int, calls: int = 1) -> Observation | None:
         """Observe successive calls of the reference on an example, or return None if there is none."""
         wide = widen(example)
         if self._around is None:
             is_own = is_wide(example.tensors(), self._eager)
-            self._around = needed_around(
-                lambda mode: self._observed(self._call, wide, seed, calls, mode), is_wide=is_own
+            self._around = find_context(
+                lambda mode: self._observe_call(self._call, wide, seed, calls, mode), is_wide=is_own
             )
             self._is_void = self._around is as_reference and not self._is_alike_under_a_mode(example, seed, calls)
-        return None if self._is_void else self._observed(self._call, wide, seed, calls, self._around())
+        return None if self._is_void else self._observe_call(self._call, wide, seed, calls, self._around())
 
     def _is_alike_under_a_mode(self, example: Example, seed: int, calls: int) -> bool:
         plain, inside = (
-            self._observed(self._eager, example, seed, calls, under)
-            for under in (contextlib.nullcontext(), Perturbed(0.0))
+            self._observe_call(self._eager, example, seed, calls, under)
+            for under in (contextlib.nullcontext(), PerturbRounding(0.0))
         )
         return plain is None or inside is None or is_alike(plain, inside)
 
-    def _observed(
+    def _observe_call(
         self,
         call: Callable[..., Any] | None,
         example: Example,
@@ -84,7 +84,7 @@ class Reference:
             return None
 
 
-def needed_around(
+def find_context(
     run: Callable[[AbstractContextManager[None]], Any], *, is_wide: bool
 ) -> Callable[[], AbstractContextManager[None]]:
     """Run a reference once, and return the context that it has to run in: the least that it needs.
@@ -106,7 +106,7 @@ def is_wide(tensors: Iterable[torch.Tensor], *modules: Any) -> bool:
 
     state = (t for m in modules if isinstance(m, torch.nn.Module) for t in (*m.parameters(), *m.buffers()))
     used = [t for t in (*tensors, *state) if is_rounded(t)]
-    return bool(used) and all(widened(t).dtype is t.dtype for t in used)
+    return bool(used) and all(widen_tensor(t).dtype is t.dtype for t in used)
 
 
 def is_alike(plain: Observation, inside: Observation) -> bool:
@@ -117,7 +117,7 @@ def is_alike(plain: Observation, inside: Observation) -> bool:
     return all(
         isinstance(other := found.get(name), torch.Tensor)
         and other.shape == leaf.shape
-        and errors_of(other, leaf).rms <= granted_for(leaf, None, has_reference=False)
+        and errors_of(other, leaf).rms <= tolerance_of(leaf, None, has_reference=False)
         for name, leaf in plain.leaves
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     )
@@ -138,21 +138,21 @@ def float64_of(call: Callable[..., Any], device: str | None = None) -> Callable[
     if not isinstance(call, torch.nn.Module):
         return call
     reference: torch.nn.Module = deep_copy(
-        call, convert=lambda tensor: widened(tensor.to(device) if device else tensor)
+        call, convert=lambda tensor: widen_tensor(tensor.to(device) if device else tensor)
     )
     if device:
         reference.to(device)  # which a class may override
-    reference._apply(widened)  # which a class may override, too
+    reference._apply(widen_tensor)  # which a class may override, too
     return reference
 
 
 def widen(example: Example) -> Example:
     """Return the example in float64 / complex128. Integers and booleans stay."""
-    wide: Example = example.clone(widened)
+    wide: Example = example.clone(widen_tensor)
     return wide.map_tensors(lambda t: t, lambda array: array.astype(WIDE_ARRAYS.get(array.dtype.kind, array.dtype)))
 
 
-def widened(tensor: torch.Tensor) -> torch.Tensor:
+def widen_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return a floating tensor in float64, a complex one in complex128, any other as it is."""
     import torch
 
@@ -203,7 +203,7 @@ class MatchedNoise(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Redirect the operators that draw, and pass every other on."""
         kwargs = kwargs or {}
-        drawn = _drawn(func, args, kwargs)
+        drawn = _draw_in_float32(func, args, kwargs)
         if drawn is not None:
             self.has_drawn = True
             return drawn
@@ -213,20 +213,20 @@ class MatchedNoise(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
+def _draw_in_float32(func: Any, args: Any, kwargs: Any) -> Any:
     """Return the result of an operator that draws, drawn in float32, or None for any other operator."""
     import torch
 
     name = func._schema.name.removeprefix("aten::")
     if name in _LIKE and (asked := kwargs.get("dtype") or args[0].dtype) in (torch.float64, *_wide()):
-        return widened(func(args[0], *args[1:], **{**kwargs, "dtype": _drawn_in(asked)}))
+        return widen_tensor(func(args[0], *args[1:], **{**kwargs, "dtype": _draw_dtype(asked)}))
     if name in _IN_PLACE and args[0].dtype is torch.float64:
-        drawn = func(args[0].float(), *_narrowed(args[1:]), **kwargs)
+        drawn = func(args[0].float(), *_narrow_args(args[1:]), **kwargs)
         return args[0].copy_(drawn)
     if name == "normal" and "dtype" not in [argument.name for argument in func._schema.arguments]:
-        return widened(func(*_narrowed(args), **kwargs))
+        return widen_tensor(func(*_narrow_args(args), **kwargs))
     if name in _FACTORIES and (asked := kwargs.get("dtype") or torch.float64) in (torch.float64, *_wide()):
-        return widened(func(*args, **{**kwargs, "dtype": _drawn_in(asked)}))
+        return widen_tensor(func(*args, **{**kwargs, "dtype": _draw_dtype(asked)}))
     if name == "bernoulli" and args[0].dtype is torch.float64:
         return func(args[0].float(), *args[1:], **kwargs).double()
     if name == "native_dropout" and args[0].dtype is torch.float64:
@@ -251,14 +251,14 @@ def _wide() -> dict[Any, torch.dtype]:
     return {**narrow, torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
 
-def _drawn_in(asked: torch.dtype) -> torch.dtype:
+def _draw_dtype(asked: torch.dtype) -> torch.dtype:
     """Return the dtype in which eager draws when the reference requests this one."""
     import torch
 
     return torch.float32 if asked is torch.float64 else asked
 
 
-def _narrowed(args: Any) -> Any:
+def _narrow_args(args: Any) -> Any:
     import torch
 
     return [a.float() if isinstance(a, torch.Tensor) and a.dtype is torch.float64 else a for a in args]

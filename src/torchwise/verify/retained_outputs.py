@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def check_held(call: Callable[..., Any], eager: Callable[..., Any], first: Example, second: Example) -> Check:
+def check_retained_outputs(
+    call: Callable[..., Any], eager: Callable[..., Any], first: Example, second: Example
+) -> Check:
     """Hold the outputs for `first` while `second` is answered twice. They must stay as they were.
 
     If both inputs are alike, values would not tell. So memory shared between the answers counts too, unless eager's

@@ -13,7 +13,7 @@ import torch
 
 from torchwise.records import Outcome
 from torchwise.verify.compare import check_structure
-from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, errors_of, granted_for, is_rounded, legible
+from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, errors_of, is_rounded, legible, tolerance_of
 from torchwise.verify.leaves import is_value
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation
@@ -44,7 +44,7 @@ def mismatch(
             continue
         found = _differs(leaf, known[name], proven_error)
         if found and moved and is_rounded(leaf) and proven_error > MOST_INHERITED:
-            found = _differs(leaf, known[name], proven_error, moved.of_roundings(name, known[name]).rms)
+            found = _differs(leaf, known[name], proven_error, moved.measure_rounding_move(name, known[name]).rms)
         if found:
             return f"{name} {found}"
     return None
@@ -67,7 +67,7 @@ def _differs(ours: torch.Tensor, theirs: torch.Tensor, proven_error: float, by_r
         return f"differs in {share:.1%} of its elements" if flipped > 1 and share > FLIPPED else None
     if lost := int((legible(theirs).isfinite() & ~legible(ours).isfinite()).sum()):
         return f"is not finite in {lost} of {ours.numel()} elements where the original is"
-    granted = granted_for(ours, None, has_reference=False)
+    granted = tolerance_of(ours, None, has_reference=False)
     allowed = RMS_FACTOR * min(proven_error, max(MOST_INHERITED, by_rounding)) + granted
     errors = errors_of(ours, theirs)
     if errors.rms > allowed or errors.worst > WORST_FACTOR * allowed:

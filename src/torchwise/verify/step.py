@@ -24,19 +24,19 @@ from functools import partial
 from typing import Any
 
 from torchwise.records import Check, Outcome, Verdict
-from torchwise.verify.cpu_reference import doubted, is_doubtful, on_cpu
+from torchwise.verify.cpu_reference import compare_with_cpu, is_doubtful, to_cpu
 from torchwise.verify.first_calls import check_first
 from torchwise.verify.gradients import Gradients
 from torchwise.verify.inputs import draws, further
 from torchwise.verify.loss_curves import TRAJECTORIES, check_trajectories
 from torchwise.verify.noise_floor import Bounds, Sensitivity
 from torchwise.verify.observe import Observation
-from torchwise.verify.step_runner import Maker, ReferenceTrainee, Trainee, quiet
+from torchwise.verify.step_runner import Maker, ReferenceStepRunner, StepRunner, quiet
 from torchwise.verify.stochastic import check_noise, is_stochastic
 from torchwise.verify.updates import Sides, bounds_of, compare_updates
 from torchwise.verify.verify import EPSILON
 from torchwise.workload import pytree
-from torchwise.workload.train_step import TrainStep, sharded_parts, unwrapped
+from torchwise.workload.train_step import TrainStep, find_sharded_modules, unwrap_ddp
 from torchwise.workload.workload import Example, Workload
 
 MOST_DRAWS, PATIENCE = 12, 4.0
@@ -70,7 +70,7 @@ class StepSubject:
     """
 
     workload: Workload
-    candidate: Trainee
+    candidate: StepRunner
     make: Maker
     floor: Maker | None = None
     precision: str = "native"
@@ -130,8 +130,8 @@ def _checks(subject: StepSubject, extra_draws: int, budget_s: float) -> Iterator
         yield from _arithmetic(subject, subject.base, candidate, inputs, more, budget_s)
     else:
         yield from _noisy(subject, candidate, inputs, more, budget_s)
-    yield check_held_loss(candidate, inputs)
-    eager = _settled(Trainee(subject.base), inputs)
+    yield check_retained_loss(candidate, inputs)
+    eager = _settle_trainee(StepRunner(subject.base), inputs)
     yield _trajectories(subject, candidate, eager, inputs, LEAST_SEEDS + extra_draws, budget_s)
     if not subject.stochastic:
         yield _weights(subject, candidate, inputs)
@@ -140,15 +140,15 @@ def _checks(subject: StepSubject, extra_draws: int, budget_s: float) -> Iterator
 def _arithmetic(
     subject: StepSubject,
     base: TrainStep,
-    ours: Trainee,
+    ours: StepRunner,
     inputs: list[Example],
     more: Iterable[Example],
     budget_s: float,
 ) -> Iterator[Check]:
     """Compare gradients and updates of a step that draws no random numbers, on `more` inputs if needed."""
-    native = _settled(Trainee(base), inputs)
-    floor = _settled(Trainee(base, subject.floor), inputs) if subject.floor else native
-    reference = ReferenceTrainee.of(base, inputs[0])
+    native = _settle_trainee(StepRunner(base), inputs)
+    floor = _settle_trainee(StepRunner(base, subject.floor), inputs) if subject.floor else native
+    reference = ReferenceStepRunner.from_step(base, inputs[0])
     gradients, start, is_open = Gradients(subject.epsilon), time.perf_counter(), False
     later: Observation | None = None
     for seed, example in enumerate(itertools.chain(inputs, more)):
@@ -156,7 +156,7 @@ def _arithmetic(
         if subject.first and subject.first[0] == seed and ours is subject.candidate:
             later = own
         exact = reference.gradients(example, seed) if reference else None
-        gradients.add(own, plain, usual, exact, _moved(floor, partial(_leaves, floor, example, seed)))
+        gradients.add(own, plain, usual, exact, _make_sensitivity(floor, partial(_leaves, floor, example, seed)))
         if seed + 1 < len(inputs):
             continue
         # Once asked for, all further draws count: to stop at the first that lets it pass would let faults pass.
@@ -164,14 +164,14 @@ def _arithmetic(
         if not is_open or time.perf_counter() - start >= PATIENCE * budget_s:
             break
     checks = gradients.checks()
-    yield from (_asked_elsewhere(check, base, ours, reference, inputs[0]) for check in checks)
+    yield from (_recheck_on_cpu(check, base, ours, reference, inputs[0]) for check in checks)
     if subject.first and later:
         yield check_first(subject.first[1], later, checks[0].error or 0.0)
     rounding = {name.removeprefix("gradient of ") for name in gradients.rounding}
     yield _updates((ours, floor, reference or native), inputs, rounding, subject.bounds(has_reference=bool(reference)))
 
 
-def _updates(sides: tuple[Trainee, ...], inputs: list[Example], rounding: Collection[str], bounds: Bounds) -> Check:
+def _updates(sides: tuple[StepRunner, ...], inputs: list[Example], rounding: Collection[str], bounds: Bounds) -> Check:
     """Compare the state after some steps, in several orders of the batches.
 
     If a rounding changes a decision of the model (see `gradients`), everything after it differs. So one order has to
@@ -192,37 +192,37 @@ def _updates(sides: tuple[Trainee, ...], inputs: list[Example], rounding: Collec
 def _updates_in(
     order: list[Example],
     seed: int,
-    sides: tuple[Trainee, ...],
+    sides: tuple[StepRunner, ...],
     rounding: Collection[str],
     bounds: Bounds,
     *,
     with_slots: bool = True,
 ) -> tuple[Check, bool]:
-    made = Sides(*(who.after(order, seed) for who in sides))
-    moved = _moved(sides[1], lambda: sides[1].after(order, seed).leaves())
-    return compare_updates(made if with_slots else made.without_slots(), len(order), rounding, bounds, moved)
+    made = Sides(*(who.take_steps(order, seed) for who in sides))
+    moved = _make_sensitivity(sides[1], lambda: sides[1].take_steps(order, seed).leaves())
+    return compare_updates(made if with_slots else made.drop_slots(), len(order), rounding, bounds, moved)
 
 
-def _leaves(trainee: Trainee, example: Example, seed: int) -> Mapping[str, Any]:
+def _leaves(trainee: StepRunner, example: Example, seed: int) -> Mapping[str, Any]:
     return dict(trainee.gradients(example, seed).leaves)
 
 
-def _moved(floor: Trainee, run: Callable[[], Mapping[str, Any]]) -> Sensitivity:
+def _make_sensitivity(floor: StepRunner, run: Callable[[], Mapping[str, Any]]) -> Sensitivity:
     """Return how far rounding moves a trainee's results: unknown for several ranks, which would measure together."""
 
-    def inside(context: AbstractContextManager[Any]) -> Mapping[str, Any]:
+    def run_in_context(context: AbstractContextManager[Any]) -> Mapping[str, Any]:
         with floor.inside(context):
             return run()
 
-    return Sensitivity(None if _is_shared(floor.step) else inside)
+    return Sensitivity(None if _is_shared(floor.step) else run_in_context)
 
 
 def _is_shared(step: TrainStep) -> bool:
-    return unwrapped(step.model) is not step.model or bool(sharded_parts(step.model))
+    return unwrap_ddp(step.model) is not step.model or bool(find_sharded_modules(step.model))
 
 
-def _asked_elsewhere(
-    check: Check, base: TrainStep, ours: Trainee, reference: ReferenceTrainee | None, example: Example
+def _recheck_on_cpu(
+    check: Check, base: TrainStep, ours: StepRunner, reference: ReferenceStepRunner | None, example: Example
 ) -> Check:
     """Run the step in float64 on the CPU to find out who is right, if a check failed on another device.
 
@@ -232,15 +232,15 @@ def _asked_elsewhere(
         return check
 
     def elsewhere() -> Observation | None:
-        there = ReferenceTrainee.of(base, on_cpu(example), device="cpu")
-        return there.gradients(on_cpu(example), seed=0) if there else None
+        there = ReferenceStepRunner.from_step(base, to_cpu(example), device="cpu")
+        return there.gradients(to_cpu(example), seed=0) if there else None
 
-    return doubted(
+    return compare_with_cpu(
         check, lambda: ours.gradients(example, seed=0), lambda: reference.gradients(example, seed=0), elsewhere
     )
 
 
-def check_held_loss(candidate: Trainee, inputs: list[Example]) -> Check:
+def check_retained_loss(candidate: StepRunner, inputs: list[Example]) -> Check:
     """Hold the loss of a step while two more are taken."""
     candidate.restart(seed=0)
     held = candidate.take(inputs[0])
@@ -251,18 +251,20 @@ def check_held_loss(candidate: Trainee, inputs: list[Example]) -> Check:
     return Check("held loss", Outcome.PASS, "a loss stays as it is while later steps are taken")
 
 
-def _settled(trainee: Trainee, inputs: list[Example]) -> Trainee:
+def _settle_trainee(trainee: StepRunner, inputs: list[Example]) -> StepRunner:
     trainee.settle(inputs)
     return trainee
 
 
 def _noisy(
-    subject: StepSubject, candidate: Trainee, inputs: list[Example], more: Iterable[Example], budget_s: float
+    subject: StepSubject, candidate: StepRunner, inputs: list[Example], more: Iterable[Example], budget_s: float
 ) -> Iterator[Check]:
     still, had_dropout = quiet(subject.base)
     if had_dropout and _is_still(still, inputs[0]):
-        yield from _arithmetic(subject, still, _settled(Trainee(still, subject.make), inputs), inputs, more, budget_s)
-    floor = _settled(Trainee(subject.base, subject.floor), inputs)
+        yield from _arithmetic(
+            subject, still, _settle_trainee(StepRunner(still, subject.make), inputs), inputs, more, budget_s
+        )
+    floor = _settle_trainee(StepRunner(subject.base, subject.floor), inputs)
     yield from check_noise(
         lambda: candidate.answer(inputs[0]),
         lambda: floor.answer(inputs[0]),
@@ -272,12 +274,12 @@ def _noisy(
 
 
 def _is_still(step: TrainStep, example: Example) -> bool:
-    trainee = Trainee(step)
+    trainee = StepRunner(step)
     return not is_stochastic(lambda: trainee.answer(example))[0]
 
 
 def _trajectories(
-    subject: StepSubject, ours: Trainee, eager: Trainee, inputs: list[Example], seeds: int, budget_s: float
+    subject: StepSubject, ours: StepRunner, eager: StepRunner, inputs: list[Example], seeds: int, budget_s: float
 ) -> Check:
     start = time.perf_counter()
     eager.losses([inputs[0]] * 2, seed=0)
@@ -288,7 +290,7 @@ def _trajectories(
     return check_trajectories(curves[0], curves[1], reduced=subject.precision != "native")
 
 
-def _weights(subject: StepSubject, candidate: Trainee, inputs: list[Example]) -> Check:
+def _weights(subject: StepSubject, candidate: StepRunner, inputs: list[Example]) -> Check:
     """Run the plain model with the weights that the candidate has trained."""
     example = inputs[0]
     candidate.losses(inputs[:STEPS], seed=0)

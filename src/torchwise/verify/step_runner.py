@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchwise.verify.observe import Observation
-from torchwise.verify.perturbation import Perturbed
-from torchwise.verify.reference import as_reference, is_alike, is_wide, needed_around, widen, widened
+from torchwise.verify.perturbation import PerturbRounding
+from torchwise.verify.reference import as_reference, find_context, is_alike, is_wide, widen, widen_tensor
 from torchwise.workload import layouts, pytree
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example
@@ -31,7 +31,7 @@ Maker = Callable[[TrainStep], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class After:
+class StateAfter:
     """The state after some steps.
 
     Attributes:
@@ -59,7 +59,7 @@ class After:
         return {**self.state, **{form_of(slot): form for slot, form in self.forms().items()}}
 
 
-class Trainee:
+class StepRunner:
     """A copy of a training step, and how it is taken.
 
     Attributes:
@@ -76,7 +76,7 @@ class Trainee:
         self.call: Callable[..., Any] = make(self.step) if make else self.step
         self._context: AbstractContextManager[Any] | None = None
         self._restore = self.step.snapshot()
-        self._start = {name: p.detach().clone() for name, p in self._named(averages=True)}
+        self._start = {name: p.detach().clone() for name, p in self._list_parameters(averages=True)}
 
     def settle(self, examples: Sequence[Example]) -> None:
         """Let the scaler, if there is one, find a scale at which all gradients are finite, and start from that.
@@ -111,7 +111,7 @@ class Trainee:
         import torch
 
         self._restore()
-        for _, parameter in self._named():
+        for _, parameter in self._list_parameters():
             parameter.grad = None  # a step clears those that its optimizer trains, and no others
         if seed is not None:
             torch.manual_seed(seed)
@@ -121,7 +121,7 @@ class Trainee:
         import torch
 
         batch = example.clone()
-        with torch.enable_grad(), self._around():
+        with torch.enable_grad(), self._step_context():
             loss: torch.Tensor = self.call(*batch.args, **batch.kwargs)
         return loss
 
@@ -130,17 +130,17 @@ class Trainee:
         import torch
 
         batch = example.clone()
-        with torch.enable_grad(), self._around():
+        with torch.enable_grad(), self._step_context():
             return self.step.loss_of(*batch.args).detach()
 
     def gradients(self, example: Example, seed: int) -> Observation:
         """Take one step from the base. Return its loss and the gradients that it left."""
         self.restart(seed)
-        return self.made(self.take(example))
+        return self.observe_gradients(self.take(example))
 
-    def made(self, loss: torch.Tensor) -> Observation:
+    def observe_gradients(self, loss: torch.Tensor) -> Observation:
         """Return a step's loss, and the gradients that it left."""
-        wanted = [(name, p.grad) for name, p in self._named() if p.requires_grad]
+        wanted = [(name, p.grad) for name, p in self._list_parameters() if p.requires_grad]
         found = [(f"gradient of {name}", None if grad is None else _dense(grad)) for name, grad in wanted]
         return Observation((("loss", loss.detach().clone()), *found), frozenset())
 
@@ -148,9 +148,9 @@ class Trainee:
         """Take one step from the base, with the generators as they are. Return its loss and gradients."""
         self.restart(None)
         loss = self.take(example)
-        return [loss.detach().clone(), *(_dense(p.grad) for _, p in self._named() if p.grad is not None)]
+        return [loss.detach().clone(), *(_dense(p.grad) for _, p in self._list_parameters() if p.grad is not None)]
 
-    def after(self, examples: Sequence[Example], seed: int) -> After:
+    def take_steps(self, examples: Sequence[Example], seed: int) -> StateAfter:
         """Take one step on each example from the base. Return how parameters moved, and all other state.
 
         If there are schedulers, the learning rate is halved before the last step: a plan that holds it constant shows
@@ -163,29 +163,31 @@ class Trainee:
             if number == len(examples) and self.step.schedulers:
                 self._halve_rates()
             self.take(example)
-            for name, gradient in ((n, p.grad) for n, p in self._named() if p.grad is not None):
+            for name, gradient in ((n, p.grad) for n, p in self._list_parameters() if p.grad is not None):
                 quiet[name] = quiet.get(name, False) | _is_quiet(gradient)
         found: dict[str, Any] = {}
         of: dict[str, str] = {}
         slots: dict[str, Slot] = {}
-        for name, parameter in self._named(averages=True):
+        for name, parameter in self._list_parameters(averages=True):
             if id(parameter) in trained or name.startswith("ema."):
                 found[f"update of {name}"] = _dense(parameter).double() - _dense(self._start[name]).double()
                 of[f"update of {name}"] = name
             else:
-                found[f"{name}, which is not trained,"] = "moved" if self._moved(name, parameter) else "as it was"
+                found[f"{name}, which is not trained,"] = "moved" if self._has_moved(name, parameter) else "as it was"
         for name, module in self.step.modules().items():
-            parts = [(n + part, t) for n, b in module.named_buffers() for part, t in layouts.strided_parts(b.detach())]
+            parts = [
+                (n + part, t) for n, b in module.named_buffers() for part, t in layouts.list_strided_parts(b.detach())
+            ]
             found |= {f"{name} buffer {part}": tensor.clone() for part, tensor in parts}
-        names = {trained[id(p)]: name for name, p in self._named() if id(p) in trained}
+        names = {trained[id(p)]: name for name, p in self._list_parameters() if id(p) in trained}
         for number, parameter in enumerate(self.step.trained()):
             for key, held in self.step.optimizer.state.get(parameter, {}).items():
-                for path, value in pytree.named_leaves(held, str(key)):
+                for path, value in pytree.list_named_leaves(held, str(key)):
                     leaf = f"optimizer's {path} of parameter {number}"
-                    found[leaf], of[leaf], slots[leaf] = _copied(value), names.get(number, ""), (number, str(key))
-        return After(found, of, quiet, slots)
+                    found[leaf], of[leaf], slots[leaf] = _copy_value(value), names.get(number, ""), (number, str(key))
+        return StateAfter(found, of, quiet, slots)
 
-    def _moved(self, name: str, parameter: torch.Tensor) -> bool:
+    def _has_moved(self, name: str, parameter: torch.Tensor) -> bool:
         return not pytree.equal(parameter, self._start[name])
 
     def _halve_rates(self) -> None:
@@ -203,7 +205,7 @@ class Trainee:
         kept = [self.take(example) for example in examples]
         return [float(loss) for loss in kept]
 
-    def _named(self, *, averages: bool = False) -> list[tuple[str, torch.nn.Parameter]]:
+    def _list_parameters(self, *, averages: bool = False) -> list[tuple[str, torch.nn.Parameter]]:
         return [
             (f"{name}.{n}" if name != "model" else n, p)
             for name, module in self.step.modules().items()
@@ -212,7 +214,7 @@ class Trainee:
         ]
 
     @contextlib.contextmanager
-    def inside(self, context: AbstractContextManager[Any]) -> Iterator[Trainee]:
+    def inside(self, context: AbstractContextManager[Any]) -> Iterator[StepRunner]:
         """Take steps inside a context, such as a mode."""
         self._context = context
         try:
@@ -220,11 +222,11 @@ class Trainee:
         finally:
             self._context = None
 
-    def _around(self) -> AbstractContextManager[Any]:
+    def _step_context(self) -> AbstractContextManager[Any]:
         return self._context or contextlib.nullcontext()
 
 
-class ReferenceTrainee(Trainee):
+class ReferenceStepRunner(StepRunner):
     """The step in float64, without autocast and scaler, drawing the random numbers that eager draws on its device.
 
     Args:
@@ -240,7 +242,7 @@ class ReferenceTrainee(Trainee):
         self._needed: Callable[[], AbstractContextManager[Any]] = as_reference
 
     @classmethod
-    def of(cls, base: TrainStep, example: Example, device: str | None = None) -> ReferenceTrainee | None:
+    def from_step(cls, base: TrainStep, example: Example, device: str | None = None) -> ReferenceStepRunner | None:
         """Return the step in float64, without a mode that it can do without (see `verify.reference.Reference`).
 
         Args:
@@ -254,9 +256,9 @@ class ReferenceTrainee(Trainee):
         try:
             found = cls(base, device)
             is_own = base.autocast is None and is_wide(example.tensors(), *base.modules().values())
-            found._needed = needed_around(lambda mode: found._tried(example, mode), is_wide=is_own)
+            found._needed = find_context(lambda mode: found._try_in_mode(example, mode), is_wide=is_own)
             found.gradients(example, seed=0)
-            if found._needed is as_reference and not (device or _is_alike_under_a_mode(Trainee(base), example)):
+            if found._needed is as_reference and not (device or _is_alike_under_a_mode(StepRunner(base), example)):
                 return None
         except Exception:  # a model may refuse float64 in any way, and the most precise eager replaces it
             return None
@@ -266,17 +268,17 @@ class ReferenceTrainee(Trainee):
         """Take one step in float64. Return its loss."""
         return super().take(widen(example))
 
-    def _around(self) -> AbstractContextManager[Any]:
+    def _step_context(self) -> AbstractContextManager[Any]:
         return self._context or self._needed()
 
-    def _tried(self, example: Example, mode: AbstractContextManager[Any]) -> None:
+    def _try_in_mode(self, example: Example, mode: AbstractContextManager[Any]) -> None:
         with self.inside(mode):
             self.gradients(example, seed=0)
 
 
-def _is_alike_under_a_mode(eager: Trainee, example: Example) -> bool:
+def _is_alike_under_a_mode(eager: StepRunner, example: Example) -> bool:
     plain = eager.gradients(example, seed=0)
-    with eager.inside(Perturbed(0.0)):
+    with eager.inside(PerturbRounding(0.0)):
         return is_alike(plain, eager.gradients(example, seed=0))
 
 
@@ -285,9 +287,9 @@ def _float64_of(base: TrainStep, device: str | None) -> TrainStep:
     step = base.copy().to(device) if device else base.copy()
     step.autocast = step.scaler = None
     for module in step.modules().values():
-        module._apply(widened)
+        module._apply(widen_tensor)
     for state in step.optimizer.state.values():
-        state.update({k: pytree.map_tensors(widened, v) for k, v in state.items() if k != "step"})
+        state.update({k: pytree.map_tensors(widen_tensor, v) for k, v in state.items() if k != "step"})
     return step
 
 
@@ -327,7 +329,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return dense.clone(memory_format=torch.contiguous_format)
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     import torch
 
     if type(value) is float:
@@ -337,5 +339,5 @@ def _copied(value: Any) -> Any:
 
 def _is_quiet(gradient: torch.Tensor) -> torch.Tensor:
     """Return a mask of elements so small beside the others of their tensor that roundings decide, without zeros."""
-    dense = widened(_dense(gradient)).abs()
+    dense = widen_tensor(_dense(gradient)).abs()
     return (dense > 0) & (dense <= QUIET * dense.square().mean().sqrt())

@@ -75,13 +75,13 @@ def is_stochastic(call: Callable[[], Any], original: Any = None) -> tuple[bool, 
 
     first, *alike = (answers(1) for _ in range(ALIKE))
     other = answers(2)
-    unsteady, varied = max(_apart(first, again) for again in alike), _apart(first, other)
+    unsteady, varied = max(_relative_difference(first, again) for again in alike), _relative_difference(first, other)
     if unsteady == 0.0 or unsteady > max(JITTER, rounding):
         return varied > 0.0, unsteady > 0.0
     return varied > max(100 * unsteady, rounding), True
 
 
-def _apart(one: Samples, other: Samples) -> float:
+def _relative_difference(one: Samples, other: Samples) -> float:
     """Return the relative root mean square of the difference over the elements that are finite in both."""
     if one.shape != other.shape:
         return float("inf")
@@ -128,10 +128,10 @@ def collect(call: Callable[[], Any], calls: int, seed: int) -> tuple[Samples, ND
         outputs = call()
         flat = _flat(outputs)
         if flat.numel() > MOST_ELEMENTS:
-            chosen = _chosen(flat.numel()) if chosen is None else chosen
+            chosen = _choose_elements(flat.numel()) if chosen is None else chosen
             flat = flat[chosen.to(flat.device)]
         rows.append(flat.cpu().numpy())
-    sizes = [part.numel() for part in _parts(outputs)]
+    sizes = [part.numel() for part in _list_real_tensors(outputs)]
     tensor_of = np.repeat(np.arange(len(sizes)), sizes)
     return np.stack(rows), tensor_of if chosen is None else tensor_of[chosen.numpy()]
 
@@ -140,18 +140,18 @@ def _flat(outputs: Any) -> torch.Tensor:
     """Return all numbers of an answer as one float64 vector. Whole numbers count too, as a model may sample tokens."""
     import torch
 
-    parts = [t.flatten().double() for t in _parts(outputs)]
+    parts = [t.flatten().double() for t in _list_real_tensors(outputs)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
-def _parts(outputs: Any) -> list[torch.Tensor]:
+def _list_real_tensors(outputs: Any) -> list[torch.Tensor]:
     import torch
 
     parts = [t.detach() for t in leaves_of(outputs).tensors]
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in parts]
 
 
-def _chosen(elements: int) -> torch.Tensor:
+def _choose_elements(elements: int) -> torch.Tensor:
     """Return which elements are looked at: runs of neighbours, so that dependence between them shows."""
     import torch
 
@@ -183,7 +183,11 @@ def judge(
         return [Check("distribution", Outcome.FAIL, problem)]
     middle = calibration.mean(axis=0)[noisy]
     ours, theirs = ((s[:, noisy] - middle) / spread[noisy] for s in (candidate, eager))
-    tests = [*_scalars(ours.shape[1]), *_of_tensors(tensor_of[noisy]), ("products of successive calls", _successive)]
+    tests = [
+        *_scalars(ours.shape[1]),
+        *_tensor_scalars(tensor_of[noisy]),
+        ("products of successive calls", _successive),
+    ]
     level = FALSE_ALARM_RATE / len(tests)
     failures = [f for name, scalar in tests if (f := _differs(name, scalar(ours), scalar(theirs), level, exact))]
     dependent = [f for f in failures if f.name == "independence"]
@@ -257,7 +261,7 @@ def _scalars(elements: int) -> list[tuple[str, Scalar]]:
     ]
 
 
-def _of_tensors(tensor_of: NDArray[np.intp]) -> list[tuple[str, Scalar]]:
+def _tensor_scalars(tensor_of: NDArray[np.intp]) -> list[tuple[str, Scalar]]:
     """Return a scalar for each tensor: the noise of a small one is lost among large ones."""
     places = [np.flatnonzero(tensor_of == number) for number in np.unique(tensor_of)]
     if len(places) < 2:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torchwise.records import Check, Outcome
 from torchwise.verify.deviation import RMS_FACTOR, Errors
 from torchwise.verify.noise_floor import Bounds, Sensitivity, why_unexplained, why_unsteady
-from torchwise.verify.step_runner import After, form_of
+from torchwise.verify.step_runner import StateAfter, form_of
 from torchwise.workload import pytree
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ class Sides:
         reference: in float64.
     """
 
-    ours: After
-    floor: After
-    reference: After
+    ours: StateAfter
+    floor: StateAfter
+    reference: StateAfter
 
-    def without_slots(self) -> Sides:
+    def drop_slots(self) -> Sides:
         """Return the state that can be compared if the optimizer's state cannot."""
-        return Sides(*(_without_slots(side) for side in (self.ours, self.floor, self.reference)))
+        return Sides(*(_drop_slots(side) for side in (self.ours, self.floor, self.reference)))
 
 
 def compare_updates(
@@ -96,13 +96,13 @@ class _Comparison:
 
     def check(self) -> Check:
         ours, reference = self._sides.ours, self._sides.reference
-        self.undecided = {number for number, _ in self._decided_by_rounding()}
+        self.undecided = {number for number, _ in self._find_undecided()}
         mine, names = ([name for name in side.state if not self._is_left_out(name, side)] for side in (ours, reference))
         if missing := set(mine) ^ set(names):
             return Check("state", Outcome.FAIL, f"{min(missing)} is there on one side alone")
         void = None
         for name in names:
-            found = self._judged(name, reference.state[name])
+            found = self._judge_leaf(name, reference.state[name])
             if found and found.outcome is Outcome.FAIL:
                 return found
             void = void or found
@@ -114,7 +114,7 @@ class _Comparison:
             detail += ", and what the optimizer keeps, which rounding decides, is held to its effect"
         return Check("state", Outcome.PASS, detail, self._worst, self._usual)
 
-    def _decided_by_rounding(self) -> set[tuple[int, str]]:
+    def _find_undecided(self) -> set[tuple[int, str]]:
         """Return the slots whose form differs between sides, if rounding alone explains that."""
         ours, floor, reference = (side.forms() for side in (self._sides.ours, self._sides.floor, self._sides.reference))
         return {
@@ -124,10 +124,10 @@ class _Comparison:
             or (ours.get(slot) != reference.get(slot) and self._moved.is_decided_by_rounding(form_of(slot)))
         }
 
-    def _is_left_out(self, name: str, side: After) -> bool:
+    def _is_left_out(self, name: str, side: StateAfter) -> bool:
         return name in side.slots and side.slots[name][0] in self.undecided
 
-    def _judged(self, name: str, exact: Any) -> Check | None:
+    def _judge_leaf(self, name: str, exact: Any) -> Check | None:
         """Return a check that speaks against a leaf, or None."""
         import torch
 
@@ -137,7 +137,7 @@ class _Comparison:
             return None if same else Check("state", Outcome.FAIL, f"{name} is {value}, in the reference {exact}")
         parameter = self._sides.reference.of.get(name, "")
         quiet = self._sides.reference.quiet.get(parameter)
-        off, normal = (_off(side, exact, quiet) for side in (value, eagers))
+        off, normal = (_relative_error(side, exact, quiet) for side in (value, eagers))
         if parameter in self._rounding and normal >= 10 * GRANTED and not math.isnan(off):
             return None
         if math.isnan(off) and not math.isnan(normal):
@@ -145,19 +145,21 @@ class _Comparison:
             return Check("state", Outcome.FAIL, detail, off, normal)
         slot = self._sides.reference.slots.get(name)
         if self._is_off(off, normal) and (self._bounds.is_own or self.undecided or slot):
-            by_rounding = self._moved.of_roundings(name, exact).rms
+            by_rounding = self._moved.measure_rounding_move(name, exact).rms
             if slot and not self._is_off(off, by_rounding):
                 self.undecided.add(slot[0])
                 return None
             normal = normal if slot else max(normal, by_rounding)
-        if eagers is not None and (why := self._why_in_doubt(name, exact, (off, normal), _off(value, eagers, quiet))):
+        if eagers is not None and (
+            why := self._why_in_doubt(name, exact, (off, normal), _relative_error(value, eagers, quiet))
+        ):
             return Check("state", Outcome.NOT_COMPARABLE, f"{self._after} {name} {why}", off, normal)
         if self._is_off(off, normal):
             detail = f"{self._after} {name} is off by {off:.2g} (root mean square), eager by {normal:.2g}"
             return Check("state", Outcome.FAIL, detail, off, normal)
         if off > self._worst:
             self._worst, self._usual = off, normal
-        return self._astray(name, value, eagers, exact) if parameter not in self._rounding else None
+        return self._check_update_scale(name, value, eagers, exact) if parameter not in self._rounding else None
 
     def _why_in_doubt(self, name: str, exact: torch.Tensor, errors: tuple[float, float], apart: float) -> str | None:
         off, normal = errors
@@ -169,25 +171,25 @@ class _Comparison:
     def _is_off(self, off: float, normal: float) -> bool:
         return off > RMS_FACTOR * normal + self._bounds.granted
 
-    def _astray(self, name: str, value: Any, eagers: Any, exact: torch.Tensor) -> Check | None:
+    def _check_update_scale(self, name: str, value: Any, eagers: Any, exact: torch.Tensor) -> Check | None:
         if not name.startswith("update of"):
             return None
-        moved, normally = (_along(side, exact) for side in (value, eagers))
+        moved, normally = (_projection_ratio(side, exact) for side in (value, eagers))
         if not abs(normally - 1) < ASTRAY / 2 or abs(moved - 1) < ASTRAY:
             return None
         detail = f"{self._after} {name} is {moved:.2g} times the reference's, eager's {normally:.2g}"
         return Check("state", Outcome.FAIL, detail, abs(moved - 1), abs(normally - 1))
 
 
-def _without_slots(side: After) -> After:
+def _drop_slots(side: StateAfter) -> StateAfter:
     return replace(side, state={n: leaf for n, leaf in side.state.items() if n not in side.slots}, slots={})
 
 
-def _along(update: torch.Tensor, exact: torch.Tensor) -> float:
+def _projection_ratio(update: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the size of an update along the reference's, or 1 if that is zero."""
-    from torchwise.verify.gradient_scale import along
+    from torchwise.verify.gradient_scale import projection_ratio
 
-    return along(update, exact) if bool(exact.any()) else 1.0
+    return projection_ratio(update, exact) if bool(exact.any()) else 1.0
 
 
 def _equal(value: Any, exact: Any) -> bool:
@@ -198,18 +200,18 @@ def _equal(value: Any, exact: Any) -> bool:
     return bool(value == exact) or not isinstance(exact, (bool, int, float, str))
 
 
-def _off(tensor: Any, exact: torch.Tensor, quiet: torch.Tensor | None) -> float:
+def _relative_error(tensor: Any, exact: torch.Tensor, quiet: torch.Tensor | None) -> float:
     """Return the relative error (root mean square) over the elements that are not quiet.
 
     It is NaN if other elements are finite than in the reference: a mask of infinities must be the same one.
     """
     import torch
 
-    from torchwise.verify.reference import widened
+    from torchwise.verify.reference import widen_tensor
 
     if not isinstance(tensor, torch.Tensor) or tensor.shape != exact.shape:
         return math.nan
-    target, value = widened(exact), widened(tensor).to(exact.device)
+    target, value = widen_tensor(exact), widen_tensor(tensor).to(exact.device)
     finite = target.isfinite()
     if not torch.equal(value.isfinite(), finite) or not pytree.equal(value[~finite], target[~finite]):
         return math.nan

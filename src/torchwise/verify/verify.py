@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchwise.errors import raised
+from torchwise.errors import format_error
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import check_structure, compare
-from torchwise.verify.cpu_reference import doubted, is_doubtful, on_cpu
+from torchwise.verify.cpu_reference import compare_with_cpu, is_doubtful, to_cpu
 from torchwise.verify.deviation import errors_of
 from torchwise.verify.first_calls import check_first
 from torchwise.verify.inputs import draws
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import Reference
-from torchwise.verify.retained_outputs import check_held
+from torchwise.verify.retained_outputs import check_retained_outputs
 from torchwise.verify.stochastic import check_noise
 from torchwise.workload.module_state import State, from_one_state, kept_state
 from torchwise.workload.workload import Example, Workload
@@ -98,7 +98,7 @@ def _checks(subject: Subject, extra_draws: int, noise_budget_s: float) -> Iterat
         yield from _deterministic(subject, subject.candidate, inputs)
     else:
         yield from _noisy(subject, inputs, noise_budget_s)
-    yield check_held(subject.candidate, subject.workload.call, inputs[0], inputs[-1])
+    yield check_retained_outputs(subject.candidate, subject.workload.call, inputs[0], inputs[-1])
 
 
 def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
@@ -114,23 +114,25 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
         if floor is None:
             yield Check("values", Outcome.NOT_COMPARABLE, f"eager fails at precision {subject.precision}")
             return
-        ours = _observed(subject, candidate, example, position, native.calls)
-        exact = reference.on(example, position, native.calls)
-        moved = Sensitivity(partial(_inside, subject, example, position, native.calls))
+        ours = _observe_call(subject, candidate, example, position, native.calls)
+        exact = reference.observe_example(example, position, native.calls)
+        moved = Sensitivity(partial(_run_in_context, subject, example, position, native.calls))
         checks = compare(ours, native, floor, exact, EPSILON.get(subject.precision), moved)
-        yield from (_asked_elsewhere(subject, check, reference, example, position) for check in checks)
+        yield from (_recheck_on_cpu(subject, check, reference, example, position) for check in checks)
         if checks[-1].outcome is Outcome.NOT_COMPARABLE and checks[-1].error is not None:
             return  # there is no yardstick, and finding that out takes many runs
         if position < len(subject.first) and (first := subject.first[position]) and candidate is subject.candidate:
             yield check_first(first, ours, checks[-1].error or 0.0)
 
 
-def _inside(subject: Subject, example: Example, seed: int, calls: int, under: AbstractContextManager[Any]) -> Any:
+def _run_in_context(
+    subject: Subject, example: Example, seed: int, calls: int, under: AbstractContextManager[Any]
+) -> Any:
     """Return eager's leaves for an example in a context, by name."""
-    return dict(_observed(subject, subject.floor, example, seed, calls, under).leaves)
+    return dict(_observe_call(subject, subject.floor, example, seed, calls, under).leaves)
 
 
-def _asked_elsewhere(subject: Subject, check: Check, reference: Reference, example: Example, seed: int) -> Check:
+def _recheck_on_cpu(subject: Subject, check: Check, reference: Reference, example: Example, seed: int) -> Check:
     """Run the model in float64 on the CPU to find out who is right, if a check failed on another device.
 
     Random numbers differ there, and functions may keep tensors from one call to the next.
@@ -140,12 +142,12 @@ def _asked_elsewhere(subject: Subject, check: Check, reference: Reference, examp
         return check
 
     def elsewhere() -> Observation | None:
-        return subject.reference("cpu").on(on_cpu(example), seed)
+        return subject.reference("cpu").observe_example(to_cpu(example), seed)
 
-    def ours() -> Observation:
-        return _observed(subject, subject.candidate, example, seed)
+    def observe_candidate() -> Observation:
+        return _observe_call(subject, subject.candidate, example, seed)
 
-    return doubted(check, ours, lambda: reference.on(example, seed), elsewhere)
+    return compare_with_cpu(check, observe_candidate, lambda: reference.observe_example(example, seed), elsewhere)
 
 
 def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -156,13 +158,13 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator[Check]:
     """Judge the arithmetic under eager's own random numbers if possible, then the candidate's own noise."""
     if subject.reproducible is not None and _noise_is_matched(subject, inputs[0]):
-        yield from _reproduced(subject, subject.reproducible, inputs)
+        yield from _check_with_eager_noise(subject, subject.reproducible, inputs)
     for number, example in enumerate(subject.workload.examples):
         native = _run(subject, subject.workload.call, example, number)
         if native is None:
             yield Check("structure", Outcome.NOT_COMPARABLE, _why_unseen(subject, example, number))
             return
-        ours = _observed(subject, subject.candidate, example, number)
+        ours = _observe_call(subject, subject.candidate, example, number)
         yield check_structure(ours, native)
         yield from check_noise(
             _once(subject, subject.candidate, example),
@@ -186,7 +188,7 @@ def _once(subject: Subject, call: Callable[..., Any], example: Example) -> Calla
     return torch.no_grad()(from_one_state(call, subject.workload.call, given.args, given.kwargs))
 
 
-def _reproduced(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
+def _check_with_eager_noise(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
     """Judge the arithmetic. If the candidate evidently draws other numbers than eager, leave it to the distribution.
 
     On CUDA, eager's dropout is one fused kernel. It takes its numbers in another order than Inductor's fallback, so an
@@ -202,7 +204,10 @@ def _reproduced(subject: Subject, candidate: Callable[..., Any], inputs: list[Ex
 
 
 def _noise_is_matched(subject: Subject, example: Example) -> bool:
-    native, reference = _run(subject, subject.workload.call, example, 0), subject.reference().on(example, 0)
+    native, reference = (
+        _run(subject, subject.workload.call, example, 0),
+        subject.reference().observe_example(example, 0),
+    )
     if native is None or reference is None:
         return False
     pairs = zip(native.leaves, reference.leaves, strict=False)
@@ -225,7 +230,7 @@ def _calls_in_a_row(call: Callable[..., Any], example: Example) -> int:
 
     Code made by Dynamo (torch 2.13) adds to a full deque without dropping an item, which shows no sooner.
     """
-    window = State.of(call, example.args, example.kwargs).window
+    window = State.from_call(call, example.args, example.kwargs).window
     return max(SUCCESSIVE, min(window, MAX_WINDOW) + 1)
 
 
@@ -238,15 +243,15 @@ def _why_unseen(subject: Subject, example: Example, seed: int) -> str:
         with torch.set_grad_enabled(subject.training), kept_state(call, given.args, given.kwargs):
             call(*given.args, **given.kwargs)
     except Exception as error:  # the model may raise anything
-        return f"eager fails on its own example: {raised(error)}"
+        return f"eager fails on its own example: {format_error(error)}"
     try:
-        _observed(subject, call, example, seed)
+        _observe_call(subject, call, example, seed)
     except Exception as error:  # and may not stand how it is looked at
-        return f"eager runs on its own example, but cannot be observed on it: {raised(error)}"
+        return f"eager runs on its own example, but cannot be observed on it: {format_error(error)}"
     return "eager fails on its own example at times"
 
 
-def _observed(
+def _observe_call(
     subject: Subject,
     call: Callable[..., Any],
     example: Example,

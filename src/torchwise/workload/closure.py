@@ -44,12 +44,12 @@ def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
     # Code that looks for the wrapped function, as Dynamo does, finds the copy's.
     vars(copied).update({name: with_copied_closure(value, memo) for name, value in vars(thing).items()})
     copied.__qualname__, copied.__module__, copied.__doc__ = thing.__qualname__, thing.__module__, thing.__doc__
-    copied.__defaults__ = tuple(closed_copy(value, memo) for value in thing.__defaults__ or ()) or None
-    copied.__kwdefaults__ = {k: closed_copy(v, memo) for k, v in (thing.__kwdefaults__ or {}).items()} or None
+    copied.__defaults__ = tuple(copy_with_closures(value, memo) for value in thing.__defaults__ or ()) or None
+    copied.__kwdefaults__ = {k: copy_with_closures(v, memo) for k, v in (thing.__kwdefaults__ or {}).items()} or None
     for name, cell, held in zip(thing.__code__.co_freevars, cells, thing.__closure__ or (), strict=True):
         for content in _content(held):
             try:
-                cell.cell_contents = closed_copy(content, memo)
+                cell.cell_contents = copy_with_closures(content, memo)
             except WorkloadError:
                 raise
             except Exception as error:  # objects of any kind copy themselves in their own way
@@ -131,7 +131,7 @@ def _content(cell: types.CellType) -> list[Any]:
         return []
 
 
-def closed_copy(value: Any, memo: dict[int, Any]) -> Any:
+def copy_with_closures(value: Any, memo: dict[int, Any]) -> Any:
     """Return a deep copy, with the closures of the functions passed in it.
 
     Raises:

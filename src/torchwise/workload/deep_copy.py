@@ -59,13 +59,13 @@ def deep_copy(
         WorkloadError: something in it cannot be copied. The message names the type and the attribute that leads there.
     """
     own = memo if isinstance(memo, Memo) else Memo(memo or {}, convert, keep)
-    own.look_through(thing)
+    own.find_special_objects(thing)
     try:
         copied = copy.deepcopy(thing, own)
     except TorchwiseError:
         raise
     except Exception as error:  # objects of any kind copy themselves in their own way
-        path, held = _culprit(thing, own.begin_anew, {id(thing)})
+        path, held = _find_uncopyable(thing, own.begin_anew, {id(thing)})
         kind = f"an object of type {type(held).__qualname__}"
         found = f"{type(thing).__name__} holds {kind} as {path.removeprefix('.')}, which" if path else kind
         raise WorkloadError(
@@ -88,12 +88,12 @@ class Memo(dict[int, Any]):
     ) -> None:
         super().__init__(known)
         self.begin_anew = lambda: Memo(known, convert, keep)
-        self._keep = (*_SHARED, *_shared_of_torch(), *keep)
+        self._keep = (*_SHARED, *_torch_shared_types(), *keep)
         self._seen: dict[int, Any] = {}  # which also holds them, or another object could get the id of one
         self._ways: dict[int, Callable[[Any], Any]] = {}
         self._tensors = TensorCopies(convert)
 
-    def look_through(self, thing: Any) -> None:
+    def find_special_objects(self, thing: Any) -> None:
         """Find the objects that are copied in a way of our own."""
         waiting = [thing]
         while waiting:
@@ -101,11 +101,11 @@ class Memo(dict[int, Any]):
             if id(found) in self._seen or super().__contains__(id(found)):
                 continue
             self._seen[id(found)] = found
-            way = self._way_of(found)
+            way = self._find_copier(found)
             if way is not None:
                 self._ways[id(found)] = way
             if way is not _itself:
-                waiting += _held_by(found)
+                waiting += _find_referents(found)
 
     def get(self, key: int, default: Any = None) -> Any:
         """Return the copy of the object with this id, making it if needed, which `dict.get` would not."""
@@ -125,7 +125,7 @@ class Memo(dict[int, Any]):
             self._copy_attributes(self._seen[key], made)
         return made
 
-    def _way_of(self, found: Any) -> Callable[[Any], Any] | None:
+    def _find_copier(self, found: Any) -> Callable[[Any], Any] | None:
         import torch
 
         kind: type = type(found)  # and not its `__class__`, by which a proxy says that it is something else
@@ -173,7 +173,7 @@ class Memo(dict[int, Any]):
             made.grad = copy.deepcopy(gradient[0], self)
 
 
-def _held_by(found: Any) -> list[Any]:
+def _find_referents(found: Any) -> list[Any]:
     """List the objects that an object refers to and that a copy of it may have to copy."""
     import torch
 
@@ -201,30 +201,30 @@ def _generator(generator: torch.Generator) -> torch.Generator:
 
 
 @functools.cache
-def _shared_of_torch() -> tuple[type, ...]:
+def _torch_shared_types() -> tuple[type, ...]:
     import torch
     import torch.distributed as dist
 
     return (torch.Stream, torch.Event, torch.jit.ScriptFunction, *((dist.ProcessGroup,) if dist.is_available() else ()))
 
 
-def _culprit(thing: Any, memo: Callable[[], Memo], tried: set[int]) -> tuple[str, Any]:
+def _find_uncopyable(thing: Any, memo: Callable[[], Memo], tried: set[int]) -> tuple[str, Any]:
     """Return the innermost object in a thing that cannot be copied, and the path that leads there."""
-    for name, part in _parts_of(thing):
+    for name, part in _iter_contents(thing):
         if id(part) in tried:
             continue
         tried.add(id(part))
         own = memo()
-        own.look_through(part)
+        own.find_special_objects(part)
         try:
             copy.deepcopy(part, own)
         except Exception:  # as above
-            path, held = _culprit(part, memo, tried)
+            path, held = _find_uncopyable(part, memo, tried)
             return name + path, held
     return "", thing
 
 
-def _parts_of(thing: Any) -> Iterator[tuple[str, Any]]:
+def _iter_contents(thing: Any) -> Iterator[tuple[str, Any]]:
     import torch
 
     if isinstance(thing, dict):

@@ -17,13 +17,13 @@ MOST_BYTES = 16 << 20
 """Maximum size of details as JSON, in bytes. Torchwise never wrote data that unpacks to more."""
 
 
-def packed(details: Details) -> str:
+def pack_details(details: Details) -> str:
     """Return details as one short word, for a file that people read for other reasons."""
     return base64.b64encode(zlib.compress(json.dumps(details).encode(), 9)).decode()
 
 
-def unpacked(word: str) -> Details:
-    """Return the details given to `packed`. Return no details for other data, as they only serve a message."""
+def unpack_details(word: str) -> Details:
+    """Return the details given to `pack_details`. Return no details for other data, as they only serve a message."""
     try:
         unpack = zlib.decompressobj()
         found = json.loads(unpack.decompress(base64.b64decode(word, validate=True), MOST_BYTES))
@@ -35,7 +35,7 @@ def unpacked(word: str) -> Details:
 
 def another_model(before: str, now: str) -> str:
     """Say that the model has changed since something was made for it, and how, as far as details were kept."""
-    named = differences(unpacked(before), unpacked(now))
+    named = differences(unpack_details(before), unpack_details(now))
     return "the model's code, mode or structure of weights is another" + (f": {named}" if named else "")
 
 

@@ -37,7 +37,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchwise.workload.memory import overlap_of
-from torchwise.workload.pytree import named_leaves
+from torchwise.workload.pytree import list_named_leaves
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, Workload
 
@@ -81,12 +81,12 @@ def structure(call: Callable[..., Any], attributes: Attributes | None = None) ->
         call: the model.
         attributes: replacements for the attributes of its parts.
     """
-    return Describer(attributes).of(call)[:16]
+    return Describer(attributes).digest_of(call)[:16]
 
 
 def describe_example(example: Example) -> str:
     """Describe the inputs in a line: "path dtype[shape] strides" or "path value" for each leaf, and shared memory."""
-    leaves = named_leaves((example.args, dict(sorted(example.kwargs.items()))))
+    leaves = list_named_leaves((example.args, dict(sorted(example.kwargs.items()))))
     return "; ".join(f"{path} {_describe_leaf(leaf)}" for path, leaf in leaves) + _describe_memory(leaves)
 
 
@@ -128,7 +128,7 @@ class Describer:
         self._open: list[int] = []
         self._done: dict[int, tuple[Any, str]] = {}  # the object is held, so that no other takes its address
 
-    def of(self, thing: Any) -> str:
+    def digest_of(self, thing: Any) -> str:
         """Return the digest of a thing."""
         if id(thing) in self._done:
             return self._done[id(thing)][1]
@@ -153,38 +153,42 @@ class Describer:
             return [self._class(cls) for cls in thing.__mro__]
         if isinstance(thing, functools.partial):
             bound = [[name, self.value(value)] for name, value in sorted(thing.keywords.items())]
-            return ["partial", self.of(thing.func), [self.value(value) for value in thing.args], bound]
+            return ["partial", self.digest_of(thing.func), [self.value(value) for value in thing.args], bound]
         if isinstance(thing, types.MethodType):
-            return ["method", self.of(thing.__func__), self.of(thing.__self__)]
+            return ["method", self.digest_of(thing.__func__), self.digest_of(thing.__self__)]
         if isinstance(thing, types.FunctionType):
             return self._function(thing)
         if isinstance(thing, torch.jit.ScriptFunction):
             return ["script", thing.code]
         if callable(inner := getattr(thing, "__wrapped__", None)):  # such as functools.cache leaves behind
-            return ["wrapped", self.of(type(thing)), self.of(inner)]
+            return ["wrapped", self.digest_of(type(thing)), self.digest_of(inner)]
         if isinstance(name := getattr(thing, "__qualname__", None), str):  # built in
             owner = getattr(thing, "__self__", None)
             of_object = owner is not None and not isinstance(owner, (type, types.ModuleType))
             return [f"{thing.__module__}.{name}", self.value(owner) if of_object else None]
-        return ["object", self.of(type(thing)), text_of(thing) if _is_torchs(type(thing)) else self._attributes(thing)]
+        return [
+            "object",
+            self.digest_of(type(thing)),
+            text_of(thing) if _is_torchs(type(thing)) else self._attributes(thing),
+        ]
 
     def value(self, value: Any) -> str:
         """Describe the value of a name, such as a closure's variable: by content if it is plain or code."""
         import torch
 
         if isinstance(value, torch.nn.Module):
-            return self.of(value)
+            return self.digest_of(value)
         if isinstance(value, torch.Tensor):
             return describe_state(value)
         if isinstance(value, tuple):
             return f"({', '.join(self.value(item) for item in value)})"
         if isinstance(value, (*_PLAIN, enum.Enum, torch.dtype, torch.device)):
             return text_of(value)
-        return self.of(value) if callable(value) else type(value).__qualname__
+        return self.digest_of(value) if callable(value) else type(value).__qualname__
 
     def _module(self, module: Any) -> list[Any]:
         kinds = dict.fromkeys(kind_of(part) for part in module.modules())
-        classes = [self.of(kind) for kind in kinds]
+        classes = [self.digest_of(kind) for kind in kinds]
         tensors, named = [*module.named_parameters(), *module.named_buffers()], [*module.named_modules()]
         state = [f"{name} {describe_state(tensor)}" for name, tensor in tensors]
         # A frozen module of TorchScript has no mode.
@@ -219,7 +223,7 @@ class Describer:
             form = declared()
         except Exception as error:  # the user's code may raise anything, and the plan that takes the form reports it
             return [f"static form: {type(error).__name__}"]
-        return [] if form is thing else [self.of(form)]
+        return [] if form is thing else [self.digest_of(form)]
 
     def _attributes(self, thing: Any) -> list[list[str]]:
         given = self._given.get(id(thing), {})
@@ -234,18 +238,20 @@ class Describer:
             functions = {name: value for name, value in vars(cls).items() if isinstance(value, types.FunctionType)}
             own = [cls.__qualname__, source, [self._closure(function) for function in functions.values()]]
             written = f"{cls.__qualname__}."  # all others were added later, and the source does not mention them
-            others = [[n, self.of(f)] for n, f in sorted(functions.items()) if not f.__qualname__.startswith(written)]
+            others = [
+                [n, self.digest_of(f)] for n, f in sorted(functions.items()) if not f.__qualname__.startswith(written)
+            ]
             return [*own, others] if others else own
         members = {name: value for name, value in vars(cls).items() if name not in _OF_THE_INTERPRETER}
         return [cls.__qualname__, [[name, self._member(value)] for name, value in sorted(members.items())]]
 
     def _member(self, member: Any) -> Any:
         if isinstance(member, (staticmethod, classmethod)):
-            return [type(member).__name__, self.of(member.__func__)]
+            return [type(member).__name__, self.digest_of(member.__func__)]
         if isinstance(member, property):
             return ["property", [self.value(f) for f in (member.fget, member.fset, member.fdel)]]
         if isinstance(member, functools.cached_property):
-            return ["cached_property", self.of(member.func)]
+            return ["cached_property", self.digest_of(member.func)]
         return self.value(member)
 
     def _function(self, function: types.FunctionType) -> list[Any]:
@@ -277,11 +283,11 @@ def attributes_of(thing: Any) -> list[tuple[str, Any]]:
     ]
     if not isinstance(thing, torch.nn.Module):
         return found
-    return [(name, value) for name, value in found if name not in _of_every_module()]
+    return [(name, value) for name, value in found if name not in _base_module_names()]
 
 
 @functools.cache
-def _of_every_module() -> frozenset[str]:
+def _base_module_names() -> frozenset[str]:
     import torch
 
     # `torch.compile(model)` leaves a mark on the model, though it compiles another object.

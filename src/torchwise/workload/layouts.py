@@ -30,7 +30,7 @@ def layout_of(tensor: torch.Tensor) -> str:
     return f"{name}{list(tensor.shape)}"
 
 
-def strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+def list_strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """List the strided tensors that make up a tensor, by name. An ordinary tensor is its own only part, named "".
 
     If it requires a gradient, so do the parts that hold its numbers. They share its memory if that is possible.
@@ -64,4 +64,4 @@ def size_of(tensor: torch.Tensor) -> int:
 
     if tensor.layout is torch.strided:
         return tensor.nbytes
-    return sum(part.nbytes for _, part in strided_parts(tensor))
+    return sum(part.nbytes for _, part in list_strided_parts(tensor))

@@ -41,15 +41,15 @@ def overlap_of(tensors: Sequence[torch.Tensor]) -> Overlap | None:
             return Overlap((first, 0) for first in same)
     except (RuntimeError, NotImplementedError):  # one has none: it stands for another tensor, or is sparse
         pass
-    return _lying(tensors)
+    return _find_overlap(tensors)
 
 
 def _lie_in_other_storages(tensors: Sequence[torch.Tensor]) -> bool:
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return are_apart([storage.data_ptr() for storage in storages], [storage.nbytes() for storage in storages])
+    return are_disjoint([storage.data_ptr() for storage in storages], [storage.nbytes() for storage in storages])
 
 
-def are_apart(starts: Sequence[int], lengths: Sequence[int]) -> bool:
+def are_disjoint(starts: Sequence[int], lengths: Sequence[int]) -> bool:
     """Whether ranges of addresses share none: sorted, each one then begins at or after the end of the one before."""
     return all(map(le, sorted(map(add, starts, lengths)), sorted(starts)[1:]))
 
@@ -84,7 +84,7 @@ def _reach(shape: Shape) -> int:
     return (sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) + 1) * element
 
 
-def _lying(tensors: Sequence[torch.Tensor]) -> Overlap | None:
+def _find_overlap(tensors: Sequence[torch.Tensor]) -> Overlap | None:
     boxes = [_box(tensor) for tensor in tensors]
     groups = list(range(len(tensors)))
     placed = sorted((box, position) for position, box in enumerate(boxes) if box is not None and _reach(box[1]))

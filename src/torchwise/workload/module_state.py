@@ -43,10 +43,10 @@ class State:
         left = MAX_KEPT
         for place in tensors.values():
             left = place.keep(left)
-        self._leaves = {path: tensors.get(id(leaf)) or _kept(leaf) for path, leaf in leaves.items()}
+        self._leaves = {path: tensors.get(id(leaf)) or _copy_value(leaf) for path, leaf in leaves.items()}
 
     @classmethod
-    def of(cls, call: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> State:
+    def from_call(cls, call: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> State:
         """Keep the state of a callable, and of the arguments of a call."""
         return cls({"input ": (args, dict(kwargs or {})), "": call})
 
@@ -56,7 +56,7 @@ class State:
         found = {path: leaf for path, leaf in now.items() if not _is_same(before.get(path, MISSING), leaf)}
         return {**found, **{path: GONE for path in before if path not in now}}
 
-    def grown(self) -> list[str]:
+    def find_grown(self) -> list[str]:
         """List the paths of tensors that have another shape than they had."""
         now = self._explore()
         kept = {path: place for path, place in self._leaves.items() if isinstance(place, TensorPlace)}
@@ -66,9 +66,9 @@ class State:
         """Return all tensors and values that there are now, by path."""
         return self._explore()
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether anything differs from the kept state, objects without a comparable value (iterators) included."""
-        return any(place.changed() for place in self._places)
+        return any(place.has_changed() for place in self._places)
 
     def restore(self) -> None:
         """Restore changed state and write to nothing else, so that counts of writes stay.
@@ -83,7 +83,7 @@ class State:
         with torch.no_grad():
             for place in self._places:
                 try:
-                    if place.changed():
+                    if place.has_changed():
                         place.put_back()
                 except Exception as error:  # raised again when all else is put back: things are written in any way
                     failed = failed or error
@@ -96,17 +96,17 @@ class State:
 
         with torch.no_grad():
             for place in self._places:
-                if isinstance(place, TensorPlace) and place.is_kept and not place.moved() and place.changed():
+                if isinstance(place, TensorPlace) and place.is_kept and not place.has_moved() and place.has_changed():
                     place.put_back()
 
-    def narrowed(self) -> Callable[[], None]:
+    def make_restorer(self) -> Callable[[], None]:
         """Return a function that restores the places that have changed by now, and looks at no others.
 
         It is for timed calls: each begins from the same state, and restoring it takes little time.
         """
         import torch
 
-        changed = [place for place in self._places if place.changed()]
+        changed = [place for place in self._places if place.has_changed()]
         tensors = [place for place in changed if isinstance(place, TensorPlace)]
         batches = [batch for place in tensors if (batch := place.batch()) is not None]
         others = [place for place in changed if not isinstance(place, TensorPlace) or place.batch() is None]
@@ -160,7 +160,7 @@ class State:
 @contextmanager
 def kept_state(call: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Iterator[State]:
     """Restore the state of a callable, and of its arguments, on exit."""
-    state = State.of(call, args, kwargs)
+    state = State.from_call(call, args, kwargs)
     try:
         yield state
     finally:
@@ -178,7 +178,7 @@ def from_one_state(
         args: positional arguments, which may hold state, too.
         kwargs: keyword arguments, which may hold state, too.
     """
-    state: State | None = State.of(original, args, kwargs)
+    state: State | None = State.from_call(original, args, kwargs)
     put_back: Callable[[], None] | None = None
 
     def restart() -> Any:
@@ -187,26 +187,26 @@ def from_one_state(
             put_back()
         answer = call(*args, **kwargs)
         if state is not None:
-            put_back, state = state.narrowed(), None
+            put_back, state = state.make_restorer(), None
         return answer
 
     return restart
 
 
-def going_on(
+def make_continuing_call(
     call: Callable[..., Any], original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[], Any]:
     """Return a call that goes on from state to state as a program does, and starts over if it cannot go on.
 
     It cannot go on if a cache is full, say. The arguments are as for `from_one_state`.
     """
-    state = State.of(original, args, kwargs)
+    state = State.from_call(original, args, kwargs)
 
     def go_on() -> Any:
         try:
             return call(*args, **kwargs)
         except Exception:  # a model may raise anything, and errors of the second attempt are its caller's affair
-            if not state.changed():
+            if not state.has_changed():
                 raise
             state.restore()
             return call(*args, **kwargs)
@@ -214,14 +214,14 @@ def going_on(
     return go_on
 
 
-def kept_generators(device: str) -> AbstractContextManager[None]:
+def preserve_generators(device: str) -> AbstractContextManager[None]:
     """Put PyTorch's random generators back afterwards: that of the CPU, and for "cuda" that of the current GPU."""
     import torch
 
     return torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else [])
 
 
-def _kept(leaf: Any) -> Any:
+def _copy_value(leaf: Any) -> Any:
     """Copy values that change in place: tensors and arrays."""
     import torch
 

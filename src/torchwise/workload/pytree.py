@@ -41,7 +41,7 @@ def map_tensors(
             return function(leaf)
         if arrays is not None and _is_array(leaf):
             return arrays(leaf)
-        held = held_by(leaf)
+        held = leaf_contents(leaf)
         return leaf if held is None else _with(leaf, map_tensors(function, held, arrays))
 
     return _pytree.tree_map(visit, tree)
@@ -53,7 +53,7 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, numpy.ndarray)
 
 
-def named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def list_named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """List every leaf with its path, such as `("[0]['logits']", tensor)`. A lone leaf has the path ""."""
     from torch.utils import _pytree
 
@@ -61,23 +61,23 @@ def named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     try:
         leaves = _pytree.tree_flatten_with_path(tree)[0]
     except ValueError:  # a class in it is registered without names for its parts
-        return [pair for name, part in _named_parts(tree) for pair in named_leaves(part, prefix + name)]
+        return [pair for name, part in _list_named_parts(tree) for pair in list_named_leaves(part, prefix + name)]
     for path, leaf in leaves:
         name = prefix + _pytree.keystr(path)
-        held = held_by(leaf)
+        held = leaf_contents(leaf)
         if held is None:
             found.append((name, leaf))
         elif dataclasses.is_dataclass(leaf):
             for field, value in held.items():
-                found += named_leaves(value, f"{name}.{field}")
+                found += list_named_leaves(value, f"{name}.{field}")
         else:
-            found += named_leaves(held, name)
-            for attribute, value in beside_items(leaf).items():
-                found += named_leaves(value, f"{name}.{attribute}")
+            found += list_named_leaves(held, name)
+            for attribute, value in extra_attributes(leaf).items():
+                found += list_named_leaves(value, f"{name}.{attribute}")
     return found
 
 
-def _named_parts(node: Any) -> list[tuple[str, Any]]:
+def _list_named_parts(node: Any) -> list[tuple[str, Any]]:
     """List the parts of one node, by their key, or by the attribute in which they lie, or else by their position."""
     from torch.utils import _pytree
 
@@ -101,7 +101,7 @@ def is_leaf(thing: Any) -> bool:
     """Whether nothing is looked for inside."""
     from torch.utils import _pytree
 
-    return _pytree.tree_is_leaf(thing) and held_by(thing) is None
+    return _pytree.tree_is_leaf(thing) and leaf_contents(thing) is None
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -114,7 +114,7 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     if _gather((tree,), found, torch.Tensor):
         return found
-    return [leaf for _, leaf in named_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for _, leaf in list_named_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _gather(children: Iterable[Any], found: list[torch.Tensor], tensor: type[torch.Tensor]) -> bool:
@@ -141,7 +141,7 @@ def form(tree: Any) -> str:
     from torch.utils import _pytree
 
     leaves, spec = _pytree.tree_flatten(tree)
-    parts = [form(held) for leaf in leaves if (held := held_by(leaf)) is not None]
+    parts = [form(held) for leaf in leaves if (held := leaf_contents(leaf)) is not None]
     return " ".join([_form_of(spec), *parts])
 
 
@@ -211,7 +211,7 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not layouts.is_strided(a):
         if layouts.layout_of(a) != layouts.layout_of(b):
             return False
-        ours, theirs = layouts.strided_parts(a), layouts.strided_parts(b)
+        ours, theirs = layouts.list_strided_parts(a), layouts.list_strided_parts(b)
         return len(ours) == len(theirs) and all(equal(x, y) for (_, x), (_, y) in zip(ours, theirs, strict=True))
     if a.shape != b.shape:
         return False
@@ -224,7 +224,7 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def held_by(leaf: Any) -> dict[Any, Any] | None:
+def leaf_contents(leaf: Any) -> dict[Any, Any] | None:
     """Return a leaf's contents if it is walked here: a dataclass's fields, or the items of a kind of dict. Else None.
 
     It covers kinds of dict alone, as a copy whose items are set anew is like them. A copy of another mapping may share
@@ -239,10 +239,10 @@ def held_by(leaf: Any) -> dict[Any, Any] | None:
     if not isinstance(leaf, (dict, UserDict)):
         return None
     own = any(isinstance(value, torch.Tensor) for value in getattr(leaf, "__dict__", {}).values())
-    return None if own or tensors(beside_items(leaf)) else dict(leaf)
+    return None if own or tensors(extra_attributes(leaf)) else dict(leaf)
 
 
-def beside_items(leaf: Any) -> dict[str, Any]:
+def extra_attributes(leaf: Any) -> dict[str, Any]:
     """Return the public attributes that a kind of dict has beside its items, and that a model may read."""
     if dataclasses.is_dataclass(leaf):  # its attributes are its contents
         return {}

@@ -53,9 +53,9 @@ class TensorPlace:
         """Whether its values are kept."""
         return self._values is not None
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether it was moved, laid out anew, or has other values."""
-        return self.moved() or not self.equals(self.tensor)
+        return self.has_moved() or not self.equals(self.tensor)
 
     def equals(self, other: torch.Tensor) -> bool:
         """Whether another tensor has the values that were kept."""
@@ -82,7 +82,7 @@ class TensorPlace:
 
     def put_back_memory(self) -> None:
         """Give it its memory."""
-        if self.moved():
+        if self.has_moved():
             self.tensor.data = self._memory
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -91,7 +91,7 @@ class TensorPlace:
             return None
         return pytree.base_of(self._memory), pytree.base_of(self._values)
 
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         """Whether it lies elsewhere, or otherwise, than it did."""
         now, then = self.tensor, self._memory
         if now.is_nested:
@@ -113,7 +113,7 @@ class ContentPlace:
         self._read, self._write = read, write
         self._kept = read()
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether it holds something else."""
         return not holds_same(self._read(), self._kept)
 
@@ -158,7 +158,7 @@ class ItemsPlace(ContentPlace):
 
     def __init__(self, items: Any, without: frozenset[str] = frozenset()) -> None:
         def read() -> dict[Any, Any]:
-            return {key: _reading(value) for key, value in items.items() if key not in without}
+            return {key: _copy_iterator(value) for key, value in items.items() if key not in without}
 
         def write(kept: dict[Any, Any]) -> None:
             there = [key for key in items if key not in without]
@@ -205,7 +205,7 @@ class _Copied:
         return hash(repr(self.thing))
 
 
-def _reading(value: Any) -> Any:
+def _copy_iterator(value: Any) -> Any:
     return _Copied(copy.copy(value)) if type(value) in _ITERATORS else value
 
 

@@ -59,7 +59,7 @@ def contents_of(path: str, thing: Any) -> Contents:
         path: its name.
         thing: anything but plain data (`trees.PLAIN`).
     """
-    return next((look for kinds, look in _looks() if isinstance(thing, kinds)), _any)(path, thing)
+    return next((look for kinds, look in _listers_by_type() if isinstance(thing, kinds)), _any)(path, thing)
 
 
 def _any(path: str, thing: Any) -> Contents:
@@ -76,12 +76,12 @@ def _object(path: str, thing: Any) -> Contents:
         for name, value in own.items():
             if name in _REGISTERED and isinstance(value, dict):
                 found.places.append(ItemsPlace(value))
-                found.children += [(_joined(path, key), item) for key, item in value.items()]
+                found.children += [(_join_path(path, key), item) for key, item in value.items()]
             elif name not in _SKIPPED:
-                found.children.append((_joined(path, name), value))
+                found.children.append((_join_path(path, name), value))
     for name in _slots_of(type(thing)):
         found.places.append(SlotPlace(functools.partial(getattr, thing, name), functools.partial(_set, thing, name)))
-        found.children.append((_joined(path, name), getattr(thing, name, None)))
+        found.children.append((_join_path(path, name), getattr(thing, name, None)))
     if not _is_library(type(thing).__module__):
         found.children.append((type(thing).__qualname__, type(thing)))
     return found
@@ -135,7 +135,7 @@ def _module(path: str, thing: Any) -> Contents:
 def _script(path: str, thing: Any) -> Contents:
     """List the tensors of a TorchScript module, and the attributes that its code names: they are not Python's."""
     tensors = [*thing.named_parameters(), *thing.named_buffers()]
-    found = Contents(MISSING, [], [(_joined(path, name), tensor) for name, tensor in tensors])
+    found = Contents(MISSING, [], [(_join_path(path, name), tensor) for name, tensor in tensors])
     if not hasattr(thing, "forward"):
         return found
     named = sorted({*_SCRIPT_ATTRIBUTE.findall(str(thing.inlined_graph))})
@@ -145,7 +145,7 @@ def _script(path: str, thing: Any) -> Contents:
             found.places.append(
                 SlotPlace(functools.partial(getattr, part, name), functools.partial(setattr, part, name))
             )
-            found.children.append((_joined(_joined(path, prefix) if prefix else path, name), getattr(part, name)))
+            found.children.append((_join_path(_join_path(path, prefix) if prefix else path, name), getattr(part, name)))
     return found
 
 
@@ -160,16 +160,16 @@ def _function(path: str, thing: types.FunctionType) -> Contents:
             SlotPlace(functools.partial(getattr, cell, "cell_contents"), functools.partial(_fill, cell))
         )
         with contextlib.suppress(ValueError):  # not bound yet
-            found.children.append((_joined(path, name), cell.cell_contents))
-    found.children += [(_joined(path, "default"), value) for value in thing.__defaults__ or ()]
-    found.children += [(_joined(path, name), value) for name, value in (thing.__kwdefaults__ or {}).items()]
+            found.children.append((_join_path(path, name), cell.cell_contents))
+    found.children += [(_join_path(path, "default"), value) for value in thing.__defaults__ or ()]
+    found.children += [(_join_path(path, name), value) for name, value in (thing.__kwdefaults__ or {}).items()]
     for name, value in globals_of(thing).items():
         found.places.append(
             SlotPlace(functools.partial(known.__getitem__, name), functools.partial(_name, known, name))
         )
         found.children.append((f"global {name}", value))
     found.places.append(ItemsPlace(vars(thing)))
-    found.children += [(_joined(path, name), value) for name, value in vars(thing).items()]
+    found.children += [(_join_path(path, name), value) for name, value in vars(thing).items()]
     return found
 
 
@@ -190,7 +190,7 @@ def _class(path: str, thing: type) -> Contents:
             if not name.startswith("__") and not isinstance(value, (types.FunctionType, *_DESCRIPTORS)):
                 read = functools.partial(_class_item, base, name)
                 found.places.append(SlotPlace(read, functools.partial(_set, base, name)))
-                found.children.append((_joined(path, name), value))
+                found.children.append((_join_path(path, name), value))
     return found
 
 
@@ -214,7 +214,7 @@ def _bytes(_: str, thing: Any) -> Contents:
     return Contents(bytes(thing), [ContentPlace(lambda: bytes(thing), write)], [])
 
 
-def _by(read: Callable[[Any], Any], write: Callable[[Any, Any], Any]) -> Look:
+def _make_lister(read: Callable[[Any], Any], write: Callable[[Any, Any], Any]) -> Look:
     """Return a function that lists the contents of objects with a state that can be read and set."""
     return lambda _, thing: Contents(
         read(thing), [ContentPlace(functools.partial(read, thing), functools.partial(write, thing))], []
@@ -248,12 +248,12 @@ def _iterator(path: str, thing: Any) -> Contents:
     return Contents(read(), [ContentPlace(read, write)], [])
 
 
-def _nothing(_: str, __: Any) -> Contents:
+def _empty_contents(_: str, __: Any) -> Contents:
     return Contents(MISSING, [], [])
 
 
 @functools.cache
-def _looks() -> list[tuple[Any, Look]]:
+def _listers_by_type() -> list[tuple[Any, Look]]:
     """Return the function for each kind of object. The first that fits counts, and all others are plain objects."""
     import numpy
     import torch
@@ -278,24 +278,27 @@ def _looks() -> list[tuple[Any, Look]]:
         ((bytearray, array.array), _bytes),
         (
             torch.Generator,
-            _by(lambda g: tuple(g.get_state().tolist()), lambda g, kept: g.set_state(torch.ByteTensor(kept))),
+            _make_lister(lambda g: tuple(g.get_state().tolist()), lambda g, kept: g.set_state(torch.ByteTensor(kept))),
         ),
         (
             random.Random,
-            _by(lambda r: (pickle.dumps(r.getstate()),), lambda r, kept: r.setstate(pickle.loads(kept[0]))),
+            _make_lister(lambda r: (pickle.dumps(r.getstate()),), lambda r, kept: r.setstate(pickle.loads(kept[0]))),
         ),
-        (numpy.random.Generator, _by(_bits, _set_bits)),
+        (numpy.random.Generator, _make_lister(_bits, _set_bits)),
         (
             numpy.random.RandomState,
-            _by(lambda r: (pickle.dumps(r.get_state()),), lambda r, kept: r.set_state(pickle.loads(kept[0]))),
+            _make_lister(lambda r: (pickle.dumps(r.get_state()),), lambda r, kept: r.set_state(pickle.loads(kept[0]))),
         ),
         (types.GeneratorType, _generator),
         (iterators, _iterator),
-        ((*closed, io.IOBase, weakref.ReferenceType, itertools.count, itertools.cycle, itertools.repeat), _nothing),
+        (
+            (*closed, io.IOBase, weakref.ReferenceType, itertools.count, itertools.cycle, itertools.repeat),
+            _empty_contents,
+        ),
     ]
 
 
-def _joined(path: str, name: Any) -> str:
+def _join_path(path: str, name: Any) -> str:
     return f"{path}.{name}" if path and not path.endswith(" ") else f"{path}{name}"
 
 

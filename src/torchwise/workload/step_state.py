@@ -42,12 +42,12 @@ class StepState:
 
         step = self._step
         modules = list(step.modules().values())
-        parameters = [_kept(p) for module in modules for p in module.parameters()]
+        parameters = [_copy_value(p) for module in modules for p in module.parameters()]
         others = self._others(parameters)
-        own = ItemsPlace(vars(step.optimizer), _kept_otherwise(step.optimizer))
-        states = {p: _kept(state) for p, state in step.optimizer.state.items()}
+        own = ItemsPlace(vars(step.optimizer), _attributes_to_skip(step.optimizer))
+        states = {p: _copy_value(state) for p, state in step.optimizer.state.items()}
         groups = [
-            {k: _kept(v) for k, v in group.items() if k not in ("params", *FORM)}
+            {k: _copy_value(v) for k, v in group.items() if k not in ("params", *FORM)}
             for group in step.optimizer.param_groups
         ]
         schedules = [copy.deepcopy(scheduler.state_dict()) for scheduler in step.schedulers]
@@ -58,7 +58,7 @@ class StepState:
                 for parameter in parameters:
                     _put_back(parameter.itself, parameter)
                 others.restore()
-                if own.changed():
+                if own.has_changed():
                     own.put_back()
                 for trained in list(step.optimizer.state):
                     if trained not in states:
@@ -83,7 +83,7 @@ class StepState:
         optimizer or scheduler keeps on itself.
         """
         step, optimizer = self._step, self._step.optimizer
-        known = _kept_otherwise(optimizer)
+        known = _attributes_to_skip(optimizer)
         held = {name: value for name, value in vars(optimizer).items() if name not in known}
         own = [s for s in step.schedulers if not type(s).__module__.startswith("torch.")]
         usual = [s for s in step.schedulers if type(s).__module__.startswith("torch.")]
@@ -107,13 +107,13 @@ class StepState:
                     group[key] = value.to(device)
 
 
-def _kept_otherwise(optimizer: Any) -> frozenset[str]:
+def _attributes_to_skip(optimizer: Any) -> frozenset[str]:
     """Return the names of an optimizer's attributes that are kept in their own way, or belong to a plan or a scaler."""
     hooks = (name for name in vars(optimizer) if name.startswith("_optimizer_"))
     return frozenset({"state", "param_groups", "defaults", "grad_scale", "found_inf", *HUNG, *hooks})
 
 
-def lost_attributes(optimizer: Any) -> dict[str, Any]:
+def find_lost_attributes(optimizer: Any) -> dict[str, Any]:
     """Return the attributes that an optimizer has in no copy, as its own way to be copied covers three alone.
 
     Attributes that `torch.optim` itself makes anew are left out. So are those that schedulers and plans wrap: they
@@ -155,14 +155,14 @@ def forget_scaling(scaler: Any, optimizer: Any) -> None:
         vars(optimizer).pop(name, None)
 
 
-def without_tensor_rates(schedule: Any) -> Any:
+def convert_tensor_rates(schedule: Any) -> Any:
     """Return a scheduler's state with the learning rates that it last set as numbers, as they are without a plan."""
     if isinstance(schedule, list):
-        return [without_tensor_rates(part) for part in schedule]
+        return [convert_tensor_rates(part) for part in schedule]
     if not isinstance(schedule, dict):
         return schedule
     return {
-        key: [float(rate) for rate in value] if key == "_last_lr" else without_tensor_rates(value)
+        key: [float(rate) for rate in value] if key == "_last_lr" else convert_tensor_rates(value)
         for key, value in schedule.items()
     }
 
@@ -173,13 +173,13 @@ class _Tensor:
     values: torch.Tensor
 
 
-def _kept(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
         return _Tensor(value, value.detach().clone())
     if isinstance(value, dict):
-        return {key: _kept(item) for key, item in value.items()}
+        return {key: _copy_value(item) for key, item in value.items()}
     return copy.deepcopy(value)
 
 

@@ -64,7 +64,7 @@ class _Details:
         elif isinstance(thing, types.FunctionType):
             self._function(thing)
         else:
-            self._note(f"{path} {type(thing).__qualname__}".strip(), CODE + self._describer.of(thing)[:8])
+            self._note(f"{path} {type(thing).__qualname__}".strip(), CODE + self._describer.digest_of(thing)[:8])
 
     def _note(self, name: str, value: str) -> None:
         """Keep a fact. If two have one name, such as classes of two modules, the second gets a number."""
@@ -100,7 +100,7 @@ class _Details:
     def _module(self, path: str, module: Any) -> None:
         for kind in dict.fromkeys(kind_of(part) for part in module.modules()):
             if not kind.__module__.startswith("torch."):
-                self._note(f"the code of {kind.__qualname__}", CODE + self._describer.of(kind)[:8])
+                self._note(f"the code of {kind.__qualname__}", CODE + self._describer.digest_of(kind)[:8])
         under = f"{path}." if path else ""
         for name, part in module.named_modules():
             whose = f"part {under}{name}" if name else path or "the model"

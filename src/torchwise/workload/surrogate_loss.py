@@ -17,7 +17,7 @@ def loss_of(outputs: Any) -> torch.Tensor | None:
     """
     import torch
 
-    parts = [part for t in pytree.tensors(outputs) if t.requires_grad for _, part in layouts.strided_parts(t)]
+    parts = [part for t in pytree.tensors(outputs) if t.requires_grad for _, part in layouts.list_strided_parts(t)]
     found = [part for part in parts if part.requires_grad]
     if len(found) == 1 and found[0].dim() == 0 and found[0].is_floating_point():
         return found[0]

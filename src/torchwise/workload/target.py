@@ -47,13 +47,13 @@ def load(target: str, *, device: str = "cpu", seed: int = 0) -> Workload:
     check_device(device)
     torch.manual_seed(seed)
     try:
-        result = factory(**_accepted(factory, {"device": device, "dtype": torch.float32, "seed": seed}))
+        result = factory(**_filter_keywords(factory, {"device": device, "dtype": torch.float32, "seed": seed}))
     except TorchwiseError:
         raise
     except SystemExit as error:
         raise WorkloadError(f"the factory of {target} called {_exit(error)}") from error
     except Exception as error:  # a user's factory may raise anything, which is reported with its own line
-        raise WorkloadError(f"the factory of {target} raised {_summary(error)}{_is_given(error)}") from error
+        raise WorkloadError(f"the factory of {target} raised {_summary(error)}{_explain_arguments(error)}") from error
     return Workload.of(result, name=target).to(device)
 
 
@@ -98,7 +98,7 @@ def find_factory(target: str) -> Callable[..., Any]:
             found = getattr(found, part)
     except AttributeError:
         callables = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise TargetError(f"{head} has no {name!r}{_near(name, callables)}") from None
+        raise TargetError(f"{head} has no {name!r}{_suggest_names(name, callables)}") from None
     if not callable(found):
         raise TargetError(f"{target} is of type {type(found).__name__}, but a factory must be callable")
     return found
@@ -120,7 +120,7 @@ def _load_file(path: Path, target: str) -> ModuleType:
     # Registered, as an import would be: pickling and dataclasses look the module up by name.
     sys.modules[name] = module
     try:
-        _with_path_of(path.parent, lambda: _executed(spec.loader.exec_module, module, target))  # type: ignore[union-attr]
+        _with_path_of(path.parent, lambda: _run_import(spec.loader.exec_module, module, target))  # type: ignore[union-attr]
     except TargetError:
         del sys.modules[name]
         raise
@@ -134,7 +134,7 @@ def _import(name: str, target: str, schemes: dict[str, Any]) -> ModuleType:
         if module is None:
             raise TargetError(
                 f"target is {target!r}, but there is no module or target scheme {name!r}"
-                f"{_near(name, list(schemes))}: {FORMS}"
+                f"{_suggest_names(name, list(schemes))}: {FORMS}"
             )
     return module  # type: ignore[no-any-return]
 
@@ -148,11 +148,11 @@ def _import_one(name: str, target: str) -> ModuleType | None:
             found = None
         if found is None:
             return None
-    module: ModuleType = _executed(importlib.import_module, name, target)
+    module: ModuleType = _run_import(importlib.import_module, name, target)
     return module
 
 
-def _executed(action: Callable[[Any], Any], argument: Any, target: str) -> Any:
+def _run_import(action: Callable[[Any], Any], argument: Any, target: str) -> Any:
     head, _, _ = split(target)
     try:
         return action(argument)
@@ -169,7 +169,7 @@ def _with_path_of(folder: Path, action: Callable[[], Any]) -> Any:
     return action()
 
 
-def _accepted(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+def _filter_keywords(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
@@ -195,11 +195,11 @@ def _where(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
-def _is_given(error: Exception) -> str:
+def _explain_arguments(error: Exception) -> str:
     """Name the arguments of a factory if the call itself was refused, so that nothing of the factory ran."""
     is_refused = isinstance(error, TypeError) and error.__traceback__ is not None and not error.__traceback__.tb_next
     return "; a factory is given device, dtype and seed, those that it names, and nothing else" if is_refused else ""
 
 
-def _near(name: str, known: list[str]) -> str:
+def _suggest_names(name: str, known: list[str]) -> str:
     return did_you_mean(name, known) or (f"; it has {', '.join(sorted(known)[:8])}" if known else "")

@@ -35,7 +35,7 @@ class TensorCopies:
 
         with torch.no_grad():
             place = self._place_of(tensor)
-            made = self._in_memory(tensor, place) if place else self._by_itself(tensor)
+            made = self._view_memory_copy(tensor, place) if place else self._copy_alone(tensor)
             if isinstance(tensor, torch.nn.Parameter) and not isinstance(made, torch.nn.Parameter):
                 made = torch.nn.Parameter(made, requires_grad=False)
             needs = tensor.requires_grad and tensor.is_leaf and (made.is_floating_point() or made.is_complex())
@@ -55,7 +55,7 @@ class TensorCopies:
         address = tensor.untyped_storage().data_ptr()  # none on "meta"
         return (address, tensor.dtype if self._convert else None) if address else None
 
-    def _by_itself(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_alone(self, tensor: torch.Tensor) -> torch.Tensor:
         import torch
 
         if is_plain_tensor(tensor) or tensor.is_nested or not tensor.is_leaf:
@@ -69,17 +69,17 @@ class TensorCopies:
         made.data = self._convert(made.data)  # so that it stays of its class
         return made
 
-    def _in_memory(self, tensor: torch.Tensor, place: tuple[int, Any]) -> torch.Tensor:
+    def _view_memory_copy(self, tensor: torch.Tensor, place: tuple[int, Any]) -> torch.Tensor:
         start, _ = self._ends[place]
         if place not in self._memory:
-            self._memory[place] = self._copied(tensor, *self._ends[place])
+            self._memory[place] = self._copy_range(tensor, *self._ends[place])
         memory = self._memory[place]
         made = (memory if self._convert else tensor.detach()).new_empty(0)
         offset = tensor.storage_offset() - start // tensor.element_size()
         made = made.set_(memory.untyped_storage(), offset, tensor.shape, tensor.stride())
         return made.conj() if tensor.is_conj() else made
 
-    def _copied(self, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    def _copy_range(self, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Copy a range of a tensor's memory: as bytes, or in its dtype if it is converted."""
         import torch
 

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import pytree
-from torchwise.workload.closure import closed_copy
+from torchwise.workload.closure import copy_with_closures
 from torchwise.workload.deep_copy import Memo, deep_copy
 from torchwise.workload.step_check import check, check_inputs, check_loss
 from torchwise.workload.step_state import (
     StepState,
     are_hooked,
+    convert_tensor_rates,
+    find_lost_attributes,
     forget_scaling,
-    lost_attributes,
     stepping_by,
-    without_tensor_rates,
 )
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class TrainStep:
         for scheduler in self.schedulers:
             scheduler.step()
         if self.ema is not None:
-            self.ema.update_parameters(unwrapped(self.model))
+            self.ema.update_parameters(unwrap_ddp(self.model))
 
     def _clip(self) -> None:
         import torch
@@ -260,7 +260,7 @@ class TrainStep:
         """Return the modules by name: the model, and the loss and the averaged weights if they are modules."""
         import torch
 
-        found = {"model": unwrapped(self.model), "loss": self.loss, "ema": self.ema}
+        found = {"model": unwrap_ddp(self.model), "loss": self.loss, "ema": self.ema}
         return {name: module for name, module in found.items() if isinstance(module, torch.nn.Module)}
 
     @property
@@ -281,13 +281,13 @@ class TrainStep:
         check_loss(self)
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        loss = closed_copy(self.loss, memo)  # first, as its error says why a loss cannot be copied
+        loss = copy_with_closures(self.loss, memo)  # first, as its error says why a loss cannot be copied
         copied.__setstate__({**copy.deepcopy(self.__getstate__(), memo), "loss": loss})
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
         """Include the attributes that copies of an optimizer leave behind, such as LBFGS's list of its parameters."""
-        return {**vars(self), "_lost": lost_attributes(self.optimizer), "_left_hooks": self.has_hooks}
+        return {**vars(self), "_lost": find_lost_attributes(self.optimizer), "_left_hooks": self.has_hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the attributes, and give the optimizer its own."""
@@ -303,7 +303,7 @@ class TrainStep:
         """Return a checkpoint, loadable without Torchwise: each part's own `state_dict`, unprefixed, by its name."""
         found: dict[str, Any] = {name: module.state_dict() for name, module in self.modules().items()}
         found["optimizer"] = self.optimizer.state_dict()
-        found["schedulers"] = [without_tensor_rates(scheduler.state_dict()) for scheduler in self.schedulers]
+        found["schedulers"] = [convert_tensor_rates(scheduler.state_dict()) for scheduler in self.schedulers]
         if self.scaler is not None:
             found["scaler"] = self.scaler.state_dict()
         return found
@@ -361,14 +361,14 @@ def _piece(count: int, number: int, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.chunk(count)[number]
 
 
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+def unwrap_ddp(model: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside DistributedDataParallel, or any other module as it is."""
     from torch.nn.parallel import DistributedDataParallel
 
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def sharded_parts(model: torch.nn.Module) -> list[torch.nn.Module]:
+def find_sharded_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
     """List the parts of a model on which `fully_shard` (FSDP2) was used."""
     import torch.distributed as dist
 

@@ -11,7 +11,9 @@ from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, Workload
 
 
-def given(model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None) -> Workload | None:
+def read_workload(
+    model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None
+) -> Workload | None:
     """Return a live workload, or None for a target string.
 
     Raises:

@@ -39,7 +39,7 @@ class Example:
 
     def leaves(self) -> list[Any]:
         """List everything in it that is no container, in order."""
-        return [leaf for _, leaf in pytree.named_leaves((self.args, dict(self.kwargs)))]
+        return [leaf for _, leaf in pytree.list_named_leaves((self.args, dict(self.kwargs)))]
 
     def tensors(self) -> list[torch.Tensor]:
         """List every tensor in it, in order, once per place it stands in."""
@@ -158,8 +158,8 @@ class Workload:
         reseed = self.reseed
         return replace(
             self,
-            examples=_moved(self.examples, device),
-            reseed=(lambda seed: _moved(reseed(seed), device)) if reseed else None,
+            examples=_move_examples(self.examples, device),
+            reseed=(lambda seed: _move_examples(reseed(seed), device)) if reseed else None,
         )
 
 
@@ -206,11 +206,11 @@ def as_kwargs(kwargs: Any) -> dict[str, Any]:
     return dict(kwargs)
 
 
-def _moved(examples: tuple[Example, ...], device: str) -> tuple[Example, ...]:
+def _move_examples(examples: tuple[Example, ...], device: str) -> tuple[Example, ...]:
     """Move the tensors of examples, those in objects too. Tensors that are there already stay the very same."""
     import torch
 
-    def moved(example: Example) -> Example:
+    def move_example(example: Example) -> Example:
         if overlap_of(example.tensors()) is not None:  # so that they go on sharing memory there
             return example.clone(lambda tensor: tensor.to(device))
         example = example.map_tensors(lambda tensor: _move(tensor, device))
@@ -222,7 +222,7 @@ def _moved(examples: tuple[Example, ...], device: str) -> tuple[Example, ...]:
         found = State({"": leaf}).leaves().values()
         return any(isinstance(t, torch.Tensor) and t.device.type != torch.device(device).type for t in found)
 
-    return tuple(map(moved, examples))
+    return tuple(map(move_example, examples))
 
 
 def _move(tensor: torch.Tensor, device: str) -> torch.Tensor:

@@ -44,16 +44,16 @@ class Draws:
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
         """Draw evenly from [low, high)."""
         drawn = torch.rand(shape, generator=self._generator, dtype=torch.float64, device="cpu")
-        return self._placed(drawn * (high - low) + low)
+        return self._place(drawn * (high - low) + low)
 
     def normal(self, *shape: int, mean: float = 0.0, scale: float = 1.0) -> torch.Tensor:
         """Draw from a normal distribution of this mean and standard deviation."""
-        return self._placed(self._normal(shape) * scale + mean)
+        return self._place(self._normal(shape) * scale + mean)
 
-    def on_sphere(self, count: int, radius: float = 1.0) -> torch.Tensor:
+    def sphere_points(self, count: int, radius: float = 1.0) -> torch.Tensor:
         """Draw `count` points, of shape (count, 3), evenly from a sphere around the origin."""
         points = self._normal((count, 3))
-        return self._placed(points * (radius / torch.linalg.vector_norm(points, dim=-1, keepdim=True)))
+        return self._place(points * (radius / torch.linalg.vector_norm(points, dim=-1, keepdim=True)))
 
     def module(self, make: Callable[[], Module]) -> Module:
         """Make a module, and draw its parameters so that the signal keeps its size through any depth of layers.
@@ -78,5 +78,5 @@ class Draws:
     def _normal(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, generator=self._generator, dtype=torch.float64, device="cpu")
 
-    def _placed(self, drawn: torch.Tensor) -> torch.Tensor:
+    def _place(self, drawn: torch.Tensor) -> torch.Tensor:
         return drawn.to(device=self._device, dtype=self._dtype)

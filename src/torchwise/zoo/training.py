@@ -82,10 +82,10 @@ def build_operator(request: Request, *, batch: int, side: int, channels: int) ->
     optimizer = _adamw(model)
     schedule = CosineAnnealingLR(optimizer, HORIZON)
     step = TrainStep(model, functional.mse_loss, optimizer, scheduler=schedule, clip_norm=1.0)
-    return _steps(forward, step, lambda example: (example.args, diffused(*example.args)))
+    return _steps(forward, step, lambda example: (example.args, diffuse(*example.args)))
 
 
-def diffused(field: torch.Tensor) -> torch.Tensor:
+def diffuse(field: torch.Tensor) -> torch.Tensor:
     """Return fields (…, height, width) after one step of diffusion on a torus, which keeps their sum."""
     neighbours = sum(torch.roll(field, shift, dim) for dim in (-2, -1) for shift in (-1, 1))
     return (1 - DIFFUSION) * field + DIFFUSION / 4 * neighbours

@@ -35,19 +35,19 @@ BUILT_IN: tuple[Contender, ...] = (
 
 DEFAULT = ("eager", *MODES, "torchwise")
 
-__all__ = ["DEFAULT", "Contender", "Setting", "find", "known"]
+__all__ = ["DEFAULT", "Contender", "Setting", "find", "load_contenders"]
 
 
 @functools.cache
-def known() -> dict[str, Contender]:
+def load_contenders() -> dict[str, Contender]:
     """Return every contender by name. The entry point of a plug-in names an instance."""
     found = {contender.name: contender for contender in BUILT_IN}
     for entry in importlib.metadata.entry_points(group="torchwise.contenders"):
-        found.setdefault(entry.name, _loaded(entry))
+        found.setdefault(entry.name, _load_plugin(entry))
     return found
 
 
-def _loaded(entry: importlib.metadata.EntryPoint) -> Contender:
+def _load_plugin(entry: importlib.metadata.EntryPoint) -> Contender:
     try:
         contender: Contender = entry.load()
     except Exception as error:  # a plug-in's import may raise any error, which must not affect the others
@@ -77,9 +77,9 @@ def find(names: Iterable[str]) -> list[Contender]:
     """
     wanted = list(names)
     if "all" in wanted:
-        return list(known().values())
+        return list(load_contenders().values())
     for name in wanted:
-        if name not in known():
-            hint = did_you_mean(name, known())
-            raise InputError(f"contender is {name!r}, but there are {', '.join(known())}, all{hint}")
-    return [contender for name, contender in known().items() if name in wanted]
+        if name not in load_contenders():
+            hint = did_you_mean(name, load_contenders())
+            raise InputError(f"contender is {name!r}, but there are {', '.join(load_contenders())}, all{hint}")
+    return [contender for name, contender in load_contenders().items() if name in wanted]

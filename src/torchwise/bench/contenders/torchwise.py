@@ -28,14 +28,14 @@ class Torchwise:
         Raises:
             StalePlanError: the model built here is not the decision's model.
         """
-        from torchwise.api import wrapped
+        from torchwise.api import wrap_model
         from torchwise.records import Decision
         from torchwise.runtime import stale_because
 
         decision, model = Decision.from_json(setting.decision), workload.step or workload.call
         if stale := stale_because(model, decision):
             raise StalePlanError(f"the decision is stale ({stale}): tune again")
-        return wrapped(model, decision)
+        return wrap_model(model, decision)
 
 
 def check_served(call: Callable[..., Any]) -> None:

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.cuda_graphs.compile_freeze import is_held
-from torchwise.compile.guards.guard_bypass import Straight
-from torchwise.compile.guards.varying_values import NUMBER, STATE, TENSOR, Noted, Varied, note, varied
+from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
+from torchwise.compile.guards.guard_bypass import GuardBypass
+from torchwise.compile.guards.varying_values import NUMBER, STATE, TENSOR, Noted, VaryingValue, find_varied, note
 from torchwise.compile.private import Name, look_up
 from torchwise.compile.recompiles import Recompiles
 from torchwise.errors import UnsupportedError
@@ -51,7 +51,12 @@ class CompileCallback:
     """
 
     def __init__(
-        self, inner: Any, straight: Straight, settings: Callable[[], AbstractContextManager[None]], *, is_dynamic: bool
+        self,
+        inner: Any,
+        straight: GuardBypass,
+        settings: Callable[[], AbstractContextManager[None]],
+        *,
+        is_dynamic: bool,
     ) -> None:
         setattr(self, _INNER, getattr(inner, _INNER, None))  # Dynamo knows the backend by this attribute
         self._inner, self._straight = inner, straight
@@ -81,7 +86,7 @@ class CompileCallback:
             made = self._inner(frame, cache_entry, hooks, frame_state, skip=skip + 1)
         if (guarded := getattr(made, "guarded_code", None)) is not None:
             self._noted[code].append(note(self._straight.values()))
-            self._straight.noted(code, guarded.code, frame.f_locals)
+            self._straight.note_code(code, guarded.code, frame.f_locals)
         return made
 
     def _compile_again(self, frame: Any, cache_entry: Any) -> None:
@@ -90,22 +95,22 @@ class CompileCallback:
         A call is counted once, as one change may cause all of its parts to be compiled anew. It is not counted if it is
         the first of its kind.
         """
-        if is_held():  # the call is refused, and so not counted
+        if is_in_frozen_call():  # the call is refused, and so not counted
             return
         is_whole = self._straight.is_of(frame.f_code)
         is_new = self.expected == threading.get_ident() and not (self._is_dynamic and is_whole)
-        found = self._varied(frame)
+        found = self._find_varied(frame)
         if not is_new and self._counted != self.calls:
             others = [one for one in found if one.name not in self._numbers] or found
-            self.recompiles.again(others or [_asked(cache_entry, frame)], at_start=is_whole)
+            self.recompiles.again(others or [_find_failed_guard(cache_entry, frame)], at_start=is_whole)
             self._counted = self.calls
         self._numbers |= {one.name: one.is_integer for one in found if one.kind == NUMBER}
         self._is_buffer_varying |= any(one.kind == TENSOR and "._buffers[" in one.name for one in found)
 
-    def _varied(self, frame: Any) -> list[Varied]:
+    def _find_varied(self, frame: Any) -> list[VaryingValue]:
         """Compare with the earlier compilation that differs least, and rather in anything else than tensors."""
         scope = {"L": frame.f_locals, "G": frame.f_globals}
-        all_found = [varied(noted, scope, self._straight.own) for noted in self._noted[frame.f_code]]
+        all_found = [find_varied(noted, scope, self._straight.own) for noted in self._noted[frame.f_code]]
         return min(all_found, key=lambda found: (len(found), sum(one.kind == TENSOR for one in found)))
 
     @contextlib.contextmanager
@@ -152,7 +157,7 @@ class CompileCallback:
 def compile_with(
     call: Callable[..., Any],
     backend: Any,
-    straight: Straight,
+    straight: GuardBypass,
     settings: Callable[[], AbstractContextManager[None]],
     *,
     is_dynamic: bool,
@@ -165,14 +170,14 @@ def compile_with(
     context = look_up(WHO, _OPTIMIZE)(backend, guard_filter_fn=straight.guard_filter)
     catching = getattr(context, "callback", None)  # None if Dynamo is switched off, and nothing is compiled
     straight.backend = innermost(catching)
-    callback = _seen_as_dynamo()(getattr(catching, _INNER, None), straight, settings, is_dynamic=is_dynamic)
+    callback = _callback_class()(getattr(catching, _INNER, None), straight, settings, is_dynamic=is_dynamic)
     if catching is not None:
         setattr(catching, _INNER, callback)
     return context(call), callback
 
 
 @functools.cache
-def _seen_as_dynamo() -> type[CompileCallback]:
+def _callback_class() -> type[CompileCallback]:
     """Return the class with its call as if it stood in Dynamo's own file.
 
     Dynamo searches the stack past that file for the caller, such as a function that is disabled for it non-recursively.
@@ -191,11 +196,11 @@ def innermost(callback: Any) -> Any:
     return callback
 
 
-def _asked(cache_entry: Any, frame: Any) -> Varied:
+def _find_failed_guard(cache_entry: Any, frame: Any) -> VaryingValue:
     """Return the condition of the first guard that fails, as PyTorch writes it."""
     try:
         parts = cache_entry.guard_manager.check_verbose(frame.f_locals).verbose_code_parts
         text = parts[0].partition("  # ")[0].strip()
     except Exception:  # a private API, and nothing depends on its answer
         text = "unknown"
-    return Varied("", f"what PyTorch's guard `{text}` asks", STATE)
+    return VaryingValue("", f"what PyTorch's guard `{text}` asks", STATE)

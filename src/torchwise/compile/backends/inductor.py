@@ -14,9 +14,9 @@ import torch
 from torchwise.compile import loop_rolling, pdl_waits
 from torchwise.compile.backends.compile_callback import CompileCallback, compile_with
 from torchwise.compile.backends.freezing import Freezing
-from torchwise.compile.cache_key import tell_autocasts_apart
+from torchwise.compile.cache_key import add_autocast_to_key
 from torchwise.compile.guards.fast_module_guard import Reads
-from torchwise.compile.guards.guard_bypass import Straight
+from torchwise.compile.guards.guard_bypass import GuardBypass
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
 from torchwise.compile.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
@@ -37,15 +37,17 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     Raises:
         UnsupportedError: this torch has no such mode or option, or lacks something that a transform or the scope needs.
     """
-    tell_autocasts_apart()
-    return _compiled(call, plan, lambda: _compiled(call, plan, None))
+    add_autocast_to_key()
+    return _compile_call(call, plan, lambda: _compile_call(call, plan, None))
 
 
-def _compiled(call: Callable[..., Any], plan: Plan, alone: Callable[[], Compiled] | None) -> Compiled:
+def _compile_call(call: Callable[..., Any], plan: Plan, alone: Callable[[], Compiled] | None) -> Compiled:
     """Return `call` compiled as `plan` says. Without `alone`, share nothing with other compilations of it."""
-    options, straight = _options(plan), Straight(call)
+    options, straight = _options(plan), GuardBypass(call)
     backend = _backend(plan, options)
-    apart = _apart(plan, call, lambda: backend or loop_rolling.inductor(tuple(sorted(options.items()))), alone is None)
+    apart = _distinct_backend(
+        plan, call, lambda: backend or loop_rolling.inductor(tuple(sorted(options.items()))), alone is None
+    )
     used = apart or backend or torch._TorchCompileInductorWrapper("default", options, None)
     settings = functools.partial(while_compiling, plan)
     steady, callback = compile_with(call, used, straight, settings, is_dynamic=plan.shapes == "dynamic")
@@ -62,18 +64,18 @@ def graph_compiler(plan: Plan) -> Callable[..., Any]:
     Raises:
         UnsupportedError: as `compile`.
     """
-    tell_autocasts_apart()
+    add_autocast_to_key()
     options = _options(plan)
     return _backend(plan, options) or loop_rolling.inductor(tuple(sorted(options.items())))
 
 
-def ahead_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
+def aot_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
     """Return the backend and the options that turn a graph, as the plan says, into code that can be stored.
 
     Raises:
         UnsupportedError: as `compile`.
     """
-    tell_autocasts_apart()
+    add_autocast_to_key()
     options = _options(plan)
     if _transform(plan.transforms, options) is None:
         return "inductor", options
@@ -96,7 +98,7 @@ class Compiled:
         self,
         steady: Callable[..., Any],
         callback: CompileCallback,
-        straight: Straight,
+        straight: GuardBypass,
         plan: Plan,
         backends: Sequence[Any] = (),
         alone: Callable[[], Compiled] | None = None,
@@ -126,20 +128,20 @@ class Compiled:
             return self._steady(*args, **kwargs)
         overlap = overlap_in(signature)
         if overlap is not None and self._alone is not None and signature[:-1] not in self._reading:
-            return self._overlapping(overlap, self._alone, signature, args, kwargs)
+            return self._call_overlapping(overlap, self._alone, signature, args, kwargs)
         with self._lock:
             self._compiler, self._nested = threading.get_ident(), False
             try:
-                return self._compiling(signature, args, kwargs)
+                return self._compile_and_call(signature, args, kwargs)
             finally:
                 self._compiler = None
 
-    def way(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    def get_fast_path(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return the callable for calls of this signature, which was called before, without looking it up."""
         found = self._ways.get(signature_of(args, dict(kwargs)), self)
-        return found.way(args, kwargs) if isinstance(found, Compiled) and found is not self else found
+        return found.get_fast_path(args, kwargs) if isinstance(found, Compiled) and found is not self else found
 
-    def _overlapping(
+    def _call_overlapping(
         self, overlap: Overlap, make: Callable[[], Compiled], signature: Signature, args: Any, kwargs: Any
     ) -> Any:
         """Answer by code compiled for inputs that overlap this way: a call that writes to them needs code of its own.
@@ -168,9 +170,9 @@ class Compiled:
         """Return the attributes of the module that the compiled code depends on, or None if it may depend on any."""
         return None if self._by_overlap else self._straight.reads()
 
-    def _compiling(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compile_and_call(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owned = _outputs_owned if self._plan.mode in CUDA_GRAPH_MODES else lambda call: call
-        before = self._straight.look(args, kwargs)
+        before = self._straight.prepare_bypass(args, kwargs)
         with contextlib.ExitStack() as effective:
             for changing in self._watched:
                 effective.enter_context(changing.effective())
@@ -219,22 +221,22 @@ def while_compiling(plan: Plan) -> Iterator[None]:
         yield
 
 
-def compiled_graphs() -> int:
+def count_compiled_graphs() -> int:
     """Count the graphs that Dynamo has captured in this process. 0 means that nothing was compiled."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
 
 
-def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | loop_rolling.Rolled | None:
+def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | loop_rolling.LoopRolling | None:
     """Return the backend for the graphs, or None for Inductor itself."""
     transform = _transform(plan.transforms, options)
     if plan.scope != "rolled":
         return transform
-    return loop_rolling.around(transform or loop_rolling.inductor(tuple(sorted(options.items()))))
+    return loop_rolling.wrap_backend(transform or loop_rolling.inductor(tuple(sorted(options.items()))))
 
 
-def _apart(
+def _distinct_backend(
     plan: Plan, call: Any, backend: Callable[[], Callable[..., Any]], is_alone: bool
 ) -> Callable[..., Any] | None:
     """Return a backend that Dynamo tells from all others, or None if the options say everything about the plan.
@@ -317,13 +319,13 @@ def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
     from torch.utils import _pytree
 
     @functools.wraps(compiled)
-    def owned(*args: Any, **kwargs: Any) -> Any:
+    def call_and_copy(*args: Any, **kwargs: Any) -> Any:
         outputs = compiled(*args, **kwargs)
         if isinstance(outputs, torch.Tensor):
             return outputs.clone()
         return _pytree.tree_map(_own, outputs)
 
-    return owned
+    return call_and_copy
 
 
 def _own(leaf: Any) -> Any:

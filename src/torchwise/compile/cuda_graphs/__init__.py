@@ -5,7 +5,7 @@ A plan captures calls, whole (`call`) or in pieces between their questions (`bra
 """
 
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
-from torchwise.compile.cuda_graphs.segmented import BranchingCall
+from torchwise.compile.cuda_graphs.segmented import SegmentedCall
 
-CAPTURES = {kind.kind: kind for kind in (CapturedCall, BranchingCall)}
+CAPTURES = {kind.kind: kind for kind in (CapturedCall, SegmentedCall)}
 """The classes of captured calls, by the value of a plan's `capture`."""

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchwise.compile.cuda_graphs.capture_errors import is_of_capture, refused
+from torchwise.compile.cuda_graphs.capture_errors import capture_error, is_of_capture
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_held
+from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_in_frozen_call
 from torchwise.compile.cuda_graphs.graph_key import Situation, settings_now, situation_of
 from torchwise.compile.cuda_graphs.host_values import HostValues
-from torchwise.compile.cuda_graphs.in_place_replay import Answers, Recorded, Replays
+from torchwise.compile.cuda_graphs.in_place_replay import InPlaceReplays, Recorded, Replays
 from torchwise.compile.cuda_graphs.module_buffers import kept_buffers
 from torchwise.compile.cuda_graphs.recorded_graph import (
     Graph,
@@ -25,7 +25,7 @@ from torchwise.compile.cuda_graphs.recorded_graph import (
     tensors_of,
 )
 from torchwise.compile.guards.fast_module_guard import Reads
-from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import signature_of
 from torchwise.errors import UnsupportedError
@@ -89,7 +89,7 @@ class CapturedCall:
         self._call = call
         self._module = module
         self._borrow = borrow
-        self._graphs: dict[Situation, Answers] = {}
+        self._graphs: dict[Situation, InPlaceReplays] = {}
         self._pool: Any = None
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
@@ -100,7 +100,7 @@ class CapturedCall:
         self._last = torch.cuda.current_stream()
         self._last_raw = self._last.cuda_stream
         self._recompiles = recompiles
-        self._watch = ModuleWatch(module, reads or (lambda: None))
+        self._watch = ModuleGuard(module, reads or (lambda: None))
         self._writes_state = False
         self._host: dict[Situation, HostValues] = {}
 
@@ -111,7 +111,7 @@ class CapturedCall:
         key = situation_of(args, kwargs)
         return self._answer(key, self._graphs.get(key), args, kwargs)
 
-    def lean(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a shorter way for calls of this signature, if neither gradients nor autocast are enabled."""
         key: Situation = (signature_of(args, dict(kwargs)), None, False)
         replays = self._graphs.get(key)
@@ -129,7 +129,9 @@ class CapturedCall:
         with self._lock:
             self._drop()
 
-    def _answer(self, key: Situation, replays: Answers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _answer(
+        self, key: Situation, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Replay first, and look while the GPU works whether the module changed: nothing is lost if it did.
 
         The answer is then thrown away and made anew. The watch keeps alive everything that a replay may have read. The
@@ -141,23 +143,25 @@ class CapturedCall:
         with self._lock:
             self._holder = me
             try:
-                return self._locked(key, replays, args, kwargs)
+                return self._answer_locked(key, replays, args, kwargs)
             finally:
                 self._holder = None
 
-    def _locked(self, key: Situation, replays: Answers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _answer_locked(
+        self, key: Situation, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
         if self._raw_stream(self._device) != self._last_raw:
             self._follow()
         if replays is None or replays.dropped or replays.written or self._writes_state or not replays.settled():
-            return self._looked_first(key, args, kwargs)
+            return self._check_and_replay(key, args, kwargs)
         answer = replays(args, kwargs, self._capture_in_place)
-        if not self._watch.changed():
+        if not self._watch.has_changed():
             return answer
-        return self._looked_first(key, args, kwargs)
+        return self._check_and_replay(key, args, kwargs)
 
-    def _looked_first(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _check_and_replay(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         replays = self._graphs.get(key)
-        if is_held() and (replays is None or not replays.settled() or self._watch.changed()):
+        if is_in_frozen_call() and (replays is None or not replays.settled() or self._watch.has_changed()):
             raise FrozenError("the plan is frozen, and would be captured anew")  # a change may be undone later
         self._forget_if_changed()
         replays = self._graphs.get(key)
@@ -170,7 +174,7 @@ class CapturedCall:
             return self._call(*args, **kwargs)  # inputs may share memory, and a graph has copies of each
         return replays(args, kwargs, self._capture_in_place)
 
-    def _capture(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answers:
+    def _capture(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InPlaceReplays:
         versions: list[int | None] = []
         settings, hosts = settings_now(), self._host
         hosts.pop(key, None)
@@ -179,31 +183,31 @@ class CapturedCall:
         others = list(self._graphs.values())  # these hold the pool open until this graph is in it
 
         def warm() -> None:
-            if self._watch.changed():  # lazy modules and caches took shape
+            if self._watch.has_changed():  # lazy modules and caches took shape
                 self._graphs.clear()
-                self._look()
+                self._take_snapshot()
             versions[:] = self._watch.versions()
 
-        def settled() -> bool:  # holds no more than it needs, as a cycle would leave graphs to the garbage collector
+        def is_valid() -> bool:  # holds no more than it needs, as a cycle would leave graphs to the garbage collector
             host = hosts.get(key)
-            return settings() and (host is None or host.unchanged())
+            return settings() and (host is None or host.has_same_tensors())
 
         try:
             with self._quietly():
-                replays = self._replays(key, args, kwargs, settled, warm)
+                replays = self._replays(key, args, kwargs, is_valid, warm)
                 now = self._watch.versions()
         finally:
             if not self._graphs:
-                _dropped(others)
-        if self._watch.changed():
+                _drop_all(others)
+        if self._watch.has_changed():
             self._drop()
-            self._look()
+            self._take_snapshot()
             raise UnsupportedError(
                 "the call replaces tensors, submodules, attributes or the training mode of its own module, which a "
                 "replay does not"
             )
         self._writes_state = self._writes_state or now != versions or None in now
-        self._watch.look()  # from now on only at attributes that the call reads, as they are known by now
+        self._watch.take_snapshot()  # from now on only at attributes that the call reads, as they are known by now
         return replays
 
     def _replays(
@@ -213,16 +217,16 @@ class CapturedCall:
         kwargs: Mapping[str, Any],
         settled: Callable[[], bool],
         warm: Callable[[], None],
-    ) -> Answers:
-        """Warm up, call `warm`, and record the replays for calls like this one, valid for as long as `settled` says."""
+    ) -> InPlaceReplays:
+        """Warm up, call `warm`, and record the replays for calls like this one, valid while `is_valid` says so."""
 
         def graph(host: HostValues | None) -> Graph:
-            call = self._call if host is None else host.around(self._call)
+            call = self._call if host is None else host.wrap(self._call)
             return record(call, args, kwargs, pool=self._pool, stream=self._side, settled=warm)
 
-        return Replays(self._recorded(key, graph), settled, flat_places(args, kwargs), borrow=self._borrow)
+        return Replays(self._record_with_fallback(key, graph), settled, flat_places(args, kwargs), borrow=self._borrow)
 
-    def _recorded(self, key: Situation, record: Callable[[HostValues | None], T]) -> T:
+    def _record_with_fallback(self, key: Situation, record: Callable[[HostValues | None], T]) -> T:
         """Record the call as it is, or, if that fails, with the values that it copies from the CPU.
 
         Raises:
@@ -237,7 +241,7 @@ class CapturedCall:
                 if not is_of_capture(error):
                     raise
                 if host is not None and len(host.learnt) == known:
-                    raise refused(error) from error
+                    raise capture_error(error) from error
             host = self._host.setdefault(key, HostValues())
             self._pool = torch.cuda.graph_pool_handle()  # the other one may be let go, and not free yet
 
@@ -246,7 +250,7 @@ class CapturedCall:
     ) -> Recorded:
         """Record once more, for calls with inputs and outputs at exactly these addresses."""
         host = self._host.get(situation_of(args, kwargs))
-        call = self._call if host is None else host.around(self._call)
+        call = self._call if host is None else host.wrap(self._call)
         with self._quietly():
             return record_in_place(call, args, kwargs, wanted, pool=self._pool, stream=self._side)
 
@@ -260,18 +264,18 @@ class CapturedCall:
             yield
 
     def _forget_if_changed(self) -> None:
-        if self._watch.changed():
+        if self._watch.has_changed():
             if self._graphs and self._recompiles is not None:
                 self._recompiles.again([self._watch.difference()], at_start=True)
             self._drop()
-            self._look()
+            self._take_snapshot()
 
-    def _look(self) -> None:
+    def _take_snapshot(self) -> None:
         self._writes_state = False
-        self._watch.look()
+        self._watch.take_snapshot()
 
     def _drop(self) -> None:
-        _dropped(self._graphs.values())
+        _drop_all(self._graphs.values())
         self._graphs.clear()
 
     def _follow(self) -> None:
@@ -281,6 +285,6 @@ class CapturedCall:
         self._last, self._last_raw = current, current.cuda_stream
 
 
-def _dropped(several: Iterable[Answers]) -> None:
+def _drop_all(several: Iterable[InPlaceReplays]) -> None:
     for replays in several:
         replays.drop()

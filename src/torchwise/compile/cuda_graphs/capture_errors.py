@@ -3,7 +3,7 @@
 There are two ways to find one. Before recording, `synchronisations` watches a call that runs as usual. PyTorch's debug
 mode for synchronising operations reports them, and nothing is left half done. The mode covers neither
 `torch.cuda.synchronize` nor the namespaces `torch.distributed` and `torch.sparse`, as its documentation says.
-Operations that it misses fail while recording, and `refused` turns that failure into words.
+Operations that it misses fail while recording, and `capture_error` turns that failure into words.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REASONS = (
 )
 
 
-def refused(error: BaseException, what: str = "the call") -> UnsupportedError:
+def capture_error(error: BaseException, what: str = "the call") -> UnsupportedError:
     """Say in words why recording failed, and at which line, to be raised `from` the error.
 
     Args:
@@ -97,14 +97,14 @@ def _reported_to(found: list[str]) -> Iterator[None]:
     with warnings.catch_warnings():
         shown = warnings.showwarning
 
-        def noted(message: Warning | str, *rest: object, **options: object) -> None:
+        def note_warning(message: Warning | str, *rest: object, **options: object) -> None:
             if _SYNCHRONISES in str(message):
                 if threading.get_ident() == me:  # a backward pass passes on the warnings of its threads
                     found.append(place_of_caller(2))
             elif not str(message).startswith("Synchronization debug mode is a prototype"):
                 shown(message, *rest, **options)  # type: ignore[arg-type]
 
-        warnings.showwarning = noted
+        warnings.showwarning = note_warning
         warnings.filterwarnings("always", message=_SYNCHRONISES)
         torch.cuda.set_sync_debug_mode("warn")
         try:

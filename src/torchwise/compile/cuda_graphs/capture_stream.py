@@ -109,7 +109,7 @@ def warm_up_stream(device: int) -> torch.cuda.Stream:
 
 
 @functools.cache
-def settling_stream(device: int) -> torch.cuda.Stream:  # noqa: ARG001
+def recovery_stream(device: int) -> torch.cuda.Stream:  # noqa: ARG001
     """Return a stream of the current device that is nobody else's, for recordings after a failure."""
     return _new_stream()
 

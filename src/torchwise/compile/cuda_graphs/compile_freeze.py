@@ -54,7 +54,7 @@ def hold(call: Callable[..., Any]) -> Callable[..., Any]:
     callbacks: list[Callable[[Any], None]] = look_up(WHO, _HANDLER).start_callbacks
     here = _HERE
 
-    def held(*args: Any, **kwargs: Any) -> Any:
+    def call_frozen(*args: Any, **kwargs: Any) -> Any:
         if _refuse_compiling not in callbacks:  # the first time, and after `torch._dynamo.reset()`
             callbacks.append(_refuse_compiling)
         before, here.state = here.state, _State.HELD
@@ -67,16 +67,16 @@ def hold(call: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             here.state = before
 
-    return held
+    return call_frozen
 
 
-def is_held() -> bool:
+def is_in_frozen_call() -> bool:
     """Whether this thread is in the call of a frozen plan."""
     return _HERE.state is not _State.FREE
 
 
-def captured_graphs() -> int:
-    """Count the CUDA graphs recorded in this process, as `compiled_graphs` counts compiled graphs."""
+def count_captured_graphs() -> int:
+    """Count the CUDA graphs recorded in this process, as `count_compiled_graphs` counts compiled graphs."""
     return _captures
 
 
@@ -89,6 +89,6 @@ def count_capture() -> None:
 def _refuse_compiling(event: Any) -> None:
     if event.callback_trigger is look_up(WHO, _TRIGGER).CUDAGRAPH_RECORDING:
         count_capture()  # by a mode of torch.compile, which is in the middle of it
-    elif is_held():
+    elif is_in_frozen_call():
         _HERE.state = _State.REFUSED
         raise FrozenError("the plan is frozen, and would be compiled anew")

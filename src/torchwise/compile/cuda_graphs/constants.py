@@ -12,7 +12,7 @@ LIFT = torch.ops.aten.lift_fresh.default
 """The operator to which `torch.tensor` and `torch.from_numpy` give their tensors: nobody has seen those before."""
 
 
-class Made:
+class MadeTensors:
     """The tensors that one call made, as they were when they were noted. A write to a tensor removes it."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Made:
         return known is not None and known() is tensor
 
 
-class Constants(Made):
+class Constants(MadeTensors):
     """Tensors that are the same on every call."""
 
     def note(self, func: Any, given: Sequence[torch.Tensor], results: Iterable[torch.Tensor]) -> None:

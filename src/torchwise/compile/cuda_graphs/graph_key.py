@@ -38,6 +38,6 @@ def steps_aside() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
-def on_gpu(tensor: torch.Tensor) -> bool:
+def is_on_gpu(tensor: torch.Tensor) -> bool:
     """Whether a graph can reach a tensor."""
     return tensor.device.type == DEVICE

@@ -45,7 +45,7 @@ def has_masks(func: Any, args: Arguments) -> bool:
     return func in _INDEXING and any(index is not None and index.dtype in _MASKS for index in args[1])
 
 
-def without_masks(args: Arguments, find: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
+def replace_masks(args: Arguments, find: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
     """Return arguments of indexing with each mask replaced by the positions that it marks, as PyTorch does.
 
     Args:
@@ -95,12 +95,12 @@ def write_where_masked(into: torch.Tensor, indices: Any, value: torch.Tensor, *_
     return into.copy_(torch.where(mask, value.reshape(()).to(into), into))
 
 
-def known_of(result: Any, device: str) -> Hashable:
+def result_key(result: Any, device: str) -> Hashable:
     """Return everything about an operator's result that Python can know: numbers, sizes, and all values on the CPU."""
-    return tuple(_known(leaf, device) for leaf in _pytree.tree_leaves(result))
+    return tuple(_leaf_key(leaf, device) for leaf in _pytree.tree_leaves(result))
 
 
-def _known(leaf: Any, device: str) -> Hashable:
+def _leaf_key(leaf: Any, device: str) -> Hashable:
     if not isinstance(leaf, torch.Tensor):
         return type(leaf), leaf
     values = () if leaf.device.type == device else tuple(leaf.flatten().tolist())

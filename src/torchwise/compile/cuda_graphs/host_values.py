@@ -4,7 +4,7 @@
 that it reads is gone when the graph is replayed. But such numbers are the same on every call. So while a call warms up
 each copy is noted, in order. While it is recorded the graph copies from the noted tensors, on the GPU. It has to be the
 same copy: other numbers in its place are refused, as are numbers that are drawn. Tensors that the model keeps on the
-CPU are noted with their versions, and `unchanged` tells whether one was written to.
+CPU are noted with their versions, and `has_same_tensors` tells whether one was written to.
 
 Results computed from such numbers alone are the same on every call, too (`constants`). So if Python asks for one, it
 gets the answer of the warm-up, and the recording goes on.
@@ -26,15 +26,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchwise.compile.cuda_graphs.capture_errors import is_of_capture
-from torchwise.compile.cuda_graphs.constants import LIFT, Constants, Made, version_of
+from torchwise.compile.cuda_graphs.constants import LIFT, Constants, MadeTensors, version_of
 from torchwise.compile.cuda_graphs.graph_key import DEVICE
 from torchwise.compile.cuda_graphs.host_operators import (
     copies_over,
     has_masks,
     one_value_where_masked,
+    replace_masks,
     waits,
     with_brought,
-    without_masks,
     write_where_masked,
 )
 from torchwise.compile.cuda_graphs.python_state import generators
@@ -54,7 +54,7 @@ _lifting = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _HostTensor:
     """A tensor of the CPU as it was when a call used it.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Seen:
     values: torch.Tensor | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Seen:
+    def from_tensor(cls, tensor: torch.Tensor) -> _HostTensor:
         version = version_of(tensor)
         return cls(tensor, version, tensor.clone() if version is None else None)
 
@@ -92,22 +92,22 @@ class HostValues:
         self._device = device
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # copied tensors, and the same on the GPU
         self._told: list[Any] = []
-        self._kept: dict[int, _Seen] = {}  # kept by the model on the CPU, and used on any of the ways through it
+        self._kept: dict[int, _HostTensor] = {}  # kept by the model on the CPU, and used on any of the ways through it
         self._refusal: str | None = None
         self._recorded: list[Any] = []  # tensors that graphs read from
         self.learnt: set[Any] = set()
 
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` for warming up, and for being recorded while the current stream is."""
 
         @functools.wraps(call)
-        def seen(*args: Any, **kwargs: Any) -> Any:
+        def call_under_mode(*args: Any, **kwargs: Any) -> Any:
             with self.answering() if torch.cuda.is_current_stream_capturing() else self.noting():
                 return call(*args, **kwargs)
 
-        return seen
+        return call_under_mode
 
-    def unchanged(self) -> bool:
+    def has_same_tensors(self) -> bool:
         """Whether the tensors that the model keeps on the CPU are unchanged."""
         return all(seen.is_unchanged() for seen in self._kept.values())
 
@@ -116,8 +116,8 @@ class HostValues:
         """Note the copies made meanwhile, in place of those noted before."""
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         told: list[Any] = []
-        kept: dict[int, _Seen] = {}
-        before = _drawn()
+        kept: dict[int, _HostTensor] = {}
+        before = _generator_states()
 
         def bring(tensor: torch.Tensor) -> torch.Tensor:
             copies.append((tensor.detach().clone(), tensor.detach().to(self._device)))
@@ -129,12 +129,12 @@ class HostValues:
             return answer
 
         def keep(tensor: torch.Tensor) -> None:
-            kept.setdefault(id(tensor), _Seen.of(tensor))
+            kept.setdefault(id(tensor), _HostTensor.from_tensor(tensor))
 
         with _lifted(), Operators(self._device, bring, tell, self.learnt, keep=keep):
             yield
         self._refusal = None
-        if copies and _drawn() != before:
+        if copies and _generator_states() != before:
             self._refusal = _DRAWN
         if not all(seen.is_unchanged() for seen in kept.values()):
             self._refusal = _WRITTEN
@@ -204,9 +204,9 @@ class Operators(TorchDispatchMode):
         self._between = between
         self._keep = keep
         self._constants = Constants()
-        self._made = Made()
+        self._made = MadeTensors()
         self._is_paused = False
-        self._found: dict[int, tuple[Made | None, torch.Tensor]] = {}  # the positions that each mask marks
+        self._found: dict[int, tuple[MadeTensors | None, torch.Tensor]] = {}  # the positions that each mask marks
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -236,16 +236,16 @@ class Operators(TorchDispatchMode):
                 if tensor.is_cpu and not self._made.has(tensor):
                     self._keep(tensor)
         if one_value_where_masked(func, args):
-            return self._noted(func, given, write_where_masked(*args))
+            return self._note_result(func, given, write_where_masked(*args))
         if has_masks(func, args):
-            args = without_masks(args, self._positions)
+            args = replace_masks(args, self._positions)
             given = pytree.tensors((args, kwargs))
         if copies_over(func, args, kwargs, self._device):
-            args = with_brought(args, self._brought)
+            args = with_brought(args, self._copy_to_device)
             given = pytree.tensors((args, kwargs))
-        return self._noted(func, given, self._result(func, given, args, kwargs))
+        return self._note_result(func, given, self._result(func, given, args, kwargs))
 
-    def _noted(self, func: Any, given: Sequence[torch.Tensor], result: Any) -> Any:
+    def _note_result(self, func: Any, given: Sequence[torch.Tensor], result: Any) -> Any:
         results = pytree.tensors(result)
         self._constants.note(func, given, results)
         for tensor in results:
@@ -253,7 +253,7 @@ class Operators(TorchDispatchMode):
                 self._made.add(tensor)
         return result
 
-    def _brought(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         twin = self._bring(tensor)
         self._constants.add(twin)
         return twin
@@ -262,10 +262,10 @@ class Operators(TorchDispatchMode):
         """Return the positions that a mask marks, which are asked for once if it is the index of several tensors."""
         known, found = self._found.get(id(mask), (None, mask))
         if known is None or not known.holds(mask):
-            known = Made()
+            known = MadeTensors()
             known.add(mask)
             nonzero = torch.ops.aten.nonzero.default
-            found = self._noted(nonzero, [mask], self._result(nonzero, [mask], (mask,), {}))
+            found = self._note_result(nonzero, [mask], self._result(nonzero, [mask], (mask,), {}))
             self._found[id(mask)] = known, found
         return found
 
@@ -313,6 +313,6 @@ def kind_of(func: Any, given: Sequence[torch.Tensor]) -> Any:
     return func, *((tensor.dtype, tensor.dim()) for tensor in given)
 
 
-def _drawn() -> Any:
+def _generator_states() -> Any:
     """Return the states of all generators that draw random numbers on the CPU."""
     return generators(), torch.get_rng_state().tolist()

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torchwise.compile.cuda_graphs.compile_freeze import is_held
+from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, copy_each, tensors_of
 from torchwise.compile.private import look_up
 from torchwise.errors import UnsupportedError
@@ -42,7 +42,7 @@ Recorder = Callable[[tuple[Any, ...], Mapping[str, Any], list[torch.Tensor] | No
 """Records a call on its own arguments, with its outputs copied to the listed tensors, if there is a list."""
 
 
-class Answers(Protocol):
+class InPlaceReplays(Protocol):
     """The answers to calls of one signature. `Replays` explains the members."""
 
     settled: Callable[[], bool]
@@ -107,7 +107,7 @@ class Replays:
         if self._direct or self._settling:
             addresses = (*map(_address, given), *map(_address, wanted))
             recorded = self._direct.get(addresses)
-            if recorded is None and self._settling and not is_held():
+            if recorded is None and self._settling and not is_in_frozen_call():
                 recorded = self._settle(addresses, args, kwargs, wanted, record)
         if recorded is None:
             self.graph.run(given)
@@ -132,7 +132,7 @@ class Replays:
         self.dropped = True
         self._direct.clear()
         self._outputs, self._blanks, self._packed = [], [], list
-        self.graph = Graph(_nothing, [], None, [])
+        self.graph = Graph(_do_nothing, [], None, [])
 
     def _settle(
         self,
@@ -160,7 +160,7 @@ class Replays:
         return recorded
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Replay nothing."""
 
 
@@ -186,10 +186,10 @@ def packer(outputs: Any) -> Callable[[list[torch.Tensor]], Any]:
         return operator.itemgetter(0)
     if kind in (tuple, list) and all(type(output) is torch.Tensor for output in outputs):
         return kind
-    return functools.partial(_packed, outputs)
+    return functools.partial(_pack, outputs)
 
 
-def _packed(outputs: Any, tensors: list[torch.Tensor]) -> Any:
+def _pack(outputs: Any, tensors: list[torch.Tensor]) -> Any:
     return _with(outputs, iter(tensors))
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.cuda_graphs.capture_errors import refused
+from torchwise.compile.cuda_graphs.capture_errors import capture_error
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.graph_key import on_gpu
+from torchwise.compile.cuda_graphs.graph_key import is_on_gpu
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, record, static
 from torchwise.compile.signature import is_strided, opaque_leaves
 from torchwise.errors import UnsupportedError
@@ -74,8 +74,8 @@ class CapturedLoop:
         self._state = pytree.map_tensors(static, state)
         self._tensors = pytree.tensors(self._state)
         self._step = step
-        self._many = self._recorded(length, inside, pool, stream)
-        self._one = self._many if length == 1 else self._recorded(1, 0, pool, stream)
+        self._many = self._record_graph(length, inside, pool, stream)
+        self._one = self._many if length == 1 else self._record_graph(1, 0, pool, stream)
 
     def enter(self, state: Any) -> None:
         """Take on the values of a state.
@@ -84,7 +84,7 @@ class CapturedLoop:
             UnsupportedError: two tensors of it share memory: a step that writes to one would change the other, too.
         """
         tensors = pytree.tensors(state)
-        _check_apart(tensors)
+        _check_no_overlap(tensors)
         for kept, given in zip(self._tensors, tensors, strict=True):
             kept.copy_(given)
 
@@ -106,15 +106,15 @@ class CapturedLoop:
         if opaque := opaque_leaves(state):
             raise UnsupportedError(f"the state holds {opaque[0]}: what is in it could change without being seen")
         tensors = pytree.tensors(state)
-        if outside := [t for t in tensors if not on_gpu(t)]:
+        if outside := [t for t in tensors if not is_on_gpu(t)]:
             raise UnsupportedError(f"a tensor of the state lies on {outside[0].device}, out of a graph's reach")
         if not all(map(is_strided, tensors)):
             raise UnsupportedError("a tensor of the state is sparse or nested: a graph needs strided memory")
         if any(t.requires_grad for t in tensors):
             raise UnsupportedError("a tensor of the state requires gradients, which no graph carries on: detach it")
-        _check_apart(tensors)
+        _check_no_overlap(tensors)
 
-    def _recorded(self, length: int, inside: int, pool: Any, stream: RecordingStream) -> Graph:
+    def _record_graph(self, length: int, inside: int, pool: Any, stream: RecordingStream) -> Graph:
         recording = False
 
         def steps() -> list[Any]:
@@ -122,17 +122,17 @@ class CapturedLoop:
                 return []
             return self._steps(length, inside)
 
-        def settled() -> None:
+        def start_recording() -> None:
             nonlocal recording
             recording = True
 
         numbers = torch.get_rng_state()
         try:
-            graph = record(steps, (), {}, pool=pool, stream=stream, settled=settled)
+            graph = record(steps, (), {}, pool=pool, stream=stream, settled=start_recording)
         except UnsupportedError:
             raise
         except Exception as error:  # after any error the loop goes on without a graph, with a reason in words
-            raise refused(error, "the step") from error
+            raise capture_error(error, "the step") from error
         if not torch.equal(torch.get_rng_state(), numbers):
             torch.set_rng_state(numbers)
             raise UnsupportedError("the step draws random numbers on the CPU, which a replay repeats")
@@ -167,12 +167,12 @@ def _storages(tensors: list[torch.Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def _check_apart(tensors: list[torch.Tensor]) -> None:
-    if overlapping(tensors):
+def _check_no_overlap(tensors: list[torch.Tensor]) -> None:
+    if find_overlaps(tensors):
         raise UnsupportedError("two tensors of the state share memory, and a graph has a copy of each: clone one")
 
 
-def overlapping(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+def find_overlaps(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     """List groups of two and more strided tensors whose memory overlaps, each in the order of memory."""
     found: list[list[torch.Tensor]] = []
     end = 0

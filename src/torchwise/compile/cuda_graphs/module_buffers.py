@@ -57,7 +57,7 @@ def buffers_of(*modules: torch.nn.Module) -> Iterator[KeptBuffer]:
 @contextmanager
 def kept_buffers(module: torch.nn.Module | None) -> Iterator[None]:
     """Put a module's buffers back afterwards (batch-norm statistics)."""
-    kept, state = list(buffers_of(module)) if module is not None else [], State.of(module)
+    kept, state = list(buffers_of(module)) if module is not None else [], State.from_call(module)
     try:
         yield
     finally:

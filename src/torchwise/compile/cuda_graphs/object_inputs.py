@@ -35,7 +35,7 @@ _STANDS_FOR = "\0an object of type "
 class Captured(Protocol):
     """A captured call of any scope."""
 
-    def lean(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a shorter way for calls of this signature."""
         ...
 
@@ -48,7 +48,7 @@ class Captured(Protocol):
         ...
 
 
-class Held:
+class ObjectContents:
     """The places of tensors and values in an object, as it is built now.
 
     Raises:
@@ -65,7 +65,7 @@ class Held:
             found, holder = waiting.pop()
             if id(holder) not in seen:
                 seen.add(id(holder))
-                waiting += self._look(found, holder)
+                waiting += self._scan_object(found, holder)
 
     def is_current(self) -> bool:
         """Whether every container still holds as many items as before."""
@@ -79,7 +79,7 @@ class Held:
         """Return the tensors that hang in the object."""
         return [holder[key] for holder, key in self.tensors]
 
-    def _look(self, path: str, thing: Any) -> list[tuple[str, Any]]:
+    def _scan_object(self, path: str, thing: Any) -> list[tuple[str, Any]]:
         holder = thing if isinstance(thing, (dict, list)) else getattr(thing, "__dict__", None)
         if isinstance(thing, (tuple, set, frozenset)) or holder is None:
             raise UnsupportedError(f"{path} is of type {type(thing).__name__}, which a graph cannot look into")
@@ -113,7 +113,7 @@ class _Object:
     """An object given to a call, and the places of its tensors."""
 
     thing: Any
-    held: Held
+    held: ObjectContents
 
 
 class WithObjects:
@@ -127,7 +127,7 @@ class WithObjects:
     def __init__(self, call: Callable[..., Any], capture: Callable[[Callable[..., Any]], Captured]) -> None:
         self._call = call
         self._captured = capture(self._functional)
-        self._known: dict[int, tuple[weakref.ref[Any], Held]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], ObjectContents]] = {}
         self._given: list[_Object] = []
         self._lock = threading.RLock()
         self.close = self._captured.close
@@ -150,11 +150,11 @@ class WithObjects:
             holder[key] = tensor
         return outputs
 
-    def lean(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a shorter way for calls of this signature."""
         given: list[_Object] = []
         self._flat((args, dict(kwargs)), given)
-        return self if given else self._captured.lean(args, kwargs)
+        return self if given else self._captured.get_bypass(args, kwargs)
 
     def _flat(self, tree: Any, given: list[_Object]) -> Any:
         """Put text in place of objects: the type of each, and its values other than tensors."""
@@ -167,16 +167,16 @@ class WithObjects:
             return {key: self._flat(item, given) for key, item in tree.items()}
         if not pytree.is_leaf(tree) or isinstance(tree, torch.Tensor) or is_plain(tree):
             return tree
-        given.append(_Object(tree, self._held(tree)))
+        given.append(_Object(tree, self._inspect_object(tree)))
         return f"{_STANDS_FOR}{kind.__qualname__} {id(kind)} {given[-1].held.values()}"
 
-    def _held(self, thing: Any) -> Held:
+    def _inspect_object(self, thing: Any) -> ObjectContents:
         """Look into an object, unless it is built as on the last look."""
         key = id(thing)
         reference, known = self._known.get(key, (None, None))
         if reference is not None and known is not None and reference() is thing and known.is_current():
             return known
-        held = Held(thing, type(thing).__qualname__)
+        held = ObjectContents(thing, type(thing).__qualname__)
         with contextlib.suppress(TypeError):  # it cannot be referred to weakly, and is looked into each time
             self._known[key] = weakref.ref(thing, lambda _: self._known.pop(key, None)), held
         return held
@@ -254,11 +254,11 @@ def _full(tree: Any, given: list[_Object]) -> Any:
     def fill(leaf: Any) -> Any:
         return next(waiting).thing if isinstance(leaf, str) and leaf.startswith(_STANDS_FOR) else leaf
 
-    return _filled(tree, fill)
+    return _fill_leaves(tree, fill)
 
 
-def _filled(tree: Any, fill: Callable[[Any], Any]) -> Any:
+def _fill_leaves(tree: Any, fill: Callable[[Any], Any]) -> Any:
     kind = type(tree)
     if kind is tuple or kind is list:
-        return kind([_filled(item, fill) for item in tree])
-    return {key: _filled(item, fill) for key, item in tree.items()} if kind is dict else fill(tree)
+        return kind([_fill_leaves(item, fill) for item in tree])
+    return {key: _fill_leaves(item, fill) for key, item in tree.items()} if kind is dict else fill(tree)

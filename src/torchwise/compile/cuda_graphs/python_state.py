@@ -13,7 +13,7 @@ from torchwise.compile.signature import is_plain, plain_key
 Surroundings = dict[str, Any]
 
 
-def surroundings_of(call: Callable[..., Any]) -> Surroundings:
+def read_python_state(call: Callable[..., Any]) -> Surroundings:
     """Return the numbers and texts that a function can rebind, and the state of Python's random numbers.
 
     It looks at the function's closure and the functions in it, the globals that it names, and the attributes of its
@@ -31,7 +31,7 @@ def generators() -> Surroundings:
     return found
 
 
-def differing(before: Surroundings, after: Surroundings) -> str | None:
+def find_difference(before: Surroundings, after: Surroundings) -> str | None:
     """Return the name of a value that changed, or None."""
     return next((name for name in after if name not in before or before[name] != after[name]), None)
 

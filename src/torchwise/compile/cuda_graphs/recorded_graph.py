@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.cuda_graphs.capture_stream import RecordingStream, settling_stream, warm_up_stream
+from torchwise.compile.cuda_graphs.capture_stream import RecordingStream, recovery_stream, warm_up_stream
 from torchwise.compile.cuda_graphs.compile_freeze import count_capture
 from torchwise.compile.signature import is_strided, opaque_leaves
 from torchwise.errors import UnsupportedError
@@ -48,7 +48,7 @@ class Graph:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, borrow: bool = False) -> Any:
         """Copy the inputs in, replay, and return copies of the outputs, which may be held, or the outputs."""
         self.run(tensors_of(args, kwargs))
-        return self.outputs if borrow else copied(self.outputs)
+        return self.outputs if borrow else copy_outputs(self.outputs)
 
     def run(self, given: list[torch.Tensor]) -> None:
         """Copy the inputs in, replay, and copy the written ones back."""
@@ -85,7 +85,7 @@ def record(
     warm_up(call, args, kwargs, inputs)
     settled()
     before = [t._version for t in inputs]
-    replay, outputs = _recorded(lambda: call(*args, **kwargs), pool=pool, stream=stream)
+    replay, outputs = _record_graph(lambda: call(*args, **kwargs), pool=pool, stream=stream)
     check_outputs(outputs)
     written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
     return Graph(replay, inputs, outputs, written)
@@ -138,17 +138,17 @@ def record_in_place(
     args, kwargs = pytree.map_tensors(_alias, (args, dict(kwargs)))
     targets = None if wanted is None else [_alias(target) for target in wanted]
 
-    def whole() -> Any:
+    def call_into_targets() -> Any:
         outputs = call(*args, **kwargs)
         if targets is None:
             return outputs
         copy_each(targets, pytree.tensors(outputs))
         return None
 
-    return _recorded(whole, pool=pool, stream=stream)
+    return _record_graph(call_into_targets, pool=pool, stream=stream)
 
 
-def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) -> tuple[Callable[[], None], Any]:
+def _record_graph(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) -> tuple[Callable[[], None], Any]:
     """Return the replay of `call`, and its outputs during the recording.
 
     Other threads may go on using the GPU meanwhile, as one that pins memory for a loader does.
@@ -220,15 +220,15 @@ def flat_places(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int] |
     return [place for place, arg in enumerate(args) if type(arg) is torch.Tensor]
 
 
-def copied(outputs: Any) -> Any:
+def copy_outputs(outputs: Any) -> Any:
     """Copy every tensor. The usual containers take a short cut, because this runs on every call."""
     kind = type(outputs)
     if kind is torch.Tensor:
         return outputs.clone()
     if kind is tuple or kind is list:
-        return kind(map(copied, outputs))
+        return kind(map(copy_outputs, outputs))
     if kind is dict:
-        return {name: copied(value) for name, value in outputs.items()}
+        return {name: copy_outputs(value) for name, value in outputs.items()}
     return pytree.map_tensors(torch.Tensor.clone, outputs)
 
 
@@ -311,7 +311,7 @@ def settle_generator() -> None:
         _no_collection(),
         torch.cuda.graph(
             torch.cuda.CUDAGraph(),
-            stream=settling_stream(torch.cuda.current_device()),
+            stream=recovery_stream(torch.cuda.current_device()),
             capture_error_mode="thread_local",
         ),
     ):

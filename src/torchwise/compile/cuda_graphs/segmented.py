@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
-from torchwise.compile.cuda_graphs.compile_freeze import is_held
+from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.cuda_graphs.graph_key import Situation
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.module_buffers import KeptBuffer, buffers_of
-from torchwise.compile.cuda_graphs.recorded_graph import copied, copy_each, static_inputs, tensors_of, warm_up
+from torchwise.compile.cuda_graphs.recorded_graph import copy_each, copy_outputs, static_inputs, tensors_of, warm_up
 from torchwise.compile.cuda_graphs.segments import Path, record_path
 from torchwise.compile.noop_check import no_effect
 from torchwise.errors import UnsupportedError
@@ -52,7 +52,7 @@ _DRAWS = (
 )
 
 
-class Branches:
+class SegmentedPaths:
     """The answers to calls of one signature: the paths that were met. It stands where `Replays` does.
 
     Args:
@@ -107,12 +107,12 @@ class Branches:
             self._passed = min(2 * self._passed + 1, MOST_PASSED)
             return self._call(*args, **kwargs)
         self._passed = 0
-        return path.outputs if self._borrow else copied(path.outputs)
+        return path.outputs if self._borrow else copy_outputs(path.outputs)
 
     def drop(self) -> None:
         """Free the paths, even if others still hold this object. It must not be called again."""
         self.dropped = True
-        self.paths, self._inputs, self._record = [], [], _nothing_recorded
+        self.paths, self._inputs, self._record = [], [], _raise_freed
 
     def _follow(self) -> Path | None:
         """Replay, piece by piece, until a path is at its end. Return None if the needed path cannot be had."""
@@ -130,7 +130,7 @@ class Branches:
         return path
 
     def _new(self, answers: tuple[Hashable, ...]) -> Path | None:
-        if is_held() or answers in self._refused:
+        if is_in_frozen_call() or answers in self._refused:
             return None
         if len(self.paths) >= MOST_PATHS:
             self._give_up(answers, f"there are {MOST_PATHS} ways through it already")
@@ -162,11 +162,11 @@ def _replay(path: Path, known: tuple[Hashable, ...]) -> tuple[Hashable, ...] | N
     return None
 
 
-def _nothing_recorded() -> Path:
+def _raise_freed() -> Path:
     raise UnsupportedError("the graphs of this signature are freed")
 
 
-class BranchingCall(CapturedCall):
+class SegmentedCall(CapturedCall):
     """Replays `call` from the CUDA graphs between its questions to the GPU. Otherwise it is as `CapturedCall`.
 
     Two things go unnoticed besides those of `CapturedCall`. The call may write to tensors in lists and dicts or closed
@@ -188,15 +188,15 @@ class BranchingCall(CapturedCall):
         kwargs: Mapping[str, Any],
         settled: Callable[[], bool],
         warm: Callable[[], None],
-    ) -> Branches:
+    ) -> SegmentedPaths:
         args, kwargs, inputs = static_inputs(args, kwargs)
 
         def path(host: HostValues | None) -> Path:
-            warm_up(self._call if host is None else host.around(self._call), args, kwargs, inputs)
+            warm_up(self._call if host is None else host.wrap(self._call), args, kwargs, inputs)
             warm()
             return self._path(args, kwargs, inputs, host)
 
-        first = self._recorded(key, path)
+        first = self._record_with_fallback(key, path)
         if not first.answers:
             why = "the call asks the GPU nothing on its way: capture 'call' makes one graph of it"
             raise no_effect(("capture", self.kind), why)
@@ -205,9 +205,9 @@ class BranchingCall(CapturedCall):
             if torch.cuda.current_device() != self._device:
                 raise UnsupportedError(f"its graphs are on GPU {self._device}, which is not the current one")
             with self._quietly():
-                return self._recorded(key, path)
+                return self._record_with_fallback(key, path)
 
-        return Branches(inputs, first, record, self._call, settled, borrow=self._borrow)
+        return SegmentedPaths(inputs, first, record, self._call, settled, borrow=self._borrow)
 
     def _drop(self) -> None:
         torch.cuda.synchronize(self._device)  # an answer may be on its way to memory that somebody else then gets

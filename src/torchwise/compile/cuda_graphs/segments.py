@@ -24,7 +24,7 @@ from torchwise.compile.cuda_graphs.capture_errors import place_of_caller
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.compile_freeze import count_capture
 from torchwise.compile.cuda_graphs.graph_key import DEVICE
-from torchwise.compile.cuda_graphs.host_operators import known_of, reads_numbers
+from torchwise.compile.cuda_graphs.host_operators import reads_numbers, result_key
 from torchwise.compile.cuda_graphs.host_values import HostValues, Operators
 from torchwise.compile.cuda_graphs.recorded_graph import check_outputs, recording_alone, recording_on, settle_generator
 from torchwise.compile.tensor_reads import answering
@@ -68,7 +68,7 @@ def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream, 
                 torch.cuda.synchronize()
                 recorder = _Recorder(stream, ready, stream.usable(pool))
                 seeing = contextlib.nullcontext() if host is None else host.answering(recorder.run_between)
-                with torch.cuda.stream(ready), recorder, _asking(recorder.ask), seeing as recorder.operators:
+                with torch.cuda.stream(ready), recorder, _intercept_bool(recorder.ask), seeing as recorder.operators:
                     outputs = call()
                 torch.cuda.synchronize()
         except BaseException:  # raised again after any error: only the generator must be settled first
@@ -108,7 +108,7 @@ class _Recorder:
             self._end()
         elif self._graph is not None:
             with contextlib.suppress(RuntimeError):  # the error raised before counts
-                self._ended()
+                self._end_capture()
 
     def _begin(self) -> None:
         # Pinned, so that a graph can write to it. It is made before the recording, which may allocate no such memory.
@@ -118,10 +118,10 @@ class _Recorder:
 
     def _end(self) -> None:
         """End the piece, and replay it."""
-        self.pieces.append(self._ended().replay)
+        self.pieces.append(self._end_capture().replay)
         self.pieces[-1]()
 
-    def _ended(self) -> torch.cuda.CUDAGraph:
+    def _end_capture(self) -> torch.cuda.CUDAGraph:
         assert self._graph is not None
         graph, self._graph = self._graph, None
         try:
@@ -148,7 +148,7 @@ class _Recorder:
             answer.copy_(question if question.dtype is torch.bool else question != 0, non_blocking=True)
         self._end()
         read = _reader(answer, self._device)
-        self._answered(read, found := read())
+        self._add_answer(read, found := read())
         self._begin()
         return found
 
@@ -168,11 +168,11 @@ class _Recorder:
         self._end()
         result = func(*args, **kwargs)
         self.computing.add(len(self.answers))
-        self._answered(_computer(func, args, kwargs, result), known_of(result, DEVICE))
+        self._add_answer(_computer(func, args, kwargs, result), result_key(result, DEVICE))
         self._begin()
         return result
 
-    def _answered(self, read: Callable[[], Hashable], answer: Hashable) -> None:
+    def _add_answer(self, read: Callable[[], Hashable], answer: Hashable) -> None:
         self.read.append(read)
         self.answers.append(answer)
 
@@ -185,12 +185,12 @@ class _Recorder:
 
 def _computer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Callable[[], Hashable]:
     """Return a function that runs an operator again, and leaves its result in the same memory if the sizes match."""
-    into, known = pytree.tensors(result), known_of(result, DEVICE)
+    into, known = pytree.tensors(result), result_key(result, DEVICE)
 
     def compute() -> Hashable:
         with torch.no_grad():
             found = func(*args, **kwargs)
-            if (now := known_of(found, DEVICE)) == known:
+            if (now := result_key(found, DEVICE)) == known:
                 for place, value in zip(into, pytree.tensors(found), strict=True):
                     if place.data_ptr() != value.data_ptr():  # the operator may return the memory that it writes to
                         place.copy_(value)
@@ -213,7 +213,7 @@ def _reader(answer: torch.Tensor, device: int) -> Callable[[], bool]:
     return read
 
 
-def _asking(ask: Callable[[torch.Tensor], bool], device: str = DEVICE) -> AbstractContextManager[None]:
+def _intercept_bool(ask: Callable[[torch.Tensor], bool], device: str = DEVICE) -> AbstractContextManager[None]:
     """Have `ask` answer when this thread turns a tensor on the device into a yes or no."""
 
     def as_bool(tensor: torch.Tensor) -> Any:

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.cuda_graphs.capture_errors import refused
+from torchwise.compile.cuda_graphs.capture_errors import capture_error
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.graph_key import Situation, on_gpu, settings_now, situation_of, steps_aside
+from torchwise.compile.cuda_graphs.graph_key import Situation, is_on_gpu, settings_now, situation_of, steps_aside
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, overlap, record, tensors_of
-from torchwise.compile.cuda_graphs.step_recording import Attempt, Grads, detached
+from torchwise.compile.cuda_graphs.step_recording import Grads, StepRecording, detach_tensors
 from torchwise.compile.cuda_graphs.training_state import TrainingState
 from torchwise.compile.guards.code_guard import CodeGuard
-from torchwise.compile.guards.varying_values import STATE, Varied
+from torchwise.compile.guards.varying_values import STATE, VaryingValue
 from torchwise.compile.recompiles import Recompiles
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
@@ -30,7 +30,7 @@ logger = logging.getLogger("torchwise")
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedStep:
     """A recorded step, and the gradients that it reads and leaves.
 
     Attributes:
@@ -99,7 +99,7 @@ class CapturedStep:
         self._recompiles = recompiles
         self._state = TrainingState(modules, optimizers, scalers)
         self._code = CodeGuard(step, *modules)
-        self._graphs: dict[Situation, Recorded] = {}
+        self._graphs: dict[Situation, RecordedStep] = {}
         self._seen: set[Situation] = set()
         self._told: set[str] = set()
         self._refusal: str | None = None
@@ -112,7 +112,12 @@ class CapturedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take one training step."""
         with self._lock:
-            if self._inside or torch.is_inference_mode_enabled() or not self._on_gpu(args, kwargs) or steps_aside():
+            if (
+                self._inside
+                or torch.is_inference_mode_enabled()
+                or not self._has_gpu_tensors(args, kwargs)
+                or steps_aside()
+            ):
                 return self._plain(args, kwargs)
             self._inside = True
             try:
@@ -129,7 +134,7 @@ class CapturedStep:
     def _answer(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._refusal is not None:
             raise UnsupportedError(self._refusal)
-        if reason := self._state.changed() or self._recoded():
+        if reason := self._state.find_change() or self._find_replaced_code():
             self._start_over(reason)
         recorded = self._graphs.get(key)
         if recorded is None and key not in self._seen:
@@ -144,7 +149,7 @@ class CapturedStep:
             recorded = self._graphs[key] = self._capture(args, kwargs)
         if recorded.graph.written and overlap(given):
             return self._plain(args, kwargs)  # inputs may share memory, and a graph has copies of each
-        return self._replayed(recorded, args, kwargs)
+        return self._replay(recorded, args, kwargs)
 
     def _first(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step as written, and accept the state that it made lazily: it started over if it made any."""
@@ -155,28 +160,28 @@ class CapturedStep:
             self._refusal = (
                 f"the training step sets {changed[0]}, which a replay does not: step schedulers outside of it"
             )
-        if self._state.changed():
+        if self._state.find_change():
             self._graphs.clear()
             self._seen.clear()
-            self._state.look()
+            self._state.take_snapshot()
         self._seen.add(key)
         return answer
 
-    def _recoded(self) -> str | None:
-        replaced = self._code.replaced()
+    def _find_replaced_code(self) -> str | None:
+        replaced = self._code.find_replaced()
         return None if replaced is None else f"{replaced} was replaced"
 
     def _start_over(self, reason: str) -> None:
         if self._graphs:
             if self._recompiles is not None:
                 place = reason.partition(" was ")[0]
-                self._recompiles.again([Varied(place, place, STATE)], at_start=True)
+                self._recompiles.again([VaryingValue(place, place, STATE)], at_start=True)
             way_out = "; a tensor on CUDA in its place could change without that" if " of group " in reason else ""
             self._tell(f"the training step is captured anew, because {reason}{way_out}", reason.partition(" was ")[0])
         self._graphs.clear()
         self._seen.clear()
-        self._state.look()
-        self._code.look()
+        self._state.take_snapshot()
+        self._code.take_snapshot()
 
     def _tell(self, text: str, subject: str = "") -> None:
         """Warn once of each subject."""
@@ -185,13 +190,13 @@ class CapturedStep:
         self._told.add(subject)
 
     def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return detached(self._step(*args, **kwargs))
+        return detach_tensors(self._step(*args, **kwargs))
 
-    def _on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _has_gpu_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         given = [*pytree.tensors((args, kwargs)), *self._state.parameters[:1]]
-        return any(map(on_gpu, given))
+        return any(map(is_on_gpu, given))
 
-    def _replayed(self, recorded: Recorded, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _replay(self, recorded: RecordedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parameters = self._state.parameters
         for parameter, left in zip(parameters, recorded.left, strict=True):
             if left is None and parameter.grad is not None:
@@ -215,19 +220,19 @@ class CapturedStep:
                 parameter.grad = left
         return answer
 
-    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorded:
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedStep:
         if not self._graphs:  # a pool whose graphs are gone takes no new ones while tensors (gradients) lie in it
             self._pool = torch.cuda.graph_pool_handle()
         self._state.check()
-        attempt = Attempt(self._step, self._state)
+        attempt = StepRecording(self._step, self._state)
         try:
             graph = record(attempt, args, kwargs, pool=self._pool, stream=self._side, settled=attempt.settle)
             attempt.check()
         except BaseException as error:  # raised again after any error: only the state must be put back first
-            attempt.undo()
+            attempt.restore()
             if isinstance(error, (UnsupportedError, KeyboardInterrupt, SystemExit)):
                 raise
-            raise refused(error, "the training step") from error
+            raise capture_error(error, "the training step") from error
         if attempt.kept:
             self._tell(f"{attempt.kept} changes in Python from step to step, and will stand still: a replay runs none")
-        return Recorded(graph, attempt.entry, [p.grad for p in attempt.parameters], settings_now())
+        return RecordedStep(graph, attempt.entry, [p.grad for p in attempt.parameters], settings_now())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchwise.compile.cuda_graphs.capture_errors import synchronisations, synchronises
-from torchwise.compile.cuda_graphs.python_state import differing, surroundings_of
+from torchwise.compile.cuda_graphs.python_state import find_difference, read_python_state
 from torchwise.compile.cuda_graphs.training_state import TrainingState
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
@@ -17,7 +17,7 @@ Grads = list[torch.Tensor | None]
 """The gradient of each parameter."""
 
 
-class Attempt:
+class StepRecording:
     """One recording: the step as `record` calls it, and everything that must be as before when it ends.
 
     Attributes:
@@ -45,11 +45,11 @@ class Attempt:
         torch.clear_autocast_cache()  # that of an autocast around the step: weights must be cast inside the graph
         try:
             if self._recording:
-                return detached(self._step(*args, **kwargs))
-            before = surroundings_of(self._step)
+                return detach_tensors(self._step(*args, **kwargs))
+            before = read_python_state(self._step)
             with synchronisations() as self._found:
-                answer = detached(self._step(*args, **kwargs))
-            self.kept = differing(before, surroundings_of(self._step))
+                answer = detach_tensors(self._step(*args, **kwargs))
+            self.kept = find_difference(before, read_python_state(self._step))
         finally:
             torch.clear_autocast_cache()
         self._left = [*self._left[-1:], [p.grad for p in self.parameters]]
@@ -61,8 +61,8 @@ class Attempt:
         If two calls leave the same gradient tensor, the second one wrote to it in place, and may have read it. If they
         leave different ones, the second call let go of the first one's.
         """
-        reason = self._state.changed()
-        self.undo()
+        reason = self._state.find_change()
+        self.restore()
         if self._found:
             raise synchronises(self._found, "the training step")
         if reason:
@@ -82,7 +82,7 @@ class Attempt:
         self._cpu_numbers = torch.get_rng_state()
         self._recording = True
 
-    def undo(self) -> None:
+    def restore(self) -> None:
         """Put back values, gradients and the CPU's random numbers. `record` keeps those of the GPU."""
         self._restore()
         torch.set_rng_state(self._cpu_numbers)
@@ -94,7 +94,7 @@ class Attempt:
 
     def check(self) -> None:
         """Refuse a step with effects that a replay does not have."""
-        if reason := self._state.changed():
+        if reason := self._state.find_change():
             raise UnsupportedError(f"the training step changes what it trains: {reason}; do that outside of it")
         if self._state.settings() != self._settings:
             raise UnsupportedError("the training step sets a tensor of param_groups: step schedulers outside of it")
@@ -104,6 +104,6 @@ class Attempt:
             raise UnsupportedError("a gradient carries a graph of its own (create_graph=True): detach it in the step")
 
 
-def detached(answer: Any) -> Any:
+def detach_tensors(answer: Any) -> Any:
     """Cut every tensor from the graph of its gradients, which would keep the step's memory."""
     return pytree.map_tensors(torch.Tensor.detach, answer)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.cuda_graphs.graph_key import on_gpu
+from torchwise.compile.cuda_graphs.graph_key import is_on_gpu
 from torchwise.compile.cuda_graphs.module_buffers import buffers_of
-from torchwise.compile.guards.module_guard import ModuleWatch
+from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.compile.signature import is_plain, plain_key
 from torchwise.errors import UnsupportedError
 
@@ -22,7 +22,7 @@ _requires_grad = attrgetter("requires_grad")
 _values = dict.values
 
 
-def _scaling(attributes: dict[str, Any]) -> tuple[Any, Any]:
+def _scaler_tensors(attributes: dict[str, Any]) -> tuple[Any, Any]:
     return attributes.get("_scale"), attributes.get("_growth_tracker")
 
 
@@ -51,12 +51,12 @@ class TrainingState:
         self._scalers = scalers
         for optimizer in optimizers:  # a capturable one would warn of the calls that run as written
             vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
-        self._watch = ModuleWatch(self._modules)
-        self.look()
+        self._watch = ModuleGuard(self._modules)
+        self.take_snapshot()
 
-    def look(self) -> None:
+    def take_snapshot(self) -> None:
         """Take the present memory of the state, and the present numbers, as the reference."""
-        self._watch.look()
+        self._watch.take_snapshot()
         self._settings = list(self._group_slots())
         self._states = [slot for slot in self._state_slots() if slot[2] is not None]
         self._sizes = self._counts()
@@ -66,11 +66,11 @@ class TrainingState:
         self.parameters = list(dict.fromkeys([*self._modules.parameters(), *held]))
         self.written: list[torch.Tensor] = [*self.parameters, *self._modules.buffers()]
         self._trained = [p.requires_grad for p in self.parameters]
-        self._unchanged = self._glance()
+        self._unchanged = self._make_quick_check()
 
-    def changed(self) -> str | None:
+    def find_change(self) -> str | None:
         """Return the change since the last look, in words, or None. Values of tensors are not looked at."""
-        if self._watch.changed():
+        if self._watch.has_changed():
             return "a module changed: its mode, its structure, or where its tensors lie"
         if self._unchanged():
             return None
@@ -81,12 +81,12 @@ class TrainingState:
         for holder, key, was, name in (*self._settings, *self._states):
             now = holder.get(key)
             if now is not was and not (is_plain(now) and is_plain(was) and plain_key(now) == plain_key(was)):
-                return f"{name} was {_shown(was)} and is {_shown(now)}"
+                return f"{name} was {_format_value(was)} and is {_format_value(now)}"
         if [slot[2].data_ptr() for slot in self._tensors()] != self._pointers:
             return "the memory of an optimizer's state moved"
         return None
 
-    def _glance(self) -> Callable[[], bool]:
+    def _make_quick_check(self) -> Callable[[], bool]:
         """Return a check, nearly all of it in C, that optimizers and scalers are surely as they are now.
 
         It runs on every step, and takes a tenth of the time that looking closely takes.
@@ -98,15 +98,15 @@ class TrainingState:
         dicts: list[dict[Any, Any]] = [*(optimizer.state for optimizer in self._optimizers), *groups]
         dicts += [state for o in self._optimizers for state in o.state.values() if isinstance(state, dict)]
         scales = [vars(scaler) for scaler in self._scalers]
-        known = [*_flat(map(_values, dicts)), *_flat(held), *_flat(map(_scaling, scales))]
+        known = [*_flat(map(_values, dicts)), *_flat(held), *_flat(map(_scaler_tensors, scales))]
         holders: list[Sized] = [*dicts, *held]
         lengths = [*map(len, holders)]
         tensors = [slot[2] for slot in self._tensors()]
         states = [optimizer.state for optimizer in self._optimizers]
         pointers, trained = self._pointers, self._trained
 
-        def unchanged() -> bool:
-            now = chain(_flat(map(_values, dicts)), _flat(held), _flat(map(_scaling, scales)))
+        def is_unchanged() -> bool:
+            now = chain(_flat(map(_values, dicts)), _flat(held), _flat(map(_scaler_tensors, scales)))
             return (
                 [*map(len, holders)] == lengths
                 and all(map(is_, now, known))
@@ -118,7 +118,7 @@ class TrainingState:
                 and [*map(_requires_grad, self.parameters)] == trained
             )
 
-        return unchanged
+        return is_unchanged
 
     def settings(self) -> list[Any]:
         """Return the numbers in the groups, and the count of writes to each tensor there, to compare."""
@@ -138,10 +138,10 @@ class TrainingState:
                         f"optimizers[{number}] is {type(optimizer).__name__} with capturable=False, which counts its "
                         "steps where no graph can: build it with capturable=True"
                     )
-        if outside := [p for p in self.parameters if not on_gpu(p)]:
+        if outside := [p for p in self.parameters if not is_on_gpu(p)]:
             raise UnsupportedError(f"a parameter lies on {outside[0].device}, but a graph trains only what is on CUDA")
         for _, _, value, name in (*self._settings, *self._states):
-            if isinstance(value, torch.Tensor) and not on_gpu(value):
+            if isinstance(value, torch.Tensor) and not is_on_gpu(value):
                 raise UnsupportedError(
                     f"{name} lies on {value.device}, where a replay neither reads nor advances it: put it on CUDA"
                 )
@@ -204,5 +204,5 @@ class TrainingState:
         return [scales, len(states), *(len(s) for s in states if isinstance(s, dict)), *trained]
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return repr(value) if is_plain(value) else f"a {type(value).__name__}"

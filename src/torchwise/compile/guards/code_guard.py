@@ -57,14 +57,14 @@ class _Names:
     among: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, owner: str, now: dict[str, Any], counts: Callable[[str, Any], bool]) -> _Names:
+    def from_dict(cls, owner: str, now: dict[str, Any], counts: Callable[[str, Any], bool]) -> _Names:
         return cls(owner, now, {name: value for name, value in now.items() if counts(name, value)}, counts)
 
     @classmethod
-    def among_names(cls, owner: str, now: dict[str, Any], among: frozenset[str]) -> _Names:
+    def from_names(cls, owner: str, now: dict[str, Any], among: frozenset[str]) -> _Names:
         return cls(owner, now, {name: now[name] for name in among.intersection(now)}, _always, among)
 
-    def replaced(self) -> str | None:
+    def find_replaced(self) -> str | None:
         for name in {*self.kept, *(self.now if self.among is None else self.among.intersection(self.now))}:
             now, kept = self.now.get(name), self.kept.get(name)
             if now is kept or not (name in self.kept or self.counts(name, now)):
@@ -92,24 +92,24 @@ class CodeGuard:
 
     def __init__(self, *calls: Callable[..., Any]) -> None:
         self._calls = calls
-        self.look()
+        self.take_snapshot()
 
-    def look(self) -> None:
+    def take_snapshot(self) -> None:
         """Take the present code as the reference."""
-        behind = list(_behind(self._calls))
-        reached = ReachableCode(_called(behind), dict.fromkeys(map(type, behind)))
+        behind = list(_find_reachable(self._calls))
+        reached = ReachableCode(_select_callables(behind), dict.fromkeys(map(type, behind)))
         self.functions = reached.functions
         self._defaulted = [each for each in self.functions if each.__defaults__]
         self.codes = [*map(code_of, self.functions)]
         # Those of keyword-only arguments are kept apart from the others.
         self._keyworded = [each for each in self.functions if each.__kwdefaults__]
         self.defaults = self._defaults_now()
-        self._names = [*_names(self._calls, behind), *_found_by_name(behind, reached)]
+        self._names = [*_names(self._calls, behind), *_find_namespaces(behind, reached)]
         self.dicts = [names.now for names in self._names]
         self._versions = [*map(version, self.dicts)]
         self._others: dict[int, str | None] = {}
 
-    def replaced(self) -> str | None:
+    def find_replaced(self) -> str | None:
         """Return the name of the replaced code, or None."""
         return self.rebound() or self.rewritten()
 
@@ -117,7 +117,7 @@ class CodeGuard:
         """Return the name of something that was replaced by other code, or None."""
         if (versions := [*map(version, self.dicts)]) != self._versions:
             for place in itertools.compress(itertools.count(), map(ne, versions, self._versions)):
-                self._others[place] = self._names[place].replaced()
+                self._others[place] = self._names[place].find_replaced()
             self._versions = versions
         return next(filter(None, self._others.values()), None)
 
@@ -148,7 +148,7 @@ def writes_to(dicts: list[dict[str, Any]]) -> int:
     return sum(map(version, dicts))
 
 
-def _behind(calls: Sequence[Callable[..., Any]]) -> Iterator[Any]:
+def _find_reachable(calls: Sequence[Callable[..., Any]]) -> Iterator[Any]:
     """Yield the objects that calls lead to: modules, objects, functions, partials, each once."""
     seen, waiting = set[int](), list[Any](calls)
     while waiting:
@@ -170,34 +170,34 @@ def _behind(calls: Sequence[Callable[..., Any]]) -> Iterator[Any]:
             waiting += getattr(one, "__dict__", {}).values()
 
 
-def _called(behind: list[Any]) -> list[Any]:
+def _select_callables(behind: list[Any]) -> list[Any]:
     return [each for each in behind if isinstance(each, _CODE)]
 
 
-def _found_by_name(behind: list[Any], reached: ReachableCode) -> Iterator[_Names]:
+def _find_namespaces(behind: list[Any], reached: ReachableCode) -> Iterator[_Names]:
     """Yield the dicts other than classes in which called code is looked up by name: in modules of both kinds."""
     for space in reached.namespaces:
-        yield _Names.among_names(space.owner, space.held, frozenset(space.names))
+        yield _Names.from_names(space.owner, space.held, frozenset(space.names))
     for function in reached.functions:
         if defaults := function.__kwdefaults__:
-            yield _Names.among_names(f"a default of {function.__qualname__}", defaults, frozenset(defaults))
+            yield _Names.from_names(f"a default of {function.__qualname__}", defaults, frozenset(defaults))
     parts = [each for each in behind if isinstance(each, torch.nn.Module)]
     methods = {cls: _methods_of(cls, reached.names) for cls in {*map(type, parts)}}
     for part in parts:
-        yield _Names.among_names(type(part).__qualname__, vars(part), methods[type(part)])
+        yield _Names.from_names(type(part).__qualname__, vars(part), methods[type(part)])
 
 
 def _names(calls: Sequence[Any], behind: list[Any]) -> Iterator[_Names]:
     own = [call for call in calls if not isinstance(call, (torch.nn.Module, types.FunctionType))]
     for each in behind:
         if isinstance(each, functools.partial):
-            yield _Names.of("functools.partial.keywords", each.keywords, _always)
+            yield _Names.from_dict("functools.partial.keywords", each.keywords, _always)
         elif any(each is call for call in own) and hasattr(each, "__dict__"):
-            yield _Names.of(type(each).__qualname__, vars(each), functools.partial(is_called, None))
+            yield _Names.from_dict(type(each).__qualname__, vars(each), functools.partial(is_called, None))
     for cls in dict.fromkeys(cls for each in behind for cls in type(each).__mro__):
         for held in gc.get_referents(cls.__dict__):  # the dict behind Python's proxy, whose writes are counted
             if type(held) is dict and cls.__module__ not in _OF_PYTHON:
-                yield _Names.of(cls.__qualname__, held, functools.partial(is_called, cls))
+                yield _Names.from_dict(cls.__qualname__, held, functools.partial(is_called, cls))
 
 
 def _methods_of(cls: type, named: set[str]) -> frozenset[str]:

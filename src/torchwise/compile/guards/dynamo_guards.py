@@ -59,7 +59,7 @@ def is_covered(guard: Any, own: str | None, given: Mapping[str, Any]) -> bool:
         return _OF_TORCH.search(name) is not None and not is_frozen(guard.value)  # a plain value there is a setting
     root = re.match(r"\w+", name)
     if root and root[0] in given:
-        return guard.guard_type not in _ASKS_FOR_ATTRIBUTES and _is_told(name[root.end() :], given[root[0]])
+        return guard.guard_type not in _ASKS_FOR_ATTRIBUTES and _is_in_signature(name[root.end() :], given[root[0]])
     if own is None or not re.fullmatch(re.escape(own) + _INSIDE, name):
         return False
     attribute = name.rpartition(".")[2]
@@ -68,13 +68,13 @@ def is_covered(guard: Any, own: str | None, given: Mapping[str, Any]) -> bool:
     return is_frozen(guard.value) or isinstance(guard.value, _CODE)
 
 
-def _is_told(place: str, value: Any) -> bool:
+def _is_in_signature(place: str, value: Any) -> bool:
     """Whether a signature tells of a place in an argument: of the argument, of a leaf, or of a container of leaves.
 
     It does not tell of a tensor's attributes, nor of an object's private ones.
     """
     below = re.compile(re.escape(place) + r"(?=[.\[]|$)")
-    return not place or any(below.match(leaf) for leaf, _ in pytree.named_leaves(value))
+    return not place or any(below.match(leaf) for leaf, _ in pytree.list_named_leaves(value))
 
 
 def is_frozen(value: Any) -> bool:

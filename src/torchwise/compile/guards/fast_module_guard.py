@@ -35,7 +35,7 @@ STANDARD = frozenset(torch.nn.Module().__dict__) - {"training"}
 REGISTERED = ("_modules", "_parameters", "_buffers")
 
 
-class Held:
+class DictContents:
     """The contents of a dict.
 
     Args:
@@ -50,9 +50,9 @@ class Held:
         self.held = held
         self._apart = apart if names is None else None
         self._names = list(names or ())
-        self.look()
+        self.take_snapshot()
 
-    def look(self) -> None:
+    def take_snapshot(self) -> None:
         """Take the present contents as the reference."""
         self._all = list(self.held)  # in their order, in which a Sequential calls its modules
         if self._apart is not None:
@@ -77,7 +77,7 @@ class Held:
         return [value for value in self._values if isinstance(value, torch.Tensor)]
 
 
-def glance_at(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[], bool]:
+def make_quick_check(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[], bool]:
     """Return a check that a module is surely as it is now. If it says no, a closer look must decide.
 
     It says no to changes that affect no answer, too: another object with the same memory, another grad mode.
@@ -92,7 +92,7 @@ def glance_at(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[
         return lambda: False  # their weights and parts hang elsewhere
     kinds = [*map(type, children)]
     states = [*map(vars, children)]
-    dicts = [Held(state[kind]) for state in states for kind in REGISTERED]
+    dicts = [DictContents(state[kind]) for state in states for kind in REGISTERED]
     hooks = [state[kind] for state in states for kind in ("_forward_hooks", "_forward_pre_hooks")]
     if reads is None or reads:
         dicts += [_attributes(*each) for each in zip(states, names_read(module, children, reads), strict=True)]
@@ -130,15 +130,19 @@ def names_read(
     return [found[id(child)] for child in children]
 
 
-def _attributes(state: dict[str, Any], names: Collection[str] | None) -> Held:
+def _attributes(state: dict[str, Any], names: Collection[str] | None) -> DictContents:
     """Return the part of a module's attributes to look at.
 
     A deletion from a Sequential puts another dict in the place of `_modules`.
     """
-    return Held(state, apart=STANDARD - {*REGISTERED}) if names is None else Held(state, {*REGISTERED, *names})
+    return (
+        DictContents(state, apart=STANDARD - {*REGISTERED})
+        if names is None
+        else DictContents(state, {*REGISTERED, *names})
+    )
 
 
-def unwritten_since(dicts: Sequence[Held], hooks: Sequence[Any]) -> Callable[[], bool]:
+def unwritten_since(dicts: Sequence[DictContents], hooks: Sequence[Any]) -> Callable[[], bool]:
     """Return a check that dicts are unchanged: by their counts of writes, or else by looking closely.
 
     An attribute that was set and put back, such as `training`, was written to. A look then finds that nothing changed.

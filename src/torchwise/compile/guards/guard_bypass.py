@@ -2,7 +2,7 @@
 
 On every call `torch.compile` looks up its compiled code and checks the guards. There are hundreds for a model of some
 layers (`benchmarks/dispatch.py` measures it). Most of them repeat checks of the inputs' signature, and of whether the
-module changed (`ModuleWatch`). If these two cover every guard that Dynamo set, the compiled code object is called
+module changed (`ModuleGuard`). If these two cover every guard that Dynamo set, the compiled code object is called
 itself. If a single one is left over (a global number, an attribute of an attribute, a closure), Dynamo's own way stays.
 
 Source: PyTorch's `guard_filter_fn`, which is told every guard, and its debugging access to the compiled code objects.
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from torchwise.compile.guards.dynamo_guards import forget_tensors, is_covered, is_frozen, name_of, reads_of
-from torchwise.compile.guards.fast_module_guard import Reads, glance_at
+from torchwise.compile.guards.fast_module_guard import Reads, make_quick_check
 from torchwise.compile.retry_pace import Pace
 from torchwise.compile.signature import is_strided, opaque_leaves
 from torchwise.workload import pytree
@@ -33,7 +33,7 @@ MOST_STATES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CodeFacts:
     """The facts about a compiled code object.
 
     Attributes:
@@ -47,7 +47,7 @@ class Facts:
     reads: Reads = field(default_factory=dict)
 
 
-class Straight:
+class GuardBypass:
     """Finds the straight way for the calls of one function or bound method.
 
     Attributes:
@@ -92,7 +92,7 @@ class Straight:
         """Return the expressions of the guards noted last, as Dynamo writes them, and their values."""
         return [(str(guard.orig_guard.name), guard.value) for guard in self.guards if guard.has_value]
 
-    def noted(self, source: types.CodeType, code: types.CodeType, given: Mapping[str, Any]) -> None:
+    def note_code(self, source: types.CodeType, code: types.CodeType, given: Mapping[str, Any]) -> None:
         """Keep the facts about code that was just compiled, and let go of the guards, which hold the inputs.
 
         Args:
@@ -118,27 +118,27 @@ class Straight:
             steady: Dynamo's own way.
             args: of the call, as they are after it.
             kwargs: likewise.
-            before: the result of `look` before the call.
+            before: the result of `prepare_bypass` before the call.
         """
         found = before(args, kwargs)
-        return steady if found is None else fast_path(steady, found, self.look)
+        return steady if found is None else fast_path(steady, found, self.prepare_bypass)
 
-    def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Finish:
+    def prepare_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Finish:
         """Look at a call's arguments before it, and return a function that later finds its straight way."""
         own = [*self._owner.parameters(), *self._owner.buffers()] if isinstance(self._owner, torch.nn.Module) else []
         versions, own_versions = _writes_to(pytree.tensors((args, dict(kwargs)))), _writes_to(own)
 
-        def find(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Aimed | None:
-            self.reason = self.obstacle(args, kwargs) or ""
+        def find(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FastPath | None:
+            self.reason = self.find_refusal(args, kwargs) or ""
             if not self.reason and _writes_to(pytree.tensors((args, dict(kwargs)))) != versions:
                 self.reason = "it writes to its inputs, which may overlap"
             if not self.reason and _writes_to(own) != own_versions:
                 self.reason = "it writes to its own tensors, and an input may be one of them"
-            return None if self.reason else self._aimed(args, kwargs)
+            return None if self.reason else self._aim(args, kwargs)
 
         return find
 
-    def _aimed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Aimed | None:
+    def _aim(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FastPath | None:
         """Return the code object that answers this call, if it may be called itself, else None, with `reason`."""
         given, _, local = _bound(self._function, self._owner, args, kwargs)
         # The code may have been compiled for another module of the class.
@@ -157,9 +157,9 @@ class Straight:
         inner.__kwdefaults__ = function.__kwdefaults__
         if not isinstance(self._owner, torch.nn.Module):
             return aim(inner, None)
-        return aim(types.MethodType(inner, self._owner), glance_at(self._owner, facts.reads))
+        return aim(types.MethodType(inner, self._owner), make_quick_check(self._owner, facts.reads))
 
-    def obstacle(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    def find_refusal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Return a reason against any straight way for this call, with any guards."""
         function, owner = self._function, self._owner
         if not isinstance(function, types.FunctionType) or function.__code__.co_freevars:
@@ -176,7 +176,7 @@ class Straight:
         opaque = opaque_leaves((args, dict(kwargs)))
         return f"an input holds {opaque[0]}" if opaque else None
 
-    def uncovered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], guards: Sequence[Any]) -> str | None:
+    def find_uncovered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], guards: Sequence[Any]) -> str | None:
         """Return the place of a guard that neither a call's signature nor a look at the module covers."""
         given, own, _ = _bound(self._function, self._owner, args, kwargs)
         return next((name_of(guard) for guard in guards if not is_covered(guard, own, given)), None)
@@ -190,11 +190,11 @@ class Straight:
         return [entry for entry in entries if getattr(entry, "backend", self.backend) == self.backend]
 
 
-_KNOWN: weakref.WeakKeyDictionary[types.CodeType, Facts] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[types.CodeType, CodeFacts] = weakref.WeakKeyDictionary()
 """The facts about compiled code."""
 
 
-def facts_of(guards: Sequence[Any], own: str | None, given: Mapping[str, Any], *, broke: bool) -> Facts:
+def facts_of(guards: Sequence[Any], own: str | None, given: Mapping[str, Any], *, broke: bool) -> CodeFacts:
     """Return the facts about code by its guards.
 
     Args:
@@ -206,11 +206,11 @@ def facts_of(guards: Sequence[Any], own: str | None, given: Mapping[str, Any], *
     given = {name: value for name, value in given.items() if name != own}
     asked = next((name_of(guard) for guard in guards if not is_covered(guard, own, given)), None)
     if asked is not None:
-        return Facts(f"it depends on {asked}")
+        return CodeFacts(f"it depends on {asked}")
     if broke:
-        return Facts("the graph breaks, and what follows is compiled on Dynamo's own way only")
+        return CodeFacts("the graph breaks, and what follows is compiled on Dynamo's own way only")
     needed = {root for guard in guards if (root := re.split(r"\W", name_of(guard), maxsplit=1)[0]) in given}
-    return Facts("", frozenset(needed), reads_of(guards, own))
+    return CodeFacts("", frozenset(needed), reads_of(guards, own))
 
 
 def _graph_breaks() -> int:
@@ -240,7 +240,7 @@ def _bound(
 
 
 @dataclass(frozen=True, slots=True)
-class Aimed:
+class FastPath:
     """A straight way, with checks that it may be taken: that all is as it was when it was found."""
 
     straight: Way
@@ -255,20 +255,20 @@ class Aimed:
         return is_set and self.unchanged() and _function_modes() == self.modes
 
 
-Finish = Callable[[tuple[Any, ...], Mapping[str, Any]], Aimed | None]
+Finish = Callable[[tuple[Any, ...], Mapping[str, Any]], FastPath | None]
 """Finds the straight way for a call that was answered, or None if there is none."""
 
 
-def aim(straight: Way, unchanged: Callable[[], bool] | None) -> Aimed:
+def aim(straight: Way, unchanged: Callable[[], bool] | None) -> FastPath:
     """Look at PyTorch's present settings and modes: for these, `straight` may be taken."""
     from torch._C._dynamo.guards import GlobalStateGuard
 
     modes = _function_modes()  # such as the mode of `torch.device(...)` as a context, or `torch.set_default_device`
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    return Aimed(straight, GlobalStateGuard().check, fastpath, modes, unchanged or _always)
+    return FastPath(straight, GlobalStateGuard().check, fastpath, modes, unchanged or _always)
 
 
-def fast_path(steady: Way, aimed: Aimed, look: Callable[[tuple[Any, ...], Mapping[str, Any]], Finish]) -> Way:
+def fast_path(steady: Way, aimed: FastPath, look: Callable[[tuple[Any, ...], Mapping[str, Any]], Finish]) -> Way:
     """Return the straight way for as long as neither PyTorch's settings nor the module change, and else `steady`.
 
     After a change it is found again, when a call was answered by `steady`. Those for the last few states are kept, as a
@@ -277,18 +277,18 @@ def fast_path(steady: Way, aimed: Aimed, look: Callable[[tuple[Any, ...], Mappin
     """
     stacked, fastpath_now = torch._C._len_torch_function_stack, torch.backends.mha.get_fastpath_enabled
     pace = Pace()
-    current = _unpacked(aimed)
+    current = _unpack(aimed)
     known = [aimed]  # the current one is the first
 
     def call(*args: Any, **kwargs: Any) -> Any:
         straight, settings, fastpath, count, unchanged, modes = current
         if not settings() or fastpath_now() is not fastpath:
-            return changed(*args, **kwargs)
+            return call_after_change(*args, **kwargs)
         if not unchanged() or stacked() != count or (count and _function_modes() != modes):
-            return changed(*args, **kwargs)
+            return call_after_change(*args, **kwargs)
         return straight(*args, **kwargs)
 
-    def changed(*args: Any, **kwargs: Any) -> Any:
+    def call_after_change(*args: Any, **kwargs: Any) -> Any:
         for other in known[1:]:
             if other.holds():
                 take(other)
@@ -306,15 +306,15 @@ def fast_path(steady: Way, aimed: Aimed, look: Callable[[tuple[Any, ...], Mappin
             take(found)
         return answer
 
-    def take(one: Aimed) -> None:
+    def take(one: FastPath) -> None:
         nonlocal current, known
         known = [one, *(other for other in known if other is not one)][:MOST_STATES]
-        current = _unpacked(one)
+        current = _unpack(one)
 
     return call
 
 
-def _unpacked(aimed: Aimed) -> tuple[Any, ...]:
+def _unpack(aimed: FastPath) -> tuple[Any, ...]:
     return aimed.straight, aimed.settings, aimed.fastpath, len(aimed.modes), aimed.unchanged, aimed.modes
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torchwise.compile.guards.fast_module_guard import STANDARD, Reads, glance_at, names_read
-from torchwise.compile.guards.varying_values import STATE, WEIGHT, Varied, value_varied
+from torchwise.compile.guards.fast_module_guard import STANDARD, Reads, make_quick_check, names_read
+from torchwise.compile.guards.varying_values import STATE, WEIGHT, VaryingValue, value_varied
 from torchwise.compile.retry_pace import Pace
 from torchwise.compile.signature import is_equal, is_strided
 
@@ -29,7 +29,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class WatchedPlaces:
     """The places to look at. All of it is kept alive, so that no other object takes one of the identities meanwhile.
 
     Attributes:
@@ -54,7 +54,7 @@ class Places:
     kept: list[torch.Tensor]
 
 
-def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> Places:
+def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> WatchedPlaces:
     """List the places of a module as it is now, or none for a plain function.
 
     Args:
@@ -77,7 +77,7 @@ def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> Pla
     children += [(child._modules, name) for child in modules for name in child._modules.keys()]  # noqa: SIM118
     hooks = [hooks for child in modules for hooks in (child._forward_hooks, child._forward_pre_hooks)]
     whole = [state for state, read in states if read is None]
-    return Places(
+    return WatchedPlaces(
         modules,
         [*whole, *(child._modules for child in modules), *registered, *hooks],
         attributes,
@@ -89,7 +89,7 @@ def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> Pla
     )
 
 
-def fingerprint(places: Places) -> Fingerprint | None:
+def fingerprint(places: WatchedPlaces) -> Fingerprint | None:
     """Return the contents of `places` now, to compare, or None if something is gone.
 
     These are the size of each dict, the submodules and their classes, and the address and layout of each tensor's
@@ -110,7 +110,7 @@ def fingerprint(places: Places) -> Fingerprint | None:
         return None
 
 
-def rebound(places: Places) -> list[Slot]:
+def rebound(places: WatchedPlaces) -> list[Slot]:
     """List the plain attributes that changed. An equal number or text of a type is the same."""
     now = [state.get(name, _MISSING) for state, name in places.attributes]
     if all(map(is_, now, places.values)):
@@ -119,7 +119,7 @@ def rebound(places: Places) -> list[Slot]:
     return [slot for slot, a, b in trios if a is not b and not is_equal(a, b)]
 
 
-class ModuleWatch:
+class ModuleGuard:
     """Tells whether a module changed since the last look in a way that its weights' values do not account for.
 
     Args:
@@ -132,20 +132,20 @@ class ModuleWatch:
         self._reads = reads
         self._pace = Pace()
         self._steps: int | None = None  # of optimizers with its weights, counted from the first `versions` on
-        self.look()
+        self.take_snapshot()
 
-    def look(self) -> None:
+    def take_snapshot(self) -> None:
         """Take the module's present state as the reference."""
         reads = self._reads()
         self._places = places_of(self._module, reads)
         self._seen = fingerprint(self._places)
         self._addresses = frozenset(self._seen[2]) if self._seen is not None else frozenset()
         self._structure = _structure_of(self._module)
-        self._registered = _lying(self._module)
+        self._registered = _locate_tensors(self._module)
         self._looked_for = reads
-        self._unchanged = glance_at(self._module, reads) if self._module is not None else lambda: True
+        self._unchanged = make_quick_check(self._module, reads) if self._module is not None else lambda: True
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether anything moved, came, went, was rebound or switched mode."""
         if self._unchanged():
             return False
@@ -153,26 +153,26 @@ class ModuleWatch:
             return True
         if self._module is not None and self._pace.is_due():  # from now on a glance is enough again
             with self._pace:
-                self._unchanged = glance_at(self._module, self._looked_for)
+                self._unchanged = make_quick_check(self._module, self._looked_for)
         return False
 
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         """Whether only the addresses of tensors changed, as when weights were assigned."""
         now, seen = fingerprint(self._places), self._seen
-        if now is None or seen is None or rebound(self._places) or self.restructured():
+        if now is None or seen is None or rebound(self._places) or self.has_new_structure():
             return False
         return now[:2] == seen[:2] and now[3:] == seen[3:]
 
-    def restructured(self) -> bool:
+    def has_new_structure(self) -> bool:
         """Whether more changed than plain attributes, and the address and layout of tensors' memory."""
         return _structure_of(self._module) != self._structure
 
-    def replaced(self, *, buffers: bool) -> bool:
+    def has_new_tensors(self, *, buffers: bool) -> bool:
         """Whether a parameter, or a buffer too, is another one or lies elsewhere than at the last look."""
-        now = _lying(self._module)
+        now = _locate_tensors(self._module)
         return now != self._registered if buffers else now[0] != self._registered[0]
 
-    def difference(self) -> Varied:
+    def difference(self) -> VaryingValue:
         """Return the first change, in words."""
         named = [] if self._module is None else list(self._module.named_modules())
         holders = {id(held): path for path, part in named for held in (vars(part), part._parameters, part._buffers)}
@@ -184,10 +184,10 @@ class ModuleWatch:
             return value_varied(place(holder, name), holder.get(name))
         for (holder, name), address in zip(self._places.tensors, self._seen[2] if self._seen else (), strict=False):
             if not isinstance(now := holder.get(name), torch.Tensor) or _address(now) != address:
-                return Varied(name, place(holder, name), WEIGHT)
-        return Varied("", self._what_part(named), STATE)
+                return VaryingValue(name, place(holder, name), WEIGHT)
+        return VaryingValue("", self._find_changed_module(named), STATE)
 
-    def _what_part(self, named: list[tuple[str, torch.nn.Module]]) -> str:
+    def _find_changed_module(self, named: list[tuple[str, torch.nn.Module]]) -> str:
         """Name the first part that is of another class or mode, or is made of other parts."""
         now = _structure_of(self._module)
         for (path, _), before, after in zip(named, self._structure, now, strict=False):
@@ -214,13 +214,13 @@ class ModuleWatch:
         _COUNTING.add(self)
         _hear_of_steps()
 
-    def stepped(self, trained: Collection[int]) -> None:
+    def count_optimizer_step(self, trained: Collection[int]) -> None:
         """Count a step of an optimizer that holds tensors at these addresses."""
         if self._steps is not None:
             self._steps += not self._addresses.isdisjoint(trained)
 
 
-_COUNTING: weakref.WeakSet[ModuleWatch] = weakref.WeakSet()
+_COUNTING: weakref.WeakSet[ModuleGuard] = weakref.WeakSet()
 """Watches that count the steps of optimizers."""
 
 
@@ -231,13 +231,13 @@ def _hear_of_steps() -> None:
     A hook that went with its watch would be taken out while PyTorch goes through them, as Python collects at any time.
     """
 
-    def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def notify_watches(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if watches := list(_COUNTING):
             trained = {_address(tensor) for group in optimizer.param_groups for tensor in group["params"]}
             for watch in watches:
-                watch.stepped(trained)
+                watch.count_optimizer_step(trained)
 
-    register_optimizer_step_post_hook(after_step)
+    register_optimizer_step_post_hook(notify_watches)
 
 
 def _structure_of(module: torch.nn.Module | None) -> list[object]:
@@ -251,20 +251,20 @@ def _structure_of(module: torch.nn.Module | None) -> list[object]:
     found: list[object] = [(id(p), type(p), getattr(p, "training", False), *p._modules.keys()) for p in parts]
     found += [tuple(map(id, hooks)) for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
     first: dict[int, int] = {}
-    for place, (part, name, tensor) in enumerate(_registered(parts)):
+    for place, (part, name, tensor) in enumerate(_iter_tensors(parts)):
         tied = None if tensor is None else first.setdefault(id(tensor), place)
         found.append((id(part), name, tied))
     return found
 
 
-def _lying(module: torch.nn.Module | None) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _locate_tensors(module: torch.nn.Module | None) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return the parameters and the buffers, each by its identity and address."""
     tensors = ([], []) if module is None else ([*module.parameters()], [*module.buffers()])
     parameters, buffers = ([(id(t), _address(t)) for t in several] for several in tensors)
     return parameters, buffers
 
 
-def _registered(parts: list[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor | None]]:
+def _iter_tensors(parts: list[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor | None]]:
     for part in parts:
         for state in (part._parameters, part._buffers):
             yield from ((part, name, tensor) for name, tensor in state.items())

@@ -39,12 +39,12 @@ def is_same_code(now: Any, before: Any, seen: Seen | None = None) -> bool:
         return _is_same_function(now, before, seen)
     if isinstance(now, type):
         return _is_same_class(now, before, seen)
-    if (parts := _parts(now)) is not None:
-        return _are_same(parts, _parts(before), seen)
+    if (parts := _parts_to_compare(now)) is not None:
+        return _are_same(parts, _parts_to_compare(before), seen)
     return is_plain(now) and is_equal(now, before)
 
 
-def _parts(thing: Any) -> tuple[Any, ...] | None:
+def _parts_to_compare(thing: Any) -> tuple[Any, ...] | None:
     """Return the parts that decide on a descriptor or a container, or None for other objects, each its own."""
     if isinstance(thing, (staticmethod, classmethod)):
         return (thing.__func__,)

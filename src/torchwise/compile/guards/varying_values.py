@@ -31,7 +31,7 @@ _ROOT = re.compile(r"(?P<kind>[LG])\['(?P<name>\w+)'\](?P<rest>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Varied:
+class VaryingValue:
     """A value that compiled code depends on, and that differs from before.
 
     Attributes:
@@ -56,7 +56,7 @@ class ChangedModelError(StalePlanError):
         varied: the difference.
     """
 
-    def __init__(self, message: str, varied: Varied) -> None:
+    def __init__(self, message: str, varied: VaryingValue) -> None:
         super().__init__(message)
         self.varied = varied
 
@@ -66,7 +66,7 @@ def note(values: Iterable[tuple[str, Any]]) -> Noted:
     return {name: _summary(value) for name, value in values if name}
 
 
-def varied(noted: Noted, scope: Mapping[str, Any], owner: str | None) -> list[Varied]:
+def find_varied(noted: Noted, scope: Mapping[str, Any], owner: str | None) -> list[VaryingValue]:
     """Return the values that differ now.
 
     Args:
@@ -83,17 +83,21 @@ def varied(noted: Noted, scope: Mapping[str, Any], owner: str | None) -> list[Va
         if now != before:
             kind = now[0] if now[0] == before[0] else OBJECT
             found.append(
-                Varied(
-                    name, place_of(name, owner, scope["L"]), kind, _shown(now), _is_integer(before) and _is_integer(now)
+                VaryingValue(
+                    name,
+                    place_of(name, owner, scope["L"]),
+                    kind,
+                    _format_value(now),
+                    _is_integer(before) and _is_integer(now),
                 )
             )
     return found
 
 
-def value_varied(place: str, now: Any) -> Varied:
+def value_varied(place: str, now: Any) -> VaryingValue:
     """Return a variation for a place that has another value now."""
     summary = _summary(now)
-    return Varied(place, place, summary[0], _shown(summary))
+    return VaryingValue(place, place, summary[0], _format_value(summary))
 
 
 def place_of(name: str, owner: str | None, variables: Mapping[str, Any]) -> str:
@@ -136,7 +140,7 @@ def _is_integer(summary: tuple[str, Any]) -> bool:
     return summary[0] == NUMBER and summary[1][0] is int
 
 
-def _shown(summary: tuple[str, Any]) -> str:
+def _format_value(summary: tuple[str, Any]) -> str:
     kind, value = summary
     if kind == TENSOR:
         return f"{str(value[0]).removeprefix('torch.')}{list(value[1])}"

@@ -4,6 +4,6 @@
 verifies that repetitions are equal. `split` cuts the graph, and `backend` is the way in.
 """
 
-from torchwise.compile.loop_rolling.backend import Rolled, around, inductor
+from torchwise.compile.loop_rolling.backend import LoopRolling, inductor, wrap_backend
 
-__all__ = ["Rolled", "around", "inductor"]
+__all__ = ["LoopRolling", "inductor", "wrap_backend"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchwise.compile.loop_rolling import private, repeated_subgraphs, split
-from torchwise.compile.loop_rolling.graph_index import Flow
+from torchwise.compile.loop_rolling.graph_index import GraphIndex
 from torchwise.compile.noop_check import effective
 from torchwise.errors import UnsupportedError
 
@@ -18,7 +18,7 @@ LONG = 500
 """Nodes above which a graph without repetitions is not compiled: it would take minutes, and be in vain."""
 
 
-class Rolled:
+class LoopRolling:
     """A backend of `torch.compile` around another one, which is given one body for all repetitions of it.
 
     A graph without repetitions is compiled as it is if it is short. A long one is left to eager.
@@ -41,18 +41,18 @@ class Rolled:
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph that Dynamo captured."""
         try:
-            flow = Flow.of(module, inputs)
-            cut = split.parts(flow, repeated_subgraphs.rolled(flow))
+            flow = GraphIndex.from_graph(module, inputs)
+            cut = split.split_graph(flow, repeated_subgraphs.find_repeated(flow))
         except UnsupportedError as reason:
             self.reasons.append(str(reason))
             is_long = len(module.graph.nodes) > LONG
             unrolled: Callable[..., Any] = module.forward if is_long else self._inner(module, inputs)
             return unrolled
         self.rolled += 1
-        return split.compiled(flow, cut, functools.partial(self._part, flow.fake_mode))
+        return split.compile_parts(flow, cut, functools.partial(self._compile_part, flow.fake_mode))
 
-    def _part(self, fake_mode: Any, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        with private.tracing(fake_mode):
+    def _compile_part(self, fake_mode: Any, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        with private.trace_context(fake_mode):
             compiled: Callable[..., Any] = self._inner(module, inputs)
         return compiled
 
@@ -65,14 +65,14 @@ class Rolled:
 
 
 @functools.cache
-def around(inner: Callable[..., Any]) -> Rolled:
+def wrap_backend(inner: Callable[..., Any]) -> LoopRolling:
     """Return the backend around `inner`: one and the same, so that Dynamo recognizes compiled code.
 
     Raises:
         UnsupportedError: this torch lacks something that rolling needs.
     """
     private.check()
-    return Rolled(inner)
+    return LoopRolling(inner)
 
 
 @functools.cache

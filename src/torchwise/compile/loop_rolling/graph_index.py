@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchwise.compile.loop_rolling import private
-from torchwise.compile.loop_rolling.views import with_parts_first
+from torchwise.compile.loop_rolling.views import hoist_views
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 
@@ -24,7 +24,7 @@ COMPUTES = ("call_function", "call_method", "call_module")
 
 
 @dataclass(frozen=True)
-class Flow:
+class GraphIndex:
     """The flow of values in a graph.
 
     Attributes:
@@ -46,19 +46,19 @@ class Flow:
     fake_mode: Any
 
     @classmethod
-    def of(cls, module: torch.fx.GraphModule, given: Sequence[Any]) -> Flow:
+    def from_graph(cls, module: torch.fx.GraphModule, given: Sequence[Any]) -> GraphIndex:
         """Run the graph once on fake tensors that look like the inputs given, and watch.
 
         Raises:
             UnsupportedError: the graph cannot be cut without changing its meaning, with the reason.
         """
-        module = with_parts_first(module)
+        module = hoist_views(module)
         nodes = tuple(node for node in module.graph.nodes if node.op in COMPUTES)
         inputs = module.graph.find_nodes(op="placeholder")
         numbers = {node: number for number, node in enumerate(nodes)}
         numbers |= {node: -1 - place for place, node in enumerate(inputs)}
         results = _results(module, numbers)
-        replay = _replayed(module, given)
+        replay = _replay_graph(module, given)
         return cls(
             module=module,
             nodes=nodes,
@@ -92,11 +92,11 @@ class Flow:
         """Return the storages that hold a value."""
         return frozenset(map(_storage, pytree.tensors(self.values[value])))
 
-    def taken(self, start: int, stop: int) -> list[int]:
+    def input_values(self, start: int, stop: int) -> list[int]:
         """List the values that nodes from `start` up to `stop` read and do not make, in order of first use."""
         return list(dict.fromkeys(r for reads in self.reads[start:stop] for r in reads if not start <= r < stop))
 
-    def given(self, start: int, stop: int) -> list[int]:
+    def output_values(self, start: int, stop: int) -> list[int]:
         """List the values made from `start` up to `stop` that are used after it."""
         return [value for value in range(start, stop) if self.last_use.get(value, -1) >= stop]
 
@@ -106,11 +106,11 @@ class Flow:
         Written memory must be touched between two cuts alone, or be made and written to there, and only read later.
         """
 
-        def apart(numbers: list[int]) -> bool:
+        def is_split(numbers: list[int]) -> bool:
             return len({bisect_right(cuts, number) for number in numbers}) > 1
 
         return not any(
-            apart(touched) and (not made_here or apart([touched[0], *written]))
+            is_split(touched) and (not made_here or is_split([touched[0], *written]))
             for made_here, touched, written in self._written
         )
 
@@ -177,7 +177,7 @@ _RUNNING = ("running_mean", "running_var")
 """Batch norm writes to these without saying so in its schema."""
 
 
-def _replayed(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Replay:
+def _replay_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Replay:
     if not inputs or not all(isinstance(value, torch.Tensor) for value in inputs):
         raise UnsupportedError("the graph has inputs that are no tensors, or none")
     replay = _Replay(module, private.fake_mode_of(inputs))

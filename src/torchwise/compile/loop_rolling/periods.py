@@ -19,7 +19,7 @@ LEAST_RUN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Repetition:
     """Labels from `start` up to `stop`, each equal to the one `period` before it, if that is in the stretch."""
 
     start: int
@@ -32,31 +32,31 @@ class Stretch:
         return (self.stop - self.start) // self.period
 
     @property
-    def whole(self) -> Stretch:
+    def whole_periods(self) -> Repetition:
         """The same without the part of a period at its end."""
-        return Stretch(self.start, self.start + self.times * self.period, self.period)
+        return Repetition(self.start, self.start + self.times * self.period, self.period)
 
 
-Proof = Callable[[Stretch], Stretch | None]
+Proof = Callable[[Repetition], Repetition | None]
 """Returns the part of a stretch that truly repeats, a whole number of times, or None."""
 
 
-def repetitions(labels: Sequence[Hashable], proof: Proof = lambda stretch: stretch.whole) -> list[Stretch]:
+def repetitions(labels: Sequence[Hashable], proof: Proof = lambda stretch: stretch.whole_periods) -> list[Repetition]:
     """Return disjoint stretches that repeat, in order: the longest that `proof` accepts, then those beside it.
 
     Labels are compared as they are. The proof must find out whether everything else is equal.
     """
-    numbers = _numbered(labels)
+    numbers = _number_labels(labels)
     least = max(LEAST_TIMES * LEAST_BODY, int(LEAST_RUN * len(numbers)))
     return list(_repetitions(numbers, 0, len(numbers), least, proof))
 
 
-def covers(stretches: Sequence[Stretch], length: int) -> bool:
+def covers(stretches: Sequence[Repetition], length: int) -> bool:
     """Whether the stretches are the better part of a sequence of that length."""
     return bool(stretches) and sum(s.stop - s.start for s in stretches) >= LEAST_SHARE * length
 
 
-def longest_by_period(numbers: npt.NDArray[np.int64]) -> list[Stretch]:
+def longest_by_period(numbers: npt.NDArray[np.int64]) -> list[Repetition]:
     """Return the longest stretch for every period, the longest first, and the shortest period first if they are equal.
 
     Only stretches of at least `LEAST_TIMES` periods count.
@@ -69,11 +69,13 @@ def longest_by_period(numbers: npt.NDArray[np.int64]) -> list[Stretch]:
             continue
         start, length = _longest_true(equal)
         if length >= least:
-            found.append(Stretch(start, start + length + period, period))
+            found.append(Repetition(start, start + length + period, period))
     return sorted(found, key=lambda s: (-s.times * s.period, s.period))
 
 
-def _repetitions(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, proof: Proof) -> Iterator[Stretch]:
+def _repetitions(
+    numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, proof: Proof
+) -> Iterator[Repetition]:
     best = _best(numbers, start, stop, least, proof)
     if best is not None:
         yield from _repetitions(numbers, start, best.start, least, proof)
@@ -81,14 +83,14 @@ def _repetitions(numbers: npt.NDArray[np.int64], start: int, stop: int, least: i
         yield from _repetitions(numbers, best.stop, stop, least, proof)
 
 
-def _best(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, proof: Proof) -> Stretch | None:
-    best: Stretch | None = None
+def _best(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, proof: Proof) -> Repetition | None:
+    best: Repetition | None = None
     if stop - start < least:
         return None
     for found in longest_by_period(numbers[start:stop])[:_MOST_PROOFS]:
         if best is not None and found.times * found.period <= best.stop - best.start:
             break  # no proof makes it longer
-        proven = proof(Stretch(found.start + start, found.stop + start, found.period))
+        proven = proof(Repetition(found.start + start, found.stop + start, found.period))
         if proven is not None and proven.stop - proven.start >= max(least, best.stop - best.start + 1 if best else 0):
             best = proven
     return best
@@ -101,7 +103,7 @@ The longest come first, and if they are not accepted, shorter ones rarely are.
 """
 
 
-def _numbered(labels: Sequence[Hashable]) -> npt.NDArray[np.int64]:
+def _number_labels(labels: Sequence[Hashable]) -> npt.NDArray[np.int64]:
     known: dict[Hashable, int] = {}
     return np.array([known.setdefault(label, len(known)) for label in labels], dtype=np.int64)
 

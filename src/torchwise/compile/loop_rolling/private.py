@@ -36,7 +36,7 @@ def fake(tensor: torch.Tensor, fake_mode: Any) -> Any:
     return tensor if isinstance(tensor, name(_FAKE_TENSOR)) else name(_TO_FAKE)(tensor, fake_mode)
 
 
-def tracing(fake_mode: Any) -> AbstractContextManager[Any]:
+def trace_context(fake_mode: Any) -> AbstractContextManager[Any]:
     """Return a tracing context for one compilation.
 
     AOTAutograd leaves there its knowledge of a graph, and reads it again when it compiles the backward, which is later.

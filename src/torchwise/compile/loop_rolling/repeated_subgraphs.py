@@ -7,22 +7,22 @@ from itertools import groupby
 
 import torch
 
-from torchwise.compile.loop_rolling.graph_index import Flow
-from torchwise.compile.loop_rolling.periods import LEAST_TIMES, Stretch, covers, repetitions
+from torchwise.compile.loop_rolling.graph_index import GraphIndex
+from torchwise.compile.loop_rolling.periods import LEAST_TIMES, Repetition, covers, repetitions
 from torchwise.errors import UnsupportedError
 
 MOST_TURNS = 8
 """Places in a period that are tried as its beginning, narrowest first: later ones are no loops."""
 
 
-def rolled(flow: Flow) -> list[Stretch]:
+def find_repeated(flow: GraphIndex) -> list[Repetition]:
     """Return the stretches of whole periods that may be computed by one body each.
 
     Raises:
         UnsupportedError: nothing repeats, or too little, with the figures.
     """
     widths = _widths(flow)
-    found = repetitions(flow.labels, lambda stretch: _proven(flow, stretch, widths))
+    found = repetitions(flow.labels, lambda stretch: _find_longest_run(flow, stretch, widths))
     count = len(flow.nodes)
     if not found:
         raise UnsupportedError(f"of {count} operations none repeat {LEAST_TIMES} times in the same way")
@@ -36,20 +36,20 @@ def rolled(flow: Flow) -> list[Stretch]:
     return found
 
 
-def cuts(stretch: Stretch) -> list[int]:
+def cuts(stretch: Repetition) -> list[int]:
     """List the beginning of a stretch and the end of each of its periods."""
     return list(range(stretch.start, stretch.stop + 1, stretch.period))
 
 
-def outputs(flow: Flow, stretch: Stretch) -> list[int]:
+def outputs(flow: GraphIndex, stretch: Repetition) -> list[int]:
     """List the places in a period whose values are used after it, in any repetition."""
     starts = range(stretch.start, stretch.stop, stretch.period)
-    return sorted({value - start for start in starts for value in flow.given(start, start + stretch.period)})
+    return sorted({value - start for start in starts for value in flow.output_values(start, start + stretch.period)})
 
 
-def key(flow: Flow, start: int, stop: int) -> Hashable:
+def key(flow: GraphIndex, start: int, stop: int) -> Hashable:
     """Return a key that two parts share exactly when they compute the same from values that look the same."""
-    slots = {value: slot for slot, value in enumerate(flow.taken(start, stop))}
+    slots = {value: slot for slot, value in enumerate(flow.input_values(start, stop))}
     reads = tuple(
         tuple((True, r - start) if r not in slots else (False, slots[r]) for r in flow.reads[number])
         for number in range(start, stop)
@@ -59,10 +59,10 @@ def key(flow: Flow, start: int, stop: int) -> Hashable:
     return flow.labels[start:stop], reads, tuple(map(flow.kind, slots)), shared
 
 
-def _proven(flow: Flow, stretch: Stretch, widths: list[int]) -> Stretch | None:
+def _find_longest_run(flow: GraphIndex, stretch: Repetition, widths: list[int]) -> Repetition | None:
     """Return the longest row of equal periods in a stretch, begun where the fewest values cross the borders."""
-    best: Stretch | None = None
-    for turned in _turned(stretch, widths):
+    best: Repetition | None = None
+    for turned in _list_rotations(stretch, widths):
         for run in _equal(flow, turned):
             longer = best is None or run.times > best.times + 1  # one period more is not worth a wider border
             if longer and _may_roll(flow, run):
@@ -72,30 +72,30 @@ def _proven(flow: Flow, stretch: Stretch, widths: list[int]) -> Stretch | None:
     return best
 
 
-def _turned(stretch: Stretch, widths: list[int]) -> Iterator[Stretch]:
+def _list_rotations(stretch: Repetition, widths: list[int]) -> Iterator[Repetition]:
     period, stop = stretch.period, stretch.stop
     starts = range(stretch.start, min(stretch.start + period, stop - LEAST_TIMES * period + 1))
     narrow = sorted(starts, key=lambda start: (max(widths[start + period : stop : period]), start))
     for start in narrow[:MOST_TURNS]:
-        yield Stretch(start, stop, period).whole
+        yield Repetition(start, stop, period).whole_periods
 
 
-def _equal(flow: Flow, stretch: Stretch) -> list[Stretch]:
+def _equal(flow: GraphIndex, stretch: Repetition) -> list[Repetition]:
     """List the rows of equal periods, the longest first."""
     period, found = stretch.period, []
     starts = range(stretch.start, stretch.stop, period)
     for _, group in groupby(starts, key=lambda start: key(flow, start, start + period)):
         equal = list(group)
         if len(equal) >= LEAST_TIMES:
-            found.append(Stretch(equal[0], equal[-1] + period, period))
+            found.append(Repetition(equal[0], equal[-1] + period, period))
     return sorted(found, key=lambda run: -run.times)
 
 
-def _may_roll(flow: Flow, run: Stretch) -> bool:
+def _may_roll(flow: GraphIndex, run: Repetition) -> bool:
     """Whether only tensors cross the borders, no output is a view of an input, and writes in place stay inside."""
     places = outputs(flow, run)
     for start in range(run.start, run.stop, run.period):
-        taken = flow.taken(start, start + run.period)
+        taken = flow.input_values(start, start + run.period)
         made = [start + place for place in places]
         if not made or any(flow.kind(value) is None for value in (*taken, *made)):
             return False
@@ -106,12 +106,12 @@ def _may_roll(flow: Flow, run: Stretch) -> bool:
     return not uses_addresses and flow.may_cut(cuts(run))
 
 
-def _is_as_strided(flow: Flow, number: int) -> bool:
+def _is_as_strided(flow: GraphIndex, number: int) -> bool:
     """Whether a node reads memory by its offset, which differs for each view that comes in."""
     return flow.nodes[number].target in ("as_strided", torch.as_strided)
 
 
-def _widths(flow: Flow) -> list[int]:
+def _widths(flow: GraphIndex) -> list[int]:
     """Return the number of computed values alive before each node."""
     changes = [0] * (len(flow.nodes) + 2)
     for value, last in flow.last_use.items():

@@ -10,8 +10,8 @@ import torch
 from torch.fx import Node
 
 from torchwise.compile.loop_rolling import repeated_subgraphs
-from torchwise.compile.loop_rolling.graph_index import Flow
-from torchwise.compile.loop_rolling.periods import Stretch
+from torchwise.compile.loop_rolling.graph_index import GraphIndex
+from torchwise.compile.loop_rolling.periods import Repetition
 from torchwise.errors import UnsupportedError
 
 Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[Any]]]
@@ -54,13 +54,13 @@ class Program:
         return [None if value is None else values[value] for value in self._results]
 
 
-def parts(flow: Flow, rolled: Sequence[Stretch]) -> list[Part]:
+def split_graph(flow: GraphIndex, rolled: Sequence[Repetition]) -> list[Part]:
     """Cut a graph into the repetitions of each stretch and the parts between.
 
     Raises:
         UnsupportedError: a value that is no tensor would cross a cut.
     """
-    found = list(_parts(flow, rolled))
+    found = list(_iter_parts(flow, rolled))
     for part in found:
         for value in (*part.taken, *part.given):
             if flow.kind(value) is None:
@@ -68,7 +68,7 @@ def parts(flow: Flow, rolled: Sequence[Stretch]) -> list[Part]:
     return found
 
 
-def compiled(flow: Flow, cut: Sequence[Part], compiler: Compiler) -> Program:
+def compile_parts(flow: GraphIndex, cut: Sequence[Part], compiler: Compiler) -> Program:
     """Compile each distinct part once, on the first of its kind."""
     bodies: dict[Hashable, Callable[..., Sequence[Any]]] = {}
     last = {value: place for place, part in enumerate(cut) for value in part.taken}
@@ -77,13 +77,13 @@ def compiled(flow: Flow, cut: Sequence[Part], compiler: Compiler) -> Program:
     for place, part in enumerate(cut):
         kind = (repeated_subgraphs.key(flow, part.start, part.stop), tuple(value - part.start for value in part.given))
         if kind not in bodies:
-            bodies[kind] = compiler(extracted(flow, part), [flow.values[value] for value in part.taken])
+            bodies[kind] = compiler(extract_part(flow, part), [flow.values[value] for value in part.taken])
         dead = {v for v in part.taken if last[v] == place} | {v for v in part.given if v not in last}
         steps.append(Step(bodies[kind], part.taken, part.given, tuple(dead - kept)))
     return Program(steps, flow.results)
 
 
-def extracted(flow: Flow, part: Part) -> torch.fx.GraphModule:
+def extract_part(flow: GraphIndex, part: Part) -> torch.fx.GraphModule:
     """Return the graph of one part: it takes the part's inputs, and returns a tuple of its outputs."""
     graph = torch.fx.Graph()
     new: dict[Node, Node] = {}
@@ -93,30 +93,30 @@ def extracted(flow: Flow, part: Part) -> torch.fx.GraphModule:
         new[old] = graph.placeholder(old.name)
         new[old].meta["example_value"] = flow.values[value]
 
-    def known(node: Node) -> Node:
+    def map_node(node: Node) -> Node:
         if node not in new:  # a constant of the module
             new[node] = graph.node_copy(node)
         return new[node]
 
     for node in flow.nodes[part.start : part.stop]:
-        new[node] = graph.node_copy(node, known)
+        new[node] = graph.node_copy(node, map_node)
     graph.output(tuple(new[flow.nodes[value]] for value in part.given))
     return torch.fx.GraphModule(flow.module, graph)
 
 
-def _parts(flow: Flow, rolled: Sequence[Stretch]) -> Iterator[Part]:
+def _iter_parts(flow: GraphIndex, rolled: Sequence[Repetition]) -> Iterator[Part]:
     done = 0
     for stretch in rolled:
-        yield from _straight(flow, done, stretch.start)
+        yield from _iter_unrepeated(flow, done, stretch.start)
         places = repeated_subgraphs.outputs(flow, stretch)
         for start in range(stretch.start, stretch.stop, stretch.period):
-            taken = tuple(flow.taken(start, start + stretch.period))
+            taken = tuple(flow.input_values(start, start + stretch.period))
             yield Part(start, start + stretch.period, taken, tuple(start + place for place in places))
         done = stretch.stop
-    yield from _straight(flow, done, len(flow.nodes))
+    yield from _iter_unrepeated(flow, done, len(flow.nodes))
 
 
-def _straight(flow: Flow, start: int, stop: int) -> Iterator[Part]:
-    given = tuple(flow.given(start, stop))
+def _iter_unrepeated(flow: GraphIndex, start: int, stop: int) -> Iterator[Part]:
+    given = tuple(flow.output_values(start, stop))
     if given or any(flow.writes[start:stop]):
-        yield Part(start, stop, tuple(flow.taken(start, stop)), given)
+        yield Part(start, stop, tuple(flow.input_values(start, stop)), given)

@@ -17,13 +17,13 @@ _FUNCTIONS = (operator.getitem, torch.select, torch.narrow)
 _METHODS = ("select", "narrow")
 
 
-def with_parts_first(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def hoist_views(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return the same graph with each part taken right after its whole."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     last: dict[Node, Node] = {}  # maps a whole to the node after which its next part is taken
-    for node in [node for node in graph.nodes if _takes_a_part(node)]:
+    for node in [node for node in graph.nodes if _is_view(node)]:
         whole = node.args[0]
         before = last.get(whole) or (inputs[-1] if whole.op == "placeholder" else whole)
         before.append(node)
@@ -31,7 +31,7 @@ def with_parts_first(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(module, graph)
 
 
-def _takes_a_part(node: Node) -> bool:
+def _is_view(node: Node) -> bool:
     known = node.target in (_FUNCTIONS if node.op == "call_function" else _METHODS if node.op == "call_method" else ())
     return known and not node.kwargs and isinstance(node.args[0], Node) and all(map(_is_fixed, node.args[1:]))
 

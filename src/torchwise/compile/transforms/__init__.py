@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for
-from torchwise.compile.transforms.eager_strides import laid_out
+from torchwise.compile.transforms.eager_strides import with_eager_strides
 from torchwise.compile.transforms.isolate_rnn import isolate
-from torchwise.compile.transforms.numbers_on_gpu import staying
+from torchwise.compile.transforms.numbers_on_gpu import keep_numbers_on_gpu
 from torchwise.compile.transforms.patch_matmul import multiply
 from torchwise.compile.transforms.static_form import take_static_form
 from torchwise.compile.transforms.structure_of_arrays import graph_pass
@@ -35,13 +35,13 @@ GRAPH_TRANSFORMS: dict[str, GraphTransform] = {"complex_to_real": backend_for}
 GRAPH_PASSES: dict[str, Callable[[], Any]] = {"structure_of_arrays": graph_pass}
 """→ a pass over the graphs that Inductor compiles, in the form of Inductor's option for one."""
 CALL_TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "numbers_on_gpu": staying,
-    "eager_strides": laid_out,
+    "numbers_on_gpu": keep_numbers_on_gpu,
+    "eager_strides": with_eager_strides,
 }
 """A callable → the callable that the compiler traces, or a graph records, in its place."""
 
 
-def known_transforms() -> tuple[str, ...]:
+def transform_names() -> tuple[str, ...]:
     """Return the names of all transforms."""
     return (*MODEL_TRANSFORMS, *GRAPH_TRANSFORMS, *GRAPH_PASSES, *CALL_TRANSFORMS)
 

@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.layout import laid_in, order_of
+from torchwise.compile.layout import lay_out, order_of
 
 
-def laid_out(call: Callable[..., Any]) -> Callable[..., Any]:
+def with_eager_strides(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return `call` for Dynamo to trace, for static shapes, with its outputs laid out as the trace finds them.
 
     Called without being traced it changes nothing.
     """
     from torch.utils import _pytree
 
-    def laid(*args: Any, **kwargs: Any) -> Any:
+    def call_with_layout(*args: Any, **kwargs: Any) -> Any:
         return _pytree.tree_map(_as_it_lies, call(*args, **kwargs))
 
-    return laid
+    return call_with_layout
 
 
 def _as_it_lies(leaf: Any) -> Any:
     """Lay a tensor out in the order of dimensions that it has. One with gaps or repetitions is left as it comes."""
-    return laid_in(leaf, order_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf
+    return lay_out(leaf, order_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf

@@ -21,7 +21,7 @@ from torchwise.compile.shared_copies import share
 from torchwise.errors import UnsupportedError
 
 
-class Isolated(torch.nn.Module):
+class IsolatedRNN(torch.nn.Module):
     """Stands in an RNN's place, with its parameters and attributes, and calls it where Dynamo does not look.
 
     It must be of no RNN's class, or Dynamo would break the graph as before. So `isinstance(it, nn.GRU)` is false.
@@ -70,11 +70,11 @@ def isolate(call: Callable[..., Any]) -> tuple[torch.nn.Module, Callable[[Callab
         raise UnsupportedError(f"transforms has 'isolate_rnn', but {kind} has no nn.RNN, nn.GRU or nn.LSTM inside it")
     model = share(call)
     called: set[bool] = set()
-    isolated: dict[int, Isolated] = {}
+    isolated: dict[int, IsolatedRNN] = {}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if isinstance(child, torch.nn.RNNBase):  # one that hangs in two places stays one
-                parent._modules[name] = isolated.setdefault(id(child), Isolated(child, lambda: called.add(True)))
+                parent._modules[name] = isolated.setdefault(id(child), IsolatedRNN(child, lambda: called.add(True)))
     return model, lambda inner: _effective(inner, called)
 
 

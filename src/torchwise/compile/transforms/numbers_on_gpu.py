@@ -10,7 +10,7 @@ Among numbers it is added, subtracted and multiplied. All else is refused, with 
 powers raise or turn complex where a tensor's do not. Kernels round a number first if the tensor is of half precision.
 And a comparison, a format, a size or `math` needs the number after all. Integers are not left there, as they are
 counted with. Code that asks only for the type of a number (`isinstance(x, float)`) is not noticed. A quotient by a
-number is a product with its inverse on a GPU, and by a tensor a quotient: hence it is "reordered".
+number is a product with its inverse on a GPU, and by a tensor a quotient: hence it is "same-precision".
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Number(torch.Tensor):
         raise UnsupportedError("Python needs a number that the GPU has, for a set or the keys of a dict")
 
 
-def staying(call: Callable[..., Any], device: str = DEVICE) -> Callable[..., Any]:
+def keep_numbers_on_gpu(call: Callable[..., Any], device: str = DEVICE) -> Callable[..., Any]:
     """Return `call` with the floating-point numbers that it reads from tensors on the device left there.
 
     Raises (on call):

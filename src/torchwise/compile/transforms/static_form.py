@@ -29,7 +29,7 @@ METHOD = "static_form"
 def has_static_form(call: Callable[..., Any]) -> bool:
     """Whether a callable declares another form of itself. One that raises does, and its trial tells the error."""
     try:
-        return _declared(call) is not None
+        return _find_static_form(call) is not None
     except Exception:  # the user's own code may raise anything
         return True
 
@@ -42,7 +42,7 @@ def take_static_form(call: Callable[..., Any]) -> tuple[Callable[..., Any], Call
             the module would not run.
     """
     try:
-        form = _declared(call)
+        form = _find_static_form(call)
     except Exception as error:  # the user's own code may raise anything
         raise UnsupportedError(f"{METHOD}() of {_kind(call)} raised {type(error).__name__}: {error}") from error
     if form is None:
@@ -58,7 +58,7 @@ def take_static_form(call: Callable[..., Any]) -> tuple[Callable[..., Any], Call
     return form, lambda inner: inner
 
 
-def _declared(call: Callable[..., Any]) -> Any:
+def _find_static_form(call: Callable[..., Any]) -> Any:
     """Return the other form, or None if nothing is declared or the form is the callable itself."""
     method = getattr(call, METHOD, None)
     if not callable(method) or isinstance(method, torch.nn.Module):  # a submodule may have that name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from torchwise.dashboard import stored
-from torchwise.report.study_diff import render_beside
+from torchwise.report.study_diff import render_study_diff
 
 
 def show() -> None:
@@ -20,4 +20,4 @@ def show() -> None:
         first = stored.choose_study("First", found, "first", earlier)
     with right:
         second = stored.choose_study("Second", found, "second")
-    st.html(render_beside(first, second, stored.theme()))
+    st.html(render_study_diff(first, second, stored.theme()))

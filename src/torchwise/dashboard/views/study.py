@@ -27,7 +27,7 @@ def show() -> None:
     if study.state is StudyState.RUNNING:
         st.fragment(run_every=EVERY_S)(_live)(study.id)
     else:
-        st.html(_drawn(study, stored.theme()))
+        st.html(_render_page(study, stored.theme()))
 
 
 def _live(number: int) -> None:
@@ -35,7 +35,7 @@ def _live(number: int) -> None:
     if study.state is not StudyState.RUNNING:
         st.rerun()
     st.text(progress(study, time.time()))
-    st.html(_drawn(study, stored.theme()))
+    st.html(_render_page(study, stored.theme()))
 
 
 def _stamp(study: Study) -> tuple[str, ...]:
@@ -46,6 +46,6 @@ def _stamp(study: Study) -> tuple[str, ...]:
 
 
 @st.cache_data(show_spinner=False, max_entries=32, hash_funcs={Study: _stamp})
-def _drawn(study: Study, theme: Theme) -> str:
+def _render_page(study: Study, theme: Theme) -> str:
     """Return the page of a study, from the cache, as drawing its plots takes a second."""
     return render_html_part(study, theme)

@@ -38,6 +38,6 @@ class Sampler(Protocol):
         """Return the plan to try next, or None when nothing more is worth its cost."""
         ...
 
-    def excluded(self, history: History) -> list[str]:
+    def list_excluded(self, history: History) -> list[str]:
         """List the plans not worth trying given the history, each as "name: reason"."""
         ...

@@ -18,10 +18,10 @@ class ListedSampler:
     def ask(self, history: History) -> Proposal | None:
         """Return the first plan of the list that was not tried."""
         for plan in self._plans:
-            if not plan.is_eager and history.tried(plan) is None:
+            if not plan.is_eager and history.find_trial(plan) is None:
                 return Proposal(plan, "asked for")
         return None
 
-    def excluded(self, history: History) -> list[str]:  # noqa: ARG002 - the shape of a sampler
+    def list_excluded(self, history: History) -> list[str]:  # noqa: ARG002 - the shape of a sampler
         """Return nothing: the user chose."""
         return []

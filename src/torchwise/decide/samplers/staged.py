@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from torchwise.decide.history import GROWS, RESTRIDED, History, code_of, lays_out_by_itself, sets_threads_alone
 from torchwise.decide.samplers.base import Proposal
-from torchwise.plan import EAGER, Choice, Legality, Plan, PlanSpace
+from torchwise.plan import EAGER, Choice, Numerics, Plan, PlanSpace
 from torchwise.plan.choice import ANY, load_choices
-from torchwise.plan.space import EFFORTS, choices_of, complexity_of, parts_of
+from torchwise.plan.space import EFFORTS, choices_of, complexity_of, iter_changes
 from torchwise.records import units
 
 LEAST_GAIN = 0.02
@@ -59,35 +59,38 @@ class _Option:
         """Return why it is not worth trying, or None if its possible saving pays for compiling and for the trial."""
         leader = history.incumbent()
         if late := history.ran_out(self.plan):
-            return f"compiling it takes longer than {_about(late.seconds)}, as {late.plan} showed"
-        short = self.choice.acts == "memory" and not history.eager_fits
+            return f"compiling it takes longer than {_format_estimate(late.seconds)}, as {late.plan} showed"
+        short = self.choice.target_cost == "memory" and not history.eager_fits
         if history.workload.objective == "memory" or short:  # bounds are of time, and tell nothing of memory
             return (
                 None if self.overhead_s < history.economics.baseline_cost else "compiling takes longer than all calls"
             )
-        if self.choice.acts == "compile":
+        if self.choice.target_cost == "compile":
             saved = history.overhead_of(self.base) - self.overhead_s
             if saved < max(LEAST_GAIN * history.cost_of(leader), self.trial_s) or self.base != leader:
-                most = _about(max(saved, 0))
-                return f"it could save at most {most} of compiling; its trial takes {_about(self.trial_s)}"
+                most = _format_estimate(max(saved, 0))
+                return f"it could save at most {most} of compiling; its trial takes {_format_estimate(self.trial_s)}"
             return None
         leader_s = history.seconds_of(leader)
         if self.gain_s < LEAST_GAIN * leader_s:
             gain = max(self.gain_s, 0.0) / leader_s
-            return f"it acts on {_PARTS[self.choice.acts]}, and could save at most {gain:.1%} of the leader's time"
-        closes = self.choice.acts == "launch" and self.choice.field != "options"  # a graph closes measured gaps
+            return (
+                f"it acts on {_PARTS[self.choice.target_cost]}, and could save at most {gain:.1%} of the leader's time"
+            )
+        closes = self.choice.target_cost == "launch" and self.choice.field != "options"  # a graph closes measured gaps
         hope = 1.0 if closes else HOPE
         saved = hope * self.gain_s * history.workload.calls
         dearer = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
         if saved < dearer + self.trial_s:
             return (
-                f"it would save about {_about(saved)} over {history.workload.calls:,} calls, which is less than "
-                f"{_about(dearer)} of extra compile time plus {_about(self.trial_s)} for the trial"
+                f"it would save about {_format_estimate(saved)} over {history.workload.calls:,} calls, "
+                "which is less than "
+                f"{_format_estimate(dearer)} of extra compile time plus {_format_estimate(self.trial_s)} for the trial"
             )
         return None
 
 
-def _about(seconds: float) -> str:
+def _format_estimate(seconds: float) -> str:
     """Return an estimate in words, without digits that it does not have, and without an exponent."""
     return f"{seconds:.3g} s" if 0.1 <= abs(seconds) < 999.5 else units.seconds(seconds)
 
@@ -119,7 +122,7 @@ class StagedSampler:
         if self._is_at_its_end(history):
             return None
         for hint in self._hints:
-            known = history.tried(hint.plan) or history.without_effect(hint.plan)
+            known = history.find_trial(hint.plan) or history.find_noop_trial(hint.plan)
             if known is None and self._is_affordable(hint.plan, history):
                 return hint
         worth = [option for option in self._options(history) if option.problem(history) is None]
@@ -144,7 +147,7 @@ class StagedSampler:
             ),
         )
         reason, limit_s = f"{best.choice.summary}; on {best.base}", _limit_s(best, worth, history)
-        if best.choice.acts == "compile":
+        if best.choice.target_cost == "compile":
             return Proposal(best.plan, reason, limit_s)
         bound = best.gain_s / history.seconds_of(history.incumbent())
         return Proposal(best.plan, f"{reason} it could save up to {min(bound, 1):.0%}", limit_s)
@@ -157,9 +160,9 @@ class StagedSampler:
         """Return whether a plan is open here and could pay if it took no time at all."""
         space = replace(self._space, effort=EFFORTS[-1], traits=self._space.traits | {RESTRIDED})  # as it showed then
         closed = [choice for choice in choices_of(plan) if space.excludes(choice)]
-        return not plan.is_eager and not closed and history.predicted_overhead(plan) < history.economics.baseline_cost
+        return not plan.is_eager and not closed and history.predict_overhead_s(plan) < history.economics.baseline_cost
 
-    def excluded(self, history: History) -> list[str]:
+    def list_excluded(self, history: History) -> list[str]:
         """List the untried neighbours of the leader that cannot pay, and those that need other effort or numerics."""
         found = {str(o.plan): o.problem(history) for o in self._options(history)}
         if GROWS in history.traits:
@@ -171,15 +174,17 @@ class StagedSampler:
         if self._is_at_its_end(history):
             limit = f"effort {self._space.effort} ends after {MOST_TRIALS[self._space.effort]} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
-        return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._closed(history)
+        return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._list_unavailable(
+            history
+        )
 
-    def _closed(self, history: History) -> list[str]:
+    def _list_unavailable(self, history: History) -> list[str]:
         """List the choices that more effort or other numerics would open, and those that the workload bars.
 
         Choices that a search with more of them has tried already are left out.
         """
-        widest = replace(self._space, allow=Legality.SWAPPED, effort=EFFORTS[-1])
-        tried = {part for trial in history.trials for part in parts_of(trial.plan)}
+        widest = replace(self._space, allow=Numerics.SUBSTITUTED, effort=EFFORTS[-1])
+        tried = {part for trial in history.trials for part in iter_changes(trial.plan)}
         untried = [choice for choice in load_choices().values() if choice.value != ANY and choice.key not in tried]
         choices = [choice for choice in untried if widest.excludes(choice) in (None, widest.bars(choice))]
         reasons = {_name(choice): widest.bars(choice) or self._space.excludes(choice) for choice in choices}
@@ -192,45 +197,45 @@ class StagedSampler:
         seen: set[Plan] = set()
         for base in bases:
             for plan, choice in space.neighbours(base):
-                if plan in seen or history.tried(plan) is not None or self._lost_before(history, choice):
+                if plan in seen or history.find_trial(plan) is not None or self._has_lost(history, choice):
                     continue
-                if _fails_like_others(plan, space) or _compiles_each_call(plan, space) or history.without_effect(plan):
+                if _fails_like_others(plan, space) or _compiles_each_call(plan, space) or history.find_noop_trial(plan):
                     continue
                 if plan.threads is not None and plan.threads == history.eager_threads:  # as it is without
                     continue
                 seen.add(plan)
                 best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
                 gain_s = history.seconds_of(leader) - best_s
-                overhead_s = history.predicted_overhead(plan)
-                yield _Option(plan, base, choice, gain_s, overhead_s, history.predicted_trial(plan))
+                overhead_s = history.predict_overhead_s(plan)
+                yield _Option(plan, base, choice, gain_s, overhead_s, history.predict_trial_s(plan))
 
     @staticmethod
     def _bound_s(history: History, base: Plan, choice: Choice) -> float:
         """Return the seconds per call that a choice could save on `base` at the very most."""
         total = history.seconds_of(base)
         eager_s = history.economics.baseline_s
-        if choice.acts in ("compile", "memory"):
+        if choice.target_cost in ("compile", "memory"):
             return 0.0
-        if choice.acts == "launch":
+        if choice.target_cost == "launch":
             part = history.launch_gap_s(base)
-        elif choice.acts in ("gemm", "conv"):
+        elif choice.target_cost in ("gemm", "conv"):
             # Only eager's time in other operators certainly stays the same here: a compiler may have made the rest
             # slower than in eager, and that could be won back.
-            part = total - (1 - history.inspection.shares.get(choice.acts, 1.0)) * eager_s
-            part = max(part, history.inspection.shares.get(choice.acts, 1.0) * eager_s)
+            part = total - (1 - history.inspection.shares.get(choice.target_cost, 1.0)) * eager_s
+            part = max(part, history.inspection.shares.get(choice.target_cost, 1.0) * eager_s)
         else:
             part = total
-        return (1 - choice.keeps) * min(part, total)
+        return (1 - choice.min_remaining_fraction) * min(part, total)
 
-    def _lost_before(self, history: History, choice: Choice) -> bool:
+    def _has_lost(self, history: History, choice: Choice) -> bool:
         """Return whether a choice whose effect carries over already lost on another plan."""
         if not choice.carries_over:
             return False
-        for trial in history.timed():
+        for trial in history.iter_timed():
             if getattr(trial.plan, choice.field) != choice.value:
                 continue
-            without = _without(trial.plan, choice)
-            if without == EAGER or history.tried(without) is not None:
+            without = _drop_choice(trial.plan, choice)
+            if without == EAGER or history.find_trial(without) is not None:
                 bar = WON if self._space.effort == "quick" else LOST
                 return history.seconds_of(without) / history.seconds_of(trial.plan) < bar
         return False
@@ -262,5 +267,5 @@ def _name(choice: Choice) -> str:
     return str(choice.value[0] if choice.field == "options" else choice.value)
 
 
-def _without(plan: Plan, choice: Choice) -> Plan:
+def _drop_choice(plan: Plan, choice: Choice) -> Plan:
     return replace(plan, **{choice.field: getattr(EAGER, choice.field)})

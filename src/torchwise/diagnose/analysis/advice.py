@@ -48,10 +48,10 @@ def use(analysis: Analysis) -> str:
         return f"Do not use {name}: {own_fault(trial)}."
     if analysis.plan.is_eager:
         return "This is the model as it is: nothing is compiled, and nothing has to be paid back."
-    return _worth(analysis, name)
+    return _describe_benefit(analysis, name)
 
 
-def _worth(analysis: Analysis, name: str) -> str:
+def _describe_benefit(analysis: Analysis, name: str) -> str:
     speed, pays, expected = analysis.speedup, analysis.break_even_calls, analysis.workload.calls
     assert speed is not None, "a plan whose answers are right was timed"
     if exceeds(speed) is Answer.INCONCLUSIVE:
@@ -63,26 +63,26 @@ def _worth(analysis: Analysis, name: str) -> str:
         return f"Leave the model alone: with {name} it is slower, {show.speedup(speed)} of eager's speed."
     if exceeds(speed) is Answer.NO or pays is None:
         return f"Leave the model alone: {name} gains nothing that is sure, {show.speedup(speed)} of eager's speed."
-    overhead = show.seconds(analysis.economics.overhead(analysis.trial))
+    overhead = show.seconds(analysis.cost_model.overhead(analysis.trial))
     if analysis.answer is Answer.INCONCLUSIVE:
         return (
             f"Inconclusive: {name} pays for its {overhead} of compiling after {show.count(pays.low)} to "
             f"{show.count(pays.high)} calls, and {show.count(expected)} are expected."
         )
     if not speed.is_usable:
-        return _at_least(analysis, name, speed)
-    gain = analysis.economics.baseline_s - analysis.economics.seconds_per_call(analysis.tried).mid
-    after = "from the first call on" if pays.mid < 1 else f"after {show.counted(pays.mid, 'call')}"
+        return _describe_lower_bound(analysis, name, speed)
+    gain = analysis.cost_model.baseline_s - analysis.cost_model.seconds_per_call(analysis.tried).mid
+    after = "from the first call on" if pays.mid < 1 else f"after {show.pluralize(pays.mid, 'call')}"
     saves = f"it saves {show.seconds(gain)} a call and pays for its {overhead} of compiling {after}"
     if analysis.answer is Answer.NO:
-        return f"Leave the model alone for {show.counted(expected, 'call')}: with {name} {saves}."
-    saved = f"over the expected {show.counted(expected, 'call')} it saves {show.seconds(analysis.saved_s)}"
+        return f"Leave the model alone for {show.pluralize(expected, 'call')}: with {name} {saves}."
+    saved = f"over the expected {show.pluralize(expected, 'call')} it saves {show.seconds(analysis.saved_s)}"
     return f"Use {name}: {saves}; {saved}."
 
 
-def _at_least(analysis: Analysis, name: str, speed: Interval) -> str:
+def _describe_lower_bound(analysis: Analysis, name: str, speed: Interval) -> str:
     """Give the certain part of a plan's speed-up when there is no single figure for it."""
-    calls = show.counted(analysis.workload.calls, "call")
+    calls = show.pluralize(analysis.workload.calls, "call")
     if analysis.answer is Answer.NO:
         return f"Leave the model alone for {calls}: {name} is faster, but does not pay for its compiling so soon."
     saved = show.seconds(analysis.saved_s)
@@ -97,7 +97,7 @@ def few_calls(analysis: Analysis) -> str:
     if exceeds(analysis.speedup) is not Answer.YES or not analysis.speedup.is_usable:
         return ""
     return (
-        f"Do not compile for fewer than {show.counted(pays.mid, 'call')} ({show.count(pays.low)} to "
+        f"Do not compile for fewer than {show.pluralize(pays.mid, 'call')} ({show.count(pays.low)} to "
         f"{show.count(pays.high)} by the 95 % interval of the speed-up)."
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchwise.trial import AroundJob, Job
+from torchwise.trial import DerivedJob, Job
 
 
 @dataclass(frozen=True, slots=True)
-class Look(AroundJob):
+class SteadyRun(DerivedJob):
     """Orders a worker to start the job's plan warm, and to time call after call.
 
     Attributes:
@@ -24,7 +24,7 @@ class Look(AroundJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling(AroundJob):
+class Scaling(DerivedJob):
     """Orders a worker to try the job's plan on inputs of another batch size.
 
     Attributes:

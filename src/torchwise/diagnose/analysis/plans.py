@@ -38,7 +38,7 @@ def plan_of(given: Plan | Decision | str | None, store: str | None = None) -> Pl
     if given.lstrip().startswith("{"):
         return Plan.from_json(given)
     if is_id(given):
-        return _stored(given, store)
+        return _find_stored_plan(given, store)
     raise InputError(
         f"plan is {given!r}, but must be eager, a mode of torch.compile ({', '.join(MODES)}), a plan as JSON, or "
         "the id of a plan that was decided for, of 12 hex digits"
@@ -50,7 +50,7 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def _stored(plan_id: str, store: str | None) -> Plan:
+def _find_stored_plan(plan_id: str, store: str | None) -> Plan:
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torchwise import environment
 from torchwise.diagnose.analysis.advice import advise
-from torchwise.diagnose.analysis.job import Look, Scaling
+from torchwise.diagnose.analysis.job import Scaling, SteadyRun
 from torchwise.diagnose.analysis.plans import DEFAULT
 from torchwise.diagnose.analysis.scale import Found, check_sizes
 from torchwise.errors import InputError, is_positive
@@ -105,11 +105,11 @@ class _Phases:
 
     def run(self, here: environment.Environment) -> Analysis:
         started, created = time.monotonic(), time.time()
-        inspection = self._inspected()
+        inspection = self._inspect()
         with own_caches() as folder:
             trial = self._cold(folder)
             trial, steady = self._warm(trial, folder)
-        batches, note, size = self._scaled(trial)
+        batches, note, size = self._try_batch_sizes(trial)
         record = Analysis(
             self._request.workload,
             here,
@@ -125,7 +125,7 @@ class _Phases:
         )
         return replace(record, advice=advise(record), trust=record.judge_trust())
 
-    def _inspected(self) -> Inspection:
+    def _inspect(self) -> Inspection:
         self._listener.phase("the plain model")
         inspection = inspect_workload(self._launcher, self._job, self._limits(), self._listener.stage)
         self._job = replace(self._job, task="try", traits=inspection.traits)
@@ -135,14 +135,16 @@ class _Phases:
         self._listener.phase(f"{self._request.plan}, with empty caches")
         job, trial = replace(self._job, cache_dir=folder), Trial(0, self._request.plan, started_at=time.time())
         trial = try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
-        return replace(trial, reason=f"proven: {trial.verdict.reason}") if trial.is_proven and trial.verdict else trial
+        return (
+            replace(trial, reason=f"proven: {trial.verdict.reason}") if trial.is_verified and trial.verdict else trial
+        )
 
     def _warm(self, trial: Trial, folder: str) -> tuple[Trial, Steady | None]:
         """Start a verified plan once more: one that fails then would fail at a restart in production."""
-        if not trial.is_proven or trial.costs is None:
+        if not trial.is_verified or trial.costs is None:
             return trial, None
         self._listener.phase(f"{self._request.plan}, with full caches")
-        answer = self._ask(Look(replace(self._job, cache_dir=folder)))
+        answer = self._ask(SteadyRun(replace(self._job, cache_dir=folder)))
         if isinstance(answer, Failure):
             again = replace(answer, message=f"in a second process, from warm caches: {answer.message}")
             return replace(trial, state=TrialState.FAIL, failure=again, reason=str(again)), None
@@ -150,12 +152,12 @@ class _Phases:
         costs = replace(trial.costs, warm_s=steady.warm_s)
         return replace(trial, costs=costs), steady
 
-    def _scaled(self, trial: Trial) -> tuple[tuple[Batch, ...], str, int | None]:
+    def _try_batch_sizes(self, trial: Trial) -> tuple[tuple[Batch, ...], str, int | None]:
         """Return the batch sizes, a note about them, and the size of the inputs as they were given."""
         request = self._request
         if not request.batches:
             return (), "", None
-        if not trial.is_proven:
+        if not trial.is_verified:
             return (), "not scaled: the plan is not proven on the inputs as they are", None
         self._listener.phase("the batch dimension")
         try:
@@ -186,4 +188,4 @@ class _Phases:
         return self._launcher.run(job, self._limits(), self._listener.stage)
 
     def _limits(self) -> Limits:
-        return Limits.of_this_machine(self._request.limit_s)
+        return Limits.from_free_memory(self._request.limit_s)

@@ -52,7 +52,7 @@ def attempt_at(told: Scaling, stage: Callable[[str], None]) -> Attempt:
     assert told.size is not None, "a scaling without a size only finds the dimension"
     workload = load(told.job)
     dim = batch_of(workload.examples[0], told.dim).dim
-    workload = replace(workload, examples=(resized(workload.examples[0], dim, told.size),), reseed=None)
+    workload = replace(workload, examples=(resize_example(workload.examples[0], dim, told.size),), reseed=None)
     with tempfile.TemporaryDirectory(prefix="torchwise-batch-") as folder:
         source = str(Path(folder, "model.pt"))
         save(workload, source)
@@ -86,7 +86,7 @@ def batch_of(example: Example, dim: int | None) -> Found:
     return Found(wanted, sizes[0])
 
 
-def resized(example: Example, dim: int, size: int) -> Example:
+def resize_example(example: Example, dim: int, size: int) -> Example:
     """Return the example with its items along `dim` repeated or left out until there are `size`.
 
     The values stay the same: indices stay in their range, and masks stay masks.
@@ -111,7 +111,7 @@ def _check_outputs(workload: Workload, found: Found) -> None:
     """
     import torch
 
-    more = resized(workload.examples[0], found.dim, found.size + 1)
+    more = resize_example(workload.examples[0], found.dim, found.size + 1)
     try:
         with torch.no_grad():
             outputs = workload.call(*more.args, **more.kwargs)

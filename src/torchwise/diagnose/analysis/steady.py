@@ -8,19 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from torchwise.compile import compile_plan
-from torchwise.diagnose.analysis.job import Look
+from torchwise.diagnose.analysis.job import SteadyRun
 from torchwise.measure import Clock, device_lock, peak_memory
 from torchwise.records.analysis import CALLS_PER_TURN, Consistency, Memory, Steady
-from torchwise.trial.harness import Arena
+from torchwise.trial.harness import Harness
 from torchwise.workload import Workload, pytree
 from torchwise.workload.layouts import size_of
 
 LEAST_TURNS, MOST_CALLS = 3, 4000
 
 
-def look(told: Look, stage: Callable[[str], None]) -> Steady:
+def measure_steady(told: SteadyRun, stage: Callable[[str], None]) -> Steady:
     """Start the plan from the caches of an earlier process, and time each call by itself."""
-    arena, plan = Arena(told.job), told.job.plan
+    arena, plan = Harness(told.job), told.job.plan
     with arena.gradients():
         example = arena.workload.examples[0]
         realized = compile_plan(arena.workload.call, plan, example, device=arena.device, mode=arena.mode)
@@ -30,14 +30,14 @@ def look(told: Look, stage: Callable[[str], None]) -> Steady:
         start = peak_memory(lambda: warm.append(arena.first_calls(calls)), arena.device)
         stage("measure")
         common = _commonest(arena.workload)
-        own, eager = _in_turns(calls[common], arena.eager[common], arena.device, told.job.effort.measure_s)
+        own, eager = _time_alternately(calls[common], arena.eager[common], arena.device, told.job.effort.measure_s)
         stage("memory")
         call, baseline = arena.memory(calls)
-    memory = replace(_held(arena.workload), start=start, call=call, baseline_call=baseline)
+    memory = replace(_static_memory(arena.workload), start=start, call=call, baseline_call=baseline)
     return Steady(warm[0], own, eager, memory)
 
 
-def _in_turns(
+def _time_alternately(
     plan: Callable[[], Any], eager: Callable[[], Any], device: str, budget_s: float
 ) -> tuple[Consistency, Consistency]:
     """Time single calls of both sides, some of one and then some of the other, until the budget is spent.
@@ -64,7 +64,7 @@ def _commonest(workload: Workload) -> int:
     return weights.index(max(weights))
 
 
-def _held(workload: Workload) -> Memory:
+def _static_memory(workload: Workload) -> Memory:
     module, inputs = workload.module, [_bytes((e.args, dict(e.kwargs))) for e in workload.examples]
     own = () if module is None else (*module.parameters(), *module.buffers())
     return Memory(sum(map(size_of, {id(t): t for t in own}.values())), max(inputs))

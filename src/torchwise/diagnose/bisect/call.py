@@ -10,11 +10,11 @@ from typing import Any
 
 from torchwise.diagnose.bisect.request import AUTO, LIMIT_S, BisectRequest
 from torchwise.diagnose.bisect.run import run_bisection
-from torchwise.diagnose.worker_arguments import sent, specified
+from torchwise.diagnose.worker_arguments import make_spec, sent
 from torchwise.plan import EAGER, Plan
 from torchwise.records.bisection import Bisection
 from torchwise.workload import Example, Workload
-from torchwise.workload.user_inputs import given
+from torchwise.workload.user_inputs import read_workload
 
 
 def bisect(
@@ -59,8 +59,8 @@ def bisect(
     from torchwise.report.bisect import BisectProgress, Silent
     from torchwise.trial import ProcessLauncher
 
-    workload = given(model, args, kwargs, examples)
-    spec = specified(model, workload, device, mode=mode)
+    workload = read_workload(model, args, kwargs, examples)
+    spec = make_spec(model, workload, device, mode=mode)
     request = BisectRequest(spec, what, plan, limit, budget, str(repro) if repro is not None else None)
     shown: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Silent())
     with sent(workload, spec.target) as file, shown as listener:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torchwise.diagnose.bisect.job import Option
 from torchwise.plan import Plan
 from torchwise.plan.plan import OptionValue
-from torchwise.plan.space import parts_of
+from torchwise.plan.space import iter_changes
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class Candidate:
     """An option of Inductor with the value that disables it, or a kind of pass with no applications."""
 
     name: str
@@ -27,50 +27,50 @@ class Suspect:
         return f"{self.name}={self.value}" if self.is_option else f"without {self.name.replace('_', ' ')}"
 
 
-PASSES = tuple(Suspect(name) for name in ("post_grad_passes", "joint_graph_passes", "pre_grad_passes"))
+PASSES = tuple(Candidate(name) for name in ("post_grad_passes", "joint_graph_passes", "pre_grad_passes"))
 """Kinds of pass that PyTorch's own `torch._inductor.compiler_bisector` can leave out, in its words."""
-DECOMPOSITIONS = Suspect("decomposition")
-LOWERINGS = Suspect("lowerings")
+DECOMPOSITIONS = Candidate("decomposition")
+LOWERINGS = Candidate("lowerings")
 """The lowerings to code that Inductor generates.
 
 Without them, operators run as in eager.
 """
 
 OPTIONS = (
-    Suspect("triton.cudagraphs", False),
-    Suspect("freezing", False),
-    Suspect("max_autotune", False),
-    Suspect("max_autotune_gemm", False),
-    Suspect("coordinate_descent_tuning", False),
-    Suspect("cpp_wrapper", False),
-    Suspect("pattern_matcher", False),
-    Suspect("joint_graph_constant_folding", False),
-    Suspect("constant_and_index_propagation", False),
-    Suspect("split_cat_fx_passes", False),
-    Suspect("epilogue_fusion", False),
-    Suspect("prologue_fusion", False),
-    Suspect("max_fusion_size", 1),
-    Suspect("loop_ordering_after_fusion", False),
-    Suspect("loop_index_inversion_in_fusion", False),
-    Suspect("layout_optimization", False),
-    Suspect("comprehensive_padding", False),
-    Suspect("shape_padding", False),
-    Suspect("inplace_padding", False),
-    Suspect("cpp.simdlen", 1),
-    Suspect("cpp.weight_prepack", False),
-    Suspect("cpp.enable_loop_tail_vec", False),
-    Suspect("cpp.enable_tiling_heuristics", False),
-    Suspect("inplace_buffers", False),
-    Suspect("allow_buffer_reuse", False),
-    Suspect("memory_planning", False),
-    Suspect("reorder_for_peak_memory", False),
-    Suspect("reorder_for_locality", False),
-    Suspect("split_reductions", False),
-    Suspect("triton.persistent_reductions", False),
-    Suspect("optimize_scatter_upon_const_tensor", False),
-    Suspect("use_fast_math", False),
-    Suspect("emulate_precision_casts", True),
-    Suspect("fallback_random", True),
+    Candidate("triton.cudagraphs", False),
+    Candidate("freezing", False),
+    Candidate("max_autotune", False),
+    Candidate("max_autotune_gemm", False),
+    Candidate("coordinate_descent_tuning", False),
+    Candidate("cpp_wrapper", False),
+    Candidate("pattern_matcher", False),
+    Candidate("joint_graph_constant_folding", False),
+    Candidate("constant_and_index_propagation", False),
+    Candidate("split_cat_fx_passes", False),
+    Candidate("epilogue_fusion", False),
+    Candidate("prologue_fusion", False),
+    Candidate("max_fusion_size", 1),
+    Candidate("loop_ordering_after_fusion", False),
+    Candidate("loop_index_inversion_in_fusion", False),
+    Candidate("layout_optimization", False),
+    Candidate("comprehensive_padding", False),
+    Candidate("shape_padding", False),
+    Candidate("inplace_padding", False),
+    Candidate("cpp.simdlen", 1),
+    Candidate("cpp.weight_prepack", False),
+    Candidate("cpp.enable_loop_tail_vec", False),
+    Candidate("cpp.enable_tiling_heuristics", False),
+    Candidate("inplace_buffers", False),
+    Candidate("allow_buffer_reuse", False),
+    Candidate("memory_planning", False),
+    Candidate("reorder_for_peak_memory", False),
+    Candidate("reorder_for_locality", False),
+    Candidate("split_reductions", False),
+    Candidate("triton.persistent_reductions", False),
+    Candidate("optimize_scatter_upon_const_tensor", False),
+    Candidate("use_fast_math", False),
+    Candidate("emulate_precision_casts", True),
+    Candidate("fallback_random", True),
 )
 """Fusion, layout, vectorisation, memory and tuning. Options that a version of PyTorch lacks are left alone there."""
 
@@ -91,7 +91,7 @@ def plan_of(choices: tuple[tuple[str, object], ...], backend: str) -> Plan:
     return Plan(backend=backend, transforms=transforms, options=options, **fields)  # type: ignore[arg-type]
 
 
-def in_words(choice: tuple[str, object]) -> str:
+def describe_choice(choice: tuple[str, object]) -> str:
     """Return a choice as a plan shows it, such as "capture call" or "epilogue_fusion=True"."""
     name, value = choice
     if name == "options" and isinstance(value, tuple):
@@ -101,5 +101,5 @@ def in_words(choice: tuple[str, object]) -> str:
 
 def is_plain(plan: Plan) -> bool:
     """Return whether a plan is nothing more than `torch.compile` with options."""
-    here = {name for name, _ in parts_of(plan)}
+    here = {name for name, _ in iter_changes(plan)}
     return plan.backend == "inductor" and here <= {"backend", "mode", "options", "shapes"}

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from torchwise.diagnose.bisect import private
-from torchwise.diagnose.bisect.job import Graphs, Look, Part
+from torchwise.diagnose.bisect.job import Graphs, Part, Probe
 from torchwise.records.bisection import Operation
 from torchwise.trial.loading import load
 from torchwise.workload import Workload, pytree
@@ -35,7 +35,7 @@ class Captured:
         return [node for node in self.module.graph.nodes if node.op in CALLS]
 
 
-def list_graphs(order: Look, stage: Callable[[str], None]) -> Graphs:
+def list_graphs(order: Probe, stage: Callable[[str], None]) -> Graphs:
     """Return the operations of every captured graph."""
     stage("load")
     workload = load(order.job)
@@ -87,7 +87,7 @@ def _retraceable(captured: Captured) -> Captured:
     return Captured(lowered, captured.inputs[:1])  # whose sizes are written down in it
 
 
-def part_of(captured: Captured, part: Part) -> Workload:
+def extract_subgraph(captured: Captured, part: Part) -> Workload:
     """Return the kept operations as a workload.
 
     Its inputs are the others' outputs when the whole graph ran.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchwise.records.bisection import Operation, Sighting, Stage
-from torchwise.trial import AroundJob, Job
+from torchwise.records.bisection import Observation, Operation, Stage
+from torchwise.trial import DerivedJob, Job
 
 Task = Literal["look:look", "capture:list_graphs", "repro:write"]
 Option = bool | int | str
@@ -26,7 +26,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Look(AroundJob):
+class Probe(DerivedJob):
     """The order for a worker.
 
     Attributes:
@@ -54,7 +54,7 @@ class Look(AroundJob):
     to: Task = "look:look"
     file: str = ""
     about: tuple[str, ...] = ()
-    fault: Sighting | None = None
+    fault: Observation | None = None
     to_load: bool = False
 
     @property
@@ -64,7 +64,7 @@ class Look(AroundJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProbeResult:
     """The answer of a probe.
 
     Attributes:
@@ -73,7 +73,7 @@ class Seen:
         stochastic: whether the model draws random numbers.
     """
 
-    sighting: Sighting
+    sighting: Observation
     applied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     stochastic: bool = False
 

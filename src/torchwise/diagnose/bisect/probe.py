@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from torchwise.compile import compile_plan
-from torchwise.compile.backends.inductor import compiled_graphs
+from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.diagnose.bisect import private
-from torchwise.diagnose.bisect.capture import capture, part_of
-from torchwise.diagnose.bisect.job import Look, Seen
+from torchwise.diagnose.bisect.capture import capture, extract_subgraph
+from torchwise.diagnose.bisect.job import Probe, ProbeResult
 from torchwise.errors import BaselineError, InputError
 from torchwise.measure import Clock, Precision, measure_pair
 from torchwise.plan import EAGER
 from torchwise.records import Measurement, Outcome, Verdict
-from torchwise.records.bisection import Sighting, Symptom
+from torchwise.records.bisection import Observation, Symptom
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.loading import load, refuse_step, runner
 from torchwise.trial.plain_call import PlainCall, run_plainly
@@ -35,7 +35,7 @@ The whole interval must lie beyond it.
 PRECISION = Precision(half_width=0.03, budget_s=3.0)
 
 
-def look(order: Look, stage: Callable[[str], None]) -> Seen:
+def run_probe(order: Probe, stage: Callable[[str], None]) -> ProbeResult:
     """Run eager, then the stage, and compare the two with the float64 reference.
 
     Raises:
@@ -46,39 +46,39 @@ def look(order: Look, stage: Callable[[str], None]) -> Seen:
     workload = subject(order)
     switches = private.Switches(order.most)
     switches.install()
-    before = compiled_graphs()
+    before = count_compiled_graphs()
     stage("eager")
     with torch.set_grad_enabled(_trains(order)):
         once = run_plainly(workload, order.job.workload.mode)
         stochastic = _draws(workload, once) if order.stage == "eager" else order.stochastic
     order = replace(order, job=replace(order.job, traits=once.traits))
     if order.stage == "eager":
-        return Seen(_baseline(workload, order), stochastic=stochastic)
+        return ProbeResult(_baseline(workload, order), stochastic=stochastic)
     stage(order.stage)
     candidate = build(workload, order)
     verdict = _verdict(workload, candidate, order)
-    if order.stage != "plan" and compiled_graphs() == before:
+    if order.stage != "plan" and count_compiled_graphs() == before:
         with torch.set_grad_enabled(_trains(order)):
             why = why_uncompiled(workload.call, workload.examples[0])
         raise InputError(f"nothing of the model is compiled: {why}")
-    sighting = sighting_of(verdict)
+    sighting = classify_verdict(verdict)
     if not sighting.is_fault and order.timed:
         stage(f"{order.stage}, timed")
-        sighting = _pace(_timed(workload, candidate, order))
-    return Seen(sighting, switches.applied, stochastic)
+        sighting = _pace(_measure(workload, candidate, order))
+    return ProbeResult(sighting, switches.applied, stochastic)
 
 
-def subject(order: Look) -> Workload:
+def subject(order: Probe) -> Workload:
     """Return the subject of the probe: the whole model, or a part of one of its graphs."""
     workload = load(order.job)
     refuse_step(workload, "bisect")
     if order.part is None:
         return workload
     graphs = capture(workload, training=_trains(order))
-    return part_of(graphs[order.part.graph], order.part)
+    return extract_subgraph(graphs[order.part.graph], order.part)
 
 
-def build(workload: Workload, order: Look) -> Callable[..., Any]:
+def build(workload: Workload, order: Probe) -> Callable[..., Any]:
     """Return the model, compiled up to the order's stage on its first call."""
     plan = order.job.plan
     if order.stage == "plan":
@@ -88,11 +88,11 @@ def build(workload: Workload, order: Look) -> Callable[..., Any]:
         private.set_cse(bool(order.options["cse"]))
     if order.stage != "inductor":
         backend = BACKENDS.get(order.stage, order.stage)
-        return _compiled(workload.call, order, backend=backend)
-    return _compiled(workload.call, order, options=inductor_options(order))
+        return _compile(workload.call, order, backend=backend)
+    return _compile(workload.call, order, options=inductor_options(order))
 
 
-def inductor_options(order: Look) -> dict[str, Any]:
+def inductor_options(order: Probe) -> dict[str, Any]:
     """Return the options of the plan with those of the order on top, as far as this torch has them.
 
     Freezing is set for the process, as PyTorch ignores it here.
@@ -106,16 +106,16 @@ def inductor_options(order: Look) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name in known}
 
 
-def sighting_of(verdict: Verdict) -> Sighting:
+def classify_verdict(verdict: Verdict) -> Observation:
     """Turn a verdict into an observed symptom."""
     if verdict.outcome is not Outcome.FAIL:
         right = verdict.outcome is Outcome.PASS
-        return Sighting(Symptom.NONE if right else Symptom.NOT_COMPARABLE, verdict.reason)
+        return Observation(Symptom.NONE if right else Symptom.NOT_COMPARABLE, verdict.reason)
     lost = any("finite" in check.detail or "NaN" in check.detail for check in verdict.checks)
-    return Sighting(Symptom.NAN if lost else Symptom.WRONG, verdict.reason)
+    return Observation(Symptom.NAN if lost else Symptom.WRONG, verdict.reason)
 
 
-def _compiled(call: Callable[..., Any], order: Look, **how: Any) -> Callable[..., Any]:
+def _compile(call: Callable[..., Any], order: Probe, **how: Any) -> Callable[..., Any]:
     dynamic = None if order.job.plan == EAGER else order.job.plan.shapes == "dynamic"
     compiled: Callable[..., Any] = torch.compile(call, dynamic=dynamic, **how)
     return compiled
@@ -127,14 +127,14 @@ def _draws(workload: Workload, once: PlainCall) -> bool:
     return is_stochastic(call, workload.call)[0]
 
 
-def _baseline(workload: Workload, order: Look) -> Sighting:
-    sighting = sighting_of(_verdict(workload, workload.call, order))
+def _baseline(workload: Workload, order: Probe) -> Observation:
+    sighting = classify_verdict(_verdict(workload, workload.call, order))
     if sighting.is_fault:
         raise BaselineError(f"the model itself, run plainly, is not right by its float64 reference: {sighting.detail}")
     return sighting
 
 
-def _verdict(workload: Workload, candidate: Callable[..., Any], order: Look) -> Verdict:
+def _verdict(workload: Workload, candidate: Callable[..., Any], order: Probe) -> Verdict:
     """Judge on the examples alone: a repro could not show a fault that only other inputs show."""
     floor, plan = workload.call, order.job.plan
     if order.stage == "plan" and plan.precision != "native":
@@ -147,26 +147,26 @@ def _verdict(workload: Workload, candidate: Callable[..., Any], order: Look) -> 
         return verify(judged, extra_draws=0)
 
 
-def _timed(workload: Workload, candidate: Callable[..., Any], order: Look) -> Measurement:
+def _measure(workload: Workload, candidate: Callable[..., Any], order: Probe) -> Measurement:
     wanted = order.job.workload
     clock = Clock(wanted.device, each=wanted.objective != "throughput")
 
-    def timed(call: Callable[..., Any], example: Example) -> Callable[[], Any]:
+    def make_runner(call: Callable[..., Any], example: Example) -> Callable[[], Any]:
         return runner(call, example, wanted.mode, original=workload.call, restores=bool(order.job.traits))
 
     with torch.set_grad_enabled(_trains(order)):
         sides = [
-            mix_of([timed(call, example) for example in workload.examples], workload)
+            mix_of([make_runner(call, example) for example in workload.examples], workload)
             for call in (candidate, workload.call)
         ]
         return measure_pair(sides[0], sides[1], clock, PRECISION)
 
 
-def _pace(measurement: Measurement) -> Sighting:
+def _pace(measurement: Measurement) -> Observation:
     speedup = measurement.speedup
     slower = f"{1 / speedup.mid:.2f} [{1 / speedup.high:.2f}, {1 / speedup.low:.2f}] times eager's time"
-    return Sighting(Symptom.SLOW if speedup.high * SLOWER < 1 else Symptom.NONE, f"a call takes {slower}")
+    return Observation(Symptom.SLOW if speedup.high * SLOWER < 1 else Symptom.NONE, f"a call takes {slower}")
 
 
-def _trains(order: Look) -> bool:
+def _trains(order: Probe) -> bool:
     return order.job.workload.mode == "training"

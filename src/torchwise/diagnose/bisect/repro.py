@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from torchwise.diagnose.bisect import program
-from torchwise.diagnose.bisect.job import Look, Written
+from torchwise.diagnose.bisect.job import Probe, Written
 from torchwise.diagnose.bisect.probe import BACKENDS, inductor_options, subject
 from torchwise.errors import UnsupportedError
 from torchwise.records.bisection import Symptom
@@ -31,7 +31,7 @@ RUNS_AT_MOST_S = 600
 _DROPPED = re.compile(r";\s*(?:\w+ = )+None(?=\s|$)| : torch\._subclasses\.fake_tensor\.FakeTensor")
 
 
-def write(order: Look, stage: Callable[[str], None]) -> Written:
+def write(order: Probe, stage: Callable[[str], None]) -> Written:
     """Write the program to the order's file.
 
     Raises:
@@ -39,7 +39,7 @@ def write(order: Look, stage: Callable[[str], None]) -> Written:
     """
     stage("write")
     fault = order.fault.symptom if order.fault else Symptom.NONE
-    call, imports = _part(order) if order.part else (_filled(program.TARGET, order), "")
+    call, imports = _write_subgraph(order) if order.part else (_fill_template(program.TARGET, order), "")
     leaves = program.LEAVES_OF_PART if order.part else program.LEAVES_OF_TARGET
     if order.to_load:
         imports += Template(program.PREAMBLE).substitute(_target(order))
@@ -60,7 +60,7 @@ def write(order: Look, stage: Callable[[str], None]) -> Written:
     return Written(standalone=order.part is not None and not order.to_load and order.stage != "plan")
 
 
-def _part(order: Look) -> tuple[str, str]:
+def _write_subgraph(order: Probe) -> tuple[str, str]:
     """Save the part's inputs, and return its function and its imports."""
     workload = subject(order)
     assert isinstance(workload.call, fx.GraphModule)
@@ -141,7 +141,7 @@ def _imports(names: Mapping[str, Any]) -> str:
     return "".join(f"{line}\n" for line in lines if line != "import torch")
 
 
-def _candidate(order: Look) -> str:
+def _candidate(order: Probe) -> str:
     workload = order.job.workload
     if order.stage == "plan":
         words = {"plan": order.job.plan.to_json(), "device": workload.device, "mode": workload.mode}
@@ -152,11 +152,11 @@ def _candidate(order: Look) -> str:
     return Template(program.COMPILED).substitute(how=how)
 
 
-def _filled(template: str, order: Look) -> str:
+def _fill_template(template: str, order: Probe) -> str:
     return Template(template).substitute(_target(order))
 
 
-def _target(order: Look) -> dict[str, str]:
+def _target(order: Probe) -> dict[str, str]:
     """Return the code that loads the target, with a file's whole path, as a repro may run anywhere.
 
     Raises:

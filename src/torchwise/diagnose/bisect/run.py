@@ -9,17 +9,17 @@ import time
 from dataclasses import replace
 
 from torchwise import environment
-from torchwise.diagnose.bisect.candidates import in_words, is_plain, plan_of
+from torchwise.diagnose.bisect.candidates import describe_choice, is_plain, plan_of
 from torchwise.diagnose.bisect.ddmin import minimal
-from torchwise.diagnose.bisect.isolate import find_culprit
-from torchwise.diagnose.bisect.job import Graphs, Look, Part, Seen, Written
+from torchwise.diagnose.bisect.isolate import find_cause
+from torchwise.diagnose.bisect.job import Graphs, Part, Probe, ProbeResult, Written
 from torchwise.diagnose.bisect.probe_runner import BisectListener, Looking
 from torchwise.diagnose.bisect.request import BisectRequest
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.space import parts_of
+from torchwise.plan.space import iter_changes
 from torchwise.records import Failure, codec
-from torchwise.records.bisection import Bisection, Culprit, Operation, Repro, Sighting, Stage, Subgraph, Symptom
+from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Stage, Subgraph, Symptom
 from torchwise.trial import Job, Launcher, own_caches
 
 LOWER: tuple[Stage, ...] = ("dynamo", "aot_eager", "aot_eager_decomp_partition")
@@ -72,44 +72,44 @@ class _Bisecting:
         self._looking = looking
 
     def run(self) -> Bisection:
-        found = self._found()
+        found = self._search()
         return replace(found, steps=tuple(self._looking.steps), notes=tuple(dict.fromkeys(self._looking.notes)))
 
-    def _found(self) -> Bisection:
+    def _search(self) -> Bisection:
         looking, request = self._looking, self._request
         where = environment.detect(request.workload.device)
-        nothing = Bisection(request.workload, where, Sighting(Symptom.NONE), request.plan, request.what)
+        nothing = Bisection(request.workload, where, Observation(Symptom.NONE), request.plan, request.what)
         looking.begin()
         plan = request.plan if request.plan != EAGER else Plan(backend="inductor")
         order = looking.order("inductor" if is_plain(plan) else "plan", plan)
-        seen = looking.look(f"{order.stage}: {plan}" if order.stage == "plan" else "torch.compile as it is", order)
-        if not looking.is_wanted(seen.sighting):
-            return replace(nothing, sighting=self._unwanted(seen.sighting))
+        seen = looking.run_probe(f"{order.stage}: {plan}" if order.stage == "plan" else "torch.compile as it is", order)
+        if not looking.is_requested(seen.sighting):
+            return replace(nothing, observation=self._report_no_fault(seen.sighting))
         looking.fault = seen.sighting
         order, culprit = self._fewest_choices(order)
         if order.stage == "inductor":
             order, seen = self._lowest_stage(order, seen)
-            culprit = find_culprit(looking, order) or culprit
-        found = replace(nothing, sighting=looking.fault, stage=order.stage, culprit=culprit, plan=order.job.plan)
-        subgraph = self._smallest_part(order)
+            culprit = find_cause(looking, order) or culprit
+        found = replace(nothing, observation=looking.fault, stage=order.stage, cause=culprit, plan=order.job.plan)
+        subgraph = self._find_smallest_subgraph(order)
         found = replace(found, subgraph=subgraph)
         return replace(found, repro=self._repro(order, found)) if request.repro else found
 
-    def _unwanted(self, sighting: Sighting) -> Sighting:
+    def _report_no_fault(self, sighting: Observation) -> Observation:
         """Return the answer when no symptom of the requested kind was seen."""
         unknown = sighting.symptom is Symptom.NOT_COMPARABLE and self._request.compares
         if sighting.symptom is Symptom.NONE or unknown:
             return sighting
-        return Sighting(Symptom.NONE, f"but {sighting.symptom}: {sighting.detail}")
+        return Observation(Symptom.NONE, f"but {sighting.symptom}: {sighting.detail}")
 
-    def _fewest_choices(self, order: Look) -> tuple[Look, Culprit | None]:
+    def _fewest_choices(self, order: Probe) -> tuple[Probe, Cause | None]:
         """Remove every choice that a plan does not need for the fault to appear."""
         plan, looking = order.job.plan, self._looking
-        choices = tuple(part for part in parts_of(plan) if part[0] != "backend")
+        choices = tuple(part for part in iter_changes(plan) if part[0] != "backend")
         if not choices:
             return order, None
 
-        def at(part: tuple[tuple[str, object], ...]) -> Look | None:
+        def make_order(part: tuple[tuple[str, object], ...]) -> Probe | None:
             try:
                 fewer = plan_of(part, plan.backend)
             except PlanError:  # one choice needs another that is taken away
@@ -117,32 +117,32 @@ class _Bisecting:
             return looking.order("inductor" if is_plain(fewer) else "plan", fewer)
 
         def shows(part: tuple[tuple[str, object], ...]) -> bool:
-            lesser = at(part)
+            lesser = make_order(part)
             if lesser is None or lesser.job.plan == EAGER:
                 return False
             return looking.shows(f"{lesser.stage}: {lesser.job.plan}", lesser)
 
         needed = () if shows(()) else minimal(choices, shows)
-        lesser = at(needed)
+        lesser = make_order(needed)
         assert lesser is not None
-        name = " + ".join(map(in_words, needed))
+        name = " + ".join(map(describe_choice, needed))
         why = "the fault is gone without it" if len(needed) == 1 else "the fault is gone without any one of them"
-        return lesser, Culprit("choice", name, why) if needed else None
+        return lesser, Cause("choice", name, why) if needed else None
 
-    def _lowest_stage(self, order: Look, seen: Seen) -> tuple[Look, Seen]:
+    def _lowest_stage(self, order: Probe, seen: ProbeResult) -> tuple[Probe, ProbeResult]:
         """Return the first stage that shows the fault, with its observation."""
         looking = self._looking
         for stage in LOWER:
             lower = replace(order, stage=stage)
-            sight = looking.look(f"stage {stage}", lower)
+            sight = looking.run_probe(f"stage {stage}", lower)
             if sight.sighting.symptom is not Symptom.NONE and (
-                looking.is_wanted(sight.sighting) or sight.sighting.symptom is looking.fault.symptom
+                looking.is_requested(sight.sighting) or sight.sighting.symptom is looking.fault.symptom
             ):
                 looking.fault = sight.sighting
                 return lower, sight
         return order, seen
 
-    def _smallest_part(self, order: Look) -> Subgraph | None:
+    def _find_smallest_subgraph(self, order: Probe) -> Subgraph | None:
         looking = self._looking
         if looking.fault.symptom is Symptom.SLOW:
             looking.note("a part of a slow graph is slow for other reasons than the whole: nothing is reduced")
@@ -156,44 +156,44 @@ class _Bisecting:
             return None
         graphs = codec.from_json(answer, Graphs).graphs
         for place, operations in enumerate(graphs):
-            if operations and self._part_shows(order, place, operations):
-                return self._reduced(order, place, operations)
+            if operations and self._is_faulty_subgraph(order, place, operations):
+                return self._reduce(order, place, operations)
         if not looking.spent:
             looking.note(_NONE_BY_ITSELF[min(sum(map(bool, graphs)), 2)])
         return None
 
-    def _part_shows(self, order: Look, graph: int, kept: tuple[Operation, ...]) -> bool:
+    def _is_faulty_subgraph(self, order: Probe, graph: int, kept: tuple[Operation, ...]) -> bool:
         part = Part(graph, tuple(operation.name for operation in kept))
         count = len(kept)
         what = f"{kept[0].operator} alone" if count == 1 else f"{count} operations of graph {graph}"
         return self._looking.shows(what, replace(order, part=part))
 
-    def _reduced(self, order: Look, graph: int, operations: tuple[Operation, ...]) -> Subgraph:
+    def _reduce(self, order: Probe, graph: int, operations: tuple[Operation, ...]) -> Subgraph:
         def shows(part: tuple[Operation, ...]) -> bool:
-            return self._part_shows(order, graph, part)
+            return self._is_faulty_subgraph(order, graph, part)
 
         kept = minimal(operations, shows)
         return Subgraph(graph, kept, len(operations), complete=not self._looking.spent)
 
-    def _repro(self, order: Look, found: Bisection) -> Repro | None:
+    def _repro(self, order: Probe, found: Bisection) -> Repro | None:
         """Write the smallest program that shows the fault: from the part, or else from the whole target."""
         repro: Repro | None = None
         for attempt in _attempts(order, found.subgraph):
-            order = replace(attempt, to="repro:write", file=self._request.repro or "", fault=found.sighting)
-            answer = self._looking.ask("write a repro", replace(order, about=tuple(_about(found))))
+            order = replace(attempt, to="repro:write", file=self._request.repro or "", fault=found.observation)
+            answer = self._looking.ask("write a repro", replace(order, about=tuple(_repro_header(found))))
             if isinstance(answer, Failure):
                 self._looking.note(f"no repro of the {'part' if attempt.part else 'target'}: {answer.message}")
                 continue
-            repro = self._tried(order.file, codec.from_json(answer, Written).standalone, found.sighting.symptom)
+            repro = self._run_repro(order.file, codec.from_json(answer, Written).standalone, found.observation.symptom)
             if repro.confirmed:
                 if attempt.to_load:
                     self._looking.note("without the target's own code the part is right: the fault comes with it")
                 return repro
         return repro
 
-    def _tried(self, file: str, standalone: bool, symptom: Symptom) -> Repro:
+    def _run_repro(self, file: str, standalone: bool, symptom: Symptom) -> Repro:
         """Run the program in a fresh process, as a user would."""
-        self._looking.listener.looking(f"run {file}")
+        self._looking.listener.start_probe(f"run {file}")
         try:
             done = subprocess.run(
                 [sys.executable, file], capture_output=True, text=True, timeout=REPRO_LIMIT_S, check=False
@@ -205,7 +205,7 @@ class _Bisecting:
         return Repro(file, done.returncode not in (0, 2) and shown, standalone, output)
 
 
-def _attempts(order: Look, subgraph: Subgraph | None) -> list[Look]:
+def _attempts(order: Probe, subgraph: Subgraph | None) -> list[Probe]:
     """Return the possible contents of a repro, the smallest first."""
     whole = [order]
     if subgraph is None:
@@ -214,16 +214,16 @@ def _attempts(order: Look, subgraph: Subgraph | None) -> list[Look]:
     return [replace(order, part=part), replace(order, part=part, to_load=True), *whole]
 
 
-def _about(found: Bisection) -> list[str]:
+def _repro_header(found: Bisection) -> list[str]:
     """Return the head of a repro."""
-    workload, fault = found.workload, found.sighting
+    workload, fault = found.workload, found.observation
     lines = [f"A fault of torch {found.environment.torch}, found by torchwise bisect in {workload.target}.", ""]
     lines.append(f"Seen: {fault.symptom}: {first_line(fault.detail)}")
     lines.append(f"Stage: {found.stage}")
-    if found.culprit:
-        lines.append(f"Culprit: {found.culprit.kind} {found.culprit.name}")
-        if found.culprit.workaround:
-            lines.append(f"Gone with: torch.compile(..., options={found.culprit.workaround!r})")
+    if found.cause:
+        lines.append(f"Culprit: {found.cause.kind} {found.cause.name}")
+        if found.cause.workaround:
+            lines.append(f"Gone with: torch.compile(..., options={found.cause.workaround!r})")
     for operation in found.subgraph.operations if found.subgraph else ():
         lines.append(f"  {operation.code}" + (f"    # {operation.source}" if operation.source else ""))
     return [line.replace("\\", "/").replace('"""', "'''") for line in lines]

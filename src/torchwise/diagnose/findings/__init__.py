@@ -17,11 +17,11 @@ from torchwise.diagnose.findings import (
     slower,
     waits,
 )
-from torchwise.diagnose.findings.evidence import Evidence, Prices
+from torchwise.diagnose.findings.evidence import Evidence, Savings
 from torchwise.records.answer import Answer, Reliability
 from torchwise.records.explanation import Basis, Finding, judge_measurement, settle
 
-__all__ = ["Evidence", "Prices", "find", "withhold_advice"]
+__all__ = ["Evidence", "Savings", "find", "withhold_advice"]
 
 SEEN: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     slower.find,
@@ -29,8 +29,8 @@ SEEN: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     roofline.find,
 )
 """These take their saving from the evidence."""
-TRIED: tuple[Callable[[Evidence, Prices], Iterator[Finding]], ...] = (
-    recompiles.find_given_up,
+TRIED: tuple[Callable[[Evidence, Savings], Iterator[Finding]], ...] = (
+    recompiles.find_recompile_limits,
     complexes.find,
     rnn.find,
     breaks.find,
@@ -44,7 +44,7 @@ BY_TIME = (slower.find, roofline.find, host.find)
 """These find nothing but times, and so find nothing if the call could not be timed."""
 
 
-def find(evidence: Evidence, prices: Prices) -> list[Finding]:
+def find(evidence: Evidence, prices: Savings) -> list[Finding]:
     """Return all findings.
 
     No saving exceeds the call, and none is claimed without a measurement.
@@ -60,9 +60,9 @@ def find(evidence: Evidence, prices: Prices) -> list[Finding]:
 
 def withhold_advice(finding: Finding) -> Finding:
     """Drop the advice whose timing showed no gain."""
-    price = finding.price
+    price = finding.saving
     if price is None or price.basis is Basis.ESTIMATED or price.answer is Answer.YES or price.once_s:
         return finding
     told = price.answer is not Answer.INCONCLUSIVE
     lead = "What was tried saves nothing that shows here" if told else "Not recommended, as no gain could be measured"
-    return replace(finding, mend=f"{lead}: {finding.mend}")
+    return replace(finding, fix=f"{lead}: {finding.fix}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchwise.diagnose.findings.evidence import Evidence, Prices
+from torchwise.diagnose.findings.evidence import Evidence, Savings
 from torchwise.records.explanation import Finding
 
 
-def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+def find(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
     """Find operators on complex numbers that were left to eager."""
     base, left = evidence.base, sum(evidence.code.fallbacks.values())
     if not evidence.observed.complex_operators or not left or base.is_eager or "complex_to_real" in base.transforms:
@@ -21,6 +21,6 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
         f"{left} operators on complex numbers run as in eager",
         f"Inductor generates no code for complex numbers, so that nothing is fused across them: {names}.",
         "the plan's complex_to_real carries them as real and imaginary parts; by hand, write the two parts out",
-        prices.of_plan(plan),
+        prices.measure_plan(plan),
         plan=plan,
     )

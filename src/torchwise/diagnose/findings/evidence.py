@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torchwise.diagnose.kernels import Profiled
-from torchwise.diagnose.op_trace import Observed
+from torchwise.diagnose.op_trace import OpTrace
 from torchwise.diagnose.stages import Code
 from torchwise.errors import PlanError
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
-from torchwise.records.compile_events import Break, Frame, Watched
-from torchwise.records.explanation import Basis, Execution, Kernel, Price, Tried
+from torchwise.records.compile_events import Break, CompileEvents, Frame
+from torchwise.records.explanation import Basis, Execution, FixTrial, Kernel, Saving
 from torchwise.workload import DEFAULT_CALLS
 
 COMPILED = Plan(backend="inductor")
@@ -41,11 +41,11 @@ class Evidence:
     device: str
     plan: Plan | None
     measurement: Measurement
-    watched: Watched
+    watched: CompileEvents
     code: Code
     execution: Execution
     profiled: Profiled
-    observed: Observed
+    observed: OpTrace
     has_rnn: bool = False
     has_static_form: bool = False
     varying: tuple[tuple[str, int], ...] = ()
@@ -108,38 +108,38 @@ class Fix:
     of: Frame | None = None
 
 
-class Prices(Protocol):
+class Savings(Protocol):
     """Times a run with and without a fix. A saving that cannot be measured is None, and a note says why."""
 
-    def of_plan(self, plan: Plan) -> Price | None:
+    def measure_plan(self, plan: Plan) -> Saving | None:
         """Return the plan's saving over the run."""
 
-    def without_module_guards(self) -> Price | None:
+    def measure_without_guards(self) -> Saving | None:
         """Return the same code's saving without guards on modules and their weights."""
 
-    def under(self, setting: str) -> Price | None:
+    def measure_setting(self, setting: str) -> Saving | None:
         """Return the saving under a setting of PyTorch, written as "torch._dynamo.config.x = True"."""
 
-    def of_line(self, found: Break) -> Price | None:
+    def measure_line(self, found: Break) -> Saving | None:
         """Return the model's saving with the line that a break's fix gives, which was run."""
 
     @property
     def failures(self) -> Mapping[Plan | str, str]:
         """The failures of tried fixes, by fix."""
 
-    def tried(self, fix: Fix) -> Tried | None:
+    def try_fix(self, fix: Fix) -> FixTrial | None:
         """Try a fix on a copy of the model, and return its compilations, whether it answers alike, and its saving."""
 
-    def of_a_break(self) -> Interval | None:
+    def measure_break(self) -> Interval | None:
         """Return the seconds that one graph break costs here by itself, with hardly any guards and nothing to fuse."""
 
 
-def estimated(low: float, mid: float, high: float, how: str) -> Price:
+def make_estimate(low: float, mid: float, high: float, how: str) -> Saving:
     """Return a saving that nobody timed."""
-    return Price(Interval(low, mid, high), Basis.ESTIMATED, how)
+    return Saving(Interval(low, mid, high), Basis.ESTIMATED, how)
 
 
-def left_to_eager(evidence: Evidence, among: int) -> Price:
+def estimate_compile_saving(evidence: Evidence, among: int) -> Saving:
     """Estimate the saving from compiling a function that runs as written: fusion, and the time between kernels.
 
     Args:
@@ -149,7 +149,7 @@ def left_to_eager(evidence: Evidence, among: int) -> Price:
     seen = evidence.execution
     fusible = sum(kernel.seconds for kernel in evidence.kernels if not kernel.generated and not kernel.flops) / 2
     most = (fusible + seen.call_s.mid * seen.host_share) / among
-    return estimated(
+    return make_estimate(
         0.0,
         most / 2,
         most,
@@ -160,4 +160,4 @@ def left_to_eager(evidence: Evidence, among: int) -> Price:
 
 def place_of_line(found: Break) -> str:
     """Return the key of a rewritten line: a program may have the same line twice."""
-    return f"{found.file}:{found.line}: {found.mend.line if found.mend else ''}"
+    return f"{found.file}:{found.line}: {found.fix.line if found.fix else ''}"

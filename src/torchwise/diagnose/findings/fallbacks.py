@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from torchwise.diagnose.findings.evidence import Evidence, estimated
+from torchwise.diagnose.findings.evidence import Evidence, make_estimate
 from torchwise.records.compile_events import Fallback, FallbackKind
-from torchwise.records.explanation import Finding, Kernel, Price
+from torchwise.records.explanation import Finding, Kernel, Saving
 
 LEAST_SHARE = 0.02
 _EXPECTED = re.compile(r"aten\.(\w*(convolution|attention|fft|embedding_bag|sort|pool)\w*|(add|badd)?b?mm|(add)?mv)$")
@@ -20,7 +20,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     """Find fallbacks in generated code, and everything that PyTorch gave up."""
     if not evidence.observed.complex_operators:
         for name, times in evidence.code.fallbacks.items():
-            if not _EXPECTED.match(name) and (price := _price(name, evidence)):
+            if not _EXPECTED.match(name) and (price := _estimate_saving(name, evidence)):
                 yield Finding(
                     "fallback",
                     f"{name} runs as in eager, {times} time{'s' * (times > 1)} in a call",
@@ -29,7 +29,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
                     price,
                 )
     for one in evidence.watched.fallbacks:
-        if one.kind not in _TOLD and not _is_told_by_its_break(one, evidence):
+        if one.kind not in _TOLD and not _is_covered_by_break(one, evidence):
             yield Finding(
                 "fallback",
                 f"{one.kind.value.replace('_', ' ')}: {one.what}",
@@ -38,17 +38,17 @@ def find(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _is_told_by_its_break(fallback: Fallback, evidence: Evidence) -> bool:
+def _is_covered_by_break(fallback: Fallback, evidence: Evidence) -> bool:
     """Return whether a function is left uncompiled because of a break, whose own finding says so."""
     places = [f"{one.file}:{one.line} " for one in evidence.watched.breaks if one.whole]
     return fallback.kind is FallbackKind.WHOLE_FUNCTION and any(place in fallback.what for place in places)
 
 
-def _price(name: str, evidence: Evidence) -> Price | None:
+def _estimate_saving(name: str, evidence: Evidence) -> Saving | None:
     kernel = _kernel(name, evidence.kernels)
     if kernel is None or kernel.seconds < LEAST_SHARE * evidence.execution.call_s.mid:
         return None
-    return estimated(0.0, kernel.seconds / 2, kernel.seconds, "its whole time is the most there is to save")
+    return make_estimate(0.0, kernel.seconds / 2, kernel.seconds, "its whole time is the most there is to save")
 
 
 def _kernel(name: str, kernels: tuple[Kernel, ...]) -> Kernel | None:

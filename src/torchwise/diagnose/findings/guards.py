@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchwise.diagnose.findings.evidence import COMPILED, Evidence, Prices
-from torchwise.records.explanation import Finding, Place
+from torchwise.diagnose.findings.evidence import COMPILED, Evidence, Savings
+from torchwise.records.explanation import Finding, SourceLocation
 
 LEAST_SHARE = 0.005
 """Share of a call below which a saving is not worth a line."""
@@ -23,15 +23,15 @@ WITHOUT_GUARDS = (
 )
 
 
-def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+def find(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
     """Find guards that can be left out: with a plan if that pays, as it is safe, or else by the user's promise."""
     seen = evidence.execution
     if evidence.plan is not None or not seen.guards or seen.guards_s < LEAST_SEEN * seen.call_s.mid:
         return
     plan = None if evidence.watched.breaks else COMPILED  # a plan checks them all the same between broken graphs
-    price = prices.of_plan(plan) if plan else None
+    price = prices.measure_plan(plan) if plan else None
     if price is None or price.per_call_s.low <= 0:  # a visit to every module may cost as much as the guards
-        plan, price = None, prices.without_module_guards()
+        plan, price = None, prices.measure_without_guards()
     if price is None or price.per_call_s.high <= LEAST_SHARE * seen.call_s.mid:
         return
     most = max(evidence.watched.compilations, key=lambda one: one.guards)
@@ -42,6 +42,6 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
         f"as they were when it compiled; {most.guards:,} of the guards are those of {most.function}.",
         WITH_THE_PLAN if plan else WITHOUT_GUARDS,
         price,
-        (Place(most.file, most.line, most.function),),
+        (SourceLocation(most.file, most.line, most.function),),
         plan,
     )

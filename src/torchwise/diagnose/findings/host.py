@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
+from torchwise.diagnose.findings.evidence import Evidence, Savings, make_estimate
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
-from torchwise.records.explanation import Finding, Price
+from torchwise.records.explanation import Finding, Saving
 from torchwise.report import format as show
 
 LEAST_SHARE = 0.10
 """Share of a call from which waiting for the host is worth a line."""
 
 
-def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+def find(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
     """Find a call that waits for its host."""
     seen = evidence.execution
     if seen.host_share < LEAST_SHARE or evidence.base.capture != "none" or evidence.base.mode in CUDA_GRAPH_MODES:
@@ -30,15 +30,15 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
         if on_gpu
         else f"Python, dispatch and guards around {launches:,.0f} kernels take "
         f"{show.seconds(seen.call_s.mid * seen.host_share)} of each call.",
-        _mend(plan)
+        _describe_fix(plan)
         if on_gpu
         else "give it more work in each call, such as a larger batch, or take the guards and breaks away",
-        _price(evidence, prices, plan, idle),
+        _estimate_saving(evidence, prices, plan, idle),
         plan=plan,
     )
 
 
-def _mend(plan: Plan | None) -> str:
+def _describe_fix(plan: Plan | None) -> str:
     if plan is None:
         return "give it more work in each call, such as a larger batch, or take the kernels' number down"
     if plan.capture == "branches":
@@ -46,10 +46,10 @@ def _mend(plan: Plan | None) -> str:
     return "the plan captures the whole call in one CUDA graph, which is replayed without the host"
 
 
-def _price(evidence: Evidence, prices: Prices, plan: Plan | None, idle: float) -> Price:
-    if plan is not None and (price := prices.of_plan(plan)):
+def _estimate_saving(evidence: Evidence, prices: Savings, plan: Plan | None, idle: float) -> Saving:
+    if plan is not None and (price := prices.measure_plan(plan)):
         return price
     kernels = "GPU" if evidence.device == "cuda" else "kernels"
-    return estimated(
+    return make_estimate(
         0.0, idle / 2, idle, f"the time of a call less that of its {kernels} and guards is the most there is to save"
     )

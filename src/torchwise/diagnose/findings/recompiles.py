@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torchwise.diagnose.findings.evidence import Evidence, Fix, Prices, left_to_eager
+from torchwise.diagnose.findings.evidence import Evidence, Fix, Savings, estimate_compile_saving
 from torchwise.records import Interval
 from torchwise.records.compile_events import FallbackKind, Frame, Recompile
-from torchwise.records.explanation import Basis, Finding, Place, Price, Tried
+from torchwise.records.explanation import Basis, Finding, FixTrial, Saving, SourceLocation
 
 NUMBERS = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
 STATE_SIZES = "torch._dynamo.config.force_parameter_static_shapes = False"
@@ -22,42 +22,42 @@ _ATTRIBUTE = re.compile(r"^(?P<holder>.+)\.(?P<name>[^\W\d]\w*)$")
 _SUBMODULE = re.compile(r"\._modules\['([^\W\d]\w*)'\]")
 
 
-def find_given_up(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+def find_recompile_limits(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
     """Find each function that was compiled so often that it runs in eager, which costs time on every call."""
-    for of, again in _by_function(evidence).items():
-        if is_given_up(of, evidence):
-            yield _finding(of, again, evidence, prices)
+    for of, again in _group_by_function(evidence).items():
+        if has_hit_recompile_limit(of, evidence):
+            yield _make_finding(of, again, evidence, prices)
 
 
-def find_repeated(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+def find_repeated(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
     """Find each other function that was compiled again, which costs seconds once."""
-    for of, again in _by_function(evidence).items():
-        if not is_given_up(of, evidence):
-            yield _finding(of, again, evidence, prices)
+    for of, again in _group_by_function(evidence).items():
+        if not has_hit_recompile_limit(of, evidence):
+            yield _make_finding(of, again, evidence, prices)
 
 
-def _by_function(evidence: Evidence) -> dict[Frame, list[Recompile]]:
+def _group_by_function(evidence: Evidence) -> dict[Frame, list[Recompile]]:
     found: dict[Frame, list[Recompile]] = {}
     for one in evidence.watched.recompiles:
         found.setdefault(Frame(one.file, one.line, one.function), []).append(one)
     return found
 
 
-def is_given_up(of: Frame, evidence: Evidence) -> bool:
+def has_hit_recompile_limit(of: Frame, evidence: Evidence) -> bool:
     """Return whether a function was compiled so often that PyTorch runs it in eager for good."""
     limits = [one for one in evidence.watched.fallbacks if one.kind is FallbackKind.RECOMPILE_LIMIT]
     return any((one.file, one.line, one.function) == (of.file, of.line, of.function) for one in limits)
 
 
-def _finding(of: Frame, again: list[Recompile], evidence: Evidence, prices: Prices) -> Finding:
-    given_up, count = is_given_up(of, evidence), sum(one.count for one in again)
+def _make_finding(of: Frame, again: list[Recompile], evidence: Evidence, prices: Savings) -> Finding:
+    given_up, count = has_hit_recompile_limit(of, evidence), sum(one.count for one in again)
     seconds = _seconds(again, evidence)
-    tried: list[tuple[Fix, Tried]] = []
+    tried: list[tuple[Fix, FixTrial]] = []
     for fix in fixes(of, again, evidence):
         if fix.kind == "tensor" and any(seen.helps for _, seen in tried):
             continue  # it changes more of the code
-        if seen := prices.tried(fix):
-            tried.append((fix, _judged(seen, count, seconds, given_up, evidence)))
+        if seen := prices.try_fix(fix):
+            tried.append((fix, _judge_fix(seen, count, seconds, given_up, evidence)))
     helping = [(fix, seen) for fix, seen in tried if seen.helps]
     best = _best(helping, evidence)
     others = [fix.advice for fix, _ in helping if best is None or fix is not best[0]]
@@ -70,16 +70,16 @@ def _finding(of: Frame, again: list[Recompile], evidence: Evidence, prices: Pric
                 f"{one.varies or 'what it was compiled for changed'} (the guard: {one.guard})" for one in again
             )
         ),
-        " Or: ".join([best[0].advice, *others]) if best else f"By hand, and not tried: {_by_hand(again)}",
-        best[1].price if best else _lost(given_up, seconds, [seen for _, seen in tried], evidence),
+        " Or: ".join([best[0].advice, *others]) if best else f"By hand, and not tried: {_describe_manual_fix(again)}",
+        best[1].saving if best else _estimate_loss(given_up, seconds, [seen for _, seen in tried], evidence),
         _places(of, again),
         tried=tuple(seen for _, seen in tried),
     )
 
 
-def _places(of: Frame, again: list[Recompile]) -> tuple[Place, ...]:
+def _places(of: Frame, again: list[Recompile]) -> tuple[SourceLocation, ...]:
     inside = [frame for one in again for frame in one.stack[-1:]]
-    return tuple(Place(frame.file, frame.line, frame.function) for frame in dict.fromkeys([of, *inside]))
+    return tuple(SourceLocation(frame.file, frame.line, frame.function) for frame in dict.fromkeys([of, *inside]))
 
 
 def _seconds(again: list[Recompile], evidence: Evidence) -> float:
@@ -91,45 +91,45 @@ def _seconds(again: list[Recompile], evidence: Evidence) -> float:
     return sum(one.seconds for one in evidence.watched.compilations if one.is_forward and one.compile_id in ids)
 
 
-def _judged(seen: Tried, count: int, seconds: float, given_up: bool, evidence: Evidence) -> Tried:
+def _judge_fix(seen: FixTrial, count: int, seconds: float, given_up: bool, evidence: Evidence) -> FixTrial:
     """Say whether a working fix is worth it, with the compile time that it saves in each process."""
-    if seen.price is None:
+    if seen.saving is None:
         return seen
     spared = max(count + 1 - seen.compilations, 0) / max(count, 1)
-    price = replace(seen.price, once_s=seconds * spared if seen.helps else 0.0)
-    gains = price.per_call_s.low > 0 if given_up else spared > 0 and price.over(evidence.calls) > 0
+    price = replace(seen.saving, once_s=seconds * spared if seen.helps else 0.0)
+    gains = price.per_call_s.low > 0 if given_up else spared > 0 and price.average_saving_s(evidence.calls) > 0
     words = seen.seen if gains or not seen.helps else f"{seen.seen}: no gain"
-    return replace(seen, helps=seen.helps and gains, price=price, seen=words)
+    return replace(seen, helps=seen.helps and gains, saving=price, seen=words)
 
 
-def _best(helping: list[tuple[Fix, Tried]], evidence: Evidence) -> tuple[Fix, Tried] | None:
+def _best(helping: list[tuple[Fix, FixTrial]], evidence: Evidence) -> tuple[Fix, FixTrial] | None:
     """Return the fix with the largest saving.
 
     Among indistinguishable ones, the first wins, as it changes least.
     """
 
-    def saved(pair: tuple[Fix, Tried]) -> float:
-        return pair[1].price.over(evidence.calls) if pair[1].price else 0.0
+    def compute_saving(pair: tuple[Fix, FixTrial]) -> float:
+        return pair[1].saving.average_saving_s(evidence.calls) if pair[1].saving else 0.0
 
-    most = max(helping, key=saved, default=None)
-    if most is None or most[1].price is None:
+    most = max(helping, key=compute_saving, default=None)
+    if most is None or most[1].saving is None:
         return most
-    least = most[1].price.per_call_s.low
-    return next(pair for pair in helping if pair[1].price and pair[1].price.per_call_s.high >= least)
+    least = most[1].saving.per_call_s.low
+    return next(pair for pair in helping if pair[1].saving and pair[1].saving.per_call_s.high >= least)
 
 
-def _lost(given_up: bool, seconds: float, tried: list[Tried], evidence: Evidence) -> Price:
+def _estimate_loss(given_up: bool, seconds: float, tried: list[FixTrial], evidence: Evidence) -> Saving:
     """Return the loss if no tried fix helps."""
     if not given_up:
         nothing = Interval(0.0, 0.0, 0.0)
         how = "seconds of compiling again, once in each process; a steady call costs the same"
-        return Price(nothing, Basis.MEASURED, how, seconds)
-    held = [seen.price for seen in tried if seen.price and seen.price.per_call_s.low > 0]
+        return Saving(nothing, Basis.MEASURED, how, seconds)
+    held = [seen.saving for seen in tried if seen.saving and seen.saving.per_call_s.low > 0]
     if not held:
-        return left_to_eager(evidence, 1)
+        return estimate_compile_saving(evidence, 1)
     most = max(held, key=lambda price: price.per_call_s.mid)
     how = f"what code that was compiled once would save, were what varies constant; {most.how}"
-    return Price(most.per_call_s, Basis.ESTIMATED, how)
+    return Saving(most.per_call_s, Basis.ESTIMATED, how)
 
 
 def fixes(of: Frame, again: list[Recompile], evidence: Evidence) -> list[Fix]:
@@ -138,28 +138,28 @@ def fixes(of: Frame, again: list[Recompile], evidence: Evidence) -> list[Fix]:
         return []
     found = []
     sizes = [one for one in again if _SIZE.search(one.guard)]
-    if any(map(_is_held, sizes)):
-        found.append(_setting(STATE_SIZES, "sizes of the model's own tensors become symbols"))
-    if any(_number(one) is not None and _is_held(one) for one in again):
-        found.append(_setting(NUMBERS, "whole numbers that the model holds become symbols"))
+    if any(map(_is_model_value, sizes)):
+        found.append(_make_setting_fix(STATE_SIZES, "sizes of the model's own tensors become symbols"))
+    if any(_number(one) is not None and _is_model_value(one) for one in again):
+        found.append(_make_setting_fix(NUMBERS, "whole numbers that the model holds become symbols"))
     if sizes and evidence.varying:
         found.append(_marks(evidence.varying))
-    given = [one for one in again if not _is_held(one) and not one.source.startswith("G[")]
+    given = [one for one in again if not _is_model_value(one) and not one.source.startswith("G[")]
     if any(one in sizes or _number(one) is not None for one in given):
         found.append(Fix("dynamic", "torch.compile(model, dynamic=True)", "Compile with `dynamic=True`."))
     asked = tuple(dict.fromkeys(one.source for one in again if one.source and _ASKED.search(one.guard)))
     if asked:
-        found.append(_held(asked, again))
+        found.append(_make_hoist_fix(asked, again))
     found += [_tensor(one, number) for one in again if (number := _number(one)) is not None and _holder(one)]
     return [replace(fix, of=of) for fix in dict.fromkeys(found)]
 
 
-def _is_held(one: Recompile) -> bool:
+def _is_model_value(one: Recompile) -> bool:
     """Return whether the model holds the varying value, so that it is neither an input nor a global."""
     return "." in one.source.partition(".size()")[0] and not one.source.startswith("G[")
 
 
-def _setting(setting: str, consequence: str) -> Fix:
+def _make_setting_fix(setting: str, consequence: str) -> Fix:
     return Fix("setting", setting, f"Set `{setting}`: {consequence}.")
 
 
@@ -177,7 +177,7 @@ def _marks(varying: tuple[tuple[str, int], ...]) -> Fix:
     return Fix("mark", code, f"Mark before the call what varies: `{code}`.", dims=varying)
 
 
-def _held(sources: tuple[str, ...], again: list[Recompile]) -> Fix:
+def _make_hoist_fix(sources: tuple[str, ...], again: list[Recompile]) -> Fix:
     lines = [f"{one.stack[-1].file}:{one.stack[-1].line}" for one in again if one.source in sources and one.stack]
     where = f" ({', '.join(dict.fromkeys(lines))})" if lines else ""
     names = " and ".join(map(_readable, sources))
@@ -216,7 +216,7 @@ def _number(one: Recompile) -> int | float | None:
     return want if isinstance(want, (int, float)) and not isinstance(want, bool) else None
 
 
-def _by_hand(again: list[Recompile]) -> str:
+def _describe_manual_fix(again: list[Recompile]) -> str:
     """Describe a manual fix that Torchwise cannot try for the user."""
     guards = " ".join(one.guard for one in again)
     if _SIZE.search(guards):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchwise.diagnose.findings.evidence import Evidence, Prices
-from torchwise.records.explanation import Finding, Place
+from torchwise.diagnose.findings.evidence import Evidence, Savings
+from torchwise.records.explanation import Finding, SourceLocation
 
 
-def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+def find(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
     """Find an RNN inside a compiled model that was not isolated."""
     base = evidence.base
     if not evidence.has_rnn or base.is_eager or "isolate_rnn" in base.transforms:
@@ -23,7 +23,7 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
         "eager.",
         "the plan's isolate_rnn runs the RNN in eager between compiled graphs; by hand, call it from a module whose "
         "forward is decorated with @torch.compiler.disable",
-        prices.of_plan(plan),
-        tuple(Place(one.file, one.line, one.function, one.excerpt) for one in broken),
+        prices.measure_plan(plan),
+        tuple(SourceLocation(one.file, one.line, one.function, one.excerpt) for one in broken),
         plan,
     )

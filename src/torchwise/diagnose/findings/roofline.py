@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchwise.diagnose.findings.evidence import Evidence, estimated
+from torchwise.diagnose.findings.evidence import Evidence, make_estimate
 from torchwise.records.explanation import Finding
 
 LEAST_SHARE = 0.10
@@ -33,5 +33,5 @@ def find(evidence: Evidence) -> Iterator[Finding]:
             "larger batches, another memory format or lower precision: torchwise tune times them"
             if not kernel.generated
             else "torchwise tune with --effort thorough times what the compiler's own tuning makes of it",
-            estimated(0.0, most / 4, most, "its time beyond the roofline is the most there is to save"),
+            make_estimate(0.0, most / 4, most, "its time beyond the roofline is the most there is to save"),
         )

@@ -9,7 +9,7 @@ from torchwise.diagnose.findings.evidence import Evidence
 from torchwise.diagnose.relative_saving import share_saved_anywhere
 from torchwise.plan import EAGER
 from torchwise.records.compile_events import FallbackKind
-from torchwise.records.explanation import Finding, price_of
+from torchwise.records.explanation import Finding, make_saving
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
@@ -28,6 +28,6 @@ def find(evidence: Evidence) -> Iterator[Finding]:
         "keep it from being compiled again, or leave it alone"
         if given_up
         else "leave it alone, or mend what else is found here",
-        price_of(share_saved_anywhere(without), evidence.execution.call_s.mid, "timed in alternation with eager"),
+        make_saving(share_saved_anywhere(without), evidence.execution.call_s.mid, "timed in alternation with eager"),
         plan=EAGER,
     )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
+from torchwise.diagnose.findings.evidence import Evidence, Savings, make_estimate
 from torchwise.diagnose.op_trace import Wait
 from torchwise.plan import Plan
-from torchwise.records.explanation import Finding, Price
+from torchwise.records.explanation import Finding, Saving
 
 
-def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+def find(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
     """Find each place once.
 
     If a break lies on the same line, its finding has the saving.
     """
-    plan = _static(evidence) or _captured(evidence, prices)
+    plan = _static(evidence) or _find_capture_plan(evidence, prices)
     broken = {(one.file, one.line) for one in evidence.watched.breaks}
     for wait in evidence.observed.waits:
         yield Finding(
@@ -23,8 +23,8 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
             f"the host waits for data: {wait.what}" + (f", {wait.times} times in a call" if wait.times > 1 else ""),
             "The program goes on by what is in a tensor, so that the device must have finished first; no CUDA graph "
             "can hold that.",
-            _mend(plan),
-            _price(evidence, prices, wait, plan, (wait.place.file, wait.place.line) in broken),
+            _describe_fix(plan),
+            _estimate_saving(evidence, prices, wait, plan, (wait.place.file, wait.place.line) in broken),
             (wait.place,),
             plan,
         )
@@ -36,15 +36,15 @@ def _static(evidence: Evidence) -> Plan | None:
     return evidence.with_choice("transforms", "static_form")
 
 
-def _captured(evidence: Evidence, prices: Prices) -> Plan | None:
+def _find_capture_plan(evidence: Evidence, prices: Savings) -> Plan | None:
     """Return the plan that captures the call around its waits, if there is one and it was seen to run."""
     plan = evidence.captured
     if plan is None or not (plan.capture == "branches" or "numbers_on_gpu" in plan.transforms):
         return None
-    return plan if prices.of_plan(plan) else None
+    return plan if prices.measure_plan(plan) else None
 
 
-def _mend(plan: Plan | None) -> str:
+def _describe_fix(plan: Plan | None) -> str:
     by_hand = "keep the decision on the device, with torch.where or a mask of fixed size, or take it out"
     if plan is None:
         return by_hand
@@ -58,12 +58,12 @@ def _mend(plan: Plan | None) -> str:
     )
 
 
-def _price(evidence: Evidence, prices: Prices, wait: Wait, plan: Plan | None, broken: bool) -> Price | None:
-    if plan is not None and (price := prices.of_plan(plan)):
+def _estimate_saving(evidence: Evidence, prices: Savings, wait: Wait, plan: Plan | None, broken: bool) -> Saving | None:
+    if plan is not None and (price := prices.measure_plan(plan)):
         return price
     if evidence.device == "cpu":
         at_break = "it breaks the graph, and is priced there" if broken else "the device is the host itself"
-        return estimated(0.0, 0.0, 0.0, f"nothing waits for long on a CPU: {at_break}")
+        return make_estimate(0.0, 0.0, 0.0, f"nothing waits for long on a CPU: {at_break}")
     idle = evidence.execution.call_s.mid * evidence.execution.host_share
     share = wait.times / max(sum(one.times for one in evidence.observed.waits), 1)
-    return estimated(0.0, idle * share / 2, idle * share, "a share of the time in which the GPU has nothing to do")
+    return make_estimate(0.0, idle * share / 2, idle * share, "a share of the time in which the GPU has nothing to do")

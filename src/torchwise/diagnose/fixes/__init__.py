@@ -8,46 +8,46 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchwise.diagnose.fixes import calls, control, effects, sizes, values
-from torchwise.diagnose.fixes.break_site import Look, Rule
+from torchwise.diagnose.fixes.break_site import BreakSite, Rule
 from torchwise.records.compile_events import Break
 
 _RULES: tuple[Rule, ...] = (
     effects.debugger,
-    effects.printed,
-    effects.logged,
-    effects.warned,
-    calls.disabled,
+    effects.print_call,
+    effects.log_call,
+    effects.warn_call,
+    calls.compiler_disable,
     calls.recurrent,
     values.random,
     control.branch,
     values.item,
-    values.listed,
+    values.tolist,
     sizes.dynamic,
     values.numpy,
     effects.clock,
-    effects.outside,
-    calls.copied,
-    calls.ordered,
-    calls.differentiated,
-    calls.raised,
+    effects.file_access,
+    calls.deepcopy,
+    calls.sort,
+    calls.backward,
+    calls.exception,
     calls.opaque,
     calls.other,
 )
 """The narrower rules before the wider."""
 
 
-def mend_for(found: Break) -> Break:
+def add_fix(found: Break) -> Break:
     """Return a break with its fix.
 
     For a break in a library, the fix says that the call into it can change.
     """
-    look = Look(found)
+    look = BreakSite(found)
     mend = next(mend for rule in _RULES if (mend := rule(look)))
     if found.library:
         mend = replace(mend, text=f"The break lies in library code ({found.library}), called from here. {mend.text}")
     if found.whole:
         mend = replace(mend, text=f"{mend.text} {_WHOLE}")
-    return replace(found, mend=mend)
+    return replace(found, fix=mend)
 
 
 _WHOLE = (

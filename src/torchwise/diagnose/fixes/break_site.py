@@ -7,12 +7,12 @@ import functools
 import re
 from collections.abc import Callable
 
-from torchwise.records.compile_events import Break, Mend
+from torchwise.records.compile_events import Break, CodeFix
 
 _SETTING = re.compile(r"torch\._dynamo\.config\.(?P<name>\w+)")
 
 
-class Look:
+class BreakSite:
     """The texts about one break.
 
     Attributes:
@@ -33,7 +33,7 @@ class Look:
         """Return whether the source line matches."""
         return re.search(pattern, self.line) is not None
 
-    def hinted(self, default: str) -> str:
+    def find_setting(self, default: str) -> str:
         """Return the setting of PyTorch that its hints name.
 
         They differ from version to version.
@@ -60,7 +60,7 @@ class Look:
         asked = next((node.test for node in ast.walk(self.statement) if isinstance(node, _ASKS)), None)
         return ast.unparse(asked) if asked else ""
 
-    def called(self, pattern: str) -> str:
+    def find_call(self, pattern: str) -> str:
         """Return the first call of the line whose function's name matches, as it is written, or an empty text."""
         for node in ast.walk(self.statement) if self.statement else ():
             if isinstance(node, ast.Call) and re.search(pattern, ast.unparse(node.func)):
@@ -75,5 +75,5 @@ class Look:
 
 _ASKS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 
-Rule = Callable[[Look], Mend | None]
+Rule = Callable[[BreakSite], CodeFix | None]
 """Returns a fix, or None if the break is of another class."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from torchwise.diagnose.fixes.break_site import Look
+from torchwise.diagnose.fixes.break_site import BreakSite
 from torchwise.diagnose.fixes.tensors import as_tensor, with_where
-from torchwise.records.compile_events import Mend
+from torchwise.records.compile_events import CodeFix
 
 
-def branch(look: Look) -> Mend | None:
+def branch(look: BreakSite) -> CodeFix | None:
     """`if`, `while`, `and` or a conditional expression on a tensor's value, or such a value read as a Python bool."""
     asks = look.says(r"[Dd]ata-dependent (branching|jump)|attempted to jump with")
     reads = look.says(r"Tensor\.item\(\)|_local_scalar_dense|aten\.(equal|allclose)\b")
@@ -18,8 +18,8 @@ def branch(look: Look) -> Mend | None:
     return _comparison(look) or _if(look)
 
 
-def _while(look: Look) -> Mend:
-    return Mend(
+def _while(look: BreakSite) -> CodeFix:
+    return CodeFix(
         "while",
         f"How often {look.quoted} repeats lies in the data. Run as many steps as are ever needed, "
         "`for _ in range(MOST)`, and hold what is finished: `x = torch.where(condition, step(x), x)`. Where that "
@@ -29,7 +29,7 @@ def _while(look: Look) -> Mend:
     )
 
 
-def _if(look: Look) -> Mend:
+def _if(look: BreakSite) -> CodeFix:
     leaves = look.reads(r":\s*(break|continue|return)\b")
     loop = (
         " In a loop that ends here: go on for all steps, and let `torch.where` hold the value that it ended with."
@@ -37,7 +37,7 @@ def _if(look: Look) -> Mend:
         else ""
     )
     line = with_where(look.statement)
-    return Mend(
+    return CodeFix(
         "branch",
         f"Which way {look.quoted} goes lies in the data. Compute both sides and choose: "
         "`torch.where(condition, this_side, other_side)`. Where a side is costly: "
@@ -47,12 +47,12 @@ def _if(look: Look) -> Mend:
     )
 
 
-def _comparison(look: Look) -> Mend | None:
+def _comparison(look: BreakSite) -> CodeFix | None:
     """Replace `torch.allclose` and `torch.equal`: they return a Python bool, which `torch.where` does not take."""
-    call = look.called(r"(^|\.)(allclose|equal)$")
+    call = look.find_call(r"(^|\.)(allclose|equal)$")
     if not call:
         return None
-    return Mend(
+    return CodeFix(
         "comparison",
         f"`{call}` answers with a Python bool. Ask for a tensor, such as `torch.isclose(x, y).all()` or "
         "`torch.eq(x, y).all()`, and choose by `torch.where(condition, this_side, other_side)`.",

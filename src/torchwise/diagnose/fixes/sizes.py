@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchwise.diagnose.fixes.break_site import Look
-from torchwise.records.compile_events import Mend
+from torchwise.diagnose.fixes.break_site import BreakSite
+from torchwise.records.compile_events import CodeFix
 
 _MASK = (
     "Keep the whole shape, and let what is left out count nothing: `torch.where(mask, x, 0)` before a sum, a count by "
@@ -21,18 +21,18 @@ _INSTEAD = {
 }
 
 
-def dynamic(look: Look) -> Mend | None:
+def dynamic(look: BreakSite) -> CodeFix | None:
     """`nonzero`, boolean masks, `masked_select`, `unique`, `repeat_interleave`, `one_hot`, `bincount`."""
     if not look.says(r"[Dd]ynamic shape operator|output shape depends on|data-dependent output shape"):
         return None
     kind = next((name for name in _INSTEAD if look.says(name) and look.reads(name)), "mask")
     text = f"How large the result of {look.quoted} is lies in the data. {_INSTEAD.get(kind, _MASK)}"
     if kind == "one_hot":  # it needs no more than a number of classes
-        return Mend(kind, text)
-    return Mend(
+        return CodeFix(kind, text)
+    return CodeFix(
         kind,
         text,
-        f"{look.hinted('capture_dynamic_output_shape_ops')} = True",
+        f"{look.find_setting('capture_dynamic_output_shape_ops')} = True",
         "Sizes that lie in the data become symbols in the graph. Code that asks for them fails or breaks there, and "
         "CUDA graphs do not take such a graph.",
     )

@@ -19,7 +19,7 @@ def as_tensor(condition: str) -> str:
     return ast.unparse(ast.fix_missing_locations(_Asked().visit(asked)))
 
 
-def without_numbers(statement: ast.stmt | None) -> str:
+def keep_tensors(statement: ast.stmt | None) -> str:
     """Return a statement that keeps tensors instead of making numbers, empty if it is not simple or nothing changes."""
     if statement is None or not isinstance(
         statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
@@ -59,11 +59,11 @@ class _Asked(_Numbers):
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
         name = "torch.logical_and" if isinstance(node.op, ast.And) else "torch.logical_or"
-        return _joined(name, node.values)
+        return _fold_calls(name, node.values)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
-        return _called("torch.logical_not", node.operand) if isinstance(node.op, ast.Not) else node
+        return _make_call("torch.logical_not", node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
@@ -72,7 +72,7 @@ class _Asked(_Numbers):
             ast.Compare(left, [how], [right])
             for left, how, right in zip(sides, node.ops, node.comparators, strict=False)
         ]
-        return _joined("torch.logical_and", pairs)
+        return _fold_calls("torch.logical_and", pairs)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         found = super().visit_Call(node)
@@ -88,15 +88,15 @@ class _Asked(_Numbers):
 class _Chosen(ast.NodeTransformer):
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
-        return _called("torch.where", _Asked().visit(node.test), node.body, node.orelse)
+        return _make_call("torch.where", _Asked().visit(node.test), node.body, node.orelse)
 
 
-def _called(name: str, *given: ast.expr) -> ast.expr:
+def _make_call(name: str, *given: ast.expr) -> ast.expr:
     return ast.Call(ast.parse(name, mode="eval").body, list(given), [])
 
 
-def _joined(name: str, parts: list[ast.expr]) -> ast.expr:
+def _fold_calls(name: str, parts: list[ast.expr]) -> ast.expr:
     first, *rest = parts
     for part in rest:
-        first = _called(name, first, part)
+        first = _make_call(name, first, part)
     return first

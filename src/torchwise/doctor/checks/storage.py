@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         "free space there, or set TMPDIR to a larger disk",
     )
     if facts.shared is not None:
-        yield _shared(facts.shared)
+        yield _check_shared_memory(facts.shared)
 
 
 def _folder(topic: str, folder: Folder, unwritable: str, full: str) -> Finding:
@@ -42,7 +42,7 @@ def _folder(topic: str, folder: Folder, unwritable: str, full: str) -> Finding:
     return ok(topic, found)
 
 
-def _shared(folder: Folder) -> Finding:
+def _check_shared_memory(folder: Folder) -> Finding:
     found = f"{folder.path}, {_size(folder.free)} free"
     advice = "start the container with more, as in docker run --shm-size=1g: processes exchange tensors there"
     if folder.error:

@@ -1,13 +1,13 @@
 """The compiler that turns the model into kernels."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.numerics import Legality
+from torchwise.plan.numerics import Numerics
 
 register(
     Choice(
         "backend",
         "inductor",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=2,
         summary="torch.compile with Inductor: fuses pointwise work and reductions into its own kernels",
         effort="quick",

@@ -1,7 +1,7 @@
 """The part that becomes one CUDA graph, replayed by a single launch."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.numerics import Legality
+from torchwise.plan.numerics import Numerics
 
 PRINTS = ("prints", "the model prints or logs in its call, and a replay would not: take that out, or name the plan")
 _AGAIN = "a piece that is replayed once more, after another answer,"
@@ -10,33 +10,33 @@ register(
     Choice(
         "capture",
         "call",
-        Legality.EXACT,
+        Numerics.EXACT,
         complexity=2,
         summary="the whole call is captured in one CUDA graph; inputs are copied in and outputs copied out",
         devices=("cuda",),
         modes=("inference",),
-        unless=(PRINTS,),
+        excluded_by=(PRINTS,),
         effort="quick",
         compile_factor=0.0,
-        acts="launch",
+        target_cost="launch",
     ),
     Choice(
         "capture",
         "branches",
-        Legality.EXACT,
+        Numerics.EXACT,
         complexity=3,
         summary="the call is captured in pieces, cut where the model asks the GPU yes or no (an `if` on a tensor), or "
         "how many (`x[mask]`): one CUDA graph from each question to the next, for each way that the answers lead",
         devices=("cuda",),
         modes=("inference",),
-        needs=("questions",),
-        unless=(
+        required_traits=("questions",),
+        excluded_by=(
             PRINTS,
             ("stochastic", f"the model draws random numbers: {_AGAIN} would draw others"),
             ("writes_inputs", f"the model writes to its inputs: {_AGAIN} would write twice"),
         ),
         effort="quick",
         compile_factor=0.0,
-        acts="launch",
+        target_cost="launch",
     ),
 )

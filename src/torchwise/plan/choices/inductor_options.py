@@ -15,11 +15,11 @@ from pathlib import Path
 
 def is_option(name: str) -> bool:
     """Whether Inductor has such an option, in a version that is supported or in the one that is installed."""
-    return name in DECLARED or name in _installed()
+    return name in DECLARED or name in _read_options()
 
 
 @functools.cache
-def _installed() -> frozenset[str]:
+def _read_options() -> frozenset[str]:
     """Return the options of the installed torch, or none without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -28,16 +28,16 @@ def _installed() -> frozenset[str]:
         source = (Path(spec.origin).parent / "_inductor" / "config.py").read_text(encoding="utf-8")
     except OSError:
         return frozenset()
-    return frozenset(_assigned(ast.parse(source).body))
+    return frozenset(_find_assigned_names(ast.parse(source).body))
 
 
-def _assigned(body: list[ast.stmt]) -> Iterator[str]:
+def _find_assigned_names(body: list[ast.stmt]) -> Iterator[str]:
     """Yield the names that are assigned to, those in a class such as `triton.cudagraphs`."""
     for node in body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         yield from (target.id for target in targets if isinstance(target, ast.Name))
         if isinstance(node, ast.ClassDef):
-            yield from (f"{node.name}.{name}" for name in _assigned(node.body))
+            yield from (f"{node.name}.{name}" for name in _find_assigned_names(node.body))
 
 
 DECLARED = frozenset(

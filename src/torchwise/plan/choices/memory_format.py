@@ -1,18 +1,18 @@
 """How images lie in memory."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.numerics import Legality
+from torchwise.plan.numerics import Numerics
 
 register(
     Choice(
         "memory_format",
         "channels_last",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=1,
         summary="4-D weights and inputs are laid out with channels innermost; outputs keep the strides promised",
-        needs=("conv",),
+        required_traits=("conv",),
         compile_factor=0.0,
-        acts="conv",
-        keeps=0.3,
+        target_cost="conv",
+        min_remaining_fraction=0.3,
     )
 )

@@ -1,30 +1,30 @@
 """How much of the model is compiled at once."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.numerics import Legality
+from torchwise.plan.numerics import Numerics
 
 register(
     Choice(
         "scope",
         "regional",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=1,
         summary="each repeated block is compiled once and shared, which cuts compile time, not steady time",
-        needs=("repeated_blocks",),
-        on=(("backend", "inductor"), ("mode", "default")),
+        required_traits=("repeated_blocks",),
+        requires=(("backend", "inductor"), ("mode", "default")),
         compile_factor=0.4,
-        acts="compile",
+        target_cost="compile",
     ),
     Choice(
         "scope",
         "rolled",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=2,
         summary="what repeats in the graph (steps of a loop, equal layers) is compiled once and called each time",
-        needs=("repeats",),
-        on=(("backend", "inductor"), ("mode", "default")),
+        required_traits=("repeats",),
+        requires=(("backend", "inductor"), ("mode", "default")),
         # So it is tried before the whole is compiled, which may take minutes.
-        brings=(("backend", "inductor"), ("transforms", "complex_to_real")),
+        implies=(("backend", "inductor"), ("transforms", "complex_to_real")),
         effort="quick",
         # On two busy CPU cores 13 s where the whole takes 90 to 109 (100 Gross-Pitaevskii steps of 16³, complex numbers
         # rewritten); rounded up, as less of most programs repeats.

@@ -3,7 +3,7 @@
 from torchwise.cgroups import cpu_quota
 from torchwise.environment import available_cpus
 from torchwise.plan.choice import ANY, Choice, register
-from torchwise.plan.numerics import Legality
+from torchwise.plan.numerics import Numerics
 
 # If compiling may take minutes, choices that compile nothing are tried before.
 LONG = ("repeats", "long")
@@ -16,7 +16,7 @@ def _threads(value: int | str, quick_with: tuple[str, ...] = LONG) -> Choice:
     return Choice(
         "threads",
         value,
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=1,
         summary="another number of threads for each operator; small operators can lose time waking threads",
         devices=("cpu",),

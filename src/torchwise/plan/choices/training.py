@@ -2,7 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.choices.capture import PRINTS
-from torchwise.plan.numerics import Legality
+from torchwise.plan.numerics import Numerics
 
 STEP = "training_step"
 ON_INDUCTOR = (("backend", "inductor"), ("mode", "default"))
@@ -11,83 +11,83 @@ register(
     Choice(
         "optimizer",
         "fused",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=1,
         summary="the optimizer updates all parameters in a few fused kernels",
         modes=("training",),
-        needs=(STEP, "fusable"),
+        required_traits=(STEP, "fusable"),
         effort="quick",
         compile_factor=0.0,
     ),
     Choice(
         "optimizer",
         "foreach",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=1,
         summary="the optimizer updates all parameters together, operator by operator",
         modes=("training",),
-        needs=(STEP, "foreachable"),
+        required_traits=(STEP, "foreachable"),
         compile_factor=0.0,
     ),
     Choice(
         "optimizer",
         "compiled",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=2,
         summary="the optimizer's update is compiled",
         modes=("training",),
-        needs=(STEP,),
-        on=ON_INDUCTOR,
+        required_traits=(STEP,),
+        requires=ON_INDUCTOR,
         compile_factor=2.0,
     ),
     Choice(
         "scope",
         "loss",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=1,
         summary="the loss is compiled together with the model, so that the two are fused",
         modes=("training",),
-        needs=(STEP,),
-        on=(("backend", "inductor"),),
+        required_traits=(STEP,),
+        requires=(("backend", "inductor"),),
     ),
     Choice(
         "capture",
         "step",
-        Legality.REORDERED,  # an optimizer that a graph can hold counts its steps in tensors
+        Numerics.SAME_PRECISION,  # an optimizer that a graph can hold counts its steps in tensors
         complexity=2,
         summary="forward, backward, clipping and the optimizer's update are captured in one CUDA graph",
         devices=("cuda",),
         modes=("training",),
-        needs=(STEP,),
-        unless=(PRINTS,),
-        brings=(("optimizer", "fused"),),
+        required_traits=(STEP,),
+        excluded_by=(PRINTS,),
+        implies=(("optimizer", "fused"),),
         effort="quick",
         compile_factor=0.0,
-        acts="launch",
+        target_cost="launch",
     ),
     Choice(
-        "recompute",
+        "activation_checkpointing",
         "blocks",
-        Legality.EXACT,
+        Numerics.EXACT,
         complexity=1,
         summary="the backward pass computes the activations inside each repeated block anew, which saves their memory",
         modes=("training",),
-        needs=(STEP, "repeated_blocks"),
+        required_traits=(STEP, "repeated_blocks"),
         compile_factor=0.0,
-        acts="memory",
+        target_cost="memory",
     ),
 )
-for _pieces in (2, 4):
+for _count in (2, 4):
     register(
         Choice(
-            "pieces",
-            _pieces,
-            Legality.REORDERED,
+            "microbatches",
+            _count,
+            Numerics.SAME_PRECISION,
             complexity=1,
-            summary="the batch is cut into pieces, one after another, whose gradients add up: less memory, same update",
+            summary="the batch is cut into microbatches, whose gradients add up: less memory, same update",
             modes=("training",),
-            needs=(STEP, f"divisible_by_{_pieces}"),
+            required_traits=(STEP, f"divisible_by_{_count}"),
             compile_factor=0.0,
-            acts="memory",
+            target_cost="memory",
         )
     )

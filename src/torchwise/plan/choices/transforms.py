@@ -1,114 +1,114 @@
 """Rewrites of the model, and of the compiler's input."""
 
 from torchwise.plan.choice import Choice, register
-from torchwise.plan.numerics import Legality
+from torchwise.plan.numerics import Numerics
 
 register(
     Choice(
         "transforms",
         "complex_to_real",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=2,
         summary="complex numbers are carried as real and imaginary parts through Inductor, which fuses only real ones",
-        needs=("complex",),
-        on=(("backend", "inductor"),),
-        brings=(("backend", "inductor"),),
+        required_traits=("complex",),
+        requires=(("backend", "inductor"),),
+        implies=(("backend", "inductor"),),
         effort="quick",
         # Measured: 10.0 s, and 10.2 s for a plain compile (field 8192 × 50, CPU). As the cheapest it is tried first,
         # before plans that capture what it would change.
         compile_factor=0.98,
         # Time with over time without, measured: 0.02 to 0.03 (field 8192 × 50, CPU), 0.10 (the same, H200), 0.14 (field
         # 1 048 576 × 100, H200), 0.18 (Gross-Pitaevskii step 64³, CPU).
-        keeps=0.02,
+        min_remaining_fraction=0.02,
     ),
     Choice(
         "transforms",
         "structure_of_arrays",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=1,
         summary="points that are read again and again, a few coordinates each, are laid out coordinate by coordinate "
         "first, so that loops read whole vectors",
         devices=("cpu",),
-        needs=("short_rows",),
-        on=(("backend", "inductor"), ("shapes", "static")),
-        brings=(("backend", "inductor"),),
+        required_traits=("short_rows",),
+        requires=(("backend", "inductor"), ("shapes", "static")),
+        implies=(("backend", "inductor"),),
         effort="quick",
         # Time with over time without, on two CPU cores with vectors of 64 bytes: 0.37 (field 8192 × 50) and 0.23
         # (potential of 50 charges at 8192 points).
-        keeps=0.2,
+        min_remaining_fraction=0.2,
     ),
     Choice(
         "transforms",
         "isolate_rnn",
         # By itself it moves nothing: the RNN runs as in eager, and the compiler may only reorder the rest.
-        Legality.EXACT,
+        Numerics.EXACT,
         complexity=1,
         summary="each nn.RNN, nn.GRU and nn.LSTM runs in eager between compiled graphs; left in place, nothing that "
         "follows it in the same function is compiled",
-        needs=("rnn",),
-        on=(("backend", "inductor"),),
-        brings=(("backend", "inductor"),),
+        required_traits=("rnn",),
+        requires=(("backend", "inductor"),),
+        implies=(("backend", "inductor"),),
         effort="quick",
         # Measured: 0.7 to 1.7 of a plain compile. As the cheapest it is tried first, for without it little is compiled.
         compile_factor=0.98,
         # Time with over time without, measured: 0.69 (carrier), 0.80 (fused_step), 0.70 (padded rollout; all small, one
         # CPU thread), 1.0 where the RNN's own products are everything (carrier, 1024 units).
-        keeps=0.3,
+        min_remaining_fraction=0.3,
     ),
     Choice(
         "transforms",
         "patch_matmul",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=1,
         summary="convolutions whose windows do not overlap, as those that cut an image into patches, are one matrix "
         "product each",
-        needs=("patches",),
-        on=(("backend", "inductor"),),
-        brings=(("backend", "inductor"),),
+        required_traits=("patches",),
+        requires=(("backend", "inductor"),),
+        implies=(("backend", "inductor"),),
         compile_factor=1.0,
         # Of other convolutions it takes nothing away.
-        acts="conv",
+        target_cost="conv",
     ),
     Choice(
         "transforms",
         "static_form",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=1,
         summary="the form of itself with static shapes that the model declares runs in its place: no waiting for sizes "
         "that depend on data, so that it can be compiled whole and captured",
-        needs=("static_form",),
+        required_traits=("static_form",),
         # Alone it may be slower, as it computes more. Its gain is that the gaps between kernels can be closed.
-        brings=(("capture", "call"),),
+        implies=(("capture", "call"),),
         effort="quick",
         compile_factor=0.0,
     ),
     Choice(
         "transforms",
         "numbers_on_gpu",
-        Legality.REORDERED,
+        Numerics.SAME_PRECISION,
         complexity=1,
         summary="numbers that the model reads from the GPU (`.item()`) to compute with there stay where they are, so "
         "that the call can be captured",
         devices=("cuda",),
         modes=("inference",),
-        needs=("numbers",),
-        on=(("backend", "eager"),),
+        required_traits=("numbers",),
+        requires=(("backend", "eager"),),
         # Alone it means nothing: what it gains is that the gaps between kernels can be closed. Not with branches, as no
         # verdict proves those that are met later.
-        brings=(("capture", "call"),),
+        implies=(("capture", "call"),),
         effort="quick",
         compile_factor=0.0,
-        acts="launch",
+        target_cost="launch",
     ),
     Choice(
         "transforms",
         "eager_strides",
-        Legality.EXACT,
+        Numerics.EXACT,
         complexity=1,
         summary="outputs are laid out in memory as eager's are, where the compiler would lay them out otherwise",
-        needs=("restrided",),
-        on=(("backend", "inductor"),),
-        brings=(("backend", "inductor"),),
+        required_traits=("restrided",),
+        requires=(("backend", "inductor"),),
+        implies=(("backend", "inductor"),),
         effort="quick",
         compile_factor=0.98,  # of a plain compile: it hardly adds anything, and as the cheapest it is tried first
     ),

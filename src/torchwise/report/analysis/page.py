@@ -9,10 +9,10 @@ from torchwise.records.analysis import Analysis
 from torchwise.records.answer import Answer
 from torchwise.report import format as show
 from torchwise.report import summary
-from torchwise.report.analysis.phases import asked_for, inconclusive_saving, phases, speedup_of
+from torchwise.report.analysis.phases import describe_request, inconclusive_saving, phases, speedup_of
 from torchwise.report.analysis.plots import plots
 from torchwise.report.analysis.steps import next_steps, notes
-from torchwise.report.json_export import write_whole
+from torchwise.report.json_export import write_atomically
 from torchwise.report.template import render
 
 TEMPLATE = "analyze.html.j2"
@@ -24,7 +24,7 @@ def write_analysis_html(analysis: Analysis, path: str | Path, store: str | None 
     Raises:
         StorageError: the file cannot be written.
     """
-    return write_whole(render_analysis_html(analysis, store), path)
+    return write_atomically(render_analysis_html(analysis, store), path)
 
 
 def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
@@ -35,7 +35,7 @@ def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
         analysis=analysis,
         target=analysis.workload.target,
         when=summary.when(analysis.created_at),
-        asked=asked_for(analysis),
+        asked=describe_request(analysis),
         trust=analysis.judge_trust(),
         answer=analysis.answer,
         head=head,
@@ -43,7 +43,7 @@ def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
         figures=_figures(analysis),
         phases=phases(analysis),
         plots=plots(analysis),
-        checks=summary.checked(analysis.trial.verdict),
+        checks=summary.list_checks(analysis.trial.verdict),
         traceback=analysis.trial.failure.traceback if analysis.trial.failure else "",
         notes=notes(analysis),
         steps=next_steps(analysis, store),
@@ -54,7 +54,7 @@ def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
 
 def _figures(analysis: Analysis) -> list[summary.Fact]:
     """Return the figures of the first panel, or none for a plan that was not verified."""
-    if not analysis.trial.is_proven or analysis.plan.is_eager:
+    if not analysis.trial.is_verified or analysis.plan.is_eager:
         return []
     costs, is_figure = analysis.trial.costs, speedup_of(analysis).is_usable
     assert costs is not None, "what is proven was compiled"
@@ -64,7 +64,7 @@ def _figures(analysis: Analysis) -> list[summary.Fact]:
         ("speed-up", show.speedup(analysis.speedup)),
         ("pays back after", summary.break_even(analysis.break_even_calls) if is_figure else show.NONE),
         (
-            f"saved over {show.counted(analysis.workload.calls, 'call')}",
+            f"saved over {show.pluralize(analysis.workload.calls, 'call')}",
             show.seconds(analysis.saved_s) if is_figure else inconclusive_saving(analysis),
         ),
         ("cold compile", show.seconds(costs.cold_s)),

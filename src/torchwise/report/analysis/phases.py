@@ -8,7 +8,7 @@ from torchwise.records import Interval, Outcome
 from torchwise.records.analysis import MARGIN, Analysis, Batch, BatchFigures, Consistency
 from torchwise.records.answer import Answer, exceeds
 from torchwise.report import format as show
-from torchwise.report.summary import Fact, break_even, checked, time_parts
+from torchwise.report.summary import Fact, break_even, format_time_by_kind, list_checks
 from torchwise.report.trial_table import verdict_word
 
 ROUND_CALLS = (1, 100, 10_000, 1_000_000)
@@ -37,19 +37,19 @@ class Phase:
 
 def phases(analysis: Analysis) -> list[Phase]:
     """Return the phases that have something to show, in order."""
-    found = (baseline, compiling, speed, economics, memory, correctness, scaling)
+    found = (baseline, compile_cost, speed, economics, memory, correctness, batch_scaling)
     made = (phase(analysis) for phase in found)
     return [phase for phase in made if phase.facts or phase.table or phase.note]
 
 
-def asked_for(analysis: Analysis) -> str:
+def describe_request(analysis: Analysis) -> str:
     """Return the request in a line."""
     spec = analysis.workload
     words = [
         f"plan {analysis.plan} ({analysis.plan.id})",
         f"{spec.mode} on {spec.device}",
         f"for {spec.objective}",
-        f"{show.counted(spec.calls, 'call')} and {show.counted(spec.restarts, 'start')}",
+        f"{show.pluralize(spec.calls, 'call')} and {show.pluralize(spec.restarts, 'start')}",
         f"effort {analysis.effort}",
     ]
     return show.one_line(", ".join(words))
@@ -61,28 +61,28 @@ def baseline(analysis: Analysis) -> Phase:
     is_timed = bool(seen.measurement.baseline_s)
     is_weighed = analysis.steady is not None and analysis.steady.memory.baseline_call is not None
     facts = [
-        ("Per call", show.seconds(analysis.economics.baseline_s) if analysis.eager.baseline_s else show.NONE),
+        ("Per call", show.seconds(analysis.cost_model.baseline_s) if analysis.eager.baseline_s else show.NONE),
         ("Against itself", show.speedup(seen.measurement.speedup) if is_timed else show.NONE),
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
         ("Peak memory of a call", show.NONE if is_weighed else show.size(seen.peak_memory)),
-        ("Where the time goes", time_parts(seen)),
+        ("Where the time goes", format_time_by_kind(seen)),
     ]
-    return Phase("baseline", "Baseline: eager", _given(facts))
+    return Phase("baseline", "Baseline: eager", _drop_empty(facts))
 
 
-def compiling(analysis: Analysis) -> Phase:
+def compile_cost(analysis: Analysis) -> Phase:
     """Describe the cost of the first calls, cold and warm."""
     costs, trial = analysis.trial.costs, analysis.trial
     facts: list[Fact] = []
     if trial.failure:
-        facts.append(("Failed", show.clipped(str(trial.failure), 400)))
+        facts.append(("Failed", show.truncate(str(trial.failure), 400)))
     if costs:
         facts += [
             ("Cold, empty caches", show.seconds(costs.cold_s)),
             ("Warm, full caches", show.seconds(costs.warm_s)),
             ("Compile caches", show.size(costs.cache_bytes) if costs.cache_bytes else show.NONE),
         ]
-    return Phase("compiling", "Compile cost", _given(facts))
+    return Phase("compiling", "Compile cost", _drop_empty(facts))
 
 
 def speed(analysis: Analysis) -> Phase:
@@ -97,31 +97,33 @@ def speed(analysis: Analysis) -> Phase:
         sides = ((show.one_line(str(analysis.plan)), calls[0]), ("eager", calls[1]))
         header = ("", "calls", "p50", "p95", "p99", "mean", "variation", "drift", "outliers")
         table = Table("Call by call", header, tuple(_consistency(name, side) for name, side in sides))
-    return Phase("speed", "Speed and consistency", _given(facts), table)
+    return Phase("speed", "Speed and consistency", _drop_empty(facts), table)
 
 
 def economics(analysis: Analysis) -> Phase:
     """Describe when compiling has paid off, and how much it saves."""
-    if not analysis.trial.is_proven:
+    if not analysis.trial.is_verified:
         return Phase("economics", "Economics")
-    found, trial = analysis.economics, analysis.tried
+    found, trial = analysis.cost_model, analysis.tried
     each, calls, starts = found.seconds_per_call(trial).mid, analysis.workload.calls, analysis.workload.restarts
-    compiling = (f"Compiling, {show.counted(starts, 'start')}", show.seconds(found.overhead(trial)))
+    compiling = (f"Compiling, {show.pluralize(starts, 'start')}", show.seconds(found.overhead(trial)))
     if exceeds(speedup_of(analysis)) is Answer.INCONCLUSIVE or not speedup_of(analysis).is_usable:
         facts = [compiling, ("What it saves", inconclusive_saving(analysis))]
-        return Phase("economics", "Economics", _given(facts))
+        return Phase("economics", "Economics", _drop_empty(facts))
     pays = analysis.break_even_calls
     facts = [
         ("Saved a call", show.seconds(found.baseline_s - each)),
         compiling,
         ("Pays back after", break_even(pays) if pays else "never, as far as can be told"),
-        (f"Saved over {show.counted(calls, 'call')}", show.seconds(analysis.saved_s)),
+        (f"Saved over {show.pluralize(calls, 'call')}", show.seconds(analysis.saved_s)),
     ]
     lines = tuple(
         (show.count(n), show.seconds(n * found.baseline_s), show.seconds(found.overhead(trial) + n * each))
         for n in sorted({*ROUND_CALLS, calls})
     )
-    return Phase("economics", "Economics", _given(facts), Table("Cost over calls", ("calls", "eager", "plan"), lines))
+    return Phase(
+        "economics", "Economics", _drop_empty(facts), Table("Cost over calls", ("calls", "eager", "plan"), lines)
+    )
 
 
 def speedup_of(analysis: Analysis) -> Interval:
@@ -151,7 +153,7 @@ def memory(analysis: Analysis) -> Phase:
         ("Peak of a warm start", show.size(held.start)),
         (f"Reserve, {show.percent(MARGIN)} margin", show.size(held.reserve)),
     ]
-    return Phase("memory", "Memory", _given(facts))
+    return Phase("memory", "Memory", _drop_empty(facts))
 
 
 def correctness(analysis: Analysis) -> Phase:
@@ -164,19 +166,19 @@ def correctness(analysis: Analysis) -> Phase:
         ("Error against float64", show.relative_error(verdict.error)),
     ]
     if verdict.outcome is not Outcome.PASS:
-        facts.append(("Because", show.clipped(verdict.reason, 400)))
-    lines = tuple((show.one_line(name), *figures) for name, *figures, _ in checked(verdict))
+        facts.append(("Because", show.truncate(verdict.reason, 400)))
+    lines = tuple((show.one_line(name), *figures) for name, *figures, _ in list_checks(verdict))
     table = Table("Checks", ("check", "outcome", "error", "noise floor"), lines)
-    return Phase("correctness", "Correctness", _given(facts), table)
+    return Phase("correctness", "Correctness", _drop_empty(facts), table)
 
 
-def scaling(analysis: Analysis) -> Phase:
+def batch_scaling(analysis: Analysis) -> Phase:
     """Describe how time and throughput change with the batch size."""
     note = show.one_line(analysis.batch_note)
     if not analysis.batches:
         return Phase("scaling", "Batch sizes", note=note)
     header = ("batch", "per call", "items/s", "eager", "eager items/s", "speed-up", "cold")
-    missing = [f"batch {b.size}: {show.clipped(b.reason, 300)}" for b in analysis.batches if b.reason]
+    missing = [f"batch {b.size}: {show.truncate(b.reason, 300)}" for b in analysis.batches if b.reason]
     figures = {found.size: found for found in analysis.batch_figures}
     lines = tuple(_batch(batch, figures.get(batch.size)) for batch in analysis.batches)
     table = Table("Batch sizes", header, lines)
@@ -213,5 +215,5 @@ def _batch(batch: Batch, figures: BatchFigures | None) -> tuple[str, ...]:
     )
 
 
-def _given(facts: list[Fact]) -> tuple[Fact, ...]:
+def _drop_empty(facts: list[Fact]) -> tuple[Fact, ...]:
     return tuple((name, show.one_line(value)) for name, value in facts if value and value != show.NONE)

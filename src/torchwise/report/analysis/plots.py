@@ -24,7 +24,7 @@ MOST_MARKS = 4
 
 def plots(analysis: Analysis) -> list[Plot]:
     """Return the plots that the analysis has the records for."""
-    found = (latency_plot(analysis), cost_plot(_as_study(analysis)), memory_plot(analysis), scaling_plot(analysis))
+    found = (latency_plot(analysis), cost_plot(_as_study(analysis)), memory_plot(analysis), throughput_plot(analysis))
     return [plot for plot in found if plot]
 
 
@@ -34,7 +34,7 @@ def latency_plot(analysis: Analysis) -> Plot | None:
         return None
     own, eager = analysis.calls
     return distribution_plot(
-        Samples(show.clipped(str(analysis.plan), 40), own.calls_s),
+        Samples(show.truncate(str(analysis.plan), 40), own.calls_s),
         Samples("eager", eager.calls_s),
         title="Time of single calls",
         unit="call",
@@ -74,12 +74,12 @@ def memory_plot(analysis: Analysis) -> Plot | None:
     )
 
 
-def scaling_plot(analysis: Analysis) -> Plot | None:
+def throughput_plot(analysis: Analysis) -> Plot | None:
     """Return throughput over the batch size, or None for fewer than two sizes."""
     timed = [figures for figures in analysis.batch_figures if figures.speedup.is_usable]
     if len(timed) < 2:
         return None
-    name = show.clipped(str(analysis.plan), 40)
+    name = show.truncate(str(analysis.plan), 40)
     sizes = [batch.size for batch in timed]
     own, eager = [b.throughput for b in timed], [b.baseline_throughput for b in timed]
     best = max(timed, key=lambda batch: batch.throughput)
@@ -121,14 +121,14 @@ def _as_study(analysis: Analysis) -> Study:
     Its baseline is the one that all times are scaled by. If the speed-up names no figure, no costs are drawn.
     """
     is_figure = analysis.speedup is not None and analysis.speedup.is_usable
-    is_drawn = analysis.trial.is_proven and not analysis.plan.is_eager and is_figure
+    is_drawn = analysis.trial.is_verified and not analysis.plan.is_eager and is_figure
     trials = (analysis.tried,) if is_drawn else ()
     return Study(
         id=0,
         workload=analysis.workload,
         environment=analysis.environment,
         inspection=replace(analysis.inspection, measurement=analysis.eager),
-        allow="swapped",
+        allow=Numerics.SUBSTITUTED,
         effort=analysis.effort,
         state=StudyState.DECIDED,
         trials=trials,
@@ -139,7 +139,7 @@ def _as_study(analysis: Analysis) -> Study:
 
 def _bars(analysis: Analysis, held: Memory) -> list[tuple[str, tuple[tuple[str, int], ...]]]:
     named = (
-        (show.clipped(str(analysis.plan), 40), held.call),
+        (show.truncate(str(analysis.plan), 40), held.call),
         ("eager", held.baseline_call),
         ("the plan's warm start", held.start),
     )

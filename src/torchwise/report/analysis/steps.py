@@ -24,7 +24,7 @@ def next_steps(analysis: Analysis, store: str | None = None) -> list[Step]:
         scaled = "torchwise.analyze(model, args, batches=(1, 2, 4, 8))"
         again = scaled if live else _command("analyze", analysis, "--batches", "1,2,4,8", *kept)
         steps.append(Step(again, "how time and throughput go with the batch size; each size is compiled anew"))
-    if not live and (analysis.trial.failure or not analysis.trial.is_proven):
+    if not live and (analysis.trial.failure or not analysis.trial.is_verified):
         steps.insert(0, Step(_command("bisect", analysis, *kept), "where the failure or the wrong answer enters"))
     return steps
 

@@ -14,9 +14,9 @@ from torchwise.records.analysis import Analysis
 from torchwise.records.answer import Answer
 from torchwise.report import format as show
 from torchwise.report import layout
-from torchwise.report.analysis.phases import Phase, Table, asked_for, phases
+from torchwise.report.analysis.phases import Phase, Table, describe_request, phases
 from torchwise.report.analysis.steps import next_steps, notes
-from torchwise.report.layout import hanging, listed
+from torchwise.report.layout import paragraph, section
 from torchwise.report.summary import place
 from torchwise.report.terminal import commands
 
@@ -29,13 +29,13 @@ def render_analysis(analysis: Analysis, store: str | None = None) -> RenderableT
     good = analysis.answer is Answer.YES
     title = "Inconclusive" if analysis.answer is Answer.INCONCLUSIVE else "Analysis"
     parts: list[RenderableType] = [
-        layout.trusted(analysis.judge_trust()),
+        layout.trust_line(analysis.judge_trust()),
         Panel(Group(*lines), title=title, title_align="left", border_style="green" if good else "yellow"),
-        Text(asked_for(analysis), style="dim"),
+        Text(describe_request(analysis), style="dim"),
         *(_Shown(phase) for phase in phases(analysis)),
-        *([listed("Advice", map(hanging, rest))] if rest else []),
-        *([listed("Worth knowing", map(hanging, told))] if (told := notes(analysis)) else []),
-        listed("Next", commands(next_steps(analysis, store))),
+        *([section("Advice", map(paragraph, rest))] if rest else []),
+        *([section("Worth knowing", map(paragraph, told))] if (told := notes(analysis)) else []),
+        section("Next", commands(next_steps(analysis, store))),
     ]
     return Group(*parts)
 
@@ -56,7 +56,7 @@ class _Shown:
             fits = console.measure(grid, options=options.update(max_width=1000)).maximum <= options.max_width - 2
             yield Padding(grid, (0, 0, 0, 2)) if fits else Group(*_as_lines(phase.table))
         if phase.note:
-            yield hanging(phase.note, style="dim")
+            yield paragraph(phase.note, style="dim")
 
 
 def _facts(phase: Phase) -> Grid:
@@ -78,4 +78,4 @@ def _grid(table: Table) -> Grid:
 def _as_lines(table: Table) -> Iterator[RenderableType]:
     for name, *cells in table.lines:
         pairs = ", ".join(f"{title} {cell}" for title, cell in zip(table.header[1:], cells, strict=True))
-        yield hanging(f"{table.header[0]} {name}: {pairs}".strip())
+        yield paragraph(f"{table.header[0]} {name}: {pairs}".strip())

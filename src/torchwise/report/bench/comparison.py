@@ -11,7 +11,7 @@ from rich.text import Text
 from torchwise.records.answer import Answer
 from torchwise.report import format as show
 from torchwise.report import layout
-from torchwise.report.comparison import Compared, Comparison
+from torchwise.report.comparison import Comparison, RowComparison
 from torchwise.report.regression import Change
 
 TITLES = {
@@ -36,19 +36,19 @@ OUTCOMES = {
 
 def render_comparison(comparison: Comparison) -> RenderableType:
     """Return a comparison. The sentence with the counts comes last, where a log ends."""
-    parts: list[RenderableType] = [layout.trusted(comparison.trust)] if comparison.trust else []
+    parts: list[RenderableType] = [layout.trust_line(comparison.trust)] if comparison.trust else []
     if comparison.differences:
         words = "A and B ran in different environments, so changes may come from there:"
-        parts.append(_listed(words, [show.one_line(text) for text in comparison.differences], "bold yellow"))
+        parts.append(_section(words, [show.one_line(text) for text in comparison.differences], "bold yellow"))
     for change, title in TITLES.items():
-        if found := comparison.of(change):
-            parts.append(_listed(title, [_line(row) for row in found], _style(change)))
+        if found := comparison.select_rows(change):
+            parts.append(_section(title, [_line(row) for row in found], _style(change)))
     return Group(*parts, Text(sentence(comparison), style=OUTCOMES[comparison.regressed][1]))
 
 
 def sentence(comparison: Comparison) -> str:
     """Return the outcome in a sentence."""
-    counts = [f"{len(found)} {change}" for change in Change if (found := comparison.of(change))]
+    counts = [f"{len(found)} {change}" for change in Change if (found := comparison.select_rows(change))]
     return f"{OUTCOMES[comparison.regressed][0]}, beyond {show.percent(comparison.threshold)}: {', '.join(counts)}."
 
 
@@ -56,9 +56,9 @@ def _style(change: Change) -> str:
     return "bold red" if change.is_regression else "bold yellow" if change is Change.INCONCLUSIVE else "bold"
 
 
-def _line(row: Compared) -> str:
+def _line(row: RowComparison) -> str:
     return f"{show.one_line(row.target)} ({row.mode} on {row.device}), {show.one_line(row.contender)}: {row.detail}"
 
 
-def _listed(title: str, lines: Sequence[str], style: str) -> RenderableType:
+def _section(title: str, lines: Sequence[str], style: str) -> RenderableType:
     return Group(Text(title, style=style), *(Padding(Text(line), (0, 0, 0, 2)) for line in lines), Text())

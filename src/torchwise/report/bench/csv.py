@@ -26,10 +26,10 @@ def to_csv(benchmark: Benchmark) -> str:
 
 def columns(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
     """Return the cells of a row by column."""
-    return {**_asked(row), **_found(row, benchmark), **_chosen(row, benchmark)}
+    return {**_request_cells(row), **_result_cells(row, benchmark), **_choice_cells(row, benchmark)}
 
 
-def _asked(row: Row) -> dict[str, Cell]:
+def _request_cells(row: Row) -> dict[str, Cell]:
     work, (answers, why) = row.workload, answers_of(row)
     return {
         "target": show.one_line(work.target),
@@ -45,11 +45,11 @@ def _asked(row: Row) -> dict[str, Cell]:
     }
 
 
-def _found(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
+def _result_cells(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
     found = row.performance
     costs, processes = (found.costs, found.processes) if found else (None, ())
     scale = scale_of(benchmark, row.workload)
-    scaled = scale.of(row)
+    scaled = scale.find_scaled(row)
     return {
         "is_best_of_precision": scale.best().get(row.precision) is row,
         "is_inconclusive": is_inconclusive(scaled) if scaled else None,
@@ -69,7 +69,7 @@ def _found(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
     }
 
 
-def _chosen(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
+def _choice_cells(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
     duel = duel_ratio(row, scale_of(benchmark, row.workload))
     return {
         "plan": show.one_line(str(row.plan)) if row.plan else None,

@@ -10,7 +10,7 @@ from torchwise.records.benchmark import Benchmark
 from torchwise.records.scale import with_trust
 from torchwise.report.bench.csv import to_csv
 from torchwise.report.bench.markdown import to_markdown
-from torchwise.report.json_export import write_whole
+from torchwise.report.json_export import write_atomically
 
 WRITERS = {
     ".json": lambda benchmark: f"{with_trust(benchmark).to_json()}\n",
@@ -28,7 +28,7 @@ def export(benchmark: Benchmark, path: str | Path) -> Path:
         InputError: the suffix is another one, or the file cannot be written.
     """
     check_exportable(path)
-    return write_whole(WRITERS[Path(path).suffix](benchmark), path)
+    return write_atomically(WRITERS[Path(path).suffix](benchmark), path)
 
 
 def check_exportable(path: str | Path) -> None:

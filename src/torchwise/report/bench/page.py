@@ -13,7 +13,7 @@ from torchwise.report.bench.table import LEGEND, blocks
 from torchwise.report.bench.terminal import place
 from torchwise.report.bench.themed_plots import plots
 from torchwise.report.commands import Step
-from torchwise.report.json_export import write_whole
+from torchwise.report.json_export import write_atomically
 from torchwise.report.template import render
 
 TEMPLATE = "bench.html.j2"
@@ -25,7 +25,7 @@ def write_bench_html(benchmark: Benchmark, path: str | Path) -> Path:
     Raises:
         StorageError: the file cannot be written.
     """
-    return write_whole(render_bench_html(benchmark), path)
+    return write_atomically(render_bench_html(benchmark), path)
 
 
 def render_bench_html(benchmark: Benchmark) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchwise.errors import InputError
 from torchwise.records.benchmark import EAGER, Benchmark, Row
-from torchwise.records.scale import Scale, Scaled, scale_of
+from torchwise.records.scale import Scale, ScaledRow, scale_of
 from torchwise.report import format as show
 from torchwise.report.bench.drawing import Group, Mark, Picture, draw
 from torchwise.report.bench.table import OURS
@@ -73,7 +73,7 @@ def _shares(benchmark: Benchmark, workload: WorkloadSpec) -> list[Mark]:
     right = {one.row.contender: one for one in rows if one.row.is_right and one.row.precision == "native"}
     others = [one for name, one in right.items() if name not in (EAGER, OURS) and one.speedup.is_usable]
     best = max(others, key=lambda one: one.speedup.mid, default=None)
-    shown: dict[str, Scaled | None] = {EAGER: right.get(EAGER), BEST_OTHER: best, OURS: right.get(OURS)}
+    shown: dict[str, ScaledRow | None] = {EAGER: right.get(EAGER), BEST_OTHER: best, OURS: right.get(OURS)}
     shares = {name: one.roofline_share(benchmark.peaks) if one else None for name, one in shown.items()}
     return [Mark(name, 100 * share, 100 * share, 100 * share) for name, share in shares.items() if share]
 
@@ -86,7 +86,7 @@ def _series(row: Row) -> str:
 
 def _name(workload: WorkloadSpec, among: tuple[WorkloadSpec, ...]) -> str:
     """Return the target without the zoo's prefix, plus anything else that tells it from the others."""
-    words = [show.clipped(workload.target.removeprefix("zoo:"), LONGEST)]
+    words = [show.truncate(workload.target.removeprefix("zoo:"), LONGEST)]
     for field in ("mode", "device", "objective"):
         if len({getattr(other, field) for other in among}) > 1:
             words.append(getattr(workload, field))

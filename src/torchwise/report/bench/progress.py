@@ -52,18 +52,18 @@ class BenchProgress(Progress):
         self.benchmark = benchmark
         self._keep(benchmark)
         self.stage("")
-        self._say(f"{show.one_line(row.workload.target)}: {in_a_line(line_of(row, benchmark))}")
-        self._leader = f"{show.counted(len(benchmark.rows), 'row')} done"
+        self._say(f"{show.one_line(row.workload.target)}: {to_log_line(line_of(row, benchmark))}")
+        self._leader = f"{show.pluralize(len(benchmark.rows), 'row')} done"
         self._task = self._target
 
-    def timed_again(self, benchmark: Benchmark, row: Row) -> None:  # noqa: ARG002 - the table in the end shows it
+    def update_row(self, benchmark: Benchmark, row: Row) -> None:  # noqa: ARG002 - the table in the end shows it
         """Keep a row that was timed in another process."""
         self.benchmark = benchmark
         self._keep(benchmark)
         self.stage("")
 
 
-def in_a_line(line: Line) -> str:
+def to_log_line(line: Line) -> str:
     """Return a finished row as one log line, without times per call. It says "so far": processes may follow."""
     head = f"{line.contender}: {line.answers}" + (f" ({line.why})" if line.why else "")
     if not line.row.is_timed:

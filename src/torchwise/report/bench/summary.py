@@ -93,16 +93,16 @@ def summarize(benchmark: Benchmark) -> Summary:
 
 def sentences(summary: Summary) -> list[str]:
     """Return a summary in words, a line each, or none if nothing was timed."""
-    found = [_over_eager(mean, summary.tried[mean.contender, mean.precision]) for mean in summary.speedups]
+    found = [_describe_speedup(mean, summary.tried[mean.contender, mean.precision]) for mean in summary.speedups]
     found += [
-        f"torchwise over the best other{_in_class(mean)}: {show.ratio(mean.ratio)}, {_among(mean)}"
+        f"torchwise over the best other{_precision_suffix(mean)}: {show.ratio(mean.ratio)}, {_describe_targets(mean)}"
         for mean in summary.duels
     ]
     if held := summary.faster + summary.equal + summary.slower + summary.inconclusive:
         counts = f"{len(summary.faster)} faster, {len(summary.equal)} equal within the interval"
         counts += f", {len(summary.slower)} slower"
         counts += f", {len(summary.inconclusive)} inconclusive" if summary.inconclusive else ""
-        found.append(f"torchwise against the best other on {show.counted(len(held), 'target')}: {counts}")
+        found.append(f"torchwise against the best other on {show.pluralize(len(held), 'target')}: {counts}")
     found += [f"slower on {_target(row)}: {_figures(row, summary)}" for row in summary.slower]
     found += [f"inconclusive on {_target(row)}: {_figures(row, summary)}" for row in summary.inconclusive]
     found += [f"not held against another on {_target(row)}: {_why(row)}" for row in summary.without]
@@ -127,19 +127,20 @@ def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
     return tuple(sorted(found, key=lambda mean: -mean.ratio))
 
 
-def _over_eager(mean: Mean, tried: int) -> str:
+def _describe_speedup(mean: Mean, tried: int) -> str:
     right = mean.targets + mean.untold
     over = "" if right == tried else f", right on {right} of {tried}"
-    return f"{mean.contender}{_in_class(mean)} over eager: {show.ratio(mean.ratio)}, {_among(mean)}{over}"
+    name = f"{mean.contender}{_precision_suffix(mean)}"
+    return f"{name} over eager: {show.ratio(mean.ratio)}, {_describe_targets(mean)}{over}"
 
 
-def _among(mean: Mean) -> str:
+def _describe_targets(mean: Mean) -> str:
     """Say how many targets a ratio is a mean over, if it is one."""
-    many = f"geometric mean of {show.counted(mean.targets, 'target')}" if mean.targets > 1 else "on one target"
+    many = f"geometric mean of {show.pluralize(mean.targets, 'target')}" if mean.targets > 1 else "on one target"
     return f"{many}, without a figure on {mean.untold} more" if mean.untold else many
 
 
-def _in_class(mean: Mean) -> str:
+def _precision_suffix(mean: Mean) -> str:
     """Name a class other than the model's own. Eager itself stays in the model's own."""
     return "" if mean.precision == "native" else f" in {mean.precision}"
 

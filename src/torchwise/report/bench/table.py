@@ -9,7 +9,7 @@ from torchwise.records.answer import Answer, exceeds
 from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.measurement import NOT_COLD
 from torchwise.records.processes import is_level_across
-from torchwise.records.scale import Scale, Scaled, scale_of
+from torchwise.records.scale import Scale, ScaledRow, scale_of
 from torchwise.report import format as show
 from torchwise.report.summary import hot_and_cold
 from torchwise.workload import WorkloadSpec
@@ -107,7 +107,7 @@ def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
     """Return a row as text."""
     costs = row.performance.costs if row.performance else None
     scale = scale_of(benchmark, row.workload)
-    scaled = scale.of(row)
+    scaled = scale.find_scaled(row)
     answers, why = answers_of(row)
     return Line(
         row,
@@ -130,7 +130,7 @@ def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
     )
 
 
-def is_inconclusive(scaled: Scaled | None) -> bool:
+def is_inconclusive(scaled: ScaledRow | None) -> bool:
     """Whether a row was timed, and it cannot be told if it is faster than eager."""
     return scaled is not None and scaled.is_surely_faster is Answer.INCONCLUSIVE
 
@@ -173,7 +173,10 @@ def _other(row: Row, scale: Scale) -> str:
 
 def duel_ratio(row: Row, scale: Scale) -> Interval | None:
     """Return Torchwise's speed over its rival's. For eager as the rival, all processes that timed the two count."""
-    scaled, is_timed = scale.of(row), any(one.row.contender == EAGER and one.row.is_right for one in scale.rows)
+    scaled, is_timed = (
+        scale.find_scaled(row),
+        any(one.row.contender == EAGER and one.row.is_right for one in scale.rows),
+    )
     if row.duel is None or row.rival != EAGER or not is_timed or scaled is None:
         return row.speed_over_rival
     return scaled.speedup
@@ -194,7 +197,7 @@ def surely_faster(ratio: Interval) -> Answer:
 
 
 def _block(benchmark: Benchmark, workload: WorkloadSpec) -> Block:
-    rows = benchmark.of(workload)
+    rows = benchmark.select_rows(workload)
     best = list(scale_of(benchmark, workload).best().values())
     lines = tuple(line_of(row, benchmark, is_best=any(row is found for found in best)) for row in rows)
     several = sum(row.is_right and row.precision == "native" for row in rows) > 1
@@ -202,7 +205,7 @@ def _block(benchmark: Benchmark, workload: WorkloadSpec) -> Block:
     return Block(workload, lines, "No contender is told to be the fastest." if untold else "")
 
 
-def _speedup(scaled: Scaled | None) -> str:
+def _speedup(scaled: ScaledRow | None) -> str:
     if scaled is not None and scaled.row.contender == EAGER:
         return "1×"
     return show.speedup(scaled.speedup if scaled else None)
@@ -215,7 +218,7 @@ def _memory(row: Row, scale: Scale) -> str:
     return show.size(peak) + (f" ({show.ratio(peak / scale.eager_memory)})" if scale.eager_memory else "")
 
 
-def _doubts(row: Row, scaled: Scaled | None) -> list[str]:
+def _doubts(row: Row, scaled: ScaledRow | None) -> list[str]:
     failed = [row.reason] if row.duel and row.is_timed and row.reason else []  # another duel than the one that is shown
     if scaled is None or not is_inconclusive(scaled):
         return failed
@@ -224,7 +227,7 @@ def _doubts(row: Row, scaled: Scaled | None) -> list[str]:
     return [f"inconclusive: {show.speedup(scaled.speedup)} eager's speed, so slower or faster", *failed]
 
 
-def _caches(row: Row, scaled: Scaled | None) -> str:
+def _caches(row: Row, scaled: ScaledRow | None) -> str:
     """Return the speed-ups with hot and cold caches, or why there are none, or nothing if not asked."""
     if scaled is not None and row.cold_speedup:
         return ". ".join(hot_and_cold(scaled.speedup, row.cold_speedup))

@@ -13,7 +13,7 @@ from torchwise.report import format as show
 from torchwise.report import layout
 from torchwise.report.bench.summary import sentences, summarize
 from torchwise.report.bench.table import LEGEND, Block, Line, blocks
-from torchwise.report.layout import Column, hanging, listed
+from torchwise.report.layout import Column, paragraph, section
 from torchwise.report.summary import place as on
 from torchwise.report.summary import when
 
@@ -43,7 +43,7 @@ _COLUMNS = ((WIDE, _WIDE), (MEDIUM, _MEDIUM), (0, _NARROW))
 
 def render_benchmark(benchmark: Benchmark, next_commands: Sequence[str] = ()) -> RenderableType:
     """Return a benchmark: the machine, every target, the summary, and the next commands that make sense."""
-    parts: list[RenderableType] = [layout.trusted(trust_of(benchmark))] if benchmark.rows else []
+    parts: list[RenderableType] = [layout.trust_line(trust_of(benchmark))] if benchmark.rows else []
     parts.append(Text(place(benchmark), style="dim"))
     parts += [_Shown(block) for block in blocks(benchmark)]
     if not benchmark.rows:
@@ -51,9 +51,9 @@ def render_benchmark(benchmark: Benchmark, next_commands: Sequence[str] = ()) ->
     else:
         parts.append(Text(f"\n{LEGEND}", style="dim"))
     if found := sentences(summarize(benchmark)):
-        parts.append(listed("In all", map(hanging, found)))
+        parts.append(section("In all", map(paragraph, found)))
     if next_commands:
-        parts.append(listed("Next", [hanging(show.plain(text), style="cyan") for text in next_commands]))
+        parts.append(section("Next", [paragraph(show.plain(text), style="cyan") for text in next_commands]))
     return Group(*parts)
 
 
@@ -75,16 +75,16 @@ class _Shown:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, lines = options.max_width, self._block.lines
         choices = [columns for least, columns in _COLUMNS if width >= least]
-        table = layout.filled(choices, lines, _style, wrapped=("contender", "answers"), width=width)
+        table = layout.fill_table(choices, lines, _style, wrapped=("contender", "answers"), width=width)
         has_precision = any(column.header == "precision" for column in table.columns)
         yield Text(f"\n{self._block.title}", style="bold")
         yield table
         if self._block.note:
-            yield hanging(self._block.note, style="yellow")
+            yield paragraph(self._block.note, style="yellow")
         for line in lines:
             precision = "" if has_precision or line.precision == "native" else f"in {line.precision}"
             for text in filter(None, (precision, *line.remarks)):
-                yield hanging(text, f"{line.contender}: ")
+                yield paragraph(text, f"{line.contender}: ")
 
 
 def _style(line: Line, column: str) -> str:

@@ -45,7 +45,7 @@ def _plot(key: str, title: str, picture: Picture, caption: str) -> Plot:
     right = [(group.name, mark) for group in picture.groups for mark in group.marks if not mark.is_hollow]
     best = max((pair for pair in right if pair[1].is_figure), key=_mid, default=None)
     nothing = "Inconclusive: no right answer has a figure." if right else "No answer is right."
-    summary = nothing if best is None else f"The highest is {_said(best[1], picture)}, on {best[0]}."
+    summary = nothing if best is None else f"The highest is {_describe_mark(best[1], picture)}, on {best[0]}."
     names = {name: _style(name, place) for place, name in enumerate(picture.series)}
     lines = -(-len(names) // LEGEND_COLUMNS)
     height = AROUND + 0.2 * lines + sum(PER_NAME + PER_MARK * len(group.marks) for group in picture.groups)
@@ -69,7 +69,7 @@ def _paint(axes: Axes, picture: Picture, styles: dict[str, dict[str, Any]]) -> N
     axes.axvline(picture.line, color=INK, linewidth=1, zorder=1)
     place = 0.0
     for group in picture.groups:
-        name = show.clipped(group.name, LONGEST_NAME)
+        name = show.truncate(group.name, LONGEST_NAME)
         where = axes.get_yaxis_transform()
         axes.text(0, place + PER_NAME * 0.6, name, transform=where, va="center", color=INK, fontsize=9)
         place += PER_NAME
@@ -93,7 +93,7 @@ def _style(name: str, place: int) -> dict[str, Any]:
 def _legend(axes: Axes, styles: dict[str, dict[str, Any]]) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], label=show.clipped(name, 28), **style) for name, style in styles.items()]
+    handles = [Line2D([], [], label=show.truncate(name, 28), **style) for name, style in styles.items()]
     axes.figure.legend(handles=handles, loc="outside lower left", fontsize=9, ncols=LEGEND_COLUMNS, labelcolor=MUTED)
 
 
@@ -101,7 +101,7 @@ def _mid(pair: tuple[str, Mark]) -> float:
     return pair[1].mid
 
 
-def _said(mark: Mark, picture: Picture) -> str:
+def _describe_mark(mark: Mark, picture: Picture) -> str:
     return f"{mark.series}, at {show.three(mark.mid)}{picture.unit}"
 
 

@@ -9,7 +9,7 @@ from torchwise.records.explanation import Explanation
 from torchwise.report import summary
 from torchwise.report.explain import text
 from torchwise.report.explain.plots import plots
-from torchwise.report.json_export import write_json, write_whole
+from torchwise.report.json_export import write_atomically, write_json
 from torchwise.report.template import Theme, render, render_part
 
 TEMPLATE = "explain.html.j2"
@@ -26,7 +26,7 @@ def render_explanation_part(explanation: Explanation, theme: Theme) -> str:
 
 
 def _context(explanation: Explanation, store: str | None = None) -> dict[str, Any]:
-    explanation = explanation.settled()
+    explanation = explanation.make_consistent()
     return {
         "told": explanation,
         "headline": text.headline(explanation),
@@ -35,9 +35,9 @@ def _context(explanation: Explanation, store: str | None = None) -> dict[str, An
         "place": text.place(explanation),
         "execution": text.execution(explanation),
         "capturable": text.capturable(explanation),
-        "price": text.price,
+        "describe_saving": text.describe_saving,
         "gains": text.gains,
-        "tried": text.tried,
+        "tried": text.describe_fix,
         "links": text.links,
         "nothing": text.NOTHING,
         "plots": plots(explanation),
@@ -56,6 +56,6 @@ def write_explanation(
         StorageError: a file cannot be written.
     """
     if html:
-        write_whole(render_explanation_html(explanation, store), html)
+        write_atomically(render_explanation_html(explanation, store), html)
     if json:
         write_json(explanation, json)

@@ -17,31 +17,31 @@ from torchwise.report.explain.text import (
     NOTHING,
     capturable,
     cells,
+    describe_saving,
     execution,
     headline,
     next_steps,
     order,
     place,
-    price,
 )
 from torchwise.report.terminal import commands
 
 MOST_KERNELS = 12
 MOST_FILES = 2
 
-_hanging = partial(layout.hanging, indent=3)
+_hanging = partial(layout.paragraph, indent=3)
 
 
 def render_explanation(explanation: Explanation, store: str | None = None) -> RenderableType:
     """Return an explanation: the call, the findings, the stages, the kernels, and the next commands."""
-    explanation = explanation.settled()
+    explanation = explanation.make_consistent()
     trust = explanation.trust
     parts: list[RenderableType] = [
-        *([layout.trusted(trust)] if trust else []),
+        *([layout.trust_line(trust)] if trust else []),
         Text(show.one_line(headline(explanation)), style="bold"),
         Text(place(explanation), style="dim"),
         _title(order(explanation)),
-        *([_finding(number, one) for number, one in enumerate(explanation.findings, 1)] or [_hanging(NOTHING)]),
+        *([_render_finding(number, one) for number, one in enumerate(explanation.findings, 1)] or [_hanging(NOTHING)]),
         _title("Stages"),
         _stages(explanation),
         _title("Kernels of one call"),
@@ -54,27 +54,27 @@ def render_explanation(explanation: Explanation, store: str | None = None) -> Re
     return Group(*parts, _title("Next"), *commands(next_steps(explanation, store), indent=5))
 
 
-def _finding(number: int, one: Finding) -> RenderableType:
-    style = "green" if explain_text.gains(one.price) else "yellow"
+def _render_finding(number: int, one: Finding) -> RenderableType:
+    style = "green" if explain_text.gains(one.saving) else "yellow"
     lines: list[RenderableType] = [
-        Text.assemble((f"{number}. {show.plain(one.title)}", "bold"), "  ", (price(one.price), style))
+        Text.assemble((f"{number}. {show.plain(one.title)}", "bold"), "  ", (describe_saving(one.saving), style))
     ]
     for spot in one.places:
         lines.append(_hanging(show.one_line(str(spot)), style="cyan"))
         if spot.excerpt:
-            lines.append(_hanging(show.clipped(spot.excerpt, 200), indent=4, style="dim"))
+            lines.append(_hanging(show.truncate(spot.excerpt, 200), indent=4, style="dim"))
     lines.append(_hanging(show.plain(one.cause)))
-    lines.append(_hanging(show.plain(one.mend), "Mend: "))
-    lines += [_hanging(show.plain(explain_text.tried(seen)), "Tried: ", "dim") for seen in one.tried]
-    if one.price:
-        lines.append(_hanging(show.plain(one.price.how), "Price: ", "dim"))
+    lines.append(_hanging(show.plain(one.fix), "Mend: "))
+    lines += [_hanging(show.plain(explain_text.describe_fix(seen)), "Tried: ", "dim") for seen in one.tried]
+    if one.saving:
+        lines.append(_hanging(show.plain(one.saving.how), "Price: ", "dim"))
     return Padding(Group(*lines), (0, 0, 1, 0))
 
 
 def _stages(explanation: Explanation) -> RenderableType:
     table = _table(("stage", False), ("time", True), ("in", False), ("out", False))
     for stage in explanation.stages:
-        out = "; ".join((stage.came_out, *_files(stage.artefacts)))
+        out = "; ".join((stage.came_out, *_files(stage.artifacts)))
         table.add_row(*map(Text, (stage.name, show.seconds(stage.seconds), stage.went_in, out)))
     return table
 

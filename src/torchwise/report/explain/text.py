@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchwise.records import Interval
 from torchwise.records.answer import Answer
-from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Price, Tried
+from torchwise.records.explanation import Basis, Explanation, Finding, FixTrial, Kernel, Saving
 from torchwise.report import format as show
 from torchwise.report import summary
 from torchwise.report.command_line import command_line
@@ -38,7 +38,7 @@ def place(explanation: Explanation) -> str:
     return summary.place(explanation.environment, summary.when(explanation.created_at), took)
 
 
-def price(found: Price | None) -> str:
+def describe_saving(found: Saving | None) -> str:
     """Return such as "saves 12.3 µs a call [11.9, 12.8], measured". It claims no saving that may be none."""
     if found is None:
         return "no price"
@@ -51,12 +51,12 @@ def price(found: Price | None) -> str:
     return f"{' and '.join(words)}, {found.basis.value}"
 
 
-def gains(found: Price | None) -> bool:
+def gains(found: Saving | None) -> bool:
     """Whether a saving was measured, so that it may be marked as good news."""
     return found is not None and found.basis is Basis.MEASURED and (found.answer is Answer.YES or found.once_s > 0)
 
 
-def _each_call(found: Price) -> str:
+def _each_call(found: Saving) -> str:
     saved = found.per_call_s
     if saved.high == 0:
         return NONE_SAVED
@@ -72,13 +72,13 @@ def _ends(interval: Interval) -> str:
     return f"[{show.seconds(interval.low)}, {show.seconds(interval.high)}]"
 
 
-def tried(seen: Tried) -> str:
+def describe_fix(seen: FixTrial) -> str:
     """Return the result of an attempted fix, such as "dynamic=True: compiled 9 times, …; it does not help"."""
     words = f"{seen.fix}: {seen.seen}"
-    if seen.price and seen.price.answer is Answer.INCONCLUSIVE and not seen.helps:
+    if seen.saving and seen.saving.answer is Answer.INCONCLUSIVE and not seen.helps:
         return f"{words}; what it saves {UNTOLD}"
-    if seen.price and (seen.helps or seen.price.answer is not Answer.YES):
-        words += f"; it {price(seen.price)}"
+    if seen.saving and (seen.helps or seen.saving.answer is not Answer.YES):
+        words += f"; it {describe_saving(seen.saving)}"
     return words if seen.helps else f"{words}; it does not help"
 
 
@@ -100,7 +100,7 @@ def execution(explanation: Explanation) -> str:
     words = f"Of {show.seconds(seen.call_s.mid)} a kernel runs for {show.seconds(seen.busy_s)}"
     words += f" and the host is alone for {show.percent(seen.host_share)}"
     if seen.guards:
-        words += f"; {show.counted(seen.guards, 'guard')} take about {show.seconds(seen.guards_s)}"
+        words += f"; {show.pluralize(seen.guards, 'guard')} take about {show.seconds(seen.guards_s)}"
     if seen.is_rough:
         words += (
             f". Under the profiler the call took {show.ratio(seen.inflation)} its time: kernels and guards are scaled "
@@ -143,4 +143,4 @@ def next_steps(explanation: Explanation, store: str | None = None) -> list[Step]
 
 
 def _pays(finding: Finding) -> bool:
-    return finding.price is not None and finding.price.answer is Answer.YES
+    return finding.saving is not None and finding.saving.answer is Answer.YES

@@ -10,7 +10,7 @@ import numpy as np
 
 from torchwise.records import Study
 from torchwise.report import format as show
-from torchwise.report.costs import Cost, asked, baseline_cost, cost_of
+from torchwise.report.costs import Cost, baseline_cost, cost_of, workload_of
 from torchwise.report.plots.plot import Plot, series_of
 from torchwise.report.plots.strips import LONGEST_NAME, scale_time
 from torchwise.report.plots.svg import COLORS, INK, MUTED, draw
@@ -36,14 +36,14 @@ def cost_plot(study: Study) -> Plot | None:
     lines = _candidates(study, baseline) if baseline else []
     if baseline is None or not lines:
         return None
-    calls, paying = asked(study).calls, [line for line in lines if math.isfinite(line.break_even)]
+    calls, paying = workload_of(study).calls, [line for line in lines if math.isfinite(line.break_even)]
     first = min(paying, key=lambda line: line.break_even, default=None)
     summary = (
         f"{first.name} is the first to pay back, after {_calls(first.break_even)}." if first else "No plan pays back."
     )
-    starts = asked(study).restarts
+    starts = workload_of(study).restarts
     warm = "" if starts == 1 else f", {starts - 1:,} times the warm compile"
-    summary = f"{summary} {show.counted(calls, 'call')} are expected."
+    summary = f"{summary} {show.pluralize(calls, 'call')} are expected."
     return Plot(
         key="cost",
         title="Cost over the number of calls",
@@ -51,7 +51,7 @@ def cost_plot(study: Study) -> Plot | None:
         caption=f"Total time spent: the cold compile{warm}, and the calls. Both axes are logarithmic. A dot marks "
         "where a plan has paid back, the dashed upright line the calls that are expected.",
         svg=draw("cost", summary, 3.6 + 0.22 * len(lines), lambda axes: _paint(axes, baseline, lines, calls)),
-        header=("plan", "compiling", "per call", "pays back after", f"after {show.counted(calls, 'call')}"),
+        header=("plan", "compiling", "per call", "pays back after", f"after {show.pluralize(calls, 'call')}"),
         table=(_row("eager", baseline, None, calls), *(_row(x.name, x.cost, x.break_even, calls) for x in lines)),
     )
 
@@ -73,9 +73,9 @@ def _paint(axes: Axes, baseline: Cost, lines: list[_Line], calls: int) -> None:
 
     last = max([calls * 10.0, 1000.0, *(x.break_even * 3 for x in lines if x.break_even < calls * 1e3)])
     x = np.geomspace(1, last, 200)
-    axes.plot(x, baseline.after(1) * x, color=INK, linewidth=1.8, label="eager")
+    axes.plot(x, baseline.seconds_after(1) * x, color=INK, linewidth=1.8, label="eager")
     for line, dash in zip(lines, DASHES, strict=False):
-        label = show.clipped(line.name, LONGEST_NAME)
+        label = show.truncate(line.name, LONGEST_NAME)
         axes.plot(
             x,
             line.cost.fixed_s + line.cost.per_call_s * x,
@@ -85,11 +85,11 @@ def _paint(axes: Axes, baseline: Cost, lines: list[_Line], calls: int) -> None:
             label=label,
         )
         if 1 <= line.break_even <= last:
-            axes.plot(line.break_even, baseline.after(line.break_even), "o", color=line.color, markersize=7)
+            axes.plot(line.break_even, baseline.seconds_after(line.break_even), "o", color=line.color, markersize=7)
     axes.axvline(calls, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     axes.set_xscale("log")
     axes.set_xlim(1, last)
-    scale_time(axes, "y", baseline.per_call_s, baseline.after(last))
+    scale_time(axes, "y", baseline.per_call_s, baseline.seconds_after(last))
     axes.xaxis.set_major_locator(LogLocator(numticks=9))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
@@ -99,7 +99,13 @@ def _paint(axes: Axes, baseline: Cost, lines: list[_Line], calls: int) -> None:
 
 def _row(name: str, cost: Cost, break_even: float | None, calls: int) -> tuple[str, ...]:
     paid = show.NONE if break_even is None else _calls(break_even)
-    return (name, show.seconds(cost.fixed_s), show.seconds(cost.per_call_s), paid, show.seconds(cost.after(calls)))
+    return (
+        name,
+        show.seconds(cost.fixed_s),
+        show.seconds(cost.per_call_s),
+        paid,
+        show.seconds(cost.seconds_after(calls)),
+    )
 
 
 def _calls(value: float) -> str:

@@ -49,17 +49,17 @@ def latency_plot(study: Study) -> Plot | None:
 def _samples(series: Series) -> Sequence[float]:
     if not series.row.trial:
         return series.measurement.baseline_s
-    return _scaled(series.measurement.candidate_s, series.row.time.mid if series.row.time else None)
+    return _scale_samples(series.measurement.candidate_s, series.row.time.mid if series.row.time else None)
 
 
 def _eager(series: Series) -> Sequence[float]:
     """Return eager's rounds beside a plan, on the scale of eager's time in this study."""
     row = series.row
     eager_s = row.time.mid * row.speedup.mid if row.time and row.speedup else None
-    return _scaled(series.measurement.baseline_s, eager_s)
+    return _scale_samples(series.measurement.baseline_s, eager_s)
 
 
-def _scaled(samples: Sequence[float], median: float | None) -> Sequence[float]:
+def _scale_samples(samples: Sequence[float], median: float | None) -> Sequence[float]:
     """Return samples scaled to this median."""
     factor = 1.0 if median is None else median / float(np.median(samples))
     return [sample * factor for sample in samples]

@@ -43,7 +43,7 @@ class Series:
     color: str
 
     @property
-    def is_proven(self) -> bool:
+    def is_verified(self) -> bool:
         """Whether it may be compared: eager, or a plan that was verified and timed to the end."""
         return self.row.standing != "out"
 
@@ -55,7 +55,7 @@ class Series:
     @property
     def is_ranked(self) -> bool:
         """Whether it may be called the fastest: verified, with a speed-up that names a figure."""
-        return self.is_proven and (self.row.speedup is None or self.row.speedup.is_usable)
+        return self.is_verified and (self.row.speedup is None or self.row.speedup.is_usable)
 
 
 def series_of(study: Study) -> list[Series]:

@@ -45,7 +45,7 @@ def roofline_plot(kernels: Sequence[Kernel], limits: Limits | None) -> Plot | No
         for i, kernel in enumerate(known, 1)
     ]
     first = known[0]
-    summary = f"{show.clipped(first.name, 60)}, the longest, reaches {show.percent(first.share)} of the roofline."
+    summary = f"{show.truncate(first.name, 60)}, the longest, reaches {show.percent(first.share)} of the roofline."
     return Plot(
         key="roofline",
         title="Kernels against the roofline",

@@ -23,7 +23,7 @@ def speedup_plot(study: Study) -> Plot | None:
     summary = "No plan was both proven right and timed well enough to be ranked."
     if ranked:
         best, speedup = max(ranked, key=lambda pair: pair[1].mid)
-        plans = show.counted(len(ranked), "proven plan")
+        plans = show.pluralize(len(ranked), "proven plan")
         summary = f"Of {plans} {best.row.name} is the fastest, at {show.speedup(speedup)}."
     return Plot(
         key="speedup",

@@ -28,7 +28,7 @@ def name_strips(axes: Axes, names: Sequence[str]) -> None:
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     for position, name in enumerate(names):
-        text = show.clipped(name, LONGEST_NAME)
+        text = show.truncate(name, LONGEST_NAME)
         axes.text(0, position - 0.34, text, transform=axes.get_yaxis_transform(), va="center", color=INK, fontsize=9)
 
 

@@ -67,10 +67,10 @@ def draw(key: str, label: str, height: float, paint: Callable[[Axes], None]) -> 
         FigureCanvasSVG(figure)
         paint(figure.add_subplot())
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return themed(file.getvalue(), key, label)
+    return adapt_svg(file.getvalue(), key, label)
 
 
-def themed(svg: bytes, key: str, label: str) -> str:
+def adapt_svg(svg: bytes, key: str, label: str) -> str:
     """Return matplotlib's SVG as part of a page: variables for colours, own ids, no size, no namespace, no rules."""
     root = ElementTree.fromstring(svg)
     _drop(root, ("metadata", "style"))
@@ -78,7 +78,7 @@ def themed(svg: bytes, key: str, label: str) -> str:
         element.tag = _local(element.tag)
         for name, value in list(element.attrib.items()):
             del element.attrib[name]
-            element.set("href" if name == _XLINK else _local(name), _adapted(_local(name), value, key))
+            element.set("href" if name == _XLINK else _local(name), _adapt_attribute(_local(name), value, key))
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     root.set("style", "stroke-linejoin:round;stroke-linecap:butt")
@@ -99,7 +99,7 @@ def _local(name: str) -> str:
     return name.rpartition("}")[2]
 
 
-def _adapted(name: str, value: str, key: str) -> str:
+def _adapt_attribute(name: str, value: str, key: str) -> str:
     if name == "id":
         return f"{key}-{value}"
     if name == "href":

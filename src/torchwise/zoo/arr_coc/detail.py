@@ -88,11 +88,11 @@ def blend(features: torch.Tensor, budgets: torch.Tensor, grid: int) -> torch.Ten
     blended = torch.zeros_like(features)
     for coarseness in range(LEVELS):
         share = weight * (1 - (level - coarseness).abs()).clamp(min=0)
-        blended = blended + share.to(features.dtype)[..., None] * _blurred(plane, coarseness)
+        blended = blended + share.to(features.dtype)[..., None] * _blur(plane, coarseness)
     return blended
 
 
-def _blurred(plane: torch.Tensor, distance: int) -> torch.Tensor:
+def _blur(plane: torch.Tensor, distance: int) -> torch.Tensor:
     """Average (batch, width, grid, grid) over neighbours that exist, up to `distance`. Return (batch, grid², width)."""
     if distance:
         plane = window_sum(plane, distance) / window_sum(plane.new_ones(1, 1, *plane.shape[-2:]), distance)

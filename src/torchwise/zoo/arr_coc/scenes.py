@@ -26,8 +26,8 @@ def image_of_scene(draws: Draws, batch: int, grid: int, patch: int) -> torch.Ten
     side = grid * patch
     colours = draws.normal(batch, CHANNELS, grid, grid, scale=0.8)
     contrasts = draws.uniform(batch, 1, grid, grid, low=0.1, high=1.0)
-    return _enlarged(colours, patch) + _enlarged(contrasts, patch) * draws.normal(batch, CHANNELS, side, side)
+    return _enlarge(colours, patch) + _enlarge(contrasts, patch) * draws.normal(batch, CHANNELS, side, side)
 
 
-def _enlarged(plane: torch.Tensor, factor: int) -> torch.Tensor:
+def _enlarge(plane: torch.Tensor, factor: int) -> torch.Tensor:
     return plane.repeat_interleave(factor, dim=-2).repeat_interleave(factor, dim=-1)

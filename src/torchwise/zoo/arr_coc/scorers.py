@@ -94,13 +94,13 @@ class Scorers(nn.Module):
 def build_information_scorer(request: Request, *, batch: int, grid: int, width: int) -> Workload:
     """Build it on scenes of `grid` by `grid` patches."""
     flops = _INFORMATION * batch * grid**2 * width
-    return _of_patches(request, InformationScorer().eval(), batch, grid, width, flops)
+    return _make_patch_workload(request, InformationScorer().eval(), batch, grid, width, flops)
 
 
 def build_salience_scorer(request: Request, *, batch: int, grid: int, width: int) -> Workload:
     """Build it on scenes of `grid` by `grid` patches."""
     flops = (_SALIENCE * width + 2.0) * batch * grid**2  # at the end of each patch a division and a square root
-    return _of_patches(request, SalienceScorer(grid).eval(), batch, grid, width, flops)
+    return _make_patch_workload(request, SalienceScorer(grid).eval(), batch, grid, width, flops)
 
 
 def build_query_scorer(request: Request, *, batch: int, grid: int, width: int) -> Workload:
@@ -140,7 +140,9 @@ def _query_numbers(batch: int, grid: int, width: int) -> int:
     return width * (width + 1) + batch * width * (1 + grid**2)
 
 
-def _of_patches(request: Request, model: nn.Module, batch: int, grid: int, width: int, flops: float) -> Workload:
+def _make_patch_workload(
+    request: Request, model: nn.Module, batch: int, grid: int, width: int, flops: float
+) -> Workload:
     examples = functools.partial(_patches, request, batch, grid, width)
     numbers = batch * grid**2 * (width + 1)  # read once, one score written per patch
     roofline = Roofline(flops, float(request.dtype.itemsize * numbers))

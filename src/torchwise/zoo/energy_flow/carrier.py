@@ -12,7 +12,7 @@ from torchwise.workload import Example, Workload
 from torchwise.zoo.energy_flow.life import DIVISION, LIFESPAN, MATURITY, MODES, RETENTION, level_of
 from torchwise.zoo.energy_flow.neuron import NEURON_WIDTH
 from torchwise.zoo.energy_flow.storage import LAYERS, draw_state
-from torchwise.zoo.energy_flow.work import bytes_of, of_module
+from torchwise.zoo.energy_flow.work import bytes_of, module_roofline
 from torchwise.zoo.random_inputs import Request
 
 STRIDE = 0.05
@@ -101,7 +101,7 @@ def build_carrier(request: Request, *, batch: int, hidden: int) -> Workload:
     drawn = examples(request.seed)
     _, energies, states, _ = drawn[0].args
     written = bytes_of((energies, states)) + batch * 4 * request.dtype.itemsize
-    roofline = of_module(model, batch, pointwise_flops(hidden), drawn, written)
+    roofline = module_roofline(model, batch, pointwise_flops(hidden), drawn, written)
     return Workload(model, drawn, name=request.name, roofline=roofline, reseed=examples)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchwise.workload import Example, Workload
 from torchwise.zoo.energy_flow.life import CYCLE, MODES
-from torchwise.zoo.energy_flow.work import of_module
+from torchwise.zoo.energy_flow.work import module_roofline
 from torchwise.zoo.random_inputs import Request
 
 SURFACE = -1.0
@@ -63,7 +63,7 @@ def build_embedding_mapper(request: Request, *, batch: int, width: int, side: in
     written = batch * cells * (MODES + 3) * request.dtype.itemsize
     # LayerNorm 6 and GELU 5 per feature, softmax and level 6 per mode, tanh, half a cell and the centre 6 per shift.
     pointwise = 11 * width + cells * (6 * MODES + 6 * 2)
-    roofline = of_module(model, batch, pointwise, (drawn, model.centres), written)
+    roofline = module_roofline(model, batch, pointwise, (drawn, model.centres), written)
     return Workload(model, drawn, name=request.name, roofline=roofline, reseed=examples)
 
 

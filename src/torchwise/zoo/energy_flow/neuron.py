@@ -10,7 +10,7 @@ from torch import nn
 from torchwise.workload import Example, Workload
 from torchwise.zoo.energy_flow.life import MODES
 from torchwise.zoo.energy_flow.storage import draw_state
-from torchwise.zoo.energy_flow.work import of_module
+from torchwise.zoo.energy_flow.work import module_roofline
 from torchwise.zoo.random_inputs import Request
 
 ENCODED = 8
@@ -51,7 +51,7 @@ def build_neuron(request: Request, *, batch: int) -> Workload:
     examples = functools.partial(_examples, request, batch)
     drawn = examples(request.seed)
     written = batch * NEURON_WIDTH * request.dtype.itemsize
-    roofline = of_module(model, batch, POINTWISE_FLOPS, drawn, written)
+    roofline = module_roofline(model, batch, POINTWISE_FLOPS, drawn, written)
     return Workload(model, drawn, name=request.name, roofline=roofline, reseed=examples)
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from torchwise.workload import Example, Workload
 from torchwise.zoo.energy_flow.step import FusedStep, Statistics, Stepped, step_flops
 from torchwise.zoo.energy_flow.storage import FREE, FlowState, FlowStorage, draw_storage, live_in, take
-from torchwise.zoo.energy_flow.work import bytes_of, of_module
+from torchwise.zoo.energy_flow.work import bytes_of, module_roofline
 from torchwise.zoo.random_inputs import Request
 
 
@@ -136,7 +136,7 @@ def _build(request: Request, make: type[Processor], capacity: int, hidden: int, 
     examples = functools.partial(storage_examples, request, capacity, hidden)
     drawn = examples(request.seed)
     # The net works on `rows` flows; what selects and stores them is not counted. Written: the storage and five counts.
-    roofline = of_module(model, rows, step_flops(hidden), drawn, bytes_of(drawn) + 5 * 8)
+    roofline = module_roofline(model, rows, step_flops(hidden), drawn, bytes_of(drawn) + 5 * 8)
     return Workload(model, drawn, name=request.name, roofline=roofline, reseed=examples)
 
 

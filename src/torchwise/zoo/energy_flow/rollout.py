@@ -12,7 +12,7 @@ from torchwise.workload import Workload
 from torchwise.zoo.energy_flow.processor import DynamicProcessor, PaddedProcessor, Processor, storage_examples
 from torchwise.zoo.energy_flow.step import FusedStep, step_flops
 from torchwise.zoo.energy_flow.storage import FlowStorage, live_in
-from torchwise.zoo.energy_flow.work import bytes_of, of_module
+from torchwise.zoo.energy_flow.work import bytes_of, module_roofline
 from torchwise.zoo.random_inputs import Request
 
 
@@ -70,5 +70,5 @@ def _build(request: Request, make: type[Processor], capacity: int, hidden: int, 
     drawn = examples(request.seed)
     # As a single step, `steps` times, with the flows alive at first. Between steps nothing is moved.
     written = bytes_of(drawn) + 3 * 8 * steps
-    roofline = of_module(model, rows * steps, step_flops(hidden), drawn, written)
+    roofline = module_roofline(model, rows * steps, step_flops(hidden), drawn, written)
     return Workload(model, drawn, name=request.name, roofline=roofline, reseed=examples)

@@ -15,7 +15,7 @@ from torchwise.zoo.energy_flow.life import survives
 from torchwise.zoo.energy_flow.neuron import POINTWISE_FLOPS as NEURON_FLOPS
 from torchwise.zoo.energy_flow.neuron import SimpleNeuron
 from torchwise.zoo.energy_flow.storage import FlowState, draw_state
-from torchwise.zoo.energy_flow.work import bytes_of, of_module
+from torchwise.zoo.energy_flow.work import bytes_of, module_roofline
 from torchwise.zoo.random_inputs import Request
 
 
@@ -87,7 +87,7 @@ def build_fused_step(request: Request, *, batch: int, hidden: int) -> Workload:
     state: FlowState = drawn[0].args[0]
     # Written: the state, births, two masks and three counts.
     written = bytes_of((state, state.positions)) + 2 * batch + 3 * 8
-    roofline = of_module(model, batch, step_flops(hidden), drawn, written)
+    roofline = module_roofline(model, batch, step_flops(hidden), drawn, written)
     return Workload(model, drawn, name=request.name, roofline=roofline, reseed=examples)
 
 

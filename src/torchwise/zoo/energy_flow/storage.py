@@ -128,7 +128,7 @@ def _state(request: Request, draws: Draws, count: int, hidden: int) -> FlowState
     states = draws.uniform(count, LAYERS, hidden, low=-0.9, high=0.9)
     ages = draws.uniform(count, high=LIFESPAN).long().to(request.device)
 
-    def placed(values: torch.Tensor) -> torch.Tensor:
+    def place(values: torch.Tensor) -> torch.Tensor:
         return values.to(device=request.device, dtype=request.dtype)
 
-    return FlowState(placed(positions), placed(levels[:, None] * spread), placed(states), ages)
+    return FlowState(place(positions), place(levels[:, None] * spread), place(states), ages)

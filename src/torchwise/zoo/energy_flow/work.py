@@ -20,7 +20,7 @@ def flops_per_row(model: nn.Module, pointwise: int) -> int:
     return pointwise + sum((2 if p.dim() > 1 else 1) * p.numel() for p in model.parameters())
 
 
-def of_module(model: nn.Module, rows: int, pointwise: int, inputs: Any, written: int) -> Roofline:
+def module_roofline(model: nn.Module, rows: int, pointwise: int, inputs: Any, written: int) -> Roofline:
     """Count a call in which each of `rows` flows passes each parameter once.
 
     Args:

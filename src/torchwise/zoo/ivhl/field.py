@@ -166,7 +166,7 @@ def _field_examples(request: Request, grid: int, sources: int, seed: int) -> tup
     draws = request.draws(seed)
     args = (
         draws.uniform(grid, 3, low=-1.0, high=1.0),
-        draws.on_sphere(sources),
+        draws.sphere_points(sources),
         draws.uniform(sources, low=0.5, high=1.5),
         draws.uniform(sources, low=1.0, high=10.0),
         draws.uniform(sources, high=2 * math.pi),

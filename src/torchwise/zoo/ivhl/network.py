@@ -102,7 +102,8 @@ def greedy_path(legs: Sequence[Legs], open_legs: Legs, sizes: Mapping[int, int])
     path: list[tuple[int, int]] = []
     while len(left) > 1:
         growth = {
-            (i, j): room(_kept(left[i], left[j], ends)) - room(left[i]) - room(left[j]) for i, j in _neighbours(left)
+            (i, j): room(_select_open_legs(left[i], left[j], ends)) - room(left[i]) - room(left[j])
+            for i, j in _neighbours(left)
         }
         pair = min(growth, key=lambda pair: (growth[pair], pair)) if growth else (0, 1)
         _join(left, pair, ends)
@@ -121,7 +122,7 @@ def _count_ends(legs: Sequence[Legs], open_legs: Legs) -> Counter[int]:
     return Counter(leg for some in (*legs, open_legs) for leg in some)
 
 
-def _kept(early: Legs, late: Legs, ends: Mapping[int, int]) -> Legs:
+def _select_open_legs(early: Legs, late: Legs, ends: Mapping[int, int]) -> Legs:
     """Return the legs of a pair that lead on, to another tensor or to an open end."""
     return tuple(leg for leg in dict.fromkeys(early + late) if ends[leg] > (leg in early) + (leg in late))
 
@@ -130,7 +131,7 @@ def _join(left: list[Legs], pair: tuple[int, int], ends: Counter[int]) -> tuple[
     """Contract a pair in the list and in the count. Return the legs of both and of their contraction."""
     first, second = pair
     late, early = left.pop(second), left.pop(first)
-    kept = _kept(early, late, ends)
+    kept = _select_open_legs(early, late, ends)
     left.append(kept)
     ends.subtract(early + late)
     ends.update(kept)

@@ -50,8 +50,8 @@ def pachner_moves(
         The lengths after it, (..., T), int64, at least 1, in new memory.
     """
     even, odd = lengths[..., 0::2], lengths[..., 1::2]
-    even = _moved(even, odd.roll(1, -1), odd, grow[..., 0::2], chances[..., 0::2], fugacity)
-    odd = _moved(odd, even, even.roll(-1, -1), grow[..., 1::2], chances[..., 1::2], fugacity)
+    even = _move(even, odd.roll(1, -1), odd, grow[..., 0::2], chances[..., 0::2], fugacity)
+    odd = _move(odd, even, even.roll(-1, -1), grow[..., 1::2], chances[..., 1::2], fugacity)
     return torch.stack((even, odd), dim=-1).flatten(-2)
 
 
@@ -69,7 +69,7 @@ def build_pachner_moves(request: Request, *, moves: int) -> Workload:
     )
 
 
-def _moved(
+def _move(
     length: torch.Tensor,
     before: torch.Tensor,
     after: torch.Tensor,

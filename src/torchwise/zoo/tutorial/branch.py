@@ -9,7 +9,7 @@ from torch import nn
 
 from torchwise.workload import Roofline, Workload
 from torchwise.zoo.random_inputs import Request
-from torchwise.zoo.tutorial.inputs import mirrored_examples
+from torchwise.zoo.tutorial.inputs import make_mirrored_examples
 
 INPUTS, HIDDEN, OUTPUTS = 10, 20, 5
 
@@ -37,7 +37,7 @@ class SimpleBranchModel(nn.Module):
 def build_branch(request: Request, *, batch: int) -> Workload:
     """Build `SimpleBranchModel` on two inputs of shape (batch, 10), x and −x, which take one branch each."""
     model = request.draws().module(SimpleBranchModel).eval()
-    examples = functools.partial(mirrored_examples, request, (batch, INPUTS))
+    examples = functools.partial(make_mirrored_examples, request, (batch, INPUTS))
     weights = INPUTS * HIDDEN + HIDDEN + HIDDEN * OUTPUTS + OUTPUTS
     return Workload(
         model,

@@ -16,7 +16,7 @@ from torch import nn
 from torchwise.errors import WorkloadError
 from torchwise.workload import Example, Roofline, Workload
 from torchwise.zoo.random_inputs import Request
-from torchwise.zoo.tutorial.inputs import mirrored_examples, normal_examples
+from torchwise.zoo.tutorial.inputs import make_mirrored_examples, normal_examples
 
 KNOTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 CURVE = (-0.8, -0.6, 0.1, 0.6, 0.8)
@@ -27,7 +27,7 @@ NEGLIGIBLE = 1e-3
 
 
 class TwoLayers(nn.Module):
-    """y = W₂ g(tanh(W₁ x)) with square W₁ and W₂, where g is `between`."""
+    """y = W₂ g(tanh(W₁ x)) with square W₁ and W₂, where g is `transform_hidden`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -36,10 +36,10 @@ class TwoLayers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, width) to the same shape."""
-        y: torch.Tensor = self.second(self.between(torch.tanh(self.first(x))))
+        y: torch.Tensor = self.second(self.transform_hidden(torch.tanh(self.first(x))))
         return y
 
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+    def transform_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map (batch, width), with values in (−1, 1), to the same shape."""
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class BreakPrint(TwoLayers):
         super().__init__(width)
         self.log = LastLine()
 
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+    def transform_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return `hidden` as it is."""
         print(f"hidden values: {tuple(hidden.shape)}", file=self.log)
         return hidden
@@ -80,7 +80,7 @@ class BreakItem(TwoLayers):
     `torch.compile(fullgraph=True)` captures it from PyTorch 2.13 on. Without that option, and before, the graph breaks.
     """
 
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+    def transform_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scale `hidden` to a mean absolute value of one."""
         size = hidden.abs().mean().item()
         return hidden / size
@@ -89,7 +89,7 @@ class BreakItem(TwoLayers):
 class BreakBranch(TwoLayers):
     """g(h) = 2 h if the mean of h is above 0, and h / 2 if it is not: an `if` whose answer lies in the data."""
 
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+    def transform_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Double or halve `hidden`."""
         if hidden.mean() > 0:
             return hidden * 2
@@ -103,7 +103,7 @@ class BreakNumpy(TwoLayers):
     (https://docs.pytorch.org/docs/stable/torch.compiler_faq.html#does-numpy-work-with-torch-compile).
     """
 
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+    def transform_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Interpolate `CURVE` over `KNOTS`."""
         values = hidden.detach().cpu().numpy()
         read = np.interp(values, KNOTS, CURVE)  # in float64, for any input
@@ -118,7 +118,7 @@ class BreakList(TwoLayers):
     geometric: g(h) = h / (1 − h/2), but for the terms left out, at most 1e-3 together.
     """
 
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+    def transform_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Sum the series."""
         terms = [hidden]
         while terms[-1].abs().max() > NEGLIGIBLE:
@@ -138,7 +138,7 @@ def build_break_item(request: Request, *, batch: int, width: int) -> Workload:
 
 def build_break_branch(request: Request, *, batch: int, width: int) -> Workload:
     """Build `BreakBranch` on two inputs of shape (batch, width), x and −x, which take one branch each."""
-    return _build(request, BreakBranch, batch, width, flops=2, examples=mirrored_examples)  # the mean, the product
+    return _build(request, BreakBranch, batch, width, flops=2, examples=make_mirrored_examples)  # the mean, the product
 
 
 def build_break_numpy(request: Request, *, batch: int, width: int) -> Workload:
@@ -171,14 +171,14 @@ def _build(
     flops: int,
     examples: Callable[[Request, tuple[int, ...], int], tuple[Example, ...]] = normal_examples,
 ) -> Workload:
-    """Build a program whose `between` does so many FLOPs for each value. None of them must go through memory."""
+    """Build a program whose `transform_hidden` does so many FLOPs for each value, none of them through memory."""
     model = request.draws().module(lambda: kind(width)).eval()
     draw = functools.partial(examples, request, (batch, width))
     return Workload(
         model,
         draw(request.seed),
         name=request.name,
-        # Per value: a product and a sum per weight, twice, tanh, and the operations of `between`.
+        # Per value: a product and a sum per weight, twice, tanh, and the operations of `transform_hidden`.
         roofline=Roofline(
             flops=float(batch * width * (4 * width + 1 + flops)),
             bytes=float(request.dtype.itemsize * (2 * width * width + 2 * batch * width)),

@@ -12,7 +12,7 @@ def normal_examples(request: Request, shape: tuple[int, ...], seed: int) -> tupl
     return (Example((request.draws(seed + 1).normal(*shape),)),)
 
 
-def mirrored_examples(request: Request, shape: tuple[int, ...], seed: int) -> tuple[Example, ...]:
+def make_mirrored_examples(request: Request, shape: tuple[int, ...], seed: int) -> tuple[Example, ...]:
     """Return two examples, x and −x: whichever way an odd function of x decides a branch, both ways are taken."""
     ((x,),) = (example.args for example in normal_examples(request, shape, seed))
     return (Example((x,)), Example((-x,)))

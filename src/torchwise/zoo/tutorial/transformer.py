@@ -111,7 +111,7 @@ def build_six_layer_transformer(request: Request, *, batch: int, length: int, wi
         WorkloadError: width is no multiple of heads.
     """
     model = request.draws().module(lambda: SixLayerTransformer(width, heads)).train()
-    examples = functools.partial(_labelled_examples, request, (batch, length))
+    examples = functools.partial(_make_labelled_examples, request, (batch, length))
     tokens = batch * length
     flops, weights = (LAYERS * work for work in _block_work(tokens, length, width, heads))
     # Both ends: a product and a sum per weight and the bias; then the last norm 8, and the cross-entropy 4 per class.
@@ -140,7 +140,7 @@ def _block_work(tokens: int, length: int, width: int, heads: int) -> tuple[int, 
     return tokens * (2 * matrices + biases + attention + elementwise), matrices + biases + 4 * width
 
 
-def _labelled_examples(request: Request, shape: tuple[int, int], seed: int) -> tuple[Example, ...]:
+def _make_labelled_examples(request: Request, shape: tuple[int, int], seed: int) -> tuple[Example, ...]:
     ((x,),) = (example.args for example in normal_examples(request, (*shape, FEATURES), seed))
     # Drawn in float64 whatever the request: a narrow type would round some labels up, and out of their range.
     exact = dataclasses.replace(request, dtype=torch.float64)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchwise.compile.transforms.complex_to_real import private
-from torchwise.compile.transforms.complex_to_real.compile import ComplexToReal, around
+from torchwise.compile.transforms.complex_to_real.compile import ComplexToReal, wrap_complex
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting
 
 private.check_ahead()
@@ -31,7 +31,7 @@ class RewrittenCode(OutputCode):  # type: ignore[misc]
         self._fx_graph_cache_key = getattr(compiled, "_fx_graph_cache_key", None)
         self._fx_graph_cache_debug_lines = getattr(compiled, "_fx_graph_cache_debug_lines", None)
         self._boxed_call = True
-        self._call: Callable[[list[Any]], Sequence[Any]] | None = around(compiled, *self._places)
+        self._call: Callable[[list[Any]], Sequence[Any]] | None = wrap_complex(compiled, *self._places)
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         """Answer for a list of the graph's inputs, which is emptied."""
@@ -46,9 +46,9 @@ class RewrittenCode(OutputCode):  # type: ignore[misc]
     def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
         """Load the code that was read."""
         if self._call is None:
-            self._compiled = private.loaded(self._compiled, constants)
+            self._compiled = private.load_code(self._compiled, constants)
         self._compiled.post_compile(example_inputs, constants, graph_kwargs)
-        self._call = around(self._compiled, *self._places)
+        self._call = wrap_complex(self._compiled, *self._places)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Keep the kernels with the code."""
@@ -60,11 +60,11 @@ class ComplexToRealAhead(ComplexToReal):
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph that Dynamo captured, to be stored."""
-        return private.written_by_aot(super().__call__(module, inputs))
+        return private.to_serializable(super().__call__(module, inputs))
 
     def _cache(self) -> Any:
         """Leave AOTAutograd's cache on: the cache writes the code, under no key."""
         return torch.no_grad()
 
-    def _finished(self, compiled: Any, rewriting: Rewriting) -> Any:
+    def _finish(self, compiled: Any, rewriting: Rewriting) -> Any:
         return RewrittenCode(compiled, rewriting)

@@ -59,7 +59,7 @@ class ComplexToReal:
             return private.compile_fx(
                 module,
                 inputs,
-                inner_compile=self._compiled,
+                inner_compile=self._compile_graph,
                 config_patches=self._options,
                 decompositions=private.decompositions(),
             )
@@ -68,7 +68,7 @@ class ComplexToReal:
         """Watch a first call (see `effect.effective`)."""
         return effective(("transforms", "complex_to_real"), lambda: self.rewritten, self.reasons)
 
-    def _compiled(self, module: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def _compile_graph(self, module: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         kwargs.pop("get_decomp_fn", None)  # Inductor's own table again, below this point
         try:
             rewriting = rewrite(module, inputs)
@@ -83,16 +83,16 @@ class ComplexToReal:
             compiled = self._inner(rewriting.module, rewriting.inputs, **kwargs)
         self.rewritten += 1
         _correct_reported_strides(rewriting.complex_outputs)
-        return self._finished(compiled, rewriting)
+        return self._finish(compiled, rewriting)
 
     def _cache(self) -> Any:
         return private.autograd_cache_off()
 
-    def _finished(self, compiled: Boxed, rewriting: Rewriting) -> Any:
-        return around(compiled, rewriting.complex_inputs, rewriting.complex_outputs)
+    def _finish(self, compiled: Boxed, rewriting: Rewriting) -> Any:
+        return wrap_complex(compiled, rewriting.complex_inputs, rewriting.complex_outputs)
 
 
-def around(compiled: Boxed, inputs: Sequence[int], outputs: Sequence[int]) -> Boxed:
+def wrap_complex(compiled: Boxed, inputs: Sequence[int], outputs: Sequence[int]) -> Boxed:
     """Return `compiled` with complex tensors as inputs and outputs in place of their parts.
 
     Args:
@@ -101,7 +101,7 @@ def around(compiled: Boxed, inputs: Sequence[int], outputs: Sequence[int]) -> Bo
         outputs: places of complex outputs.
     """
 
-    def boxed(args: list[Any]) -> Sequence[Any]:
+    def call_boxed(args: list[Any]) -> Sequence[Any]:
         for place in inputs:
             args[place] = torch.view_as_real(args[place].resolve_conj())
         results = list(compiled(args))
@@ -109,8 +109,8 @@ def around(compiled: Boxed, inputs: Sequence[int], outputs: Sequence[int]) -> Bo
             results[place] = _as_complex(results[place])
         return results
 
-    boxed._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd looks for it
-    return boxed
+    call_boxed._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd looks for it
+    return call_boxed
 
 
 def _as_complex(parts: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ def _as_complex(parts: torch.Tensor) -> torch.Tensor:
 
 def _correct_reported_strides(complex_outputs: tuple[int, ...]) -> None:
     """Halve the strides that Inductor told AOTAutograd, which knows those outputs as complex tensors."""
-    reported = private.reported_strides()
+    reported = private.output_strides()
     for place in complex_outputs if reported else ():
         if (strides := reported[place]) is not None:  # type: ignore[index]
             reported[place] = tuple(stride // 2 for stride in strides[:-1])  # type: ignore[index]

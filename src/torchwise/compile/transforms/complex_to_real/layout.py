@@ -16,10 +16,10 @@ def interleave(pair: Pair, strides: Strides) -> torch.Tensor:
     """Return both parts as (..., 2), which `view_as_complex` reads as a tensor of `strides`."""
     if pair.whole is not None and lies(pair.whole, [*(2 * stride for stride in strides), 1]):
         return pair.whole
-    return arranged(pair.tensors(), strides)
+    return arrange(pair.tensors(), strides)
 
 
-def arranged(parts: Sequence[torch.Tensor], strides: Strides) -> torch.Tensor:
+def arrange(parts: Sequence[torch.Tensor], strides: Strides) -> torch.Tensor:
     """Lay one tensor out with `strides`, or two as (..., 2) with twice those.
 
     A dimension that is repeated (stride 0) is laid out once and expanded. If strides leave gaps, the memory between is
@@ -30,9 +30,9 @@ def arranged(parts: Sequence[torch.Tensor], strides: Strides) -> torch.Tensor:
     thin = [1 if stride == 0 else length for length, stride in zip(size, strides, strict=True)]
     order = sorted(range(len(size)), key=lambda dim: (thin[dim] != 1, -strides[dim]))
     room = _room([thin[dim] for dim in order], [strides[dim] for dim in order])
-    laid = [_padded(_narrowed(part, thin).permute(order).unsqueeze(-1), room) for part in parts]
+    laid = [_pad(_narrow(part, thin).permute(order).unsqueeze(-1), room) for part in parts]
     whole = torch.stack(laid, dim=-1) if len(laid) > 1 else laid[0].contiguous().unsqueeze(-1)
-    whole = _narrowed(whole, [thin[dim] for dim in order]).select(len(size), 0)
+    whole = _narrow(whole, [thin[dim] for dim in order]).select(len(size), 0)
     whole = whole.permute([*(order.index(dim) for dim in range(len(size))), len(size)])
     return whole.expand(*size, 2) if len(parts) > 1 else whole.squeeze(-1).expand(size)
 
@@ -62,13 +62,13 @@ def _room(lengths: list[int], strides: list[int]) -> list[int]:
     return [*room, strides[-1] if lengths and lengths[-1] > 1 else 1]
 
 
-def _padded(tensor: torch.Tensor, room: list[int]) -> torch.Tensor:
+def _pad(tensor: torch.Tensor, room: list[int]) -> torch.Tensor:
     missing = [more - length for length, more in zip(tensor.shape, room, strict=True)]
     padding = [number for more in reversed(missing) for number in (0, more)]
     return torch.nn.functional.pad(tensor, padding) if any(missing) else tensor
 
 
-def _narrowed(tensor: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+def _narrow(tensor: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     for dim, length in enumerate(lengths):
         tensor = tensor.narrow(dim, 0, length) if tensor.shape[dim] != length else tensor
     return tensor

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torchwise.compile.transforms.complex_to_real.layout import interleave
-from torchwise.compile.transforms.complex_to_real.rules.arithmetic import squared_modulus
+from torchwise.compile.transforms.complex_to_real.rules.arithmetic import modulus_squared
 from torchwise.compile.transforms.complex_to_real.values import Pair
 
 aten = torch.ops.aten
@@ -30,23 +30,23 @@ class Lazy(ABC):
     @cached_property
     def tensor(self) -> torch.Tensor:
         """The tensor. The first use writes it into the graph."""
-        return self._computed()
+        return self._compute()
 
     @abstractmethod
-    def _computed(self) -> torch.Tensor: ...
+    def _compute(self) -> torch.Tensor: ...
 
 
 class Halves(Lazy):
     """`view_as_real(z)`, (..., 2)."""
 
-    def _computed(self) -> torch.Tensor:
+    def _compute(self) -> torch.Tensor:
         return interleave(self.pair, [stride // 2 for stride in self.strides[:-1]])
 
 
 class Modulus(Lazy):
     """|z|."""
 
-    def _computed(self) -> torch.Tensor:
+    def _compute(self) -> torch.Tensor:
         return torch.hypot(*self.pair.tensors())
 
 
@@ -62,7 +62,7 @@ def lazily(node: torch.fx.Node, new: Mapping[torch.fx.Node, Any]) -> Lazy | Pair
     if isinstance(value, Halves) and packet is aten.view_as_complex:
         return value.pair
     if isinstance(value, Modulus) and _squares(packet, node):
-        return squared_modulus(value.pair)
+        return modulus_squared(value.pair)
     return None
 
 

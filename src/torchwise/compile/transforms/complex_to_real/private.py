@@ -65,7 +65,7 @@ def no_fakes() -> Any:
     return name(_NO_FAKES)()
 
 
-def reported_strides() -> list[Any] | None:
+def output_strides() -> list[Any] | None:
     """Return the list in which Inductor tells AOTAutograd the strides of a forward graph's outputs, to be corrected."""
     context = name(_CONTEXT).try_get()
     return None if context is None else context.output_strides
@@ -76,7 +76,7 @@ def output_code() -> Any:
     return name(_OUTPUT_CODE)
 
 
-def written_by_aot(compiled: Any) -> Any:
+def to_serializable(compiled: Any) -> Any:
     """Return AOTAutograd's code in the class that torch 2.11 expects of a backend.
 
     Later versions put it there themselves.
@@ -84,7 +84,7 @@ def written_by_aot(compiled: Any) -> Any:
     return name(_SERIALIZABLE)(compiled)
 
 
-def loaded(compiled: Any, constants: Any) -> Any:
+def load_code(compiled: Any, constants: Any) -> Any:
     """Return Inductor's code that was read from a file, ready to be finished by `post_compile`."""
     return name(_FX_GRAPH_CACHE).cache_hit_post_compile(compiled, {}, constants)[0]
 

@@ -19,7 +19,7 @@ class NotCoveredError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Want:
+class ExpectedResult:
     """The result of the operator in eager.
 
     Attributes:
@@ -45,13 +45,13 @@ class Want:
 
     def settle(self, result: Pair) -> Pair:
         """Bring parts to the result's shape and dtype. An exact zero stays a number beside a tensor."""
-        re, im = (self._settled(part) for part in (result.re, result.im))
+        re, im = (self._settle_part(part) for part in (result.re, result.im))
         if not isinstance(re, torch.Tensor) and not isinstance(im, torch.Tensor):
             re = self.full(0.0)
         unmoved = re is result.re and im is result.im
         return Pair(re, im, result.whole if unmoved else None)
 
-    def _settled(self, part: torch.Tensor | float) -> torch.Tensor | float:
+    def _settle_part(self, part: torch.Tensor | float) -> torch.Tensor | float:
         if not isinstance(part, torch.Tensor):
             return self.full(part) if part != 0.0 else 0.0
         part = part if part.dtype == self.real else part.to(self.real)

@@ -61,10 +61,10 @@ def bound_repeated_work(graph: torch.fx.Graph) -> int:
     for node in graph.nodes:
         value = _value_of(node, carried)
         if _is_written(node, value):
-            value = _in_memory(node)
+            value = _value_in_memory(node)
         elif value.evaluations > MOST_EVALUATIONS:
             node.meta[private.WRITTEN] = True
-            value = _in_memory(node)
+            value = _value_in_memory(node)
             marked += 1
         carried[node] = value
     return marked
@@ -73,10 +73,10 @@ def bound_repeated_work(graph: torch.fx.Graph) -> int:
 def _value_of(node: torch.fx.Node, carried: Mapping[torch.fx.Node, _Inlined]) -> _Inlined:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        return _in_memory(node)
+        return _value_in_memory(node)
     moves = target.is_view or target._opname in _INDEXED
     if not (moves or torch.Tag.pointwise in target.tags):
-        return _in_memory(node)
+        return _value_in_memory(node)
     uses: list[torch.fx.Node] = []
     torch.fx.node.map_arg((node.args, node.kwargs), lambda used: uses.append(used))  # each as often as it is used
     values = [carried[used] for used in uses]
@@ -88,7 +88,7 @@ def _value_of(node: torch.fx.Node, carried: Mapping[torch.fx.Node, _Inlined]) ->
     return _Inlined(evaluations + 1, operators | {node}, reads)
 
 
-def _in_memory(node: torch.fx.Node) -> _Inlined:
+def _value_in_memory(node: torch.fx.Node) -> _Inlined:
     return _Inlined(1, frozenset(), frozenset({node}))
 
 

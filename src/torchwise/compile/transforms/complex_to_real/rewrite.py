@@ -13,11 +13,11 @@ from torch.utils import _pytree
 from torchwise.compile.signature import is_strided
 from torchwise.compile.transforms.complex_to_real import private, rules
 from torchwise.compile.transforms.complex_to_real.half_angle import take_half_angles
-from torchwise.compile.transforms.complex_to_real.layout import arranged, fills_its_memory, interleave, lies
+from torchwise.compile.transforms.complex_to_real.layout import arrange, fills_its_memory, interleave, lies
 from torchwise.compile.transforms.complex_to_real.lazy import Lazy, lazily
 from torchwise.compile.transforms.complex_to_real.recorder import Recorder
-from torchwise.compile.transforms.complex_to_real.registry import ARITHMETIC, RULES, NotCoveredError, Want
-from torchwise.compile.transforms.complex_to_real.split_interleave import interleave_apart
+from torchwise.compile.transforms.complex_to_real.registry import ARITHMETIC, RULES, ExpectedResult, NotCoveredError
+from torchwise.compile.transforms.complex_to_real.split_interleave import split_interleaves
 from torchwise.compile.transforms.complex_to_real.values import REAL, Pair, is_complex, lift
 from torchwise.errors import UnsupportedError
 
@@ -82,12 +82,12 @@ class _Rewriter:
             raise UnsupportedError("its shapes are dynamic")
         with torch.no_grad(), private.no_autocast():
             for node in self._module.graph.nodes:
-                self._new[node] = getattr(self, f"_{node.op}", self._copied)(node)
+                self._new[node] = getattr(self, f"_{node.op}", self._copy_node)(node)
         if not self._done:
             found = ", ".join(dict.fromkeys(self._left)) or "none computes"
             raise UnsupportedError(f"of its complex operators none can be rewritten with profit: {found}")
         self._graph.eliminate_dead_code()
-        interleave_apart(self._graph, self._recorder)
+        split_interleaves(self._graph, self._recorder)
         take_half_angles(self._graph, self._recorder)
         self._graph.eliminate_dead_code()
         result = torch.fx.GraphModule(self._module, self._graph)
@@ -101,17 +101,17 @@ class _Rewriter:
     def _placeholder(self, node: torch.fx.Node) -> Any:
         value: Any = node.meta.get("val")
         if not is_complex(value):
-            new = self._copied(node)
+            new = self._copy_node(node)
             if isinstance(value, torch.Tensor) and is_strided(value):
                 self._lain[value.untyped_storage()] = value.untyped_storage()
             return new
-        return self._seen_as_real(self._graph.placeholder(str(node.target)), value, value.untyped_storage())
+        return self._view_as_real(self._graph.placeholder(str(node.target)), value, value.untyped_storage())
 
     def _get_attr(self, node: torch.fx.Node) -> Any:
         owner, _, last = str(node.target).rpartition(".")
         value = getattr(self._module.get_submodule(owner), last)
         if not is_complex(value):
-            copied = self._copied(node)
+            copied = self._copy_node(node)
             if isinstance(value, torch.Tensor):
                 copied.meta["val"] = self._fake_mode.from_tensor(value)
                 self._lain[copied.meta["val"].untyped_storage()] = node
@@ -119,9 +119,9 @@ class _Rewriter:
         name = f"{str(node.target).replace('.', '_')}_as_real"
         with private.no_fakes():
             self._module.register_buffer(name, torch.view_as_real(value.detach().resolve_conj()))
-        return self._seen_as_real(self._graph.get_attr(name), self._fake_mode.from_tensor(value), node)
+        return self._view_as_real(self._graph.get_attr(name), self._fake_mode.from_tensor(value), node)
 
-    def _seen_as_real(self, new: torch.fx.Node, value: Any, lain: Any) -> Pair:
+    def _view_as_real(self, new: torch.fx.Node, value: Any, lain: Any) -> Pair:
         with self._fake_mode:
             new.meta["val"] = torch.view_as_real(value.detach().resolve_conj())
         self._lain[new.meta["val"].untyped_storage()] = lain
@@ -134,15 +134,15 @@ class _Rewriter:
         given = [self._new[source] for source in node.all_input_nodes]
         makes_complex = any(map(is_complex, _pytree.tree_leaves(node.meta.get("val"))))
         if not makes_complex and not any(isinstance(value, Pair | Lazy) for value in given):
-            return self._copied(node)
+            return self._copy_node(node)
         packet = getattr(node.target, "overloadpacket", None)
         if (known := self._lazily(node)) is not None:
             self._done += packet in ARITHMETIC
             return known
         if not makes_complex and not any(isinstance(value, Pair) for value in given):
-            return self._copied(node)
+            return self._copy_node(node)
         try:
-            result = self._ruled(node, packet)
+            result = self._apply_rule(node, packet)
         except NotCoveredError:
             return self._as_it_is(node)
         self._done += packet in ARITHMETIC
@@ -150,7 +150,7 @@ class _Rewriter:
 
     def _output(self, node: torch.fx.Node) -> None:
         old = list(node.args[0]) if isinstance(node.args[0], list | tuple) else [node.args[0]]
-        outputs = [self._returned(one) for one in old]
+        outputs = [self._lay_out_output(one) for one in old]
         writes = [self._to_write(write) for write in self._writes]
         # Writes come last. Parts are views of inputs, which are read after the place where a write stood.
         with self._recorder:
@@ -168,20 +168,20 @@ class _Rewriter:
 
     # ---- nodes that hold complex numbers
 
-    def _ruled(self, node: torch.fx.Node, packet: Any) -> Any:
+    def _apply_rule(self, node: torch.fx.Node, packet: Any) -> Any:
         values = [of.meta.get("val") for of in (node, *node.all_input_nodes)]
         tensors = [leaf for leaf in _pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
         if packet not in RULES or not tensors or any(t.dtype is torch.complex32 for t in tensors):
             raise NotCoveredError(packet)
         args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda source: self._operand(self._new[source]))
-        want = _want(node, tensors[0])
+        want = _expect_result(node, tensors[0])
         with self._recorder:
-            return self._settled(node, want, RULES[packet](want, *args, **kwargs))
+            return self._settle_result(node, want, RULES[packet](want, *args, **kwargs))
 
-    def _settled(self, node: torch.fx.Node, want: Want, result: Any) -> Any:
+    def _settle_result(self, node: torch.fx.Node, want: ExpectedResult, result: Any) -> Any:
         if isinstance(result, tuple):
-            wants = [_want(node, value) for value in node.meta["val"]]
-            return tuple(self._settled(node, w, one) for w, one in zip(wants, result, strict=True))
+            wants = [_expect_result(node, value) for value in node.meta["val"]]
+            return tuple(self._settle_result(node, w, one) for w, one in zip(wants, result, strict=True))
         if isinstance(result, Pair):
             result = want.settle(result)
             if want.dtype in REAL:
@@ -199,7 +199,7 @@ class _Rewriter:
             if target.whole is None or old.is_conj():
                 raise UnsupportedError(f"{node.name} writes to what is no input in memory of its own")
             re, im = lift(source, target.whole.dtype).tensors()
-            return target.whole, arranged((re.expand(old.shape), im.expand(old.shape)), old.stride())
+            return target.whole, arrange((re.expand(old.shape), im.expand(old.shape)), old.stride())
 
     def _as_it_is(self, node: torch.fx.Node) -> Any:
         """Compose complex operands, run the operator, split its complex results."""
@@ -209,10 +209,10 @@ class _Rewriter:
         if node.target is operator.getitem and isinstance(several := self._new_of(node.args[0]), tuple):
             return several[cast(int, node.args[1])]
         self._left.append(str(node.target))
-        copied = self._graph.node_copy(node, self._laid_out if _reads_memory(node) else self._composed)
+        copied = self._graph.node_copy(node, self._memory_operand if _reads_memory(node) else self._compose)
         return self._read_complex(copied) if is_complex(copied.meta.get("val")) else copied
 
-    def _composed(self, node: torch.fx.Node) -> Any:
+    def _compose(self, node: torch.fx.Node) -> Any:
         new = self._new[node]
         if not isinstance(new, Pair):
             return self._node(new)
@@ -221,14 +221,14 @@ class _Rewriter:
 
     # ---- from new values to nodes, and back
 
-    def _copied(self, node: torch.fx.Node) -> Any:
+    def _copy_node(self, node: torch.fx.Node) -> Any:
         """Copy a real node. If the layout of its operands changed, work out the layout of its result anew."""
         if _reads_memory(node):
-            return self._graph.node_copy(node, self._laid_out)
+            return self._graph.node_copy(node, self._memory_operand)
         given = {source: self._node(self._new[source]) for source in node.all_input_nodes}
         moved = [source for source, new in given.items() if _lies_otherwise(source, new)]
         if not isinstance(node.meta.get("val"), torch.Tensor) or _draws(node):  # nothing here works those out anew
-            given |= {source: self._arranged(source, given[source]) for source in moved}
+            given |= {source: self._restore_layout(source, given[source]) for source in moved}
             moved = []
         if not moved or node.op != "call_function":
             return self._graph.node_copy(node, given.__getitem__)
@@ -240,18 +240,18 @@ class _Rewriter:
         self._recorder.written.discard(new)  # it is the model's own still
         return new
 
-    def _laid_out(self, source: torch.fx.Node) -> Any:
+    def _memory_operand(self, source: torch.fx.Node) -> Any:
         """Return an operand whose memory is read: its layout must be as it was in the old graph."""
         if not fills_its_memory(source.meta["val"]):
             raise UnsupportedError(f"the memory of {source.name} is read, which is a part of another's, or has gaps")
         new = self._new[source]
-        return self._composed(source) if isinstance(new, Pair) else self._arranged(source, self._node(new))
+        return self._compose(source) if isinstance(new, Pair) else self._restore_layout(source, self._node(new))
 
-    def _arranged(self, source: torch.fx.Node, new: torch.fx.Node) -> torch.fx.Node:
+    def _restore_layout(self, source: torch.fx.Node, new: torch.fx.Node) -> torch.fx.Node:
         """Lay a real tensor out as it did in the old graph."""
         old = source.meta["val"]
         with self._recorder:
-            value = arranged([self._recorder.bind(new)], old.stride())
+            value = arrange([self._recorder.bind(new)], old.stride())
         if not lies(value, old.stride()):
             raise UnsupportedError(f"{source.name} has strides {old.stride()}, which padding does not give")
         return self._recorder.node_of(value)
@@ -272,19 +272,19 @@ class _Rewriter:
 
     def _read(self, new: torch.fx.Node) -> Pair:
         with self._recorder:
-            return Pair.of(self._recorder.bind(new))
+            return Pair.from_interleaved(self._recorder.bind(new))
 
     def _read_complex(self, new: torch.fx.Node) -> Pair:
         value = self._recorder.bind(new)
         with self._recorder:
-            return Pair.of(torch.view_as_real(value.resolve_conj()))
+            return Pair.from_interleaved(torch.view_as_real(value.resolve_conj()))
 
     def _lazily(self, node: torch.fx.Node) -> Any:
         with self._recorder:
             result = lazily(node, self._new)
         return self._recorder.node_of(result) if isinstance(result, torch.Tensor) else result
 
-    def _returned(self, value: Any) -> Any:
+    def _lay_out_output(self, value: Any) -> Any:
         """Return an output, laid out as eager does, for parts from any source.
 
         It lies in memory of its own if it did in the old graph. A product with one, or a real part, may be a view of an
@@ -297,7 +297,7 @@ class _Rewriter:
             with self._recorder:
                 whole = interleave(new, strides)
                 if not self._lies_as(whole, old):
-                    whole = arranged(new.tensors(), strides)
+                    whole = arrange(new.tensors(), strides)
             if not lies(whole, [*(2 * stride for stride in strides), 1]):
                 raise UnsupportedError(f"output {value.name} has strides {strides}, which padding does not give")
             return self._recorder.node_of(whole)
@@ -305,12 +305,12 @@ class _Rewriter:
         if not isinstance(old, torch.Tensor) or not is_strided(old):
             return new
         if not lies(new.meta["val"], old.stride()):
-            new = self._arranged(value, new)
+            new = self._restore_layout(value, new)
         if self._lies_as(new.meta["val"], old):
             return new
         with self._recorder:
             new = self._recorder.node_of(self._recorder.bind(new).clone())
-        return self._arranged(value, new)
+        return self._restore_layout(value, new)
 
     def _lies_as(self, new: torch.Tensor, old: Any) -> bool:
         """Whether two values in one piece of memory also shared it in the old graph."""
@@ -333,5 +333,5 @@ def _draws(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", (torch.Tag.nondeterministic_seeded,))
 
 
-def _want(node: torch.fx.Node, value: torch.Tensor) -> Want:
-    return Want(node.target, value.shape, value.dtype, value.device)
+def _expect_result(node: torch.fx.Node, value: torch.Tensor) -> ExpectedResult:
+    return ExpectedResult(node.target, value.shape, value.dtype, value.device)

@@ -25,7 +25,7 @@ FARTHEST = 16
 """Most nodes between a reduction and its interleaving. Beyond them nobody looks: they would be computed twice."""
 
 
-def interleave_apart(graph: torch.fx.Graph, recorder: Recorder) -> None:
+def split_interleaves(graph: torch.fx.Graph, recorder: Recorder) -> None:
     """Replace each interleaving of two reduced parts by a choice between them, place by place."""
     for node in graph.find_nodes(op="call_function", target=aten.cat.default):
         parts = node.args[0]

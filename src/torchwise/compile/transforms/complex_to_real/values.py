@@ -39,7 +39,7 @@ class Pair:
     whole: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, whole: torch.Tensor) -> Pair:
+    def from_interleaved(cls, whole: torch.Tensor) -> Pair:
         """Read a pair from (..., 2)."""
         return cls(whole.select(-1, 0), whole.select(-1, 1), whole)
 
@@ -68,7 +68,7 @@ class Pair:
         """i z = −b + i a."""
         return Pair(times(-1.0, self.im), self.re)
 
-    def scaled(self, factor: Part) -> Pair:
+    def scale_by(self, factor: Part) -> Pair:
         """z times a real number or tensor."""
         return Pair(times(self.re, factor), times(self.im, factor))
 

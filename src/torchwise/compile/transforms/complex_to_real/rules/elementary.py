@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.transforms.complex_to_real.registry import Want, rule
+from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, rule
 from torchwise.compile.transforms.complex_to_real.rules.arithmetic import quotient
 from torchwise.compile.transforms.complex_to_real.values import Pair, lift
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 @rule(aten.exp)
-def exp(_want: Want, z: Pair) -> Pair:
+def exp(_want: ExpectedResult, z: Pair) -> Pair:
     """e^x (cos y + i sin y). A number on the imaginary axis needs no e^x, and one on the real axis no cosine."""
     if not isinstance(z.im, torch.Tensor) and isinstance(z.re, torch.Tensor):
         return Pair(z.re.exp(), 0.0)
@@ -31,13 +31,13 @@ def exp(_want: Want, z: Pair) -> Pair:
 
 
 @rule(aten.exp2)
-def exp2(want: Want, z: Pair) -> Pair:
+def exp2(want: ExpectedResult, z: Pair) -> Pair:
     """2^z = e^(z ln 2)."""
-    return exp(want, z.scaled(math.log(2)))
+    return exp(want, z.scale_by(math.log(2)))
 
 
 @rule(aten.expm1)
-def expm1(_want: Want, z: Pair) -> Pair:
+def expm1(_want: ExpectedResult, z: Pair) -> Pair:
     """e^z − 1 = (expm1(x) cos y − 2 sin²(y/2)) + i e^x sin y, exact to rounding near 0."""
     x, y = z.tensors()
     half = (0.5 * y).sin()
@@ -45,7 +45,7 @@ def expm1(_want: Want, z: Pair) -> Pair:
 
 
 @rule(aten.log)
-def log(_want: Want, z: Pair) -> Pair:
+def log(_want: ExpectedResult, z: Pair) -> Pair:
     """ln|z| + i arg z. Near |z| = 1, ln|z| = log1p((m − 1)(m + 1) + n²) / 2, with larger part m and smaller part n."""
     x, y = z.tensors()
     size = torch.hypot(x, y)
@@ -55,19 +55,19 @@ def log(_want: Want, z: Pair) -> Pair:
 
 
 @rule(aten.log2)
-def log2(want: Want, z: Pair) -> Pair:
+def log2(want: ExpectedResult, z: Pair) -> Pair:
     """ln z / ln 2."""
-    return log(want, z).scaled(1 / math.log(2))
+    return log(want, z).scale_by(1 / math.log(2))
 
 
 @rule(aten.log10)
-def log10(want: Want, z: Pair) -> Pair:
+def log10(want: ExpectedResult, z: Pair) -> Pair:
     """ln z / ln 10."""
-    return log(want, z).scaled(1 / math.log(10))
+    return log(want, z).scale_by(1 / math.log(10))
 
 
 @rule(aten.log1p)
-def log1p(want: Want, z: Pair) -> Pair:
+def log1p(want: ExpectedResult, z: Pair) -> Pair:
     """ln(1 + z). Its real part near 0 is log1p(x (x + 2) + y²) / 2."""
     x, y = z.tensors()
     far = log(want, Pair(1 + x, y))
@@ -77,7 +77,7 @@ def log1p(want: Want, z: Pair) -> Pair:
 
 
 @rule(aten.sqrt)
-def sqrt(_want: Want, z: Pair) -> Pair:
+def sqrt(_want: ExpectedResult, z: Pair) -> Pair:
     """The root in the right half plane: t = √((|x| + |z|) / 2), and t + i y / 2t, or |y| / 2t ± i t for x < 0.
 
     (Kahan, *Branch Cuts for Complex Elementary Functions*, 1987.) Parts so large that the sum could overflow are
@@ -94,12 +94,12 @@ def sqrt(_want: Want, z: Pair) -> Pair:
 
 
 @rule(aten.rsqrt)
-def rsqrt(want: Want, z: Pair) -> Pair:
+def rsqrt(want: ExpectedResult, z: Pair) -> Pair:
     """1 / √z."""
     return quotient(want, Pair(1.0, 0.0), sqrt(want, z))
 
 
 @rule(aten.sigmoid)
-def sigmoid(want: Want, z: Any) -> Pair:
+def sigmoid(want: ExpectedResult, z: Any) -> Pair:
     """1 / (1 + e^−z)."""
     return quotient(want, Pair(1.0, 0.0), Pair(1.0, 0.0) + exp(want, -lift(z)))

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from torchwise.compile.transforms.complex_to_real.registry import Want, rule
+from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, rule
 from torchwise.compile.transforms.complex_to_real.rules.elementary import sqrt
 from torchwise.compile.transforms.complex_to_real.values import Pair
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 @rule(aten.asinh)
-def asinh(want: Want, z: Pair) -> Pair:
+def asinh(want: ExpectedResult, z: Pair) -> Pair:
     """With p = √(1 + iz), q = √(1 − iz): asinh(re p im q − re q im p) + i atan2(y, re p re q − im p im q)."""
     x, y = z.tensors()
     p, q = sqrt(want, Pair(1 - y, x)).tensors(), sqrt(want, Pair(1 + y, -x)).tensors()
@@ -22,7 +22,7 @@ def asinh(want: Want, z: Pair) -> Pair:
 
 
 @rule(aten.acos)
-def acos(want: Want, z: Pair) -> Pair:
+def acos(want: ExpectedResult, z: Pair) -> Pair:
     """With p = √(1 − z), q = √(1 + z): 2 atan2(re p, re q) + i asinh(re q im p − im q re p)."""
     x, y = z.tensors()
     p, q = sqrt(want, Pair(1 - x, -y)).tensors(), sqrt(want, Pair(1 + x, y)).tensors()
@@ -30,7 +30,7 @@ def acos(want: Want, z: Pair) -> Pair:
 
 
 @rule(aten.acosh)
-def acosh(want: Want, z: Pair) -> Pair:
+def acosh(want: ExpectedResult, z: Pair) -> Pair:
     """With p = √(z − 1), q = √(z + 1): asinh(re p re q + im p im q) + 2i atan2(im p, re q)."""
     x, y = z.tensors()
     p, q = sqrt(want, Pair(x - 1, y)).tensors(), sqrt(want, Pair(x + 1, y)).tensors()
@@ -38,7 +38,7 @@ def acosh(want: Want, z: Pair) -> Pair:
 
 
 @rule(aten.atanh)
-def atanh(_want: Want, z: Pair) -> Pair:
+def atanh(_want: ExpectedResult, z: Pair) -> Pair:
     """log1p(4|x| / ((1 − |x|)² + y²)) / 4 with the sign of x, + i atan2(2y, (1 − |x|)(1 + |x|) − y²) / 2.
 
     Near ±1, where the square could vanish, the real part is ln(|1 + z| / |1 − z|) / 2. If squares would overflow, the
@@ -58,12 +58,12 @@ def atanh(_want: Want, z: Pair) -> Pair:
 
 
 @rule(aten.asin)
-def asin(want: Want, z: Pair) -> Pair:
+def asin(want: ExpectedResult, z: Pair) -> Pair:
     """−i asinh(iz)."""
     return -(asinh(want, z.times_i()).times_i())
 
 
 @rule(aten.atan)
-def atan(want: Want, z: Pair) -> Pair:
+def atan(want: ExpectedResult, z: Pair) -> Pair:
     """−i atanh(iz)."""
     return -(atanh(want, z.times_i()).times_i())

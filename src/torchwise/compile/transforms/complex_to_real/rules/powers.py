@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.transforms.complex_to_real.registry import Want, rule
+from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, rule
 from torchwise.compile.transforms.complex_to_real.rules.arithmetic import quotient
 from torchwise.compile.transforms.complex_to_real.rules.elementary import exp, log, rsqrt, sqrt
 from torchwise.compile.transforms.complex_to_real.values import Pair, lift
@@ -19,27 +19,27 @@ MULTIPLIED = 16
 
 
 @rule(aten.square)
-def square(want: Want, z: Any) -> Pair:
+def square(want: ExpectedResult, z: Any) -> Pair:
     """z · z."""
     return lift(z, want.real) * lift(z, want.real)
 
 
 @rule(aten.pow)
-def power(want: Want, base: Any, exponent: Any) -> Pair:
+def power(want: ExpectedResult, base: Any, exponent: Any) -> Pair:
     """base^exponent = e^(exponent · ln base). Small whole exponents and ±½ go by products and roots, as in ATen."""
     z = lift(base, want.real)
     if isinstance(exponent, Pair | torch.Tensor):
         return _general(want, z, lift(exponent, want.real))
     number = complex(exponent)
     if number.imag == 0 and number.real.is_integer() and abs(number.real) <= MULTIPLIED:
-        whole = _multiplied(z, abs(int(number.real)))
+        whole = _integer_power(z, abs(int(number.real)))
         return whole if number.real >= 0 else quotient(want, Pair(1.0, 0.0), whole)
     if number in (0.5, -0.5):
         return sqrt(want, z) if number.real > 0 else rsqrt(want, z)
     return _general(want, z, lift(number))
 
 
-def _multiplied(z: Pair, exponent: int) -> Pair:
+def _integer_power(z: Pair, exponent: int) -> Pair:
     """Multiply by squaring: exponent's binary digits from the lowest."""
     result = Pair(1.0, 0.0)
     while exponent:
@@ -50,7 +50,7 @@ def _multiplied(z: Pair, exponent: int) -> Pair:
     return result
 
 
-def _general(want: Want, base: Pair, exponent: Pair) -> Pair:
+def _general(want: ExpectedResult, base: Pair, exponent: Pair) -> Pair:
     base, exponent = _as_tensors(want, base), _as_tensors(want, exponent)
     x, y = base.tensors()
     u, _ = exponent.tensors()
@@ -63,5 +63,5 @@ def _general(want: Want, base: Pair, exponent: Pair) -> Pair:
     return Pair(torch.where(at_zero, zero_re, re), torch.where(at_zero, zero_im, im))
 
 
-def _as_tensors(want: Want, z: Pair) -> Pair:
+def _as_tensors(want: ExpectedResult, z: Pair) -> Pair:
     return Pair(*(part if isinstance(part, torch.Tensor) else want.full(part) for part in (z.re, z.im)))

@@ -23,44 +23,44 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.transforms.complex_to_real.registry import NotCoveredError, Want, rule
+from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, NotCoveredError, rule
 from torchwise.compile.transforms.complex_to_real.values import Pair, Part, lift
 
 aten = torch.ops.aten
 
 
 @rule(aten.mm)
-def mm(want: Want, a: Any, b: Any) -> Pair:
+def mm(want: ExpectedResult, a: Any, b: Any) -> Pair:
     """A B."""
     return _product(torch.mm, lift(a, want.real), lift(b, want.real))
 
 
 @rule(aten.bmm)
-def bmm(want: Want, a: Any, b: Any) -> Pair:
+def bmm(want: ExpectedResult, a: Any, b: Any) -> Pair:
     """A_n B_n."""
     return _product(torch.bmm, lift(a, want.real), lift(b, want.real))
 
 
 @rule(aten.mv)
-def mv(want: Want, a: Any, b: Any) -> Pair:
+def mv(want: ExpectedResult, a: Any, b: Any) -> Pair:
     """A b."""
     return _each(lift(a, want.real) * lift(b, want.real), lambda part: part.sum(-1))
 
 
 @rule(aten.dot)
-def dot(want: Want, a: Any, b: Any) -> Pair:
+def dot(want: ExpectedResult, a: Any, b: Any) -> Pair:
     """Σ a_i b_i."""
     return mv(want, a, b)
 
 
 @rule(aten.vdot)
-def vdot(want: Want, a: Any, b: Any) -> Pair:
+def vdot(want: ExpectedResult, a: Any, b: Any) -> Pair:
     """Σ a_i* b_i."""
     return mv(want, lift(a).conj(), b)
 
 
 @rule(aten.addmm, aten.baddbmm, aten.addmv)
-def addmm(want: Want, start: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
+def addmm(want: ExpectedResult, start: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
     """Beta · start + alpha · A B. If beta is 0, start may hold nan."""
     product = {aten.addmm: mm, aten.baddbmm: bmm, aten.addmv: mv}[want.target.overloadpacket](want, a, b)
     return lift(start, want.real) * lift(beta) + product * lift(alpha)
@@ -82,7 +82,7 @@ def _product(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], a: P
 def _each(z: Pair, function: Callable[[torch.Tensor], torch.Tensor]) -> Pair:
     """Apply a linear function to the parts. An exact zero stays one."""
 
-    def applied(part: Part) -> Part:
+    def apply(part: Part) -> Part:
         return function(part) if isinstance(part, torch.Tensor) else part
 
-    return Pair(applied(z.re), applied(z.im))
+    return Pair(apply(z.re), apply(z.im))

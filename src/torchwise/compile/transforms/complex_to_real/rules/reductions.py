@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.transforms.complex_to_real.registry import Want, rule
+from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, rule
 from torchwise.compile.transforms.complex_to_real.rules.arithmetic import modulus
 from torchwise.compile.transforms.complex_to_real.values import REAL, Pair, lift
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 @rule(aten.prod)
-def prod(want: Want, z: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Pair:  # noqa: ARG001
+def prod(want: ExpectedResult, z: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Pair:  # noqa: ARG001
     """Multiply along a dimension, or over all of them, in halves: log₂ n products of ever shorter tensors."""
     re, im = lift(z, want.real).tensors()
     if dim is None:
@@ -34,7 +34,7 @@ def prod(want: Want, z: Any, dim: int | None = None, keepdim: bool = False, *, d
 
 
 @rule(aten.cumprod)
-def cumprod(want: Want, z: Any, dim: int, *, dtype: Any = None) -> Pair:  # noqa: ARG001 (want has it)
+def cumprod(want: ExpectedResult, z: Any, dim: int, *, dtype: Any = None) -> Pair:  # noqa: ARG001 (want has it)
     """Multiply each entry by the one 1, 2, 4, ... places before it (Hillis and Steele, CACM 29, 1170, 1986)."""
     value = lift(z, want.real)
     re, _ = value.tensors()
@@ -57,7 +57,7 @@ def _cat(a: Pair, b: Pair, dim: int) -> Pair:
 
 
 @rule(aten.linalg_vector_norm)
-def vector_norm(want: Want, z: Pair, *args: Any, **kwargs: Any) -> Any:
+def vector_norm(want: ExpectedResult, z: Pair, *args: Any, **kwargs: Any) -> Any:
     """The norm of the moduli. A complex `dtype` means the precision of its parts."""
     if kwargs.get("dtype") in REAL:
         kwargs = {**kwargs, "dtype": REAL[kwargs["dtype"]]}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from torchwise.compile.transforms.complex_to_real.registry import NotCoveredError, Want, rule
+from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, NotCoveredError, rule
 from torchwise.compile.transforms.complex_to_real.values import REAL, Pair, Part, lift
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -52,7 +52,7 @@ _RESHAPED: dict[str, Callable[..., Any]] = {"view": torch.reshape, "_unsafe_view
 """Parts may have another layout than the complex tensor, so that a view of it is a view of them only by chance."""
 
 
-def by_parts(want: Want, *args: Any, **kwargs: Any) -> Any:
+def apply_by_parts(want: ExpectedResult, *args: Any, **kwargs: Any) -> Any:
     """f(z) = f(re) + i f(im), for every f that is linear in its numbers."""
     name = want.target.overloadpacket.__name__
     if want.target is aten.view.dtype:
@@ -63,23 +63,25 @@ def by_parts(want: Want, *args: Any, **kwargs: Any) -> Any:
         raise NotCoveredError(f"{name} with reduce={bound['reduce']!r} is not linear")
     if bound.get("dtype") in REAL:
         bound["dtype"] = want.real
-    lifted = {key: _lifted(bound[key], want.real) for key in VALUES.get(name, ("self",)) if bound.get(key) is not None}
+    lifted = {
+        key: _lift_all(bound[key], want.real) for key in VALUES.get(name, ("self",)) if bound.get(key) is not None
+    }
     call = _RESHAPED.get(name, want.target)
 
-    def of(part: Callable[[Pair], Part]) -> Any:
-        arguments = {**bound, **{key: _parts(pairs, bound[key], part) for key, pairs in lifted.items()}}
+    def call_on_part(part: Callable[[Pair], Part]) -> Any:
+        arguments = {**bound, **{key: _take_parts(pairs, bound[key], part) for key, pairs in lifted.items()}}
         by_place = [arguments.pop(key) for key in given]
         return call(*by_place, **arguments)
 
     if all(_is_zero(pair.im) for pair in _pytree.tree_leaves(list(lifted.values()))):
-        return _paired(of(_re), None)
-    return _paired(of(_re), of(_im))
+        return _make_pairs(call_on_part(_re), None)
+    return _make_pairs(call_on_part(_re), call_on_part(_im))
 
 
 for _name in dict.fromkeys([*MOVES, *ADDS, *VALUES]):
     if (_packet := getattr(aten, _name, None)) is not None:  # some operators came or went between versions of torch
-        rule(_packet, computes=_name in ADDS)(by_parts)
-rule(prims.rev, computes=False)(by_parts)
+        rule(_packet, computes=_name in ADDS)(apply_by_parts)
+rule(prims.rev, computes=False)(apply_by_parts)
 
 
 def _re(pair: Pair) -> Part:
@@ -94,21 +96,21 @@ def _is_zero(part: Part) -> bool:
     return not isinstance(part, torch.Tensor) and part == 0.0
 
 
-def _lifted(value: Any, dtype: torch.dtype) -> Any:
+def _lift_all(value: Any, dtype: torch.dtype) -> Any:
     return [lift(v, dtype) for v in value] if isinstance(value, list | tuple) else lift(value, dtype)
 
 
-def _parts(pairs: Any, originals: Any, part: Callable[[Pair], Part]) -> Any:
+def _take_parts(pairs: Any, originals: Any, part: Callable[[Pair], Part]) -> Any:
     """Take one part of each. A number stays a number where one was given, and is filled up where a tensor was."""
     if isinstance(pairs, list):
-        return [_parts(pair, original, part) for pair, original in zip(pairs, originals, strict=True)]
+        return [_take_parts(pair, original, part) for pair, original in zip(pairs, originals, strict=True)]
     value = part(pairs)
     if isinstance(value, torch.Tensor) or isinstance(originals, int | float | complex):
         return value
     return torch.full_like(pairs.tensors()[0], value)
 
 
-def _paired(re: Any, im: Any) -> Any:
+def _make_pairs(re: Any, im: Any) -> Any:
     if isinstance(re, list | tuple):
         parts = [0.0] * len(re) if im is None else im
         return tuple(Pair(*both) for both in zip(re, parts, strict=True))

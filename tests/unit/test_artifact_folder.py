@@ -17,15 +17,15 @@ import fsspec
 import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
-from test_artefact import CODE, INDUCTOR, NET, Recorded, X, unpacked
+from test_artifact import CODE, INDUCTOR, NET, Recorded, X, read_files
 from typer.testing import CliRunner
 
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise import __version__, artifact, environment
 from torchwise.artifact import package
 from torchwise.artifact.folder import USED, Folder, name_of
 from torchwise.artifact.manifest import Manifest
-from torchwise.artifact.remote_files import Place, shown
+from torchwise.artifact.remote_files import RemoteFolder, hide_password
 from torchwise.cli.cache import cache, size_of
 from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
@@ -63,32 +63,32 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def a_decision(identity: str = "identity", x: torch.Tensor = X, net: Any = NET) -> Decision:
-    return replace(decided(net, INDUCTOR, x), identity=identity)
+    return replace(make_decision(net, INDUCTOR, x), identity=identity)
 
 
-def packed(decision: Decision, code: bytes = b"code") -> bytes:
+def pack_artifact(decision: Decision, code: bytes = b"code") -> bytes:
     manifest = Manifest(__version__, environment.detect("cpu"), {}, {}, 20.0, 1.0, 0)
     return package.pack(manifest, decision, {"inductor/ab/c.so": code})[1]
 
 
 def put(url: str, decision: Decision, code: bytes = b"code") -> str:
     """Put an artifact in a folder as `save` does, without a compiler."""
-    return Folder(url).save(decision, packed(decision, code))
+    return Folder(url).save(decision, pack_artifact(decision, code))
 
 
 @pytest.mark.parametrize("model", [NET, Workload.of((NET, (X,)))], ids=["module", "workload"])
 def test_what_is_saved_is_found_by_the_model(url: str, place: Path, model: Any) -> None:
     made = artifact.save(url, NET, a_decision(), X, launcher=Recorded())
     assert artifact.load(url, model, trust=True, sha256=made.sha256) == made.decision
-    assert sorted(unpacked(place).values()) == sorted(CODE.values())
+    assert sorted(read_files(place).values()) == sorted(CODE.values())
 
 
 def test_another_model_finds_nothing(url: str, place: Path) -> None:
     put(url, a_decision())
     for other in (torch.nn.Linear(4, 5).eval(), torch.nn.Linear(4, 4).train(), torch.sin):
-        with pytest.raises(InputError, match="has no artefact for this model on this machine"):
+        with pytest.raises(InputError, match="has no artifact for this model on this machine"):
             artifact.load(url, other, trust=True)
-    assert unpacked(place) == {}
+    assert read_files(place) == {}
 
 
 def test_a_model_whose_weights_lie_nowhere_yet_finds_its_own(url: str) -> None:
@@ -104,17 +104,17 @@ def test_a_machine_never_finds_what_is_for_another(url: str, place: Path, monkey
         monkeypatch.setattr(environment, "detect", lambda device, other=other: other)
         put(url, replace(a_decision(), environment=other))
     monkeypatch.setattr(environment, "detect", lambda device: here)
-    with pytest.raises(InputError, match=r"(models|fleet) has no artefact for this model on this machine"):
+    with pytest.raises(InputError, match=r"(models|fleet) has no artifact for this model on this machine"):
         artifact.load(url, NET, trust=True)
-    with pytest.raises(InputError, match="no artefact for this machine"):
+    with pytest.raises(InputError, match="no artifact for this machine"):
         artifact.load_all(url, trust=True)
     put(url, a_decision(), b"mine")
     artifact.load(url, NET, trust=True)
-    assert list(unpacked(place).values()) == [b"mine"]
+    assert list(read_files(place).values()) == [b"mine"]
 
 
 def test_what_was_put_where_another_machine_looks_is_refused_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = packed(a_decision())
+    data = pack_artifact(a_decision())
     monkeypatch.setattr("torchwise.artifact.manifest.__version__", "9.9")
     Folder(url).save(a_decision(), data)
     with pytest.raises(StalePlanError, match=r"9\.9 here"):
@@ -126,7 +126,7 @@ def test_no_code_is_taken_out_without_trust(url: str, place: Path) -> None:
     for load in (lambda: artifact.load(url, NET), lambda: artifact.load_all(url)):
         with pytest.raises(InputError, match=rf"{name} holds compiled code.*give trust=True"):
             load()
-    assert unpacked(place) == {}
+    assert read_files(place) == {}
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-40], lambda d: b"", lambda d: d[:60] + bytes([d[60] ^ 255]) + d[61:]])
@@ -134,17 +134,17 @@ def test_a_damaged_one_is_refused_by_its_url(url: str, place: Path, damage: Any)
     name = put(url, a_decision())
     folder = Folder(url).place
     folder.write(name, damage(folder.read(name)))
-    with pytest.raises(InputError, match=r"is no artefact, or is damaged .*make it anew") as raised:
+    with pytest.raises(InputError, match=r"is no artifact, or is damaged .*make it anew") as raised:
         artifact.load(url, NET, trust=True)
     assert f"{url.rstrip('/')}/{name}" in str(raised.value)
-    assert unpacked(place) == {}
+    assert read_files(place) == {}
 
 
 def test_another_hash_than_is_known_is_refused(url: str, place: Path) -> None:
     put(url, a_decision())
     with pytest.raises(InputError, match="but must be " + "0" * 64):
         artifact.load(url, NET, trust=True, sha256="0" * 64)
-    assert unpacked(place) == {}
+    assert read_files(place) == {}
 
 
 def test_of_several_inputs_the_newest_that_was_proven_on_these_is_taken(on_disk: str, tmp_path: Path) -> None:
@@ -160,11 +160,11 @@ def test_of_several_inputs_the_newest_that_was_proven_on_these_is_taken(on_disk:
     for name in names:
         (tmp_path / "fleet" / (name + USED)).unlink()
     assert artifact.load(on_disk, NET, (X,), trust=True).identity == "new"
-    assert [name for name in Place(on_disk).sizes() if name.endswith(USED)] == [names[2] + USED], (
+    assert [name for name in RemoteFolder(on_disk).sizes() if name.endswith(USED)] == [names[2] + USED], (
         "used is what is taken"
     )
     assert artifact.load(on_disk, NET, wide, trust=True).identity == "wide"
-    with pytest.raises(InputError, match="no artefact for this model and these inputs"):
+    with pytest.raises(InputError, match="no artifact for this model and these inputs"):
         artifact.load(on_disk, NET, torch.ones(5, 4), trust=True)
 
 
@@ -189,7 +189,7 @@ def test_readers_beside_two_writers_see_one_or_the_other_and_whole(url: str) -> 
     codes = [os.urandom(2**18), os.urandom(2**18)]
     name, stop, seen, failures = put(url, a_decision(), codes[0]), threading.Event(), set[bytes](), []
 
-    def until_stopped(act: Any) -> None:
+    def repeat_until_stop(act: Any) -> None:
         try:
             while not stop.is_set():
                 act()
@@ -197,10 +197,10 @@ def test_readers_beside_two_writers_see_one_or_the_other_and_whole(url: str) -> 
             failures.append(error)
 
     def read() -> None:
-        seen.update(package.unpack(name, Place(url).read(name)).code.values())
+        seen.update(package.unpack(name, RemoteFolder(url).read(name)).code.values())
 
     acts = [read, read, *(lambda code=code: put(url, a_decision(), code) for code in codes)]
-    threads = [threading.Thread(target=until_stopped, args=(act,)) for act in acts]
+    threads = [threading.Thread(target=repeat_until_stop, args=(act,)) for act in acts]
     for thread in threads:
         thread.start()
     stop.wait(0.7)
@@ -252,7 +252,7 @@ def test_a_store_that_shows_halves_is_given_another_name_first(slow: str, monkey
     monkeypatch.setattr(Slow, "cut", True)
     with pytest.raises(InputError, match=r"cannot be written \(ConnectionError: cut off\): see whether the address"):
         put(slow, a_decision(), b"other code")
-    assert package.unpack(name, Place(slow).read(name)).code == {"inductor/ab/c.so": b"code"}
+    assert package.unpack(name, RemoteFolder(slow).read(name)).code == {"inductor/ab/c.so": b"code"}
 
 
 def test_what_was_left_by_a_writer_that_was_cut_off_is_removed(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,10 +260,10 @@ def test_what_was_left_by_a_writer_that_was_cut_off_is_removed(slow: str, monkey
     with pytest.raises(InputError):
         put(slow, a_decision("cut"))
     monkeypatch.setattr(Slow, "cut", False)
-    assert [name.rpartition("/")[2][0] for name in Place(slow).sizes()] == ["."]
+    assert [name.rpartition("/")[2][0] for name in RemoteFolder(slow).sizes()] == ["."]
     name = put(slow, a_decision())
     Folder(slow).evict(1, name)
-    assert set(Place(slow).sizes()) == {name, name + USED}
+    assert set(RemoteFolder(slow).sizes()) == {name, name + USED}
 
 
 def test_what_others_save_meanwhile_is_seen(slow: str, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_is_compiled(tmp
     assert launcher.builds == []
 
 
-def aged(folder: Path, name: str, age_s: int) -> None:
+def set_age(folder: Path, name: str, age_s: int) -> None:
     for file in (folder / name, folder / (name + USED)):
         os.utime(file, (1e9 - age_s, 1e9 - age_s))
 
@@ -296,23 +296,23 @@ def aged(folder: Path, name: str, age_s: int) -> None:
 def test_what_was_not_used_for_longest_goes_first(on_disk: str, tmp_path: Path) -> None:
     old, older, oldest = (put(on_disk, a_decision(name)) for name in ("old", "older", "oldest"))
     for age, name in enumerate((old, older, oldest), 1):
-        aged(tmp_path / "fleet", name, 1000 * age)
+        set_age(tmp_path / "fleet", name, 1000 * age)
     Folder(on_disk).mark(oldest)  # which makes it the last used, though the first written
-    size = len(packed(a_decision("new")))
+    size = len(pack_artifact(a_decision("new")))
     artifact.save(on_disk, NET, a_decision("new"), X, launcher=Recorded(), limit_bytes=4 * size)
-    assert {n for n in Place(on_disk).sizes() if n.endswith(".tw")} == {name_of(a_decision("new")), old, oldest}
+    assert {n for n in RemoteFolder(on_disk).sizes() if n.endswith(".tw")} == {name_of(a_decision("new")), old, oldest}
     assert not (tmp_path / "fleet" / (older + USED)).exists()
 
 
 def test_what_another_is_just_writing_is_not_the_first_to_go(on_disk: str, tmp_path: Path) -> None:
     old, kept = put(on_disk, a_decision("old")), put(on_disk, a_decision("kept"))
-    aged(tmp_path / "fleet", old, 1000)
+    set_age(tmp_path / "fleet", old, 1000)
     Folder(on_disk).prepare(a_decision("another"))
     half = name_of(a_decision("another")).replace("/", "/.") + ".abcd"
     (tmp_path / "fleet" / half).write_bytes(b"half")
-    Folder(on_disk).evict(sum(Place(on_disk).sizes().values()) - 1, kept)
-    assert half in Place(on_disk).sizes()
-    assert old not in Place(on_disk).sizes()
+    Folder(on_disk).evict(sum(RemoteFolder(on_disk).sizes().values()) - 1, kept)
+    assert half in RemoteFolder(on_disk).sizes()
+    assert old not in RemoteFolder(on_disk).sizes()
 
 
 def test_the_one_just_saved_stays_and_so_does_what_is_not_ours(url: str) -> None:
@@ -320,28 +320,28 @@ def test_the_one_just_saved_stays_and_so_does_what_is_not_ours(url: str) -> None
     home = first.partition("/")[0]
     others = {"readme.txt", "model.tw", f"{home}/notes.txt", f"elsewhere/{first.partition('/')[2]}"}
     for name in others:
-        Place(url).write(name, b"mine")
+        RemoteFolder(url).write(name, b"mine")
     artifact.save(url, NET, a_decision("second"), X, launcher=Recorded(), limit_bytes=1)
     second = name_of(a_decision("second"))
-    assert set(Place(url).sizes()) == {*others, second, second + USED}
+    assert set(RemoteFolder(url).sizes()) == {*others, second, second + USED}
 
 
 def test_nothing_is_removed_within_the_limit_or_without_one(url: str) -> None:
     names = {put(url, a_decision(name)) for name in ("a", "b")}
     artifact.save(url, NET, a_decision("c"), X, launcher=Recorded())
     artifact.save(url, NET, a_decision("c"), X, launcher=Recorded(), limit_bytes=2**20)
-    assert names < set(Place(url).sizes())
+    assert names < set(RemoteFolder(url).sizes())
 
 
 def test_what_another_evicts_meanwhile_is_no_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(url, a_decision("a"))
-    seen = Place(url).sizes()
+    seen = RemoteFolder(url).sizes()
     kept = put(url, a_decision("b"))
     Folder(url).evict(1, kept)
-    monkeypatch.setattr(Place, "sizes", lambda self, folder="": {**seen, kept: 10})
+    monkeypatch.setattr(RemoteFolder, "sizes", lambda self, folder="": {**seen, kept: 10})
     Folder(url).evict(1, kept)
     monkeypatch.undo()
-    assert set(Place(url).sizes()) == {kept, kept + USED}
+    assert set(RemoteFolder(url).sizes()) == {kept, kept + USED}
 
 
 def test_all_that_is_for_this_machine_is_loaded_but_what_is_damaged(
@@ -349,17 +349,17 @@ def test_all_that_is_for_this_machine_is_loaded_but_what_is_damaged(
 ) -> None:
     put(url, a_decision("good"), b"good")
     bad = put(url, a_decision("bad"))
-    Place(url).write(bad, b"bad")
+    RemoteFolder(url).write(bad, b"bad")
     with caplog.at_level(logging.WARNING, "torchwise"):
         loaded = artifact.load_all(url, trust=True)
     assert [decision.identity for decision in loaded.values()] == ["good"]
-    assert list(unpacked(place).values()) == [b"good"]
-    assert f"{bad} is no artefact, or is damaged" in caplog.text
+    assert list(read_files(place).values()) == [b"good"]
+    assert f"{bad} is no artifact, or is damaged" in caplog.text
 
 
 def test_where_all_is_damaged_that_is_said_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    Place(url).write(put(url, a_decision()), b"bad")
-    with pytest.raises(InputError, match="is no artefact, or is damaged"):
+    RemoteFolder(url).write(put(url, a_decision()), b"bad")
+    with pytest.raises(InputError, match="is no artifact, or is damaged"):
         artifact.load_all(url, trust=True)
     assert "damaged" not in caplog.text
 
@@ -367,8 +367,8 @@ def test_where_all_is_damaged_that_is_said_once(url: str, caplog: pytest.LogCapt
 BAD: dict[str, tuple[Any, str]] = {
     "no model": (lambda: artifact.load("memory://x"), "is a folder, so the model must be given"),
     "a target": (lambda: artifact.load("memory://x", "zoo:a.b"), "model is 'zoo:a.b', but must be the module"),
-    "a model for a file": (lambda: artifact.load("x.tw", NET), "x.tw is one artefact, but a model is given"),
-    "info of a folder": (lambda: artifact.info("memory://x"), "is a folder, but must be an artefact in it"),
+    "a model for a file": (lambda: artifact.load("x.tw", NET), "x.tw is one artifact, but a model is given"),
+    "info of a folder": (lambda: artifact.info("memory://x"), "is a folder, but must be an artifact in it"),
     "all of a file": (lambda: artifact.load_all("memory://x.tw"), "is no URL of a folder"),
     "saving to the URL of a file": (
         lambda: artifact.save("memory://x.tw", NET, a_decision(), X),
@@ -383,8 +383,8 @@ BAD: dict[str, tuple[Any, str]] = {
         "limit_bytes is 9, but x.tw is one file",
     ),
     "no digest": (lambda: name_of(a_decision("../../etc")), "but must be digests"),
-    "a scheme that nobody knows": (lambda: Place("nosuch://x"), "nosuch://x cannot be used: Protocol not known"),
-    "no URL": (lambda: Place("models"), "url is 'models', but must be a URL"),
+    "a scheme that nobody knows": (lambda: RemoteFolder("nosuch://x"), "nosuch://x cannot be used: Protocol not known"),
+    "no URL": (lambda: RemoteFolder("models"), "url is 'models', but must be a URL"),
     "a file that is not there": (lambda: artifact.info("memory://x/y.tw"), "x/y.tw cannot be read: it, or what"),
 }
 
@@ -400,14 +400,14 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     with pytest.raises(UnsupportedError, match=r"s3://bucket cannot be used: .*pip install 'torchwise\[s3\]'"):
-        Place("s3://bucket")
+        RemoteFolder("s3://bucket")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UnsupportedError, match=r"fsspec is missing.*pip install 'torchwise\[remote\]'"):
-        Place("memory://x")
+        RemoteFolder("memory://x")
 
 
 def test_a_password_is_not_shown() -> None:
-    assert shown("ftp://me:secret@host/models/a@b") == "ftp://host/models/a@b"
+    assert hide_password("ftp://me:secret@host/models/a@b") == "ftp://host/models/a@b"
 
 
 def ran(*words: object) -> str:
@@ -435,29 +435,29 @@ def test_the_command_saves_into_a_folder_with_a_limit(url: str, monkeypatch: pyt
 
 def test_the_command_loads_all_that_is_for_here_and_lists_it(url: str, place: Path) -> None:
     name = put(url, a_decision())
-    Place(url).write(name.replace(name.partition("-")[2][:12], "0" * 12), b"of another machine")
+    RemoteFolder(url).write(name.replace(name.partition("-")[2][:12], "0" * 12), b"of another machine")
     where = f"{url.rstrip('/')}/{name}"
     said = ran("load", url, "--trust")
     assert f"Loaded {where}: live:test, plan" in said
-    assert f"artefact.load('{url}', model, trust=True)" in said
-    assert unpacked(place)
+    assert f"artifact.load('{url}', model, trust=True)" in said
+    assert read_files(place)
     rows = ran("list", url).splitlines()
     assert sum(row.startswith(where) and row.endswith("UTC  cpu") for row in rows) == 1
     assert sum(row.endswith("for others") for row in rows) == 1
-    assert rows[-1] == "2 artefacts, 0.0 MiB"
+    assert rows[-1] == "2 artifacts, 0.0 MiB"
     assert "1 files of compiled code" in ran("info", where)
     with pytest.raises(InputError, match="--sha256 is of one file"):
         ran("load", url, "--trust", "--sha256", "0" * 64)
 
 
 def test_a_folder_given_as_a_path_is_answered_with_its_url(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"but must be one artefact, or the folder's URL: {tmp_path.as_uri()}"):
+    with pytest.raises(InputError, match=f"but must be one artifact, or the folder's URL: {tmp_path.as_uri()}"):
         ran("load", str(tmp_path))
 
 
 def test_a_mistyped_folder_is_not_taken_for_an_empty_one(url: str, tmp_path: Path) -> None:
     Path(tmp_path, "fleet").mkdir()
-    assert ran("list", url).startswith(f"{url.rstrip('/')} holds no artefact: torchwise cache save STUDY ")
+    assert ran("list", url).startswith(f"{url.rstrip('/')} holds no artifact: torchwise cache save STUDY ")
     Path(tmp_path, "file").touch()
     mistyped = {"flete": "there is no such folder", "file": "it is a file"}
     for name, why in mistyped.items():

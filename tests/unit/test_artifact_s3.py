@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import boto3
 import pytest
 import torch
-from test_artefact import INDUCTOR, NET, Recorded, X
+from test_artifact import INDUCTOR, NET, Recorded, X
 
-from live_decisions import decided
+from live_decisions import make_decision
 from local_server import serving
 from torchwise import artifact, environment
 from torchwise.artifact.folder import Folder, name_of
-from torchwise.artifact.remote_files import Place
+from torchwise.artifact.remote_files import RemoteFolder
 from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError
 
@@ -57,7 +57,7 @@ def test_what_one_machine_saves_in_s3_its_like_load(
     client: object, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    decision = decided(NET, INDUCTOR, X)
+    decision = make_decision(NET, INDUCTOR, X)
     made = artifact.save("s3://fleet/models/", NET, decision, X, launcher=Recorded())
     key = f"models/{name_of(decision)}"
     assert client.get_object(Bucket="fleet", Key=key)["ContentLength"] == made.size  # type: ignore[attr-defined]
@@ -65,12 +65,12 @@ def test_what_one_machine_saves_in_s3_its_like_load(
     assert os.listdir(str(tmp_path))
     assert artifact.info(f"s3://fleet/{key}").sha256 == made.sha256
     client.put_object(Bucket="fleet", Key=key, Body=b"damaged")  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match=f"s3://fleet/{key} is no artefact, or is damaged"):
+    with pytest.raises(InputError, match=f"s3://fleet/{key} is no artifact, or is damaged"):
         artifact.load("s3://fleet/models", NET, trust=True)
 
 
 def test_a_limit_holds_in_s3_and_what_others_put_there_is_seen(client: object) -> None:
-    folder, decision = Folder("s3://fleet/models"), decided(NET, INDUCTOR, X)
+    folder, decision = Folder("s3://fleet/models"), make_decision(NET, INDUCTOR, X)
     assert folder.entries() == []
     home = name_of(decision).partition("/")[0]
     client.put_object(Bucket="fleet", Key=f"models/{home}/a-b.tw", Body=b"1234")  # type: ignore[attr-defined]
@@ -86,9 +86,9 @@ def test_a_limit_holds_in_s3_and_what_others_put_there_is_seen(client: object) -
 def test_a_bucket_that_is_not_there_is_named_before_anything_is_compiled(client: object) -> None:
     launcher = Recorded()
     with pytest.raises(InputError, match=r"s3://none/models/.* cannot be written"):
-        artifact.save("s3://none/models", NET, decided(NET, INDUCTOR, X), X, launcher=launcher)
+        artifact.save("s3://none/models", NET, make_decision(NET, INDUCTOR, X), X, launcher=launcher)
     assert launcher.builds == []
-    with pytest.raises(InputError, match="s3://none/models has no artefact"):
+    with pytest.raises(InputError, match="s3://none/models has no artifact"):
         artifact.load("s3://none/models", torch.nn.Linear(4, 4), trust=True)
 
 
@@ -96,7 +96,7 @@ def test_a_server_that_is_down_is_an_error_with_its_cause(client: object, monkey
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        place = Place("s3://fleet/models")
+        place = RemoteFolder("s3://fleet/models")
         place._store.clear_instance_cache()
         with pytest.raises(InputError, match=r"cannot be read \(.*[Cc]onnect.*see whether the address"):
-            Place("s3://fleet/models").read("a.tw")
+            RemoteFolder("s3://fleet/models").read("a.tw")

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import torchwise
-from live_decisions import decided
+from live_decisions import make_decision
 from torchwise import artifact, environment
 from torchwise.artifact import build, caches, package
-from torchwise.artifact.build import Build, Built
+from torchwise.artifact.build import Build, BuildResult
 from torchwise.artifact.manifest import SCHEMA, Manifest
 from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
@@ -51,12 +51,12 @@ class Recorded:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
         Path(job.job.cache_dir, "ab", "cabc.lock").touch()
-        return self.failure or codec.to_json(Built(20.0 if job.step == "compile" else 1.0, {"avx2": True}, 0))
+        return self.failure or codec.to_json(BuildResult(20.0 if job.step == "compile" else 1.0, {"avx2": True}, 0))
 
 
 @pytest.fixture
 def decision() -> Decision:
-    return decided(NET, INDUCTOR, X)
+    return make_decision(NET, INDUCTOR, X)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def unpacked(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
@@ -100,7 +100,7 @@ def rewritten(
     return file
 
 
-def named(name: str, data: bytes = b"code") -> Callable[[Path], Path]:
+def add_file(name: str, data: bytes = b"code") -> Callable[[Path], Path]:
     """Return a function that puts one more file in an artifact, properly described."""
     described = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     return lambda file: rewritten(
@@ -110,7 +110,7 @@ def named(name: str, data: bytes = b"code") -> Callable[[Path], Path]:
 
 def test_what_is_saved_is_what_is_loaded(file: Path, place: Path, decision: Decision) -> None:
     assert artifact.load(file, trust=True) == decision
-    assert unpacked(place) == {"ab/cabc.so": b"code", "triton/0/key/kernel.cubin": b"more code"}
+    assert read_files(place) == {"ab/cabc.so": b"code", "triton/0/key/kernel.cubin": b"more code"}
 
 
 def test_it_is_readable_by_whomever_the_umask_lets(file: Path, tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_it_is_readable_by_whomever_the_umask_lets(file: Path, tmp_path: Path) -
 
 def test_the_compiler_is_imported_by_loading_and_not_by_the_first_call(file: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from torchwise import artefact; from torchwise.compile import isa; isa.replay = lambda known: 0\n"
-        f"artefact.load({str(file)!r}, trust=True); before = set(sys.modules); import torch; "
+        "import sys; from torchwise import artifact; from torchwise.compile import isa; isa.replay = lambda known: 0\n"
+        f"artifact.load({str(file)!r}, trust=True); before = set(sys.modules); import torch; "
         "torch.compile(lambda x: x.unsqueeze(0))(torch.ones(3)); new = set(sys.modules) - before; "
         "print(len([name for name in new if name.startswith('torch')]))"
     )
@@ -159,7 +159,7 @@ def test_triton_has_its_folder_where_its_variable_says(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
     artifact.load(file, trust=True)
-    assert unpacked(tmp_path / "own") == {"key/kernel.cubin": b"more code"}
+    assert read_files(tmp_path / "own") == {"key/kernel.cubin": b"more code"}
 
 
 def test_what_lies_in_the_cache_already_stays(file: Path, place: Path) -> None:
@@ -172,7 +172,7 @@ def test_what_lies_in_the_cache_already_stays(file: Path, place: Path) -> None:
 def test_code_is_not_loaded_unless_it_is_trusted(file: Path, place: Path) -> None:
     with pytest.raises(InputError, match="trust is False: give trust=True"):
         artifact.load(file)
-    assert unpacked(place) == {}
+    assert read_files(place) == {}
 
 
 def test_info_reads_everything_and_runs_nothing(file: Path, place: Path, decision: Decision) -> None:
@@ -180,22 +180,22 @@ def test_info_reads_everything_and_runs_nothing(file: Path, place: Path, decisio
     assert found.decision == decision
     assert (found.manifest.cold_s, found.manifest.warm_s, found.manifest.checks) == (20.0, 1.0, {"avx2": True})
     assert found.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert unpacked(place) == {}
+    assert read_files(place) == {}
     assert Decision.from_json(zipfile.ZipFile(file).read("decision.json")) == decision
 
 
 def test_a_file_that_hashes_to_what_is_known_is_loaded(file: Path, place: Path) -> None:
     artifact.load(file, trust=True, sha256=artifact.info(file).sha256.upper())
-    assert unpacked(place)
+    assert read_files(place)
 
 
 def test_a_file_that_hashes_to_something_else_is_refused(file: Path, place: Path) -> None:
     with pytest.raises(InputError, match="but must be " + "0" * 64):
         artifact.load(file, trust=True, sha256="0" * 64)
-    assert unpacked(place) == {}
+    assert read_files(place) == {}
 
 
-def listed(file: Path) -> None:
+def write_list_manifest(file: Path) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("manifest.json", b"[{}]")
 
@@ -203,7 +203,7 @@ def listed(file: Path) -> None:
 LINK, PIPE = stat.S_IFLNK | 0o777, stat.S_IFIFO | 0o666
 
 
-def deflated_otherwise(file: Path) -> None:
+def repack_with_lzma(file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
@@ -215,17 +215,17 @@ def deflated_otherwise(file: Path) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "truncated": (lambda f: f.write_bytes(f.read_bytes()[:-40]), "is no artefact, or is damaged .*: copy it again"),
-    "by another method": (deflated_otherwise, "is packed by method 14, but must be deflated"),
+    "truncated": (lambda f: f.write_bytes(f.read_bytes()[:-40]), "is no artifact, or is damaged .*: copy it again"),
+    "by another method": (repack_with_lzma, "is packed by method 14, but must be deflated"),
     "less than nothing": (
         lambda f: rewritten(f, manifest=lambda m: m["members"]["inductor/ab/cabc.so"].update(size=-2)),
         "says that 'inductor/ab/cabc.so' has -2 bytes",
     ),
-    "empty": (lambda f: f.write_bytes(b""), "is no artefact, or is damaged"),
-    "no zip": (lambda f: f.write_bytes(b"x" * 400), "is no artefact, or is damaged"),
+    "empty": (lambda f: f.write_bytes(b""), "is no artifact, or is damaged"),
+    "no zip": (lambda f: f.write_bytes(b"x" * 400), "is no artifact, or is damaged"),
     "a flipped bit": (
         lambda f: f.write_bytes((d := f.read_bytes())[:45] + bytes([d[45] ^ 255]) + d[46:]),
-        "is no artefact, or is damaged",
+        "is no artifact, or is damaged",
     ),
     "other code": (
         lambda f: rewritten(f, lambda m: m.update({"inductor/ab/cabc.so": b"evil"})),
@@ -248,20 +248,23 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file too many": (lambda f: rewritten(f, lambda m: m.update({"inductor/x.py": b""})), "must be in both"),
     "a file too few": (lambda f: rewritten(f, lambda m: m.pop("inductor/ab/cabc.so")), "must be in both"),
     "no manifest": (lambda f: rewritten(f, lambda m: m.pop("manifest.json")), "it has no manifest.json"),
-    "a parent": (named("inductor/../../evil.so"), "only plain paths under inductor and triton"),
-    "a parent at once": (named("../evil.so"), "only plain paths"),
-    "a root": (named("/etc/evil.so"), "only plain paths"),
-    "a root below": (named("inductor//etc/evil.so"), "only plain paths"),
-    "a drive": (named("inductor/c:evil.so"), "only plain paths"),
-    "a backslash": (named("inductor/..\\evil.so"), "only plain paths"),
-    "another folder": (named("site-packages/evil.py"), "only plain paths"),
+    "a parent": (add_file("inductor/../../evil.so"), "only plain paths under inductor and triton"),
+    "a parent at once": (add_file("../evil.so"), "only plain paths"),
+    "a root": (add_file("/etc/evil.so"), "only plain paths"),
+    "a root below": (add_file("inductor//etc/evil.so"), "only plain paths"),
+    "a drive": (add_file("inductor/c:evil.so"), "only plain paths"),
+    "a backslash": (add_file("inductor/..\\evil.so"), "only plain paths"),
+    "another folder": (add_file("site-packages/evil.py"), "only plain paths"),
     "a link": (lambda f: rewritten(f, attributes=LINK), "is a link or a device"),
     "a pipe": (lambda f: rewritten(f, attributes=PIPE), "is a link or a device"),
     "another schema": (
         lambda f: rewritten(f, manifest=lambda m: m.update(schema="torchwise.artifact/9")),
         f"schema is 'torchwise.artifact/9', but this version reads '{SCHEMA}'",
     ),
-    "a manifest of a list": (listed, "manifest.json: this is no Manifest: it is .*, but must be an object; make"),
+    "a manifest of a list": (
+        write_list_manifest,
+        "manifest.json: this is no Manifest: it is .*, but must be an object; make",
+    ),
     "a missing field": (lambda f: rewritten(f, manifest=lambda m: m.pop("environment")), "this is no Manifest"),
     "far too large": (
         lambda f: rewritten(f, manifest=lambda m: m["members"]["decision.json"].update(size=2**40)),
@@ -277,7 +280,7 @@ def test_a_bad_file_is_refused_before_anything_is_written(file: Path, place: Pat
     with pytest.raises(InputError, match=message) as raised:
         artifact.load(file, trust=True)
     assert str(file) in str(raised.value)
-    assert unpacked(place) == {}
+    assert read_files(place) == {}
     with pytest.raises(InputError, match=message):
         artifact.info(file)
 
@@ -309,12 +312,12 @@ def test_code_for_elsewhere_is_refused_with_the_factor(
     rewritten(file, manifest=change)
     with pytest.raises(StalePlanError, match=factor):
         artifact.load(file, trust=True)
-    assert unpacked(place) == {}
+    assert read_files(place) == {}
     assert artifact.info(file).decision.plan == INDUCTOR
 
 
 def test_a_plan_that_compiles_nothing_needs_neither_worker_nor_trust(tmp_path: Path) -> None:
-    decision, launcher = decided(NET, EAGER, X), Recorded()
+    decision, launcher = make_decision(NET, EAGER, X), Recorded()
     made = artifact.save(tmp_path / "eager.tw", NET, decision, X, launcher=launcher)
     assert launcher.builds == []
     assert made.manifest.warm_s is None
@@ -390,7 +393,7 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match=r"cannot be written: No space left on device; nothing was changed"):
         package.put(file, b"new")
-    assert unpacked(tmp_path) == {"model.tw": b"old"}
+    assert read_files(tmp_path) == {"model.tw": b"old"}
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_of_its_own(file: Path, tmp_path: Path, place: Path) -> None:
@@ -471,8 +474,8 @@ def make():
 """
 START = """
 import sys, torch, torchwise
-from torchwise import artefact
-decision = artefact.load(sys.argv[1], trust=True)
+from torchwise import artifact
+decision = artifact.load(sys.argv[1], trust=True)
 from torchwise.workload import target
 workload = target.load(sys.argv[2])
 fast, args = torchwise.apply(workload.call, decision, strict=True), workload.examples[0].args
@@ -492,7 +495,7 @@ def test_another_process_finds_everything_compiled(tmp_path: Path, live: bool) -
     (tmp_path / "model.py").write_text(MODEL)
     name = f"{tmp_path / 'model.py'}:make"
     workload = target.load(name)
-    decision = decided(workload.call, INDUCTOR, *workload.examples[0].args)
+    decision = make_decision(workload.call, INDUCTOR, *workload.examples[0].args)
     made = artifact.save(tmp_path / "model.tw", workload if live else name, decision)
     assert made.manifest.compiled_anew == 0
     variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches")}
