@@ -19,7 +19,7 @@ import torch
 from dispatch import apply_plan
 
 from torchwise import environment
-from torchwise.measure import LEAST_ROUND_S, Clock, Mix, Precision, measure_pair
+from torchwise.measure import MIN_ROUND_S, Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.records import Interval
 from torchwise.trial.loading import runner
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("targets", nargs="+")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--block-ms", type=float, default=LEAST_ROUND_S * 1e3)
+    parser.add_argument("--block-ms", type=float, default=MIN_ROUND_S * 1e3)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each pair")
     options = parser.parse_args()
     here = environment.detect(options.device)

@@ -38,7 +38,7 @@ WIDTH = 16
 LARGEST = 64
 ROUND = 65_536
 """Calls between two checks of memory and clock."""
-MOST_GROWTH = 16 * 2**20
+MAX_GROWTH = 16 * 2**20
 """Maximum growth in bytes after a tenth of the calls. A leak of 16 bytes per call would be 160 MB."""
 STEP = 1.02
 """Ratio of the bounds of a latency bucket. Percentiles are right to 2 %, and the histogram's size is constant."""
@@ -96,7 +96,7 @@ class Soak:
             "first calls": self.first_calls,
             "by the original for another reason than their size": odd,
         }
-        grown = [f"memory grew by {self.growth / 2**20:.1f} MiB"] if self.growth > MOST_GROWTH else []
+        grown = [f"memory grew by {self.growth / 2**20:.1f} MiB"] if self.growth > MAX_GROWTH else []
         return [f"{times} {name}" for name, times in counted.items() if times] + grown
 
     def percentile(self, share: float) -> float:

@@ -48,7 +48,7 @@ CALLS = 10**12
 """Expected calls, so many that compile time does not matter."""
 NEAR = 0.06
 """Maximum distance from the best speed-up, as a share of it, of plans that are timed against it."""
-MOST_NEAR = 6
+MAX_NEAR = 6
 FINALS = replace(EFFORTS["thorough"], half_width=0.005, measure_s=30.0)
 
 
@@ -152,7 +152,7 @@ def finals(options: argparse.Namespace) -> None:
     search, everything = load_study(options, "search"), load_study(options, "all")
     speeds = speeds_of(everything)
     best = max(speeds, key=speeds.__getitem__)
-    near = sorted((p for p in speeds if speeds[p] >= (1 - NEAR) * speeds[best]), key=lambda p: -speeds[p])[:MOST_NEAR]
+    near = sorted((p for p in speeds if speeds[p] >= (1 - NEAR) * speeds[best]), key=lambda p: -speeds[p])[:MAX_NEAR]
     decided = search.decision.plan if search.decision else EAGER
     near += [decided] if decided in speeds and decided not in near else []
     arena = Harness(Job("try", everything.workload, effort=FINALS, traits=everything.inspection.traits))

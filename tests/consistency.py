@@ -19,7 +19,7 @@ from torchwise.records.answer import Answer, Reliability
 from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Saving
 from torchwise.records.processes import cold_speedup_across
 from torchwise.report import format as show
-from torchwise.report.explain.terminal import MOST_KERNELS as SHOWN_KERNELS
+from torchwise.report.explain.terminal import MAX_KERNELS as SHOWN_KERNELS
 from torchwise.report.trial_table import Row, rows
 
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}

@@ -83,7 +83,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "bench-empty": lambda: render_bench_html(a_benchmark(())),
 }
 WIDTHS = (400, 1400)
-LEAST_CONTRAST, LARGE_CONTRAST = 4.5, 3.0
+MIN_CONTRAST, LARGE_CONTRAST = 4.5, 3.0
 """WCAG 2.1, success criterion 1.4.3 (AA), for text and for large text."""
 
 OVERFLOW = """() => {
@@ -180,7 +180,7 @@ def test_a_page_fits_its_width_and_nothing_is_fetched_or_complained_of(
 def test_every_text_can_be_read(visit: Callable[..., Visit], name: str, scheme: str) -> None:
     seen = visit(name, 1400, scheme).page.evaluate(CONTRASTS)
     assert len(seen) > 20
-    faint = [(ratio, text) for ratio, large, text in seen if ratio < (LARGE_CONTRAST if large else LEAST_CONTRAST)]
+    faint = [(ratio, text) for ratio, large, text in seen if ratio < (LARGE_CONTRAST if large else MIN_CONTRAST)]
     assert faint == []
 
 

@@ -34,7 +34,7 @@ from mutations import BYTES, slip, splice, twice  # noqa: E402
 from torchwise.errors import TorchwiseError  # noqa: E402
 
 SAMPLES_DRAWN_BY_NUMPY = ("low", "high")
-LONGEST = 2000
+MAX_LENGTH = 2000
 """Characters of a message that a person may be asked to read."""
 
 
@@ -154,7 +154,7 @@ def bad_message(text: str, *, of_python: bool = False) -> str:
     """Return the fault of a message, or nothing if it can be shown."""
     if not text.strip():
         return "an empty message"
-    if len(text) > LONGEST and not of_python:
+    if len(text) > MAX_LENGTH and not of_python:
         return f"a message of {len(text)} characters"
     try:
         text.encode()

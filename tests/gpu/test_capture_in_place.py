@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torchwise.compile import compile_plan  # noqa: E402
-from torchwise.compile.cuda_graphs.in_place_replay import MOST_GRAPHS, SETTLING_CALLS  # noqa: E402
+from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_CALLS  # noqa: E402
 from torchwise.measure import measure_memory_use  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.workload import Example, pytree  # noqa: E402
@@ -36,7 +36,7 @@ def call_until_recorded(call: Any, *args: torch.Tensor) -> Any:
     for _ in range(SETTLING_CALLS + 1):
         call(*args)
     [replays] = call._graphs.values()
-    assert 1 <= len(replays._direct) <= MOST_GRAPHS
+    assert 1 <= len(replays._direct) <= MAX_GRAPHS
     return replays
 
 

@@ -73,7 +73,7 @@ def test_half_the_angles_of_a_field_leave_its_error_as_it_is(monkeypatch: pytest
         half, code = error_and_code()
         assert "libdevice.tan(" in code
         assert "cos(" not in code, "nor is the angle reduced a second time"
-        monkeypatch.setattr(half_angle, "LEAST", float("inf"))
+        monkeypatch.setattr(half_angle, "MIN_ELEMENTS", float("inf"))
         whole, code = error_and_code()
         assert "tan(" not in code
     assert half < 1.02 * whole

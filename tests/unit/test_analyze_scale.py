@@ -77,6 +77,6 @@ def test_single_calls_are_timed_in_turns_as_many_of_each() -> None:
     order: list[str] = []
     sides = (lambda: order.append("plan"), lambda: order.append("eager"))
     plan, eager = steady._time_alternately(*sides, "cpu", 0.0)
-    assert len(plan.calls_s) == len(eager.calls_s) == steady.LEAST_TURNS * steady.CALLS_PER_TURN
+    assert len(plan.calls_s) == len(eager.calls_s) == steady.MIN_TURNS * steady.CALLS_PER_TURN
     turn = steady.CALLS_PER_TURN
-    assert order[2:] == (["plan"] * turn + ["eager"] * turn) * steady.LEAST_TURNS
+    assert order[2:] == (["plan"] * turn + ["eager"] * turn) * steady.MIN_TURNS

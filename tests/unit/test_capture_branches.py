@@ -15,7 +15,7 @@ from torchwise.compile.cuda_graphs import CAPTURES, segments
 from torchwise.compile.cuda_graphs import segmented as branches_file
 from torchwise.compile.cuda_graphs.compile_freeze import hold
 from torchwise.compile.cuda_graphs.host_values import HostValues
-from torchwise.compile.cuda_graphs.segmented import MOST_PASSED, MOST_PATHS, SegmentedCall, SegmentedPaths
+from torchwise.compile.cuda_graphs.segmented import MAX_PASSED, MAX_PATHS, SegmentedCall, SegmentedPaths
 from torchwise.compile.cuda_graphs.segments import Path, _intercept_bool, record_path
 from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.errors import PlanError, UnsupportedError
@@ -166,10 +166,10 @@ def test_where_there_are_too_many_ways_the_model_answers() -> None:
 
     machine = Machine(counts)
     branches = machine.branches()
-    for number in range(MOST_PATHS + 5):
+    for number in range(MAX_PATHS + 5):
         x = torch.full((4,), float(number))
         assert torch.equal(branches((x,), {}), plainly(counts, x))
-    assert len(branches.paths) == machine.recorded == MOST_PATHS
+    assert len(branches.paths) == machine.recorded == MAX_PATHS
     assert machine.original == 5
 
 
@@ -660,19 +660,19 @@ def test_where_most_calls_have_their_own_number_the_model_answers_at_once() -> N
 
     machine = Machine(counts)
     branches = machine.branches()
-    for number in range(MOST_PATHS + 1000):
+    for number in range(MAX_PATHS + 1000):
         x = torch.full((4,), float(number))
         machine.log.clear()
         assert torch.equal(branches((x,), {}), plainly(counts, x))
-    assert machine.recorded == MOST_PATHS
+    assert machine.recorded == MAX_PATHS
     replayed = 0
     for number in range(1000):
         machine.log.clear()
         branches((torch.full((4,), float(2000 + number)),), {})
         replayed += bool(machine.log)
-    assert 1 <= replayed <= 1000 // MOST_PASSED + 1, "paths are still looked for, now and then"
-    seen = torch.full((4,), float(MOST_PATHS // 2))
-    for _ in range(MOST_PASSED + 1):
+    assert 1 <= replayed <= 1000 // MAX_PASSED + 1, "paths are still looked for, now and then"
+    seen = torch.full((4,), float(MAX_PATHS // 2))
+    for _ in range(MAX_PASSED + 1):
         branches((seen,), {})
     machine.log.clear()
     branches((seen,), {})

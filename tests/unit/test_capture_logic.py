@@ -19,7 +19,7 @@ from torchwise.compile.cuda_graphs import call_graph as captured
 from torchwise.compile.cuda_graphs import recorded_graph
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.in_place_replay import MOST_GRAPHS, SETTLING_CALLS, Replays
+from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_CALLS, Replays
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, copy_each, record, record_in_place
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import UnsupportedError
@@ -307,7 +307,7 @@ def test_what_comes_from_the_same_place_again_is_read_and_written_there(
             assert torch.equal(answer, wanted)
         assert type(answers) is type(right)
     assert machine.recorded == 1
-    assert 1 <= machine.in_place <= MOST_GRAPHS
+    assert 1 <= machine.in_place <= MAX_GRAPHS
     assert machine.copied_nothing >= SETTLING_CALLS // 2
 
 
@@ -385,11 +385,11 @@ def test_a_tensor_that_is_conjugated_lazily_is_copied(machine: Machine) -> None:
 
 
 def test_a_signature_has_only_so_many_graphs(machine: Machine) -> None:
-    captured, inputs = capture_call(torch.sin), [torch.randn(3, 4) for _ in range(MOST_GRAPHS + 2)]
+    captured, inputs = capture_call(torch.sin), [torch.randn(3, 4) for _ in range(MAX_GRAPHS + 2)]
     for _ in range(3):
         for x in inputs:
             assert torch.equal(captured(x), x.sin())
-    assert machine.in_place == MOST_GRAPHS
+    assert machine.in_place == MAX_GRAPHS
 
 
 def test_a_weight_that_is_conjugated_where_it_lies_leads_to_a_new_recording(machine: Machine) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchwise.runtime.circuit_breaker import LONGEST_WAIT_S, CircuitBreaker
+from torchwise.runtime.circuit_breaker import MAX_WAIT_S, CircuitBreaker
 
 
 class Clock:
@@ -65,16 +65,16 @@ def test_each_retry_that_fails_doubles_the_wait_up_to_an_hour(circuit: CircuitBr
         assert circuit.admits()
         assert circuit.record_failure()
         waits.append(circuit.wait_s)
-    assert waits == [120, 240, 480, 960, 1920, LONGEST_WAIT_S, LONGEST_WAIT_S, LONGEST_WAIT_S]
+    assert waits == [120, 240, 480, 960, 1920, MAX_WAIT_S, MAX_WAIT_S, MAX_WAIT_S]
 
 
 def test_a_first_wait_beyond_an_hour_stays(clock: Clock) -> None:
-    circuit = CircuitBreaker(failures=1, first_wait_s=2 * LONGEST_WAIT_S, clock=clock)
+    circuit = CircuitBreaker(failures=1, first_wait_s=2 * MAX_WAIT_S, clock=clock)
     assert circuit.record_failure()
-    clock.now += 2 * LONGEST_WAIT_S
+    clock.now += 2 * MAX_WAIT_S
     assert circuit.admits()
     assert circuit.record_failure()
-    assert circuit.wait_s == 2 * LONGEST_WAIT_S
+    assert circuit.wait_s == 2 * MAX_WAIT_S
 
 
 def test_calls_that_were_under_way_when_it_opened_change_nothing(circuit: CircuitBreaker, clock: Clock) -> None:

@@ -25,7 +25,7 @@ from torchwise.decide import History, decide, next_cold
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.measure import Mix, Precision, cache_eviction, clock, make_eviction, measure_pair
 from torchwise.measure.clock import Clock
-from torchwise.measure.paired_timing import LEAST_ROUNDS
+from torchwise.measure.paired_timing import STOPPING_ROUNDS
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, codec
 from torchwise.report import Progress, render_study
@@ -72,7 +72,7 @@ def test_caches_are_emptied_before_each_call_and_outside_of_what_is_timed(passin
     sides = [Mix((passing.does(name, seconds),), (1.0,)) for name, seconds in (("plan", 0.5), ("eager", 1.0))]
     found = measure_pair(*sides, cold, Precision(0.02, 60.0))
     assert (set(found.candidate_s), set(found.baseline_s)) == ({0.5}, {1.0})
-    assert (found.calls_per_round, len(found.candidate_s)) == (1, LEAST_ROUNDS)
+    assert (found.calls_per_round, len(found.candidate_s)) == (1, STOPPING_ROUNDS)
     plan, eager = (["evict", "read", name, "read"] for name in ("plan", "eager"))
     assert passing.done[1:17] == [*plan, *eager, *eager, *plan], "in an order that swaps"
     assert passing.done.count("evict") == passing.done.count("plan") + passing.done.count("eager")

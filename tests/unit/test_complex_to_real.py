@@ -438,7 +438,7 @@ def test_what_a_large_reduction_gives_on_a_gpu_is_interleaved_apart(
     assert "aten.where.self" not in operators(rewritten(function, x)[0]), "on a CPU it is not"
     monkeypatch.setattr(split_interleave, "DEVICE", "cpu")
     assert "aten.where.self" not in operators(rewritten(function, x)[0]), "a small one is not"
-    monkeypatch.setattr(split_interleave, "LEAST", x.numel())
+    monkeypatch.setattr(split_interleave, "MIN_ELEMENTS", x.numel())
     rewriting, _ = rewritten(function, x)
     assert "aten.where.self" in operators(rewriting)
     assert "aten.cat.default" not in operators(rewriting)
@@ -452,7 +452,7 @@ def test_what_no_reduction_gives_is_interleaved_as_it_is_written(
     function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(split_interleave, "DEVICE", "cpu")
-    monkeypatch.setattr(split_interleave, "LEAST", 1)
+    monkeypatch.setattr(split_interleave, "MIN_ELEMENTS", 1)
     assert "aten.where.self" not in operators(rewritten(function, z(6, 5))[0])
 
 
@@ -473,7 +473,7 @@ def test_a_field_of_halved_angles_is_as_near_to_complex128(monkeypatch: pytest.M
     right = field(*(tensor.double() for tensor in tensors))
     whole, _ = error()
     monkeypatch.setattr(half_angle, "DEVICE", "cpu")
-    monkeypatch.setattr(half_angle, "LEAST", 1)
+    monkeypatch.setattr(half_angle, "MIN_ELEMENTS", 1)
     half, used = error()
     assert "aten.tan.default" in used
     assert half < 1.02 * whole
@@ -488,7 +488,7 @@ def test_a_halved_angle_is_right_to_2e_7_of_the_unit_circle(monkeypatch: pytest.
 
     assert error() < 6e-8
     monkeypatch.setattr(half_angle, "DEVICE", "cpu")
-    monkeypatch.setattr(half_angle, "LEAST", 1)
+    monkeypatch.setattr(half_angle, "MIN_ELEMENTS", 1)
     assert 6e-8 < error() < 2e-7
 
 
@@ -508,7 +508,7 @@ def test_large_angles_on_a_gpu_are_halved(
     assert "aten.tan.default" not in operators(rewritten(function, x)[0]), "on a CPU they are not"
     monkeypatch.setattr(half_angle, "DEVICE", "cpu")
     assert "aten.tan.default" not in operators(rewritten(function, x)[0]), "few are not"
-    monkeypatch.setattr(half_angle, "LEAST", x.numel())
+    monkeypatch.setattr(half_angle, "MIN_ELEMENTS", x.numel())
     rewriting, [answer] = rewritten(function, x)
     assert "aten.tan.default" in operators(rewriting)
     assert not {"aten.cos.default", "aten.sin.default"} & operators(rewriting)
@@ -531,7 +531,7 @@ def test_what_is_one_part_alone_or_the_models_own_is_not_halved(
     function: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(half_angle, "DEVICE", "cpu")
-    monkeypatch.setattr(half_angle, "LEAST", 1)
+    monkeypatch.setattr(half_angle, "MIN_ELEMENTS", 1)
     assert "aten.tan.default" not in operators(rewritten(function, torch.randn(5))[0])
 
 

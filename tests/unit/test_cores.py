@@ -16,7 +16,7 @@ import pytest
 from torchwise.cgroups import cpu_quota, read_throttled_s
 from torchwise.environment import usable_cpus
 from torchwise.measure import cores as module
-from torchwise.measure.cores import SHORTEST_S, CoreWatch
+from torchwise.measure.cores import MIN_S, CoreWatch
 from torchwise.measure.quality import _load
 from torchwise.records import CoreUse, Measurement, codec
 from torchwise.records.cores import describe_contention
@@ -127,7 +127,7 @@ def test_where_the_system_does_not_tell_nothing_is_known(
 
     write(tmp_path / "self" / "task" / str(threading.get_native_id()), schedstat=text)
     write(tmp_path / "pressure", cpu=text)
-    monkeypatch.setattr(module, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(module, "MIN_S", 0.0)
     monkeypatch.setattr(module, "resource", None)
     monkeypatch.setattr(psutil, "cpu_times", refuse)
     found = CoreWatch(tmp_path, (tmp_path / "none", tmp_path / "none")).read_use(1)
@@ -147,12 +147,12 @@ def test_a_program_that_computes_is_seen_and_this_one_is_not() -> None:
         assert busy.stdout is not None
         busy.stdout.readline()
         watch, before = CoreWatch(), psutil.Process(busy.pid).cpu_times().user
-        threading.Event().wait(4 * SHORTEST_S)
+        threading.Event().wait(4 * MIN_S)
         found = watch.read_use(2)
         used = psutil.Process(busy.pid).cpu_times().user - before
         busy.kill()
     assert found.others is not None
-    assert found.others * 4 * SHORTEST_S > used / 2  # other programs may well have computed, too
+    assert found.others * 4 * MIN_S > used / 2  # other programs may well have computed, too
 
 
 # ---- conclusions

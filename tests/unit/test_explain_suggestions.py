@@ -139,7 +139,7 @@ EXAMPLES: dict[str, Any] = {
     "index": torch.tensor([0, 1]),
     "ones": torch.ones(3),
     "knots": torch.tensor([0.0, 1.0]),
-    **dict.fromkeys(("MOST", "TOTAL", "BINS", "CLASSES"), 5),
+    **dict.fromkeys(("MAX_COUNT", "TOTAL", "BINS", "CLASSES"), 5),
 }
 
 

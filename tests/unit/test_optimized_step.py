@@ -18,7 +18,7 @@ from live_decisions import make_decision
 from torchwise.compile import train_step as realize_step
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.runtime.dispatch import NOT_PROVEN
+from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.step import OptimizedStep
 from torchwise.training.step import RankedStep
 from torchwise.workload.train_step import TrainStep
@@ -97,7 +97,7 @@ def test_a_plan_that_was_proven_on_another_device_is_not_taken() -> None:
     found = make_decision(step, FUSED, *batch())
     fast = torchwise.apply(step, replace(found, workload=replace(found.workload, device="cuda")))
     assert same(run(fast), run(written))
-    assert fast.statistics.original == {NOT_PROVEN: 4}
+    assert fast.statistics.original == {NOT_VERIFIED: 4}
 
 
 def test_another_batch_goes_as_written_and_is_counted() -> None:
@@ -106,7 +106,7 @@ def test_another_batch_goes_as_written_and_is_counted() -> None:
     for given in (batch(6), batch(6), (batch(8)[0].double().float(), batch(8)[1].int().long())):
         fast(*given)
     assert fast.statistics.optimized == 2
-    assert dict(fast.statistics.original) == {NOT_PROVEN: 2}
+    assert dict(fast.statistics.original) == {NOT_VERIFIED: 2}
 
 
 def test_attributes_are_the_steps_own() -> None:

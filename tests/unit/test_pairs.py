@@ -13,11 +13,11 @@ import pytest
 from torchwise.measure import paired_timing, quality
 from torchwise.measure.clock import Clock, Reading
 from torchwise.measure.paired_timing import (
-    FEWEST_ROUNDS,
-    LEAST_ROUND_S,
-    LEAST_ROUNDS,
-    MOST_LOOKS,
-    MOST_ROUNDS,
+    MAX_LOOKS,
+    MAX_ROUNDS,
+    MIN_ROUND_S,
+    MIN_ROUNDS,
+    STOPPING_ROUNDS,
     Mix,
     Precision,
     _repeats,
@@ -55,7 +55,7 @@ class Steady(Clock):
 )
 def test_calls_to_a_block(device: str, each: bool, seconds: float, calls: int) -> None:
     side = Mix((lambda: seconds,), (1.0,))
-    assert _repeats((side, side), Steady(device, each=each), LEAST_ROUND_S) == {id(side): [calls]}
+    assert _repeats((side, side), Steady(device, each=each), MIN_ROUND_S) == {id(side): [calls]}
 
 
 class Warming(Steady):
@@ -74,7 +74,7 @@ def test_the_side_that_is_looked_at_first_has_as_many_calls_to_a_block() -> None
 def test_short_calls_are_not_looked_at_for_as_long_as_a_block_lasts() -> None:
     side, clock = Mix((lambda: 1e-6,), (1.0,)), Steady()
     assert _repeats((side, side), clock, 1.0) == {id(side): [20_000]}
-    assert len(clock.log) <= 4 * MOST_LOOKS  # type: ignore[attr-defined]
+    assert len(clock.log) <= 4 * MAX_LOOKS  # type: ignore[attr-defined]
 
 
 def test_a_block_lasts_as_long_as_is_asked() -> None:
@@ -89,7 +89,7 @@ def test_the_order_swaps_from_round_to_round_and_tight_answers_end_it() -> None:
     found = measure_pair(Mix((lambda: 0.5,), (1.0,)), Mix((lambda: 1.0,), (1.0,)), clock, Precision(0.02, 60.0))
     timed = [seconds for seconds, _ in clock.log[4:]]  # type: ignore[attr-defined] # 4 that found the calls to a block
     assert timed[:8] == [0.5, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.5]
-    assert len(found.candidate_s) == LEAST_ROUNDS
+    assert len(found.candidate_s) == STOPPING_ROUNDS
     assert found.speedup.mid == 2.0
 
 
@@ -117,7 +117,7 @@ def test_a_look_at_the_interval_holds_up_both_sides_alike(monkeypatch: pytest.Mo
     monkeypatch.setattr(paired_timing, "_record", record_cold)
     sides = [Mix((lambda: None,), (1.0,)) for _ in range(2)]
     found = measure_pair(*sides, clock, Precision(1e-6, 60.0))
-    assert len(found.candidate_s) == MOST_ROUNDS
+    assert len(found.candidate_s) == MAX_ROUNDS
     assert found.speedup.mid == pytest.approx(1.0, abs=0.002)
 
 
@@ -246,4 +246,4 @@ def test_examples_count_by_their_weight() -> None:
 
 def test_a_slow_call_is_timed_often_enough_for_an_interval_whatever_the_budget() -> None:
     mix = Mix((lambda: 1.0,), (1.0,))
-    assert len(measure_pair(mix, mix, Steady(), Precision(budget_s=1e-9)).candidate_s) == FEWEST_ROUNDS
+    assert len(measure_pair(mix, mix, Steady(), Precision(budget_s=1e-9)).candidate_s) == MIN_ROUNDS

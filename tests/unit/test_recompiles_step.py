@@ -17,7 +17,7 @@ from torchwise.compile.backends import inductor
 from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.plan import Plan
 from torchwise.runtime import fallbacks
-from torchwise.runtime.dispatch import NOT_PROVEN
+from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.step import OptimizedStep
 
 MODEL, LOSS = Plan(backend="inductor"), Plan(backend="inductor", scope="loss")
@@ -140,12 +140,12 @@ def test_a_setting_of_an_optimizer_that_cannot_be_an_input_ends_the_plan_and_is_
 def test_batches_that_were_not_proven_are_said_once_and_alerted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fallbacks, "LEAST_CALLS", 20)
+    monkeypatch.setattr(fallbacks, "MIN_CALLS", 20)
     fast, _ = make_steps(MODEL)
     with heard() as alerts, caplog.at_level(logging.WARNING, "torchwise"):
         for given in batches(30, rows=6):
             fast(*given)
-    assert caplog.text.count(f"a training step is taken as written, because {NOT_PROVEN}") == 1
+    assert caplog.text.count(f"a training step is taken as written, because {NOT_VERIFIED}") == 1
     assert [alert.kind for alert in alerts] == ["fallback_rate"]
-    assert alerts[0].facts["reason"] == NOT_PROVEN
-    assert dict(fast.statistics.original) == {NOT_PROVEN: 30}
+    assert alerts[0].facts["reason"] == NOT_VERIFIED
+    assert dict(fast.statistics.original) == {NOT_VERIFIED: 30}

@@ -12,7 +12,7 @@ from test_complex_to_real import FIELD, PLAN, close, graph_of, z
 
 from torchwise.compile import compile_plan
 from torchwise.compile.transforms.complex_to_real import half_angle, private, split_interleave
-from torchwise.compile.transforms.complex_to_real.repeated_work import MOST_EVALUATIONS, bound_repeated_work
+from torchwise.compile.transforms.complex_to_real.repeated_work import MAX_EVALUATIONS, bound_repeated_work
 from torchwise.compile.transforms.complex_to_real.rewrite import rewrite
 from torchwise.workload import Example
 from torchwise.zoo.ivhl import field_superposition, gross_pitaevskii_step, vortex_field
@@ -99,9 +99,7 @@ def test_a_chain_is_cut_so_that_lowering_it_takes_a_time_in_proportion(
     assert 2 <= marks[0] < marks[1] <= 3 * marks[0]
     rewriting = rewritten(links(10), z(6, 5))
     assert bound_repeated_work(rewriting.module.graph) >= 1
-    assert lower_and_count(rewriting, monkeypatch) <= 3 * MOST_EVALUATIONS, (
-        "of a value that is cut, or of one behind it"
-    )
+    assert lower_and_count(rewriting, monkeypatch) <= 3 * MAX_EVALUATIONS, "of a value that is cut, or of one behind it"
 
 
 def test_without_marks_the_work_doubles_with_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +128,7 @@ def test_what_repeats_little_is_fused_as_before(
     if large_on_a_gpu:
         for module in (split_interleave, half_angle):
             monkeypatch.setattr(module, "DEVICE", "cpu")
-            monkeypatch.setattr(module, "LEAST", 1)
+            monkeypatch.setattr(module, "MIN_ELEMENTS", 1)
     rewriting = rewritten(call, *args)
     assert bound_repeated_work(rewriting.module.graph) == 0
 
@@ -144,7 +142,7 @@ def steps(field: torch.Tensor) -> torch.Tensor:
 def test_many_steps_are_cut_where_inductor_cuts_them_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     rewriting = rewritten(steps, z(4, 5, 6))
     assert bound_repeated_work(rewriting.module.graph) == 0
-    assert lower_and_count(rewriting, monkeypatch) < MOST_EVALUATIONS
+    assert lower_and_count(rewriting, monkeypatch) < MAX_EVALUATIONS
 
 
 @pytest.mark.slow

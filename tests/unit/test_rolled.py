@@ -18,7 +18,7 @@ from torch import nn
 from torchwise.compile import compile_plan
 from torchwise.compile.loop_rolling import LoopRolling, inductor, wrap_backend
 from torchwise.compile.loop_rolling.backend import LONG
-from torchwise.compile.loop_rolling.periods import LEAST_TIMES, Repetition, covers, repetitions
+from torchwise.compile.loop_rolling.periods import MIN_TIMES, Repetition, covers, repetitions
 from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.trial.inspection import _trace_operators
@@ -57,7 +57,7 @@ def test_repetitions_are_found(labels: str, found: list[tuple[int, int, int]]) -
 @given(
     before=st.lists(st.integers(100, 110), max_size=12, unique=True),
     body=st.lists(st.integers(0, 9), min_size=2, max_size=8),
-    times=st.integers(LEAST_TIMES, 12),
+    times=st.integers(MIN_TIMES, 12),
     after=st.lists(st.integers(200, 210), max_size=12, unique=True),
 )
 def test_a_body_among_other_things_is_found_whole(
@@ -78,7 +78,7 @@ def test_a_body_among_other_things_is_found_whole(
 def test_whatever_is_found_repeats_and_nothing_overlaps(labels: list[int]) -> None:
     found = repetitions(labels)
     for stretch in found:
-        assert stretch.times >= LEAST_TIMES
+        assert stretch.times >= MIN_TIMES
         assert stretch.period >= 2
         assert stretch == stretch.whole_periods
         body = labels[stretch.start : stretch.start + stretch.period]

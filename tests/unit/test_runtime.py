@@ -23,7 +23,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit_breaker, dispatch, unwrap
 from torchwise.runtime.circuit_breaker import FAILURES
 from torchwise.runtime.dispatch import FROZEN, MEMORY_WAIT_S, Dispatcher
-from torchwise.runtime.fallbacks import LEAST_CALLS
+from torchwise.runtime.fallbacks import MIN_CALLS
 from torchwise.runtime.module import dispatcher_of
 from torchwise.runtime.statistics import STAYS
 from torchwise.serving import freeze
@@ -203,7 +203,7 @@ def test_out_of_memory_frees_what_the_plan_holds_and_the_original_answers(
 def test_too_many_calls_for_the_original_are_said_once(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = apply_plan(net)
     with heard() as alerts:
-        for _ in range(LEAST_CALLS - 100):
+        for _ in range(MIN_CALLS - 100):
             fast(X)
         for _ in range(200):
             fast(torch.randn(5, 4))

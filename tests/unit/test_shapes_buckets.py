@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from torchwise.bucketing import buckets_for, choose, padded_share
-from torchwise.bucketing.buckets import MOST_DISTINCT
+from torchwise.bucketing.buckets import MAX_DISTINCT
 from torchwise.errors import InputError
 
 
@@ -38,7 +38,7 @@ def test_as_many_sizes_as_buckets_are_kept_as_they_are() -> None:
 
 
 def test_many_sizes_take_no_time_and_all_are_held() -> None:
-    histogram = {size: 1.0 / size for size in range(1, 3 * MOST_DISTINCT)}
+    histogram = {size: 1.0 / size for size in range(1, 3 * MAX_DISTINCT)}
     found = buckets_for(histogram, 4)
     assert len(found) == 4
     assert found[-1] == max(histogram)

@@ -38,7 +38,7 @@ from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
 from torchwise.runtime import unwrap
-from torchwise.runtime.dispatch import FROZEN, NOT_PROVEN
+from torchwise.runtime.dispatch import FROZEN, NOT_VERIFIED
 from torchwise.serving import unfreeze
 from torchwise.workload import Example, pytree
 from torchwise.workload.identity import describe_example
@@ -351,7 +351,7 @@ def test_all_buckets_are_warmed_and_then_nothing_is_new(net: Net) -> None:
     assert (counts.compiles, counts.captures, counts.first_calls) == (0, 0, 0)
     strided = torch.randn(3, 8).t()  # of a bucket's size, but of other strides
     same(fast(strided), net(strided))
-    assert fast.statistics.original == {NOT_PROVEN: 1}
+    assert fast.statistics.original == {NOT_VERIFIED: 1}
     assert counts_of(fast).snapshot()["compiles_since_freeze"] == 0
     count_capture()
     assert counts_of(fast).snapshot()["captures_since_freeze"] == 1

@@ -143,7 +143,7 @@ def test_nothing_is_a_mark_where_code_is_too_much_to_look_through(monkeypatch: p
     decision = decision_for(net := Net().eval())
     set_on(name="mark")(net)
     assert stale_because(net, decision) is None
-    monkeypatch.setattr("torchwise.runtime.staleness.MOST_FUNCTIONS", 1)
+    monkeypatch.setattr("torchwise.runtime.staleness.MAX_FUNCTIONS", 1)
     assert "mark" in str(stale_because(net, decision))
 
 

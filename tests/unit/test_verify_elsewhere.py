@@ -127,7 +127,7 @@ def test_where_float64_does_not_run_nobody_is_asked() -> None:
 
 
 def test_a_model_that_would_take_minutes_on_a_cpu_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(third, "LONGEST_S", 0.0)
+    monkeypatch.setattr(third, "MAX_S", 0.0)
     calls: list[int] = []
 
     def elsewhere() -> Observation:

@@ -10,7 +10,7 @@ import torch
 from torchwise.records import Outcome
 from torchwise.verify import Subject, is_stochastic, verify
 from torchwise.verify.reference import as_reference, float64_of
-from torchwise.verify.stochastic import FALSE_ALARM_RATE, LEAST_CALLS, judge
+from torchwise.verify.stochastic import FALSE_ALARM_RATE, MIN_CALLS, judge
 from torchwise.workload import Example, Workload
 
 
@@ -226,7 +226,7 @@ def test_true_pairs_are_rejected_at_the_stated_rate_and_no_more() -> None:
 
     alarms = 0
     for _ in range(1000):
-        checks = judge(*(sample(LEAST_CALLS) for _ in range(3)), ONE_TENSOR[:128], exact=True)
+        checks = judge(*(sample(MIN_CALLS) for _ in range(3)), ONE_TENSOR[:128], exact=True)
         alarms += any(check.outcome is not Outcome.PASS for check in checks)
     assert FALSE_ALARM_RATE == 1e-3
     assert alarms <= 5

@@ -14,7 +14,7 @@ from torchwise.workload import Workload
 from torchwise.workload.surrogate_loss import loss_of
 from torchwise.zoo import load
 from torchwise.zoo.arr_coc import allocate
-from torchwise.zoo.arr_coc.detail import LEAST, MEAN, MOST, blend
+from torchwise.zoo.arr_coc.detail import MAX_TOKENS, MEAN, MIN_TOKENS, blend
 from torchwise.zoo.arr_coc.scorers import InformationScorer, QueryScorer, SalienceScorer
 from torchwise.zoo.arr_coc.tension import TensionBalance
 from torchwise.zoo.catalogue.arr_coc import ENTRIES
@@ -196,14 +196,14 @@ def test_balance_does_not_depend_on_the_units_of_a_score_and_scores_that_agree_s
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 5.0, 300.0])
-@pytest.mark.parametrize("mean", [LEAST, 65, 200, 317, 399, MOST])
+@pytest.mark.parametrize("mean", [MIN_TOKENS, 65, 200, 317, 399, MAX_TOKENS])
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-6), (F64, 1e-12)])
 def test_budgets_are_within_bounds_and_sum_to_the_total(
     scale: float, mean: int, dtype: torch.dtype, rounding: float
 ) -> None:
     budgets = allocate(normal(6, 196, scale=scale).to(dtype), mean * 196)
-    assert budgets.min() >= LEAST
-    assert budgets.max() <= MOST
+    assert budgets.min() >= MIN_TOKENS
+    assert budgets.max() <= MAX_TOKENS
     assert (budgets.sum(dim=-1, dtype=F64) / (mean * 196) - 1).abs().max() < rounding
 
 
@@ -212,12 +212,12 @@ def test_budgets_rise_with_relevance_and_surplus_is_shared_in_proportion() -> No
     budgets = allocate(relevance, MEAN * 196)
     order = relevance.argsort(dim=-1)
     assert (budgets.gather(-1, order).diff(dim=-1) >= 0).all()
-    full = budgets == MOST
+    full = budgets == MAX_TOKENS
     assert 5 < full.sum() < 300, "the cap must matter for some patches, and not for most"
     for image in range(3):
-        factor = ((budgets[image] - LEAST) / relevance[image].exp())[~full[image]]
+        factor = ((budgets[image] - MIN_TOKENS) / relevance[image].exp())[~full[image]]
         torch.testing.assert_close(factor, factor[:1].expand_as(factor))
-        assert (factor[0] * relevance[image].exp()[full[image]] >= MOST - LEAST).all()
+        assert (factor[0] * relevance[image].exp()[full[image]] >= MAX_TOKENS - MIN_TOKENS).all()
 
 
 def test_budgets_depend_on_differences_of_relevance_alone() -> None:
@@ -229,7 +229,7 @@ def test_budgets_depend_on_differences_of_relevance_alone() -> None:
 
 def test_budgets_have_the_gradient_of_finite_differences() -> None:
     relevance = normal(2, 12, scale=1.5).requires_grad_()
-    assert (allocate(relevance, 12 * MEAN) == MOST).any(), "with a patch at its cap"
+    assert (allocate(relevance, 12 * MEAN) == MAX_TOKENS).any(), "with a patch at its cap"
     assert gradcheck(lambda r: allocate(r, 12 * MEAN), (relevance,))
 
 
@@ -239,7 +239,7 @@ def test_budgets_of_narrow_types_are_allocated_in_float32() -> None:
     assert abs(budgets.sum().item() / (MEAN * 196) - 1) < 1e-6
 
 
-@pytest.mark.parametrize("total", [16 * LEAST - 1, 16 * MOST + 1])
+@pytest.mark.parametrize("total", [16 * MIN_TOKENS - 1, 16 * MAX_TOKENS + 1])
 def test_a_total_that_cannot_be_shared_is_refused(total: int) -> None:
     with pytest.raises(ValueError, match=f"total is {total}, but must be from 1024 to 6400"):
         allocate(normal(1, 16), total)
@@ -283,7 +283,7 @@ def test_the_model_is_its_stages_in_order() -> None:
         features = model.encoder(image)
         relevance = model.tension(model.scorers(features, query))
         expected = blend(features, allocate(relevance, MEAN * 16), 4)
-        assert (model.budgets(features, query) == MOST).sum() > 0
+        assert (model.budgets(features, query) == MAX_TOKENS).sum() > 0
     torch.testing.assert_close(run(workload), expected)
 
 

@@ -26,8 +26,8 @@ from torchwise.records import Decision, codec
 MANIFEST, DECISION = "manifest.json", "decision.json"
 CODE = ("inductor", "triton")
 """Folders of compiled code. Anything else in an artifact is refused."""
-MOST_MANIFEST_BYTES = 2**26
-MOST_BYTES = 2**32
+MAX_MANIFEST_BYTES = 2**26
+MAX_BYTES = 2**32
 """Maximum total size, unpacked. The largest artifact so far has a hundredth of it."""
 
 
@@ -133,15 +133,15 @@ def _members(archive: zipfile.ZipFile) -> tuple[Manifest, dict[str, bytes]]:
         raise InputError("a name is in it twice")
     if MANIFEST not in entries:
         raise InputError(f"it has no {MANIFEST}")
-    manifest = _manifest(_bytes(archive, entries.pop(MANIFEST), MOST_MANIFEST_BYTES))
+    manifest = _manifest(_bytes(archive, entries.pop(MANIFEST), MAX_MANIFEST_BYTES))
     if odd := sorted(entries.keys() ^ manifest.members.keys()):
         raise InputError(f"{odd[0]!r} is in the file or in its manifest, but must be in both")
     if DECISION not in entries:
         raise InputError(f"it has no {DECISION}")
     if wrong := next((name for name, member in manifest.members.items() if member.size < 0), None):
         raise InputError(f"the manifest says that {wrong!r} has {manifest.members[wrong].size} bytes")
-    if (total := sum(member.size for member in manifest.members.values())) > MOST_BYTES:
-        raise InputError(f"it unpacks to {total} bytes, but at most {MOST_BYTES} are read")
+    if (total := sum(member.size for member in manifest.members.values())) > MAX_BYTES:
+        raise InputError(f"it unpacks to {total} bytes, but at most {MAX_BYTES} are read")
     return manifest, {name: _read_member(archive, entries[name], member) for name, member in manifest.members.items()}
 
 

@@ -28,7 +28,7 @@ from torchwise.study.approval_policy import ApprovalPolicy
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
 from torchwise.trial.job import EFFORTS, Attempt
 
-MOST_PREPARED = 3
+MAX_PREPARED = 3
 """Maximum number of plans to prepare per tier, the most promising first, until one is verified and faster."""
 BETTER = 1.02
 """Minimum speed of a new plan, relative to the current one, that is worth a swap."""
@@ -134,7 +134,7 @@ def _candidates(study: Study, decision: Decision, rules: ApprovalPolicy) -> list
     ranked = sorted(faster, key=lambda t: -t.speedup.mid if t.speedup else 0.0)
     plans = [decision.plan, *(t.plan for t in ranked if rules.find_refusal(t.plan) is None)]
     become = dict.fromkeys(adapt_to_aot(plan) for plan in plans)
-    return [plan for plan in become if rules.rejection(plan) is None][:MOST_PREPARED]
+    return [plan for plan in become if rules.rejection(plan) is None][:MAX_PREPARED]
 
 
 def _compile_and_verify(

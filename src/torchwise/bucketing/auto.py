@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchwise.bucketing.bucketed import Tuned, import_tune, tune_buckets
-from torchwise.bucketing.buckets import MOST_BUCKETS, histogram_of
+from torchwise.bucketing.buckets import MAX_BUCKETS, histogram_of
 from torchwise.bucketing.choice import Choice, choose
 from torchwise.bucketing.module import apply_buckets
 from torchwise.bucketing.padder import Padder
@@ -33,7 +33,7 @@ def fit(
     *,
     padding: Padding,
     sizes: Mapping[int, float] | Iterable[int],
-    count: int = MOST_BUCKETS,
+    count: int = MAX_BUCKETS,
     plan_per_bucket: bool = False,
     tune: Callable[..., Tuned] | None = None,
     **options: Any,

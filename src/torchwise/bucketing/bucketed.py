@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from torchwise.bucketing.buckets import MOST_BUCKETS, buckets_for, histogram_of
+from torchwise.bucketing.buckets import MAX_BUCKETS, buckets_for, histogram_of
 from torchwise.bucketing.module import Bucketed, apply_buckets
 from torchwise.bucketing.padder import Padder
 from torchwise.bucketing.padding import Padding
@@ -33,7 +33,7 @@ def bucketed(
     padding: Padding,
     sizes: Mapping[int, float] | Iterable[int],
     buckets: Sequence[int] | None = None,
-    count: int = MOST_BUCKETS,
+    count: int = MAX_BUCKETS,
     plan_per_bucket: bool = False,
     canary: int | None = None,
     tune: Callable[..., Tuned] | None = None,

@@ -10,9 +10,9 @@ import numpy as np
 
 from torchwise.errors import InputError, is_count
 
-MOST_BUCKETS = 8
+MAX_BUCKETS = 8
 """Default number of buckets: PyTorch compiles code for no more signatures of a function (`recompile_limit`)."""
-MOST_DISTINCT = 2048
+MAX_DISTINCT = 2048
 """Maximum number of distinct sizes. More are rounded up, so that the search takes less than a second."""
 
 Cost = Callable[[int], float]
@@ -39,7 +39,7 @@ def histogram_of(sizes: Mapping[int, float] | Iterable[int]) -> dict[int, float]
 
 
 def buckets_for(
-    sizes: Mapping[int, float] | Iterable[int], count: int = MOST_BUCKETS, *, cost: Cost = float
+    sizes: Mapping[int, float] | Iterable[int], count: int = MAX_BUCKETS, *, cost: Cost = float
 ) -> tuple[int, ...]:
     """Return the cheapest buckets, ascending. The largest bucket is the largest size seen.
 
@@ -107,11 +107,11 @@ def _trace_back(chosen: list[np.ndarray], last: int) -> list[int]:
 
 
 def _coarsen_sizes(histogram: dict[int, float]) -> dict[int, float]:
-    """Round sizes up to `MOST_DISTINCT` sizes, each for an equal share of the sorted sizes."""
-    if len(histogram) <= MOST_DISTINCT:
+    """Round sizes up to `MAX_DISTINCT` sizes, each for an equal share of the sorted sizes."""
+    if len(histogram) <= MAX_DISTINCT:
         return histogram
     known = list(histogram)
-    step = -(-len(known) // MOST_DISTINCT)
+    step = -(-len(known) // MAX_DISTINCT)
     rounded: dict[int, float] = {}
     for place, (_, weight) in enumerate(histogram.items()):
         size = known[min((place // step + 1) * step, len(known)) - 1]

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torchwise.bucketing.buckets import MOST_BUCKETS, buckets_for, check_count, histogram_of, padded_share
+from torchwise.bucketing.buckets import MAX_BUCKETS, buckets_for, check_count, histogram_of, padded_share
 
 STATIC_SHARE = 0.99
 """Share of calls that the most frequent sizes need for static plans. The original answers the other sizes."""
-MOST_PADDED = 0.25
+MAX_PADDED = 0.25
 """Share of padding above which one dynamic plan is better than buckets."""
 
-LEAST_WITHIN = 0.5
+MIN_WITHIN = 0.5
 """Minimum share of calls that the rule covers. Below it, one dynamic plan is better."""
 
 
@@ -37,7 +37,7 @@ def choose(
     sizes: Mapping[int, float] | Iterable[int],
     *,
     proven: bool,
-    count: int = MOST_BUCKETS,
+    count: int = MAX_BUCKETS,
     least: int = 1,
     most: int | None = None,
 ) -> Choice:
@@ -65,13 +65,13 @@ def choose(
         return Choice("static", common, f"{_sizes(len(common))} of {len(histogram)} seen are {share:.1%} of the calls")
     within = {size: weight for size, weight in histogram.items() if least <= size <= (size if most is None else most)}
     reached = sum(within.values()) / total
-    if proven and reached >= LEAST_WITHIN:
+    if proven and reached >= MIN_WITHIN:
         buckets = buckets_for(within, count)
         padding = padded_share(within, buckets)
         said = f"with {_sizes(len(buckets))} to pad to, {padding:.0%} of the work is padding"
-        if padding <= MOST_PADDED:
+        if padding <= MAX_PADDED:
             return Choice("buckets", buckets, f"{said}, and {len(histogram)} sizes were seen")
-        reason = f"{said}, which is more than {MOST_PADDED:.0%}"
+        reason = f"{said}, which is more than {MAX_PADDED:.0%}"
     else:
         reason = f"{len(histogram)} sizes were seen, {_sizes(len(common))} are only {share:.1%} of the calls, " + (
             f"and padding reaches {reached:.0%}" if proven else "and no rule for padding is proven"

@@ -29,7 +29,7 @@ SCHEMA = "torchwise.plans/1"
 UNCUT = 10_000
 """More characters than any line of a table has."""
 FOLDED = ("target", "plan")
-LEAST_FOLDED = 20
+MIN_FOLDED = 20
 """Minimum width of folded columns in a table, in characters."""
 
 PlanArgument = Annotated[
@@ -208,7 +208,7 @@ def _table(summaries: Sequence[StudySummary], width: int) -> RenderableType:
     headings = ("study", "target", "device", "mode", "state", "trials", "plan", "speed-up")
     rows = [tuple(map(str, _cells(row))) for row in summaries]
     longest = {column[0]: max(map(len, column)) for column in zip(headings, *rows, strict=True)}
-    widths = [min(length, LEAST_FOLDED) if name in FOLDED else length for name, length in longest.items()]
+    widths = [min(length, MIN_FOLDED) if name in FOLDED else length for name, length in longest.items()]
     if sum(widths) + 3 * len(widths) + 1 > width:  # each column has a border and two spaces
         return Text("\n".join(map(_paragraph, summaries)), overflow="fold")
     # A shortened name would be of no use to a command.

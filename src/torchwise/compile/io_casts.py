@@ -25,7 +25,7 @@ from torchwise.workload.workload import Example
 
 AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
 """The type that autocast computes in, by precision."""
-MOST_SIGNATURES = 1024
+MAX_SIGNATURES = 1024
 """Most signatures whose outputs are remembered: a plan for dynamic shapes may meet any number of them."""
 
 
@@ -178,7 +178,7 @@ class ByForm:
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = form_of(self._original, args, kwargs)
-            if len(self._forms) > MOST_SIGNATURES:
+            if len(self._forms) > MAX_SIGNATURES:
                 del self._forms[next(iter(self._forms))]
         with self._lock:
             if form not in self._made:

@@ -28,7 +28,7 @@ from torchwise.compile.guards.varying_values import (
 )
 from torchwise.errors import UnsupportedError
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 3600.0
+FIRST_WAIT_S, MAX_WAIT_S = 60.0, 3600.0
 """Seconds after which one more is permitted beyond the limit: twice as long each time, up to an hour.
 
 After an hour in which nothing was to be made anew, all are permitted again.
@@ -95,7 +95,7 @@ class Recompiles:
         self._times: Counter[tuple[str, str]] = Counter()
         self._values: defaultdict[str, list[str]] = defaultdict(list)
         self._lately = 0  # since the last quiet hour
-        self._last = -LONGEST_WAIT_S
+        self._last = -MAX_WAIT_S
         self._wait_s: float = FIRST_WAIT_S
         self._next: float | None = None  # None before the first refusal
         self.count = 0
@@ -139,14 +139,14 @@ class Recompiles:
 
     def _admits(self) -> bool:
         now = self._clock()
-        if now - self._last >= LONGEST_WAIT_S:
+        if now - self._last >= MAX_WAIT_S:
             self._lately, self._wait_s, self._next = 0, FIRST_WAIT_S, None
         if self._lately < (self._most if self._most is not None else _limit_of_pytorch()):
             is_permitted = True
         else:
             is_permitted = self._next is not None and now >= self._next
             if is_permitted:  # the varying value may have settled since
-                self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+                self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
             if is_permitted or self._next is None:
                 self._next = now + self._wait_s
         if is_permitted:

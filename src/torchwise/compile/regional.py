@@ -14,8 +14,8 @@ import torch
 
 from torchwise.errors import UnsupportedError
 
-LEAST_BLOCKS = 3
-LEAST_SHARE = 0.5
+MIN_BLOCKS = 3
+MIN_SHARE = 0.5
 """Least share of the parameters that equal blocks must hold, or it is not worth leaving the rest uncompiled."""
 
 
@@ -30,7 +30,7 @@ def find_repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
             if shapes and any(True for _ in child.children()):  # a lone Linear is not worth a graph of its own
                 groups[type(child), shapes].append(child)
         for group in groups.values():
-            if len(group) >= LEAST_BLOCKS and _size(group) >= max(LEAST_SHARE * total, _size(best) + 1):
+            if len(group) >= MIN_BLOCKS and _size(group) >= max(MIN_SHARE * total, _size(best) + 1):
                 best = group
     return best
 

@@ -11,7 +11,7 @@ from torchwise.records import Study
 from torchwise.report.template import Theme
 from torchwise.store import Storage, StudySummary, default_url, open_storage
 
-MOST = 200
+MAX_COUNT = 200
 """Maximum number of studies in a choice. Older ones are found by their target."""
 
 
@@ -37,7 +37,7 @@ def theme() -> Theme:
 
 def summaries(target: str | None = None) -> list[StudySummary]:
     """Return the newest studies, of `target` or of all targets."""
-    return storage().list_studies(target, limit=MOST)
+    return storage().list_studies(target, limit=MAX_COUNT)
 
 
 def choose_study(label: str, found: list[StudySummary], parameter: str, default: int = 0) -> Study:

@@ -42,7 +42,7 @@ from torchwise.trial.plain_call import run_plainly
 from torchwise.verify.leaves import unread_note
 from torchwise.workload import Workload
 
-MOST_SETTLING_CALLS = 10
+MAX_SETTLING_CALLS = 10
 """Further calls while each compiles something: two more than PyTorch's limit for one function."""
 CALLS = 25
 """Calls of one example that time it, if there are several examples."""
@@ -139,7 +139,7 @@ def _compile(inquiry: Inquiry, arena: Harness) -> tuple[Calls, _Compiled]:
     run, seen = arena.runners(_call(inquiry, arena)), -1
     with Trace(artifacts=tuple(FILES), spans=True) as trace:
         arena.first_calls(run)
-        for _ in range(MOST_SETTLING_CALLS):
+        for _ in range(MAX_SETTLING_CALLS):
             if len(trace.compilations) == seen:
                 break
             seen = len(trace.compilations)

@@ -14,7 +14,7 @@ from torchwise.records import CoreUse
 LAYERS, FEATURES = 7, 256
 CALLS = 10
 """Consecutive calls on one number of threads. So many that some of them wait, if threads wait for cores."""
-LONGEST_S, MIN_ROUNDS = 1.0, 3
+MAX_S, MIN_ROUNDS = 1.0, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def time_threads() -> str:
     layers = [torch.nn.Linear(FEATURES, FEATURES) for _ in range(LAYERS)]
     model, x = torch.nn.Sequential(*layers), torch.ones(1, FEATURES)
     spent = dict.fromkeys((default, 1), 0.0)
-    rounds, watch, end = 0, CoreWatch(), time.perf_counter() + LONGEST_S
+    rounds, watch, end = 0, CoreWatch(), time.perf_counter() + MAX_S
     with torch.no_grad():
         while rounds < MIN_ROUNDS or time.perf_counter() < end:
             rounds += 1

@@ -4,13 +4,13 @@ from torchwise.measure.cache_eviction import make_eviction
 from torchwise.measure.clock import Clock
 from torchwise.measure.cores import CoreWatch
 from torchwise.measure.memory import measure_memory_use, peak_memory
-from torchwise.measure.paired_timing import FEWEST_ROUNDS, LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, measure_pair
+from torchwise.measure.paired_timing import MIN_ROUND_S, MIN_ROUNDS, STOPPING_ROUNDS, Mix, Precision, measure_pair
 from torchwise.measure.profile import Profile, profile_of
 
 __all__ = [
-    "FEWEST_ROUNDS",
-    "LEAST_ROUNDS",
-    "LEAST_ROUND_S",
+    "MIN_ROUNDS",
+    "MIN_ROUND_S",
+    "STOPPING_ROUNDS",
     "Clock",
     "CoreWatch",
     "Mix",

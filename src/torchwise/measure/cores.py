@@ -18,7 +18,7 @@ try:
 except ImportError:  # Windows does not count involuntary switches
     resource = None  # type: ignore[assignment]
 
-SHORTEST_S = 0.2
+MIN_S = 0.2
 """Seconds below which the use by other programs is unknown: the system counts their time in steps of 10 ms a CPU."""
 PROC = Path("/proc")
 WORKS = ("user", "nice", "system", "irq", "softirq", "steal")
@@ -54,7 +54,7 @@ class CoreWatch:
         """Return how the CPUs were shared since, for a process whose operators use this many threads."""
         before, now = self._before, self._count()
         wall = max(now.wall - before.wall, 1e-6)
-        busy = _increase_rate(before.busy, now.busy, 1.0) if wall >= SHORTEST_S else None
+        busy = _increase_rate(before.busy, now.busy, 1.0) if wall >= MIN_S else None
         return CoreUse(
             available_cpus(),
             threads,

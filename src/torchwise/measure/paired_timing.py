@@ -20,24 +20,24 @@ from torchwise.measure.quality import Watch
 from torchwise.records import Measurement
 from torchwise.records.measurement import INTERFERENCE_FACTOR
 
-LEAST_ROUND_S = 0.002
+MIN_ROUND_S = 0.002
 """A block lasts at least this long, so that the clock's own cost and resolution stay under 0.1 %."""
 QUEUED_CALLS, QUEUED_S = 20, 0.1
 """Calls in a block, or its seconds, for throughput on a GPU.
 
 The host then runs ahead of the device as in a loop. In a block of one call it would wait for each.
 """
-LEAST_ROUNDS = 12
-FEWEST_ROUNDS = 5
+STOPPING_ROUNDS = 12
+MIN_ROUNDS = 5
 """Rounds that are always made: the range of five holds the median with 94 %, that of three with 75 %."""
-MOST_ROUNDS = 400
+MAX_ROUNDS = 400
 CHECK_EVERY = 5
 """Rounds between two checks of the interval, an odd number, so that the sides alternate in coming first after a check.
 
 A check leaves the processor's caches full of other data. When the candidate always came first, eager came out at 0.98
 of itself in blocks of 2 ms.
 """
-MOST_LOOKS = 500
+MAX_LOOKS = 500
 """Calls of one example that determine how many fill a block: the clock itself takes longer than short ones."""
 AGAIN, PAUSE_S = 2, 1.0
 """How many times a disturbed measurement is repeated, and the seconds until then: the machine may be quieter."""
@@ -58,8 +58,8 @@ class Precision:
 
     half_width: float = 0.02
     budget_s: float = 4.0
-    block_s: float = LEAST_ROUND_S
-    rounds: int = FEWEST_ROUNDS
+    block_s: float = MIN_ROUND_S
+    rounds: int = MIN_ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,9 @@ def _measure_pair(
     gc.disable()
     deadline = time.perf_counter() + precision.budget_s
     try:
-        while len(rounds) < MOST_ROUNDS and (len(rounds) < precision.rounds or time.perf_counter() < deadline):
+        while len(rounds) < MAX_ROUNDS and (len(rounds) < precision.rounds or time.perf_counter() < deadline):
             rounds.append(_round(candidate, baseline, clock, repeats, swap=len(rounds) % 2 == 1))
-            more = len(rounds) - LEAST_ROUNDS
+            more = len(rounds) - STOPPING_ROUNDS
             if more >= 0 and more % CHECK_EVERY == 0:
                 speedup = _record(rounds, 1).speedup
                 pruned = prune_below is not None and speedup.high < prune_below
@@ -183,9 +183,9 @@ def _repeats(sides: Sequence[Mix], clock: Clock, block_s: float) -> dict[int, li
 
 
 def _shortest(clock: Clock, call: Callable[[], Any], block_s: float) -> float:
-    """Return the seconds of the shortest of the calls that fill a block, one by one, or of the first `MOST_LOOKS`."""
+    """Return the seconds of the shortest of the calls that fill a block, one by one, or of the first `MAX_LOOKS`."""
     shortest, spent, looks = float("inf"), 0.0, 0
-    while spent < block_s and looks < MOST_LOOKS:
+    while spent < block_s and looks < MAX_LOOKS:
         seconds = max(clock.time(call, 1).wall_s, 1e-7)
         shortest, spent, looks = min(shortest, seconds), spent + seconds, looks + 1
     return shortest

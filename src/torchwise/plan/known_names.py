@@ -11,7 +11,7 @@ from torchwise.plan.choice import ANY, load_choices
 if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
 
-MOST = 2**16
+MAX_COUNT = 2**16
 """Threads, or microbatches: no machine has as many cores, and no batch is cut so small."""
 _WAY_OUT = "or describe it with torchwise.plan.register"
 
@@ -39,8 +39,8 @@ def _problems(plan: Plan) -> Iterator[str]:
     if twice := next((name for name in plan.transforms if plan.transforms.count(name) > 1), None):
         yield f"transforms has {twice!r} twice, but a rewrite is made once"
     for name, number in (("threads", plan.threads), ("microbatches", plan.microbatches)):
-        if (number or 1) > MOST:
-            yield f"{name} is {number}, but must be a whole number from 1 to {MOST}"
+        if (number or 1) > MAX_COUNT:
+            yield f"{name} is {number}, but must be a whole number from 1 to {MAX_COUNT}"
     for name, value in plan.options:
         if isinstance(value, int) and abs(value) >= 2**63:
             yield f"option {name} is {value}, but must be a whole number of 64 bits"

@@ -31,7 +31,7 @@ DEGREES = 4
 NORMAL_95 = 1.959964
 """Standard deviations to either side that hold 95 % of a normal distribution."""
 
-MAX_EXPONENT, LEAST = 700.0, 1e-300
+MAX_EXPONENT, MIN_RATIO = 700.0, 1e-300
 """Bounds for a float, since costs are divided by the ends of an interval."""
 
 
@@ -124,7 +124,7 @@ def ratio_across(ratios: tuple[Interval, ...], device: str) -> Interval:
     variance = (prior * (PROCESS_SPREAD[device] ** 2 + within) + squares) / degrees
     reach = _student(degrees) * math.sqrt(variance / len(values))
     mid = ratios[0].mid if len(ratios) == 1 else math.exp(mean)  # as it was measured, to the last digit
-    return Interval(min(max(mid * _exp(-reach), LEAST), mid), mid, mid * _exp(reach))
+    return Interval(min(max(mid * _exp(-reach), MIN_RATIO), mid), mid, mid * _exp(reach))
 
 
 def _exp(value: float) -> float:

@@ -30,7 +30,7 @@ SYMPTOMS = {
     Symptom.HANG: "a hang",
     Symptom.SLOW: "a slow-down",
 }
-MOST_OPERATIONS = 20
+MAX_OPERATIONS = 20
 DETAIL = 160
 LEADER = "no fault seen yet"
 
@@ -130,10 +130,10 @@ def _style(bisection: Bisection) -> str:
 
 def _operations(bisection: Bisection) -> Iterator[RenderableType]:
     operations = bisection.subgraph.operations if bisection.subgraph else ()
-    for operation in operations[:MOST_OPERATIONS]:
+    for operation in operations[:MAX_OPERATIONS]:
         yield Padding(Text(_operation(operation)), (0, 0, 0, 2))
-    if len(operations) > MOST_OPERATIONS:
-        yield Padding(Text(f"… and {len(operations) - MOST_OPERATIONS} more", style="dim"), (0, 0, 0, 2))
+    if len(operations) > MAX_OPERATIONS:
+        yield Padding(Text(f"… and {len(operations) - MAX_OPERATIONS} more", style="dim"), (0, 0, 0, 2))
 
 
 def _operation(operation: Operation) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 from torchwise.records.compile_events import Break, Compilation, CompileEvents, Fallback, Recompile
 from torchwise.report import format as show
 
-MOST = 20
+MAX_COUNT = 20
 """Maximum entries shown of each kind. The JSON has all."""
 
 
@@ -69,9 +69,9 @@ def _section(title: str, entries: list[RenderableType]) -> Iterable[RenderableTy
     if not entries:
         return
     yield Text(title, style="bold")
-    yield from (Padding(entry, (0, 0, 0, 2)) for entry in entries[:MOST])
-    if len(entries) > MOST:
-        yield Text(f"  and {len(entries) - MOST} more", style="dim")
+    yield from (Padding(entry, (0, 0, 0, 2)) for entry in entries[:MAX_COUNT])
+    if len(entries) > MAX_COUNT:
+        yield Text(f"  and {len(entries) - MAX_COUNT} more", style="dim")
 
 
 def _break(one: Break) -> RenderableType:
@@ -106,7 +106,7 @@ def _compilation_table(compilations: Iterable[Compilation]) -> Table:
     table.add_column("function", overflow="fold")
     for title in ("times", "seconds", "backend", "guards", "cache hits"):
         table.add_column(title, justify="right", no_wrap=True)
-    for (file, name), all_of in sorted(functions.items(), key=lambda item: -item[1].seconds)[:MOST]:
+    for (file, name), all_of in sorted(functions.items(), key=lambda item: -item[1].seconds)[:MAX_COUNT]:
         where = f"{_place(file, all_of.line)} in {name}" if file else show.NONE
         took, backend = show.seconds(all_of.seconds), show.seconds(all_of.backend_s)
         table.add_row(show.one_line(where), str(all_of.times), took, backend, str(all_of.guards), str(all_of.hits))

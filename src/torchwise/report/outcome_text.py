@@ -15,7 +15,7 @@ from torchwise.report import format as show
 from torchwise.report.costs import baseline_cost, cost_of, workload_of
 from torchwise.report.summary import format_saving
 
-LONGEST = 240
+MAX_LENGTH = 240
 """Maximum characters of a message shown in a sentence, since compilers write pages."""
 
 _FAILURES = {
@@ -65,17 +65,17 @@ def own_fault(trial: Trial, *, memory: bool = False) -> str:
     verdict, measurement = trial.verdict, trial.measurement
     if trial.failure:
         failure = trial.failure
-        return _FAILURES[failure.kind].format(stage=failure.stage, message=show.truncate(failure.message, LONGEST))
+        return _FAILURES[failure.kind].format(stage=failure.stage, message=show.truncate(failure.message, MAX_LENGTH))
     if verdict and verdict.outcome is Outcome.FAIL:
-        return f"wrong answer: {show.truncate(verdict.reason, LONGEST)}{_figures(verdict)}"
+        return f"wrong answer: {show.truncate(verdict.reason, MAX_LENGTH)}{_figures(verdict)}"
     if trial.state is TrialState.PRUNED:
         return _explain_pruning(trial)
     if trial.state is TrialState.FAIL:
-        return f"failed: {show.truncate(trial.reason, LONGEST) or 'no reason was recorded'}"
+        return f"failed: {show.truncate(trial.reason, MAX_LENGTH) or 'no reason was recorded'}"
     if verdict is None:
         return "its answer was not verified, so it cannot be decided for"
     if verdict.outcome is Outcome.NOT_COMPARABLE:
-        return f"not comparable, so not proven: {show.truncate(verdict.reason, LONGEST)}"
+        return f"not comparable, so not proven: {show.truncate(verdict.reason, MAX_LENGTH)}"
     if measurement is None or not measurement.candidate_s:
         return "it was not timed, so it cannot be decided for"
     if trial.costs is None:
@@ -113,7 +113,7 @@ def _explain_pruning(trial: Trial) -> str:
     if trial.measurement and trial.speedup:
         rounds = show.pluralize(len(trial.measurement.candidate_s), "round")
         return f"stopped after {rounds}: at {show.speedup(trial.speedup)} it could no longer lead"
-    return f"stopped early: {show.truncate(trial.reason, LONGEST) or 'it could no longer lead'}"
+    return f"stopped early: {show.truncate(trial.reason, MAX_LENGTH) or 'it could no longer lead'}"
 
 
 def _not_faster(trial: Trial, memory: bool) -> str:

@@ -21,7 +21,7 @@ from torchwise.report.trial_table import Row, rows
 
 WIDE, MEDIUM = 130, 80
 """Columns from which the reasons fit into the table, and from which all but the memory do."""
-MOST_EXCLUDED = 6
+MAX_EXCLUDED = 6
 STYLES = {"decided": "bold green", "baseline": "bold", "proven": "", "out": "dim"}
 
 _PLAN: Column[Row] = ("plan", False, lambda row: row.name)
@@ -115,8 +115,8 @@ def _style(row: Row, column: str) -> str:
 
 
 def _render_excluded(excluded: tuple[str, ...]) -> RenderableType:
-    lines: list[RenderableType] = [paragraph(show.truncate(text, 200)) for text in excluded[:MOST_EXCLUDED]]
-    if left := len(excluded) - MOST_EXCLUDED:
+    lines: list[RenderableType] = [paragraph(show.truncate(text, 200)) for text in excluded[:MAX_EXCLUDED]]
+    if left := len(excluded) - MAX_EXCLUDED:
         lines += [paragraph(f"and {left} more, in the page and the JSON")] if left > 0 else []
     return section("Not tried", lines)
 

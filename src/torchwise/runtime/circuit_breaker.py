@@ -12,7 +12,7 @@ from collections.abc import Callable
 FAILURES = 3
 """Failures after which a circuit opens. A single one may be bad luck, and costs the call nothing but time."""
 FIRST_WAIT_S = 60.0
-LONGEST_WAIT_S = 3600.0
+MAX_WAIT_S = 3600.0
 """Seconds for which an open circuit lets nothing through. They double after each retry that fails, up to an hour."""
 
 
@@ -32,7 +32,7 @@ class CircuitBreaker:
         first_wait_s: float = FIRST_WAIT_S,
         clock: Callable[[], float] = time.monotonic,
         *,
-        longest_wait_s: float = LONGEST_WAIT_S,
+        longest_wait_s: float = MAX_WAIT_S,
     ) -> None:
         self._most = failures
         self._first_wait_s, self._longest_wait_s = first_wait_s, longest_wait_s

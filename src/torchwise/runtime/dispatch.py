@@ -34,15 +34,15 @@ from torchwise.workload.identity import describe_example
 
 logger = logging.getLogger("torchwise")
 
-NOT_PROVEN = "the plan was not proven on inputs of this shape, type or value: tune with such an example, too"
+NOT_VERIFIED = "the plan was not proven on inputs of this shape, type or value: tune with such an example, too"
 FROZEN = "the plan is frozen, and has not answered such a call before"
 FREED = "the plan is frozen, and what it held was freed"
 CHANGED = (
     "the plan is frozen, and would be compiled or captured anew: the model, its mode or a setting of PyTorch changed"
 )
-MOST_CIRCUITS = 1024
+MAX_CIRCUITS = 1024
 """Signatures whose failures are remembered: a plan for dynamic shapes may meet any number of them."""
-REFUSED_WAIT_S, LONGEST_REFUSED_WAIT_S = 1.0, 60.0
+REFUSED_WAIT_S, MAX_REFUSED_WAIT_S = 1.0, 60.0
 """Seconds for which a frozen plan is left alone on calls that it would be compiled for: asking takes some 10 ms."""
 MEMORY_WAIT_S = 600.0
 """Seconds without the plan after the GPU ran out of memory. The cause may be gone by then."""
@@ -230,7 +230,7 @@ class Dispatcher:
             return self._original(OVERLAPS, args, kwargs)
         is_stale = isinstance(error, ChangedModelError)
         if isinstance(error, FrozenError) or (self.is_frozen and is_stale):  # nor is that
-            waits = CircuitBreaker(1, REFUSED_WAIT_S, longest_wait_s=LONGEST_REFUSED_WAIT_S)
+            waits = CircuitBreaker(1, REFUSED_WAIT_S, longest_wait_s=MAX_REFUSED_WAIT_S)
             self._refused.setdefault((key, is_grad_enabled()), waits).record_failure()
             self._proven.pop(key, None)
             self._last = None
@@ -256,7 +256,7 @@ class Dispatcher:
         if is_memory:
             return result
         circuit = self._circuits.setdefault(key, CircuitBreaker())
-        if len(self._circuits) > MOST_CIRCUITS:
+        if len(self._circuits) > MAX_CIRCUITS:
             del self._circuits[next(iter(self._circuits))]
         if circuit.record_failure():
             self._proven.pop(key, None)
@@ -388,6 +388,6 @@ class Dispatcher:
             return None
         if self.decision.plan.shapes == "dynamic" and ranks(given) in {ranks(i) for i in self.decision.inputs}:
             return None
-        if NOT_PROVEN not in self._fallbacks.said:
+        if NOT_VERIFIED not in self._fallbacks.said:
             logger.info("torchwise: the plan was proven on %s, and is asked for %s", self.decision.inputs, given)
-        return NOT_PROVEN
+        return NOT_VERIFIED

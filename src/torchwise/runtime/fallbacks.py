@@ -10,9 +10,9 @@ from torchwise.runtime.statistics import STAYS, Statistics
 
 logger = logging.getLogger("torchwise")
 
-LEAST_CALLS = 1000
+MIN_CALLS = 1000
 """Calls before anything is said of the share that the original answers: the first ones of a program are odd."""
-MOST_FALLBACKS = 0.05
+MAX_FALLBACKS = 0.05
 
 
 class Fallbacks:
@@ -41,11 +41,11 @@ class Fallbacks:
             self.said.add(reason)
             level = logging.INFO if self._decision.plan.is_eager else logging.WARNING
             logger.log(level, "torchwise: %s, because %s", self._happens, reason)
-        if not self._is_alarmed and statistics.calls >= LEAST_CALLS:
+        if not self._is_alarmed and statistics.calls >= MIN_CALLS:
             self._check_rate(statistics)
 
     def _check_rate(self, statistics: Statistics) -> None:
-        if (rate := statistics.fallback_rate) > MOST_FALLBACKS:
+        if (rate := statistics.fallback_rate) > MAX_FALLBACKS:
             self._is_alarmed = True
             [(reason, times)] = statistics.original.most_common(1)
             plan = str(self._decision.plan)

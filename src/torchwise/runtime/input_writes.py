@@ -23,7 +23,7 @@ logger = logging.getLogger("torchwise")
 OVERLAPS = (
     "inputs share memory, with each other or with the model, as they did in no proof, and the call may write there"
 )
-MOST_READING = 1024
+MAX_READING = 1024
 """Signatures that are remembered to write nothing: views of one memory may lie in any number of ways."""
 Slot = tuple[Mapping[str, Any], str]
 """The place of a tensor in a module: its dict of parameters or buffers, and the name."""
@@ -94,7 +94,7 @@ class InputWrites:
         look = self.take_snapshot(args, kwargs, closely=True)
         answer = original(reason, args, kwargs)
         self._reading[key] = look is not None and not look.inputs_written() and not look.own_written()
-        if len(self._reading) > MOST_READING:
+        if len(self._reading) > MAX_READING:
             del self._reading[next(iter(self._reading))]
         return answer
 

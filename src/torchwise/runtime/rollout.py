@@ -14,7 +14,7 @@ import torch
 from torchwise.compile.cuda_graphs.capture_errors import synchronisations, synchronises
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.graph_key import Situation, is_on_gpu, settings_now, situation_of, steps_aside
-from torchwise.compile.cuda_graphs.loop_graph import MOST_ITERATIONS, CapturedLoop, iterations
+from torchwise.compile.cuda_graphs.loop_graph import MAX_ITERATIONS, CapturedLoop, iterations
 from torchwise.compile.cuda_graphs.python_state import find_difference, read_python_state
 from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.module_guard import ModuleGuard
@@ -28,7 +28,7 @@ logger = logging.getLogger("torchwise")
 
 WARM_UP_STEPS = 3
 """Steps run as written before recording: they are the rollout's own first ones, so that none is wasted."""
-LEAST_STEPS = 20
+MIN_STEPS = 20
 """Minimum number of steps left for a loop that runs only once to be recorded: recording costs as much as some steps."""
 
 
@@ -148,7 +148,7 @@ class Rollout:
         if found is None or not found[1]():
             self._warm_up(self._warm.setdefault(key, []), course)
             to_go = course.steps - course.done
-            if len(self._warm[key]) < WARM_UP_STEPS or to_go < (LEAST_STEPS if self._once else 1):
+            if len(self._warm[key]) < WARM_UP_STEPS or to_go < (MIN_STEPS if self._once else 1):
                 return
             found = self._loops[key] = self._record(min(self._warm[key]), course), settings_now()
         self._replay(found[0], course)
@@ -183,7 +183,7 @@ class Rollout:
         if self._watch.has_changed():  # lazy modules and caches took shape
             self._watch.take_snapshot()
         most = (course.steps - course.done) // 8 if self._once else course.steps
-        length, inside = iterations(step_s, course.state, self._every, min(most, MOST_ITERATIONS))
+        length, inside = iterations(step_s, course.state, self._every, min(most, MAX_ITERATIONS))
         loop = CapturedLoop(self._step, course.state, length=length, inside=inside, pool=self._pool, stream=self._side)
         if self._watch.has_changed():
             self._watch.take_snapshot()

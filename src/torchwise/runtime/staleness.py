@@ -22,7 +22,7 @@ from torchwise.workload.train_step import TrainStep
 
 ATTRIBUTE = "attribute "
 """Prefix of the names of attributes in the details of a structure."""
-MOST_FUNCTIONS = 10_000
+MAX_FUNCTIONS = 10_000
 
 
 def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
@@ -68,8 +68,8 @@ def names_read_by(model: torch.nn.Module) -> set[str] | None:
         hook for part in parts for held in (part._forward_hooks, part._forward_pre_hooks) for hook in held.values()
     ]
     held_kinds = {type(value) for part in parts for value in vars(part).values()}
-    reached = ReachableCode(hooks, kinds | held_kinds, most=MOST_FUNCTIONS)
-    if len(reached.functions) >= MOST_FUNCTIONS:
+    reached = ReachableCode(hooks, kinds | held_kinds, most=MAX_FUNCTIONS)
+    if len(reached.functions) >= MAX_FUNCTIONS:
         return None
     of_torch = [cls for cls in kinds if cls.__module__.startswith("torch.") and cls is not torch.nn.Module]
     functions = [value for cls in of_torch for value in vars(cls).values() if isinstance(value, types.FunctionType)]

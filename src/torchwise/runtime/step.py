@@ -18,7 +18,7 @@ from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard
-from torchwise.runtime.dispatch import NOT_PROVEN
+from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.input_snapshot import InputSnapshot
 from torchwise.runtime.input_writes import OVERLAPS, InputWrites
@@ -99,7 +99,7 @@ class OptimizedStep:
         taken = self._taken.get(key)
         if taken is None:
             if not self._is_verified(batch):
-                return self._as_written(NOT_PROVEN, batch)
+                return self._as_written(NOT_VERIFIED, batch)
             if not self._has_verified_overlap(key, batch):
                 loss: torch.Tensor = self._writes.learn_from_call(key, self._as_written_with, OVERLAPS, batch, {})
                 return loss

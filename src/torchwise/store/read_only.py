@@ -12,7 +12,7 @@ from torchwise.store.storage import Storage
 PROMPT_S = 3.0
 """Maximum wait for a server to let us in, or for a file to be unlocked."""
 
-RULINGS_SINCE = "0003"
+APPROVALS_SINCE = "0003"
 """The schema that introduced rulings."""
 
 
@@ -32,7 +32,7 @@ def read_storage(url: str | None = None) -> Storage | None:
     if held == HEAD:
         return Storage(database)
     database.close()
-    if held is None or held < RULINGS_SINCE:
+    if held is None or held < APPROVALS_SINCE:
         return None
     way_out = "pip install -U torchwise" if held > HEAD else "torchwise store info migrates it"
     raise StorageError(f"store {database.place} has schema {held!r}, but must have {HEAD!r} to be read: {way_out}")

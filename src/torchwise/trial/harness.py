@@ -10,9 +10,9 @@ from typing import Any
 
 from torchwise.errors import UnsupportedError
 from torchwise.measure import (
-    FEWEST_ROUNDS,
-    LEAST_ROUND_S,
-    LEAST_ROUNDS,
+    MIN_ROUND_S,
+    MIN_ROUNDS,
+    STOPPING_ROUNDS,
     Clock,
     Precision,
     device_lock,
@@ -123,14 +123,14 @@ class Harness:
         *,
         prune_below: float | None = None,
         usual_s: tuple[float | None, float | None] = (None, None),
-        block_s: float = LEAST_ROUND_S,
+        block_s: float = MIN_ROUND_S,
         evict: Callable[[], None] | None = None,
     ) -> Measurement:
         """Time two sides in alternation, over the shape mix. See `measure_pair`, `Precision` and `Clock`."""
         sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
         effort = self._job.effort
         is_unsteady = {"contended_cores", "short_calls"} <= self._job.traits
-        rounds = LEAST_ROUNDS if is_unsteady else FEWEST_ROUNDS
+        rounds = STOPPING_ROUNDS if is_unsteady else MIN_ROUNDS
         precision = Precision(effort.half_width, effort.measure_s, block_s, rounds)
         clock = replace(self._clock, evict=evict)
         return measure_pair(*sides, clock, precision, prune_below=prune_below, usual_s=usual_s)

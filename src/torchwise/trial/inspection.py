@@ -34,13 +34,13 @@ from torchwise.workload.structure_details import details_of
 
 SIGNIFICANT = 0.02
 """Share of time from which a kind of work counts as a trait."""
-LEAST_OPERATORS = 60
+MIN_OPERATORS = 60
 """Operators in a call from which repetitions are a trait: a call with fewer is compiled whole in seconds."""
 HOPPER = (9, 0)
 """The first compute capability at which a kernel may start before the one ahead of it has ended."""
 MANY_OPERATORS = 1000
 """Operators in a call from which it is long: compiling it whole may take minutes."""
-MOST_OPERATORS = 20_000
+MAX_OPERATORS = 20_000
 """Operators of a call that are searched for repetitions."""
 SHORT_S = 0.003
 """Seconds of a CPU call below which it is short: waking threads for each operator may cost more than it saves."""
@@ -170,7 +170,7 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[str], int | Non
             is_complex |= any(t.is_complex() for t in pytree.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in pytree.tensors(args))
             has_uneven_mean = has_uneven_mean or _is_uneven_mean(func, args)
-            if len(labels) < MOST_OPERATORS and not func.is_view:  # each step takes another part of a sequence
+            if len(labels) < MAX_OPERATORS and not func.is_view:  # each step takes another part of a sequence
                 labels.append(hash((func, _form((args, kwargs)))))
             return result
 
@@ -228,7 +228,7 @@ def _compatible(traits: frozenset[str]) -> frozenset[str]:
 
 
 def _repeats(labels: list[int]) -> bool:
-    return len(labels) >= LEAST_OPERATORS and periods.covers(periods.repetitions(labels), len(labels))
+    return len(labels) >= MIN_OPERATORS and periods.covers(periods.repetitions(labels), len(labels))
 
 
 def _form(arguments: Any) -> str:

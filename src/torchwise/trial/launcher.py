@@ -57,7 +57,7 @@ WAITING = "wait for the device, where another measures or compiles"
 
 See `torchwise.measure.device_lock`.
 """
-MOST_TRACEBACK = 8000
+MAX_TRACEBACK = 8000
 
 OnStage = Callable[[str], None]
 
@@ -186,7 +186,7 @@ class _Conversation:
         while time.monotonic() < deadline and self._process.is_alive() and self._read_log() == written:
             time.sleep(POLL_S)
         time.sleep(POLL_S)
-        return self._read_log().removeprefix(written)[:MOST_TRACEBACK].strip()
+        return self._read_log().removeprefix(written)[:MAX_TRACEBACK].strip()
 
     def _read_log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""

@@ -21,7 +21,7 @@ from torchwise.workload.surrogate_loss import loss_of
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, check_device
 
-MOST_SKIPPED = 40
+MAX_SKIPPED = 40
 """Steps that a gradient scaler may skip until its scale fits: from 65,536 it halves sixteen times down to 1."""
 
 
@@ -153,7 +153,7 @@ def with_optimizer_state(workload: Workload) -> Workload:
     """
     if workload.step:
         scaler = workload.step.scaler
-        for _ in range(MOST_SKIPPED):
+        for _ in range(MAX_SKIPPED):
             scale = scaler.get_scale() if scaler else 0.0
             example = workload.examples[0].clone()
             workload.step(*example.args, **example.kwargs)

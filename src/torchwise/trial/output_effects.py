@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-LEAST_LEVEL = logging.INFO
+MIN_LEVEL = logging.INFO
 """Below this a line is for debugging, and usually switched off."""
 NOT_THE_MODELS = "torch"
 """PyTorch's loggers report how a call runs, and not the model's own messages."""
@@ -31,7 +31,7 @@ def prints(call: Callable[[], Any]) -> bool:
     def would_log(logger: logging.Logger, level: int) -> bool:
         nonlocal heard
         is_own = logger.name.partition(".")[0] != NOT_THE_MODELS and threading.get_ident() == thread
-        heard |= is_own and level >= LEAST_LEVEL
+        heard |= is_own and level >= MIN_LEVEL
         return is_enabled(logger, level)
 
     with mock.patch.object(builtins, "print", show), mock.patch.object(logging.Logger, "isEnabledFor", would_log):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NUMBERS = ("values", "gradients", "gradients' scale")
 """Names of the checks that hold numbers against the reference."""
-LONGEST_S = 0.1
+MAX_S = 0.1
 """Seconds that float64 may take on the device: a CPU takes hundreds of times as long as a GPU made for it."""
 LARGEST = 2**31
 """Bytes of a model in float64 that may be copied to the host's memory."""
@@ -82,7 +82,7 @@ def compare_with_cpu(
         start = time.perf_counter()
         reference = _numbers(here())
         took = time.perf_counter() - start  # copying to the CPU has waited for the device
-        if not reference or took > LONGEST_S:
+        if not reference or took > MAX_S:
             return check
         exact = _numbers(elsewhere(), "cpu")
         mine = _numbers(ours())

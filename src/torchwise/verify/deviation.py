@@ -25,7 +25,7 @@ ROUNDINGS_WITHOUT_REFERENCE = 1024.0
 """The same if eager itself is the reference, as its own error is then unknown (1e-4 in float32, as PyTorch's own
 benchmarks tolerate).
 """
-MOST_GRANTED = 1e-3
+MAX_GRANTED = 1e-3
 """Yet never more than this, or two roundings: 32 roundings of bfloat16 would be a quarter of the answer."""
 
 
@@ -48,7 +48,7 @@ def tolerance_of(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bo
     if epsilon is None:
         epsilon = torch.finfo(leaf.dtype).eps if is_rounded(leaf) else 0.0
     granted = epsilon * (ROUNDINGS if has_reference else ROUNDINGS_WITHOUT_REFERENCE)
-    return max(2 * epsilon, min(granted, MOST_GRANTED))
+    return max(2 * epsilon, min(granted, MAX_GRANTED))
 
 
 def is_rounded(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SCALE = 2e-3
 """Relative error of a gradient's scale that is granted at any precision."""
-MOST_ROUNDING = 0.5
+MAX_ROUNDING = 0.5
 """Relative error of eager's gradient at the candidate's precision from which there is no scale to compare."""
 TINY = 2.0**-24
 """Least rounding of a gradient that is reckoned with."""
@@ -79,7 +79,7 @@ def is_rounding(floor: Any, exact: Any) -> bool:
     import torch
 
     is_one = isinstance(exact, torch.Tensor) and isinstance(floor, torch.Tensor) and exact.dim() > 0
-    return is_one and errors_of(floor, exact).rms >= MOST_ROUNDING
+    return is_one and errors_of(floor, exact).rms >= MAX_ROUNDING
 
 
 def projection_ratio(tensor: torch.Tensor, exact: torch.Tensor) -> float:

@@ -18,13 +18,13 @@ from typing import Any
 from torchwise.records import Check, Outcome
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, Errors, errors_of, finiteness_problem, problem_of
-from torchwise.verify.gradient_scale import MOST_ROUNDING, TINY, GradientScales, is_rounding
+from torchwise.verify.gradient_scale import MAX_ROUNDING, TINY, GradientScales, is_rounding
 from torchwise.verify.noise_floor import Bounds, Sensitivity, why_in_doubt
 from torchwise.verify.observe import Observation
 
 NEGLIGIBLE = 1e-5
 """Size, beside that of the whole gradient, up to which a gradient that is all rounding in eager may be any rounding."""
-MOST_ASKED = 3
+MAX_ASKED = 3
 """Draws on which it is asked whether eager's error of a gradient is rounding."""
 IDLE = (
     ": a compiled model gives zeros to weights that the loss does not use, and weight decay then acts on them; with "
@@ -56,7 +56,7 @@ class _GradientErrors:
 
     @property
     def is_open_to_doubt(self) -> bool:
-        return len(self.void) < MOST_ASKED and None not in self.void
+        return len(self.void) < MAX_ASKED and None not in self.void
 
     @property
     def why_void(self) -> str | None:
@@ -172,7 +172,7 @@ class Gradients:
         for name, seen in self._seen.items():
             if why := seen.why_void:
                 return Check("gradients", Outcome.NOT_COMPARABLE, f"{name} {why}", seen.ours[0].rms, seen.usual[0].rms)
-        telling = [seen for seen in self._seen.values() if max(one.rms for one in seen.usual) < MOST_ROUNDING]
+        telling = [seen for seen in self._seen.values() if max(one.rms for one in seen.usual) < MAX_ROUNDING]
         worst = max(telling or self._seen.values(), key=lambda seen: max(one.rms for one in seen.ours))
         ours, usual = (max(one.rms for one in side) for side in (worst.ours, worst.usual))
         detail = f"{len(self._seen)} values are off by {ours:.2g} at most over {len(worst.ours)} draws, eager's by "

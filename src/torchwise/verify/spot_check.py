@@ -20,7 +20,7 @@ from torchwise.verify.observe import Observation
 
 FLIPPED = 0.05
 """Share of whole numbers and booleans that may differ: a rounding flips an argmax, or a comparison near a threshold."""
-MOST_INHERITED = 0.125
+MAX_INHERITED = 0.125
 """Maximum verified error that counts as rounding: from twice that, an answer of zeros would pass."""
 
 
@@ -43,7 +43,7 @@ def mismatch(
         if not isinstance(leaf, torch.Tensor):
             continue
         found = _differs(leaf, known[name], proven_error)
-        if found and moved and is_rounded(leaf) and proven_error > MOST_INHERITED:
+        if found and moved and is_rounded(leaf) and proven_error > MAX_INHERITED:
             found = _differs(leaf, known[name], proven_error, moved.measure_rounding_move(name, known[name]).rms)
         if found:
             return f"{name} {found}"
@@ -68,7 +68,7 @@ def _differs(ours: torch.Tensor, theirs: torch.Tensor, proven_error: float, by_r
     if lost := int((legible(theirs).isfinite() & ~legible(ours).isfinite()).sum()):
         return f"is not finite in {lost} of {ours.numel()} elements where the original is"
     granted = tolerance_of(ours, None, has_reference=False)
-    allowed = RMS_FACTOR * min(proven_error, max(MOST_INHERITED, by_rounding)) + granted
+    allowed = RMS_FACTOR * min(proven_error, max(MAX_INHERITED, by_rounding)) + granted
     errors = errors_of(ours, theirs)
     if errors.rms > allowed or errors.worst > WORST_FACTOR * allowed:
         return f"is off by {errors.rms:.2g} (root mean square), {errors.worst:.2g} at worst; {allowed:.2g} is rounding"

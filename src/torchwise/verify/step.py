@@ -39,7 +39,7 @@ from torchwise.workload import pytree
 from torchwise.workload.train_step import TrainStep, find_sharded_modules, unwrap_ddp
 from torchwise.workload.workload import Example, Workload
 
-MOST_DRAWS, PATIENCE = 12, 4.0
+MAX_DRAWS, PATIENCE = 12, 4.0
 """Maximum number of further draws of each example to compare gradients on if the first do not settle it, and maximum
 time for them as a multiple of the budget: slow models get fewer.
 """
@@ -49,8 +49,8 @@ ORDERS = 4
 """Orders of the batches in which those steps are tried at most: one has to pass."""
 FURTHER = 2
 """Multiple of those steps after which parameters are compared once more if the optimizer's state cannot be."""
-LEAST_STEPS, MOST_STEPS = 6, 40
-LEAST_SEEDS = 4
+MIN_STEPS, MAX_STEPS = 6, 40
+MIN_SEEDS = 4
 LOOSE, LOOSE_REDUCED = 1e-3, 5e-2
 """Relative error that the loss of the plain model may have against the candidate's own, for the same weights."""
 
@@ -125,14 +125,14 @@ def _checks(subject: StepSubject, extra_draws: int, budget_s: float) -> Iterator
     inputs = draws(subject.workload, extra_draws)
     candidate = subject.candidate
     candidate.settle(inputs)
-    more = further(subject.workload, range(extra_draws + 1, MOST_DRAWS + 1))
+    more = further(subject.workload, range(extra_draws + 1, MAX_DRAWS + 1))
     if not subject.stochastic:
         yield from _arithmetic(subject, subject.base, candidate, inputs, more, budget_s)
     else:
         yield from _noisy(subject, candidate, inputs, more, budget_s)
     yield check_retained_loss(candidate, inputs)
     eager = _settle_trainee(StepRunner(subject.base), inputs)
-    yield _trajectories(subject, candidate, eager, inputs, LEAST_SEEDS + extra_draws, budget_s)
+    yield _trajectories(subject, candidate, eager, inputs, MIN_SEEDS + extra_draws, budget_s)
     if not subject.stochastic:
         yield _weights(subject, candidate, inputs)
 
@@ -284,7 +284,7 @@ def _trajectories(
     start = time.perf_counter()
     eager.losses([inputs[0]] * 2, seed=0)
     each = (time.perf_counter() - start) / 2
-    steps = int(min(max(budget_s / (2 * seeds * max(each, 1e-6)), LEAST_STEPS), MOST_STEPS))
+    steps = int(min(max(budget_s / (2 * seeds * max(each, 1e-6)), MIN_STEPS), MAX_STEPS))
     orders = [random.Random(seed).choices(inputs, k=steps) for seed in range(seeds)]
     curves = [[who.losses(order, seed) for seed, order in enumerate(orders)] for who in (ours, eager)]
     return check_trajectories(curves[0], curves[1], reduced=subject.precision != "native")

@@ -18,7 +18,7 @@ from torchwise.workload.workload import Example
 if TYPE_CHECKING:
     import torch
 
-MOST_SKIPPED = 40
+MAX_SKIPPED = 40
 """Maximum number of times that a scale is halved: 2 to this power is beyond the first scale of any scaler."""
 QUIET = 1e-3
 """Relative size of an element of a gradient up to which its sign may be that of a rounding."""
@@ -88,7 +88,7 @@ class StepRunner:
             return
         self.restart(seed=0)
         scale = scaler.get_scale()
-        for _ in range(MOST_SKIPPED):
+        for _ in range(MAX_SKIPPED):
             if min(self._scales(examples, scale)) >= scale:
                 break
             scale /= 2

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 FALSE_ALARM_RATE = 1e-3
 """Chance that a candidate whose noise is exactly eager's is rejected, over all tests of a verdict together."""
-LEAST_CALLS, MOST_CALLS = 40, 120
-MOST_ELEMENTS = 20_000
+MIN_CALLS, MAX_CALLS = 40, 120
+MAX_ELEMENTS = 20_000
 """Maximum number of elements of an answer that are examined, drawn once. More would cost time and tell little more."""
 PROJECTIONS = 8
 ELEMENTS = 8
@@ -37,7 +37,7 @@ It applies at a lower precision than the model's own, however significant the ch
 
 STILL, STILL_REDUCED = 1e-3, 5e-2
 """Relative error that an element which does not vary in eager may have, at the model's own and at a lower precision."""
-LEAST_STILL = 1e-2
+MIN_STILL = 1e-2
 """Size of such elements beside their tensor's to which errors are relative at least."""
 FAINT = 1e-6
 """Maximum size of a tensor, beside the largest of its answer, that consists of roundings alone.
@@ -102,13 +102,13 @@ def check_noise(
     Args:
         candidate: one call on fixed inputs.
         eager: the same inputs, eager at the candidate's precision.
-        budget_s: seconds for all calls together. At least `LEAST_CALLS` are made of each.
+        budget_s: seconds for all calls together. At least `MIN_CALLS` are made of each.
         exact_precision: whether the candidate computes in the model's own precision, so that nothing is negligible.
     """
     start = time.perf_counter()
-    calibration, tensor_of = collect(eager, LEAST_CALLS, seed=1)
-    each = (time.perf_counter() - start) / LEAST_CALLS
-    calls = int(np.clip(budget_s / max(each, 1e-6) / 2, LEAST_CALLS, MOST_CALLS))
+    calibration, tensor_of = collect(eager, MIN_CALLS, seed=1)
+    each = (time.perf_counter() - start) / MIN_CALLS
+    calls = int(np.clip(budget_s / max(each, 1e-6) / 2, MIN_CALLS, MAX_CALLS))
     ours, theirs = (collect(call, calls, seed)[0] for call, seed in ((candidate, 2), (eager, 3)))
     return judge(ours, theirs, calibration, tensor_of, exact=exact_precision)
 
@@ -127,7 +127,7 @@ def collect(call: Callable[[], Any], calls: int, seed: int) -> tuple[Samples, ND
     for _ in range(calls):
         outputs = call()
         flat = _flat(outputs)
-        if flat.numel() > MOST_ELEMENTS:
+        if flat.numel() > MAX_ELEMENTS:
             chosen = _choose_elements(flat.numel()) if chosen is None else chosen
             flat = flat[chosen.to(flat.device)]
         rows.append(flat.cpu().numpy())
@@ -156,7 +156,7 @@ def _choose_elements(elements: int) -> torch.Tensor:
     import torch
 
     run = 100
-    starts = torch.randint(0, elements - run, (MOST_ELEMENTS // run,), generator=torch.Generator().manual_seed(0))
+    starts = torch.randint(0, elements - run, (MAX_ELEMENTS // run,), generator=torch.Generator().manual_seed(0))
     return (starts[:, None] + torch.arange(run)).flatten()
 
 
@@ -226,7 +226,7 @@ def _still_problem(
     if not finite.any():
         return None
     expected, tensor_of = expected[finite], tensor_of[finite]
-    scale = np.maximum(np.sqrt(_means(expected**2, tensor_of)), LEAST_STILL)[tensor_of]
+    scale = np.maximum(np.sqrt(_means(expected**2, tensor_of)), MIN_STILL)[tensor_of]
     most = (STILL if exact else STILL_REDUCED) * scale
     ours, theirs = (np.abs(side[:, finite] - expected) > most for side in (candidate, eager))
     if (always := ours.mean(axis=0) > 0.5).any():

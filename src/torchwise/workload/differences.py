@@ -12,8 +12,8 @@ Details = dict[str, str]
 CODE = "#"
 """Prefix of the values that stand for code. The rest of such a value is a digest, which nobody can read."""
 MODE, TRAINING, EVAL = "'s mode", "training mode", "eval mode"
-MOST_NAMED = 3
-MOST_BYTES = 16 << 20
+MAX_NAMED = 3
+MAX_BYTES = 16 << 20
 """Maximum size of details as JSON, in bytes. Torchwise never wrote data that unpacks to more."""
 
 
@@ -26,7 +26,7 @@ def unpack_details(word: str) -> Details:
     """Return the details given to `pack_details`. Return no details for other data, as they only serve a message."""
     try:
         unpack = zlib.decompressobj()
-        found = json.loads(unpack.decompress(base64.b64decode(word, validate=True), MOST_BYTES))
+        found = json.loads(unpack.decompress(base64.b64decode(word, validate=True), MAX_BYTES))
     except (binascii.Error, zlib.error, ValueError, RecursionError):
         return {}
     whole = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
@@ -47,8 +47,8 @@ def differences(before: Details, now: Details) -> str:
     whole = [name.removeprefix("part ") for name in names if name.startswith("part ") and not name.endswith(MODE)]
     whole = [name for name in whole if f"part {name}" not in before or f"part {name}" not in now]
     names = [name for name in names if not _follows(name, names, whole)]
-    named = [_difference(name, before.get(name), now.get(name)) for name in names[:MOST_NAMED]]
-    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    named = [_difference(name, before.get(name), now.get(name)) for name in names[:MAX_NAMED]]
+    more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
     return "; ".join([*named, *more])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-MOST_PLACES = 1000
+MAX_PLACES = 1000
 """Maximum number of differences followed at once to decide whether two tensors overlap. Beyond it, they count as such.
 """
 
@@ -123,6 +123,6 @@ def _meet(one: Shape, other: Shape, distance: int) -> bool:
             for place in places
             for count in range(max(low, -((most - place) // step)), min(high, (place - least) // step) + 1)
         }
-        if len(places) > MOST_PLACES:
+        if len(places) > MAX_PLACES:
             return True
     return 0 in places

@@ -26,7 +26,7 @@ from torchwise.workload.identity import (
 )
 from torchwise.workload.train_step import TrainStep
 
-LONGEST = 60
+MAX_LENGTH = 60
 
 
 def details_of(call: Callable[..., Any]) -> Details:
@@ -78,7 +78,7 @@ class _Details:
 
         if isinstance(value, torch.nn.Module):
             self.add(name, value)
-        elif is_plain(value) and len(text := text_of(value)) <= LONGEST:
+        elif is_plain(value) and len(text := text_of(value)) <= MAX_LENGTH:
             self._note(name, text)
         elif isinstance(value, torch.Tensor):
             self._note(name, describe_state(value))
@@ -108,7 +108,7 @@ class _Details:
                 self._note(whose + MODE, TRAINING)
             made = f"{type(part).__name__}({part.extra_repr()})"
             self._note(
-                whose, made if len(made) <= LONGEST else f"{made[: LONGEST - 9]}…{zlib.crc32(made.encode()):08x}"
+                whose, made if len(made) <= MAX_LENGTH else f"{made[: MAX_LENGTH - 9]}…{zlib.crc32(made.encode()):08x}"
             )
             if script := script_of(part):
                 self._note(f"the script of {whose}", f"{CODE}{zlib.crc32(repr(script).encode()):08x}")

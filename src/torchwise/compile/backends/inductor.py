@@ -27,7 +27,7 @@ from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.workload import pytree
 from torchwise.workload.memory import Overlap
 
-MOST_STRAIGHT = 256
+MAX_STRAIGHT = 256
 """Kinds of call that go past Dynamo's guards. Each keeps some 100 kB if there are 100 parameters."""
 
 
@@ -183,7 +183,7 @@ class Compiled:
                 self._callback.expected = None
         # It calls itself, or changed its arguments. Or there are many kinds of call, such as lengths of texts, and each
         # straight way keeps the objects that it looks at.
-        if self._nested or signature_of(args, kwargs) != signature or len(self._ways) >= MOST_STRAIGHT:
+        if self._nested or signature_of(args, kwargs) != signature or len(self._ways) >= MAX_STRAIGHT:
             self._ways[signature] = owned(self._steady)
         else:
             self._ways[signature] = owned(self._straight.path(self._steady, args, kwargs, before))

@@ -28,7 +28,7 @@ from torchwise.workload import pytree
 
 SETTLING_CALLS = 24
 """Calls of a signature in which graphs are recorded. Afterwards no call is held up by a recording."""
-MOST_GRAPHS = 6
+MAX_GRAPHS = 6
 """Graphs that one signature may have. A program that needs more has no addresses that come again."""
 
 logger = logging.getLogger("torchwise")
@@ -155,7 +155,7 @@ class Replays:
             logger.debug("torchwise: a call is replayed from copies, as it is not recorded in place", exc_info=error)
             self._settling = 0
             return None
-        if len(self._direct) >= MOST_GRAPHS:
+        if len(self._direct) >= MAX_GRAPHS:
             self._settling = 0
         return recorded
 

@@ -19,17 +19,17 @@ from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 from torchwise.workload.layouts import size_of
 
-MOST_ITERATIONS = 100
-MOST_LAUNCH_S = 0.02
+MAX_ITERATIONS = 100
+MAX_LAUNCH_S = 0.02
 """Most host time of the steps in one graph: about 4000 kernels at 5 microseconds each.
 
 Beyond it a graph gains nothing and takes long to record.
 """
-MOST_KEPT_BYTES = 2**28
+MAX_KEPT_BYTES = 2**28
 """Most bytes of the snapshots inside one graph."""
 
 
-def iterations(step_s: float, state: Any, every: int | None, most: int = MOST_ITERATIONS) -> tuple[int, int]:
+def iterations(step_s: float, state: Any, every: int | None, most: int = MAX_ITERATIONS) -> tuple[int, int]:
     """Return the number of steps in one graph, and the steps between snapshots that it keeps inside (0 for none).
 
     Args:
@@ -38,13 +38,13 @@ def iterations(step_s: float, state: Any, every: int | None, most: int = MOST_IT
         every: steps between snapshots, or None.
         most: the upper limit of steps.
     """
-    most = max(1, min(most, int(MOST_LAUNCH_S / max(step_s, 1e-9))))
+    most = max(1, min(most, int(MAX_LAUNCH_S / max(step_s, 1e-9))))
     if every is None:
         return most, 0
     if every > most:
         return every // -(-every // most), 0  # equal parts of the steps between two snapshots, the rest step by step
     size = sum(map(size_of, pytree.tensors(state)))
-    inside = max(1, min(most // every, MOST_KEPT_BYTES // max(size, 1)))
+    inside = max(1, min(most // every, MAX_KEPT_BYTES // max(size, 1)))
     return every * inside, every if inside > 1 else 0
 
 

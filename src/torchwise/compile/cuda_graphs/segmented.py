@@ -36,11 +36,11 @@ from torchwise.workload import pytree
 
 logger = logging.getLogger("torchwise")
 
-MOST_PATHS = 32
+MAX_PATHS = 32
 """Paths that one signature may have. The model itself answers calls that would need another."""
-MOST_REFUSED = 1024
+MAX_REFUSED = 1024
 """Ways that are remembered because they cannot be recorded."""
-MOST_PASSED = 255
+MAX_PASSED = 255
 """Most calls in a row that the model answers at once, after as many had taken ways that have no graphs."""
 _WRITES = (
     "the call writes to its inputs or its module, and asks the GPU on its way: what is replayed again after another "
@@ -104,7 +104,7 @@ class SegmentedPaths:
         path = self._follow()
         if path is None:
             self._to_pass = self._passed
-            self._passed = min(2 * self._passed + 1, MOST_PASSED)
+            self._passed = min(2 * self._passed + 1, MAX_PASSED)
             return self._call(*args, **kwargs)
         self._passed = 0
         return path.outputs if self._borrow else copy_outputs(path.outputs)
@@ -132,8 +132,8 @@ class SegmentedPaths:
     def _new(self, answers: tuple[Hashable, ...]) -> Path | None:
         if is_in_frozen_call() or answers in self._refused:
             return None
-        if len(self.paths) >= MOST_PATHS:
-            self._give_up(answers, f"there are {MOST_PATHS} ways through it already")
+        if len(self.paths) >= MAX_PATHS:
+            self._give_up(answers, f"there are {MAX_PATHS} ways through it already")
             return None
         try:
             path = self._record()
@@ -146,7 +146,7 @@ class SegmentedPaths:
     def _give_up(self, answers: tuple[Hashable, ...], why: str) -> None:
         if not self._refused:
             logger.warning("torchwise: calls that take another way are answered without a graph, because %s", why)
-        if len(self._refused) < MOST_REFUSED:
+        if len(self._refused) < MAX_REFUSED:
             self._refused.add(answers)
 
 

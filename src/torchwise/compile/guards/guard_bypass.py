@@ -28,7 +28,7 @@ from torchwise.workload import pytree
 
 Way = Callable[..., Any]
 
-MOST_STATES = 4
+MAX_STATES = 4
 """States of a module and of PyTorch's settings whose straight ways are kept, for each kind of call."""
 
 
@@ -308,7 +308,7 @@ def fast_path(steady: Way, aimed: FastPath, look: Callable[[tuple[Any, ...], Map
 
     def take(one: FastPath) -> None:
         nonlocal current, known
-        known = [one, *(other for other in known if other is not one)][:MOST_STATES]
+        known = [one, *(other for other in known if other is not one)][:MAX_STATES]
         current = _unpack(one)
 
     return call

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-LEAST_TIMES = 3
+MIN_TIMES = 3
 """Fewest repetitions. Something that comes twice is not worth a body of its own."""
-LEAST_BODY = 2
+MIN_BODY = 2
 """Fewest labels of a body: nobody compiles a single operator."""
-LEAST_SHARE = 0.5
+MIN_SHARE = 0.5
 """The least share of the sequence that repetitions must cover. Below it, compiling the rest takes most of the time."""
-LEAST_RUN = 0.1
+MIN_RUN = 0.1
 """The least share of the sequence for each of several repetitions: each cuts, and nothing is fused across a cut."""
 
 
@@ -47,24 +47,24 @@ def repetitions(labels: Sequence[Hashable], proof: Proof = lambda stretch: stret
     Labels are compared as they are. The proof must find out whether everything else is equal.
     """
     numbers = _number_labels(labels)
-    least = max(LEAST_TIMES * LEAST_BODY, int(LEAST_RUN * len(numbers)))
+    least = max(MIN_TIMES * MIN_BODY, int(MIN_RUN * len(numbers)))
     return list(_repetitions(numbers, 0, len(numbers), least, proof))
 
 
 def covers(stretches: Sequence[Repetition], length: int) -> bool:
     """Whether the stretches are the better part of a sequence of that length."""
-    return bool(stretches) and sum(s.stop - s.start for s in stretches) >= LEAST_SHARE * length
+    return bool(stretches) and sum(s.stop - s.start for s in stretches) >= MIN_SHARE * length
 
 
 def longest_by_period(numbers: npt.NDArray[np.int64]) -> list[Repetition]:
     """Return the longest stretch for every period, the longest first, and the shortest period first if they are equal.
 
-    Only stretches of at least `LEAST_TIMES` periods count.
+    Only stretches of at least `MIN_TIMES` periods count.
     """
     found = []
-    for period in range(LEAST_BODY, len(numbers) // LEAST_TIMES + 1):
+    for period in range(MIN_BODY, len(numbers) // MIN_TIMES + 1):
         equal = numbers[period:] == numbers[:-period]
-        least = (LEAST_TIMES - 1) * period
+        least = (MIN_TIMES - 1) * period
         if np.count_nonzero(equal) < least:
             continue
         start, length = _longest_true(equal)
@@ -87,7 +87,7 @@ def _best(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, pro
     best: Repetition | None = None
     if stop - start < least:
         return None
-    for found in longest_by_period(numbers[start:stop])[:_MOST_PROOFS]:
+    for found in longest_by_period(numbers[start:stop])[:_MAX_PROOFS]:
         if best is not None and found.times * found.period <= best.stop - best.start:
             break  # no proof makes it longer
         proven = proof(Repetition(found.start + start, found.stop + start, found.period))
@@ -96,7 +96,7 @@ def _best(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, pro
     return best
 
 
-_MOST_PROOFS = 16
+_MAX_PROOFS = 16
 """Most stretches looked at in one place.
 
 The longest come first, and if they are not accepted, shorter ones rarely are.

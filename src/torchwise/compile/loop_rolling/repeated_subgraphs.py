@@ -8,10 +8,10 @@ from itertools import groupby
 import torch
 
 from torchwise.compile.loop_rolling.graph_index import GraphIndex
-from torchwise.compile.loop_rolling.periods import LEAST_TIMES, Repetition, covers, repetitions
+from torchwise.compile.loop_rolling.periods import MIN_TIMES, Repetition, covers, repetitions
 from torchwise.errors import UnsupportedError
 
-MOST_TURNS = 8
+MAX_TURNS = 8
 """Places in a period that are tried as its beginning, narrowest first: later ones are no loops."""
 
 
@@ -25,12 +25,10 @@ def find_repeated(flow: GraphIndex) -> list[Repetition]:
     found = repetitions(flow.labels, lambda stretch: _find_longest_run(flow, stretch, widths))
     count = len(flow.nodes)
     if not found:
-        raise UnsupportedError(f"of {count} operations none repeat {LEAST_TIMES} times in the same way")
+        raise UnsupportedError(f"of {count} operations none repeat {MIN_TIMES} times in the same way")
     if not covers(found, count):
         share = sum(s.stop - s.start for s in found)
-        raise UnsupportedError(
-            f"only {share} of {count} operations repeat {LEAST_TIMES} times, which is less than half"
-        )
+        raise UnsupportedError(f"only {share} of {count} operations repeat {MIN_TIMES} times, which is less than half")
     if not flow.may_cut([cut for stretch in found for cut in cuts(stretch)]):
         raise UnsupportedError("what repeats writes in place to what is used elsewhere")
     return found
@@ -74,9 +72,9 @@ def _find_longest_run(flow: GraphIndex, stretch: Repetition, widths: list[int]) 
 
 def _list_rotations(stretch: Repetition, widths: list[int]) -> Iterator[Repetition]:
     period, stop = stretch.period, stretch.stop
-    starts = range(stretch.start, min(stretch.start + period, stop - LEAST_TIMES * period + 1))
+    starts = range(stretch.start, min(stretch.start + period, stop - MIN_TIMES * period + 1))
     narrow = sorted(starts, key=lambda start: (max(widths[start + period : stop : period]), start))
-    for start in narrow[:MOST_TURNS]:
+    for start in narrow[:MAX_TURNS]:
         yield Repetition(start, stop, period).whole_periods
 
 
@@ -86,7 +84,7 @@ def _equal(flow: GraphIndex, stretch: Repetition) -> list[Repetition]:
     starts = range(stretch.start, stretch.stop, period)
     for _, group in groupby(starts, key=lambda start: key(flow, start, start + period)):
         equal = list(group)
-        if len(equal) >= LEAST_TIMES:
+        if len(equal) >= MIN_TIMES:
             found.append(Repetition(equal[0], equal[-1] + period, period))
     return sorted(found, key=lambda run: -run.times)
 

@@ -8,7 +8,7 @@ from torchwise.dashboard import stored
 from torchwise.records import StudyState
 from torchwise.report.history import render_history
 
-MOST = 40
+MAX_COUNT = 40
 """Maximum number of studies to draw, as each is read with all its samples."""
 
 
@@ -28,7 +28,7 @@ def show() -> None:
     if not decided:
         st.text(f"No study of {target} is decided yet.")
         return
-    if len(decided) > MOST:
-        st.text(f"These are the newest {MOST} of {len(decided)} studies.")
-    studies = [stored.storage().get_study(summary.id, target) for summary in decided[:MOST]]
+    if len(decided) > MAX_COUNT:
+        st.text(f"These are the newest {MAX_COUNT} of {len(decided)} studies.")
+    studies = [stored.storage().get_study(summary.id, target) for summary in decided[:MAX_COUNT]]
     st.html(render_history(target, studies, stored.theme()))

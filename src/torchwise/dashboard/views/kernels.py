@@ -11,7 +11,7 @@ from torchwise.report.summary import when
 
 def show() -> None:
     """Draw the explanation in the address, or the newest one."""
-    found = stored.storage().explanations(limit=stored.MOST)
+    found = stored.storage().explanations(limit=stored.MAX_COUNT)
     if not found:
         st.text("The store holds no explanation yet: torchwise explain TARGET makes one.")
         return

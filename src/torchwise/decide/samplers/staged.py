@@ -20,7 +20,7 @@ from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.space import EFFORTS, choices_of, complexity_of, iter_changes
 from torchwise.records import units
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 """A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
 HOPE = 0.5
 """Expected saving of a choice as a share of its bound: on the reference workloads few saved more.
@@ -36,7 +36,7 @@ WON = 1.05
 
 With few trials, only such a choice is tried on other plans.
 """
-MOST_TRIALS = {"quick": 4, "standard": 20, "thorough": 64}
+MAX_TRIALS = {"quick": 4, "standard": 20, "thorough": 64}
 """Trials after which a search ends.
 
 Those of another number of threads alone do not count: they compile nothing, and must not take the place of a compiled
@@ -67,12 +67,12 @@ class _Option:
             )
         if self.choice.target_cost == "compile":
             saved = history.overhead_of(self.base) - self.overhead_s
-            if saved < max(LEAST_GAIN * history.cost_of(leader), self.trial_s) or self.base != leader:
+            if saved < max(MIN_GAIN * history.cost_of(leader), self.trial_s) or self.base != leader:
                 most = _format_estimate(max(saved, 0))
                 return f"it could save at most {most} of compiling; its trial takes {_format_estimate(self.trial_s)}"
             return None
         leader_s = history.seconds_of(leader)
-        if self.gain_s < LEAST_GAIN * leader_s:
+        if self.gain_s < MIN_GAIN * leader_s:
             gain = max(self.gain_s, 0.0) / leader_s
             return (
                 f"it acts on {_PARTS[self.choice.target_cost]}, and could save at most {gain:.1%} of the leader's time"
@@ -154,7 +154,7 @@ class StagedSampler:
 
     def _is_at_its_end(self, history: History) -> bool:
         counted = [trial for trial in history.trials if not sets_threads_alone(trial.plan)]
-        return len(counted) >= MOST_TRIALS[self._space.effort]
+        return len(counted) >= MAX_TRIALS[self._space.effort]
 
     def _is_affordable(self, plan: Plan, history: History) -> bool:
         """Return whether a plan is open here and could pay if it took no time at all."""
@@ -172,7 +172,7 @@ class StagedSampler:
         parts = (trial.failure.no_effect for trial in history.trials if trial.failure)
         found.update({part[1]: "it changes nothing here, as was seen" for part in parts if part})
         if self._is_at_its_end(history):
-            limit = f"effort {self._space.effort} ends after {MOST_TRIALS[self._space.effort]} trials"
+            limit = f"effort {self._space.effort} ends after {MAX_TRIALS[self._space.effort]} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
         return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._list_unavailable(
             history

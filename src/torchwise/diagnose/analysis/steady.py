@@ -15,7 +15,7 @@ from torchwise.trial.harness import Harness
 from torchwise.workload import Workload, pytree
 from torchwise.workload.layouts import size_of
 
-LEAST_TURNS, MOST_CALLS = 3, 4000
+MIN_TURNS, MAX_CALLS = 3, 4000
 
 
 def measure_steady(told: SteadyRun, stage: Callable[[str], None]) -> Steady:
@@ -50,8 +50,8 @@ def _time_alternately(
         for side in sides:  # the first call after a pause is not a steady one
             clock.once(side)
         deadline = time.perf_counter() + budget_s
-        while len(seconds[0]) < MOST_CALLS and (
-            len(seconds[0]) < LEAST_TURNS * CALLS_PER_TURN or time.perf_counter() < deadline
+        while len(seconds[0]) < MAX_CALLS and (
+            len(seconds[0]) < MIN_TURNS * CALLS_PER_TURN or time.perf_counter() < deadline
         ):
             for side, found in zip(sides, seconds, strict=True):
                 found += [clock.once(side) for _ in range(CALLS_PER_TURN)]

@@ -8,7 +8,7 @@ from typing import Any
 from torchwise.compile.private import look_up
 
 WHO = "bisect"
-MOST_CHARACTERS = 200
+MAX_CHARACTERS = 200
 
 
 class Switches:
@@ -45,7 +45,7 @@ class Switches:
 
     def _is_off(self, _backend: str, kind: str, name: Callable[[], str] | None = None) -> bool:
         names = self._applied.setdefault(kind, [])
-        names.append(str(name())[:MOST_CHARACTERS] if name else kind)
+        names.append(str(name())[:MAX_CHARACTERS] if name else kind)
         return kind in self._most and len(names) > self._most[kind]
 
 

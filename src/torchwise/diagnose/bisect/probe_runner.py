@@ -18,7 +18,7 @@ from torchwise.trial.error_origin import make_failure_error
 
 PATIENCE = 3.0
 """Multiple of the longest finished probe after which a probe for a known hang is given up."""
-LEAST_PATIENCE_S = 20.0
+MIN_PATIENCE_S = 20.0
 BEFORE = ("start", "load", "eager", "capture")
 """Stages of a worker before the probed code runs."""
 _NAMES = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Failed|Unsupported)\b")
@@ -150,7 +150,7 @@ class Looking:
         ended = [step.seconds for step in self.steps if step.observation.symptom is not Symptom.HANG]
         if self.fault.symptom is not Symptom.HANG or not ended:
             return limit
-        return min(limit, max(LEAST_PATIENCE_S, PATIENCE * max(ended)))
+        return min(limit, max(MIN_PATIENCE_S, PATIENCE * max(ended)))
 
     def _is_out_of_time(self) -> bool:
         if time.monotonic() >= self._end and not self.spent:

@@ -9,7 +9,7 @@ from torchwise.diagnose.findings.evidence import Evidence, make_estimate
 from torchwise.records.compile_events import Fallback, FallbackKind
 from torchwise.records.explanation import Finding, Kernel, Saving
 
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 _EXPECTED = re.compile(r"aten\.(\w*(convolution|attention|fft|embedding_bag|sort|pool)\w*|(add|badd)?b?mm|(add)?mv)$")
 """Operators for which a library's kernels are the right ones."""
 _TOLD = (FallbackKind.COMPLEX, FallbackKind.RECOMPILE_LIMIT)
@@ -46,7 +46,7 @@ def _is_covered_by_break(fallback: Fallback, evidence: Evidence) -> bool:
 
 def _estimate_saving(name: str, evidence: Evidence) -> Saving | None:
     kernel = _kernel(name, evidence.kernels)
-    if kernel is None or kernel.seconds < LEAST_SHARE * evidence.execution.call_s.mid:
+    if kernel is None or kernel.seconds < MIN_SHARE * evidence.execution.call_s.mid:
         return None
     return make_estimate(0.0, kernel.seconds / 2, kernel.seconds, "its whole time is the most there is to save")
 

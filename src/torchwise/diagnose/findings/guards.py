@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from torchwise.diagnose.findings.evidence import COMPILED, Evidence, Savings
 from torchwise.records.explanation import Finding, SourceLocation
 
-LEAST_SHARE = 0.005
+MIN_SHARE = 0.005
 """Share of a call below which a saving is not worth a line."""
-LEAST_SEEN = 0.01
+MIN_SEEN = 0.01
 """Share of a call that guards must take under the profiler, which makes them longer, before a fix is tried."""
 
 
@@ -26,13 +26,13 @@ WITHOUT_GUARDS = (
 def find(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
     """Find guards that can be left out: with a plan if that pays, as it is safe, or else by the user's promise."""
     seen = evidence.execution
-    if evidence.plan is not None or not seen.guards or seen.guards_s < LEAST_SEEN * seen.call_s.mid:
+    if evidence.plan is not None or not seen.guards or seen.guards_s < MIN_SEEN * seen.call_s.mid:
         return
     plan = None if evidence.watched.breaks else COMPILED  # a plan checks them all the same between broken graphs
     price = prices.measure_plan(plan) if plan else None
     if price is None or price.per_call_s.low <= 0:  # a visit to every module may cost as much as the guards
         plan, price = None, prices.measure_without_guards()
-    if price is None or price.per_call_s.high <= LEAST_SHARE * seen.call_s.mid:
+    if price is None or price.per_call_s.high <= MIN_SHARE * seen.call_s.mid:
         return
     most = max(evidence.watched.compilations, key=lambda one: one.guards)
     yield Finding(

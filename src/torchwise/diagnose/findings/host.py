@@ -10,14 +10,14 @@ from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.records.explanation import Finding, Saving
 from torchwise.report import format as show
 
-LEAST_SHARE = 0.10
+MIN_SHARE = 0.10
 """Share of a call from which waiting for the host is worth a line."""
 
 
 def find(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
     """Find a call that waits for its host."""
     seen = evidence.execution
-    if seen.host_share < LEAST_SHARE or evidence.base.capture != "none" or evidence.base.mode in CUDA_GRAPH_MODES:
+    if seen.host_share < MIN_SHARE or evidence.base.capture != "none" or evidence.base.mode in CUDA_GRAPH_MODES:
         return
     idle = max(seen.call_s.mid * seen.host_share - seen.guards_s, 0.0)  # guards have a saving of their own
     on_gpu = evidence.device == "cuda"

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from torchwise.diagnose.findings.evidence import Evidence, make_estimate
 from torchwise.records.explanation import Finding
 
-LEAST_SHARE = 0.10
+MIN_SHARE = 0.10
 """Share of a call that a kernel must take to be worth a line."""
 FAR = 0.5
 """Share of the roofline from which on a kernel is near enough."""
-MOST = 3
+MAX_COUNT = 3
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
@@ -19,8 +19,8 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     call_s, told = evidence.execution.call_s.mid, 0
     for kernel in evidence.kernels:
         part = kernel.seconds / call_s
-        slow = kernel.share is not None and kernel.share < FAR and part >= LEAST_SHARE
-        if not slow or told == MOST or kernel.share is None:
+        slow = kernel.share is not None and kernel.share < FAR and part >= MIN_SHARE
+        if not slow or told == MAX_COUNT or kernel.share is None:
             continue
         told += 1
         most = kernel.seconds * (1 - kernel.share)

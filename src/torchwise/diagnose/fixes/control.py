@@ -22,7 +22,7 @@ def _while(look: BreakSite) -> CodeFix:
     return CodeFix(
         "while",
         f"How often {look.quoted} repeats lies in the data. Run as many steps as are ever needed, "
-        "`for _ in range(MOST)`, and hold what is finished: `x = torch.where(condition, step(x), x)`. Where that "
+        "`for _ in range(MAX_COUNT)`, and hold what is finished: `x = torch.where(condition, step(x), x)`. Where that "
         "many steps would cost more than they save, keep the loop outside and compile only its body: "
         "`step = torch.compile(step)`.",
         condition=as_tensor(look.condition),

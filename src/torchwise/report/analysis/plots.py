@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchwise.plan import Numerics
 from torchwise.records import Study, StudyState
 from torchwise.records.analysis import Analysis, Memory
 from torchwise.report import format as show
@@ -18,7 +19,7 @@ from torchwise.report.plots.svg import COLORS, INK, MUTED, NEUTRAL, draw
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_MARKS = 4
+MAX_MARKS = 4
 """Maximum number of marks on an axis of bytes, whose labels are long."""
 
 
@@ -157,5 +158,5 @@ def _scale_bytes(axes: Axes, most: float) -> None:
     unit = 1024.0 ** int(math.log(most, 1024))
     steps = [unit * factor / 1024 for factor in (100, 200, 500)]
     steps += [unit * factor * power for power in (1, 10, 100) for factor in (1, 2, 5)]
-    axes.xaxis.set_major_locator(MultipleLocator(next(step for step in steps if most / step <= MOST_MARKS)))
+    axes.xaxis.set_major_locator(MultipleLocator(next(step for step in steps if most / step <= MAX_MARKS)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show.size(value)))

@@ -15,7 +15,7 @@ from torchwise.report.summary import place
 from torchwise.workload import WorkloadSpec
 
 BEST_OTHER = "best other"
-LONGEST = 60
+MAX_LENGTH = 60
 
 
 def write_plots(benchmark: Benchmark, folder: str | Path) -> list[Path]:
@@ -86,7 +86,7 @@ def _series(row: Row) -> str:
 
 def _name(workload: WorkloadSpec, among: tuple[WorkloadSpec, ...]) -> str:
     """Return the target without the zoo's prefix, plus anything else that tells it from the others."""
-    words = [show.truncate(workload.target.removeprefix("zoo:"), LONGEST)]
+    words = [show.truncate(workload.target.removeprefix("zoo:"), MAX_LENGTH)]
     for field in ("mode", "device", "objective"):
         if len({getattr(other, field) for other in among}) > 1:
             words.append(getattr(workload, field))

@@ -9,7 +9,7 @@ from torchwise.report import format as show
 from torchwise.report.bench.drawing import MARKERS, Mark, Picture, draw_mark, scale
 from torchwise.report.bench.plots import roofline_picture, speedup_picture
 from torchwise.report.plots.plot import Plot
-from torchwise.report.plots.strips import LONGEST_NAME
+from torchwise.report.plots.strips import MAX_NAME
 from torchwise.report.plots.svg import COLORS, INK, MUTED, NEUTRAL, draw
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _paint(axes: Axes, picture: Picture, styles: dict[str, dict[str, Any]]) -> N
     axes.axvline(picture.line, color=INK, linewidth=1, zorder=1)
     place = 0.0
     for group in picture.groups:
-        name = show.truncate(group.name, LONGEST_NAME)
+        name = show.truncate(group.name, MAX_NAME)
         where = axes.get_yaxis_transform()
         axes.text(0, place + PER_NAME * 0.6, name, transform=where, va="center", color=INK, fontsize=9)
         place += PER_NAME

@@ -26,8 +26,8 @@ from torchwise.report.explain.text import (
 )
 from torchwise.report.terminal import commands
 
-MOST_KERNELS = 12
-MOST_FILES = 2
+MAX_KERNELS = 12
+MAX_FILES = 2
 
 _hanging = partial(layout.paragraph, indent=3)
 
@@ -80,15 +80,15 @@ def _stages(explanation: Explanation) -> RenderableType:
 
 
 def _files(names: tuple[str, ...]) -> list[str]:
-    more = f" and {len(names) - MOST_FILES} more" if len(names) > MOST_FILES else ""
-    return [", ".join(names[:MOST_FILES]) + more] if names else []
+    more = f" and {len(names) - MAX_FILES} more" if len(names) > MAX_FILES else ""
+    return [", ".join(names[:MAX_FILES]) + more] if names else []
 
 
 def _kernels(kernels: tuple[Kernel, ...]) -> list[RenderableType]:
     table = _table(("kernel", False), ("calls", True), ("time", True), ("bytes", True), ("FLOPs", True), ("roof", True))
-    for kernel in kernels[:MOST_KERNELS]:
+    for kernel in kernels[:MAX_KERNELS]:
         table.add_row(*map(Text, cells(kernel)))
-    left = kernels[MOST_KERNELS:]
+    left = kernels[MAX_KERNELS:]
     total = sum(kernel.seconds for kernel in left)
     return [table, *([_hanging(f"and {len(left):,} more, {show.seconds(total)} together")] if left else [])]
 

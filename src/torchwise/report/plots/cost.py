@@ -12,7 +12,7 @@ from torchwise.records import Study
 from torchwise.report import format as show
 from torchwise.report.costs import Cost, baseline_cost, cost_of, workload_of
 from torchwise.report.plots.plot import Plot, series_of
-from torchwise.report.plots.strips import LONGEST_NAME, scale_time
+from torchwise.report.plots.strips import MAX_NAME, scale_time
 from torchwise.report.plots.svg import COLORS, INK, MUTED, draw
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _paint(axes: Axes, baseline: Cost, lines: list[_Line], calls: int) -> None:
     x = np.geomspace(1, last, 200)
     axes.plot(x, baseline.seconds_after(1) * x, color=INK, linewidth=1.8, label="eager")
     for line, dash in zip(lines, DASHES, strict=False):
-        label = show.truncate(line.name, LONGEST_NAME)
+        label = show.truncate(line.name, MAX_NAME)
         axes.plot(
             x,
             line.cost.fixed_s + line.cost.per_call_s * x,

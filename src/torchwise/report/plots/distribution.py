@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PERCENTILES = (0.5, 0.95, 0.99)
-MOST_POINTS = 300
+MAX_POINTS = 300
 """Maximum points drawn of a distribution, evenly chosen: more make the page heavy and show no more."""
 SHOWN = 0.995
 """Share of the samples that the axis holds: one hiccup must not squeeze everything else to the left."""
@@ -60,7 +60,7 @@ def distribution_plot(own: Samples, eager: Samples, *, title: str, unit: str, ca
 
 def _paint(axes: Axes, sides: Sequence[Samples], unit: str) -> None:
     for side, (color, dash) in zip(sides, _LOOKS, strict=True):
-        shares = np.linspace(0, 1, min(MOST_POINTS, len(side.seconds)))
+        shares = np.linspace(0, 1, min(MAX_POINTS, len(side.seconds)))
         found = np.quantile(side.seconds, shares)
         axes.plot(found, shares * 100, color=color, linewidth=1.8, linestyle=dash, label=side.name)
         axes.plot(np.quantile(side.seconds, PERCENTILES), np.multiply(PERCENTILES, 100), "o", color=color, markersize=5)

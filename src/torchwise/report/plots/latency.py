@@ -16,7 +16,7 @@ from torchwise.report.plots.svg import INK, MUTED, NEUTRAL, draw
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_DOTS = 120
+MAX_DOTS = 120
 """Maximum dots drawn of one plan: more make the page heavy and show no more."""
 TAIL = 1.25
 """Ratio of the axis end to the 95th percentile: one hiccup must not squeeze everything else to the left."""
@@ -39,7 +39,7 @@ def latency_plot(study: Study) -> Plot | None:
         caption="Each dot is one round of a plan; the grey dots under it are eager's rounds, taken in alternation in "
         "the same process. Each process is scaled so that its medians agree with the table. The thin bar spans the "
         "middle 90 %, the thick one the middle half, the stroke is the median. Of many rounds "
-        f"{MOST_DOTS} are drawn, evenly chosen; rare hiccups may lie beyond the axis, and are in the table.",
+        f"{MAX_DOTS} are drawn, evenly chosen; rare hiccups may lie beyond the axis, and are in the table.",
         svg=draw("latency", summary, height(len(found)), lambda axes: _paint(axes, found)),
         header=("plan", "rounds", "minimum", "5 %", "median", "95 %", "maximum"),
         table=tuple(line for series in found for line in _lines(series)),
@@ -83,7 +83,7 @@ def _paint(axes: Axes, found: list[Series]) -> None:
 
 
 def _dots(axes: Axes, values: np.ndarray, position: float, color: str) -> None:
-    chosen = values[np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_DOTS)).round().astype(int))]
+    chosen = values[np.unique(np.linspace(0, len(values) - 1, min(len(values), MAX_DOTS)).round().astype(int))]
     jitter = np.random.default_rng(0).uniform(-0.09, 0.09, len(chosen))
     axes.plot(chosen, position + jitter, "o", color=color, markersize=2.6, alpha=0.45, markeredgewidth=0)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchwise.records import Measurement, Study
 from torchwise.report.trial_table import Row, rows
 
-MOST = 12
+MAX_COUNT = 12
 """Maximum candidates in one plot. The table of candidates holds the others."""
 
 
@@ -67,4 +67,4 @@ def series_of(study: Study) -> list[Series]:
     timed.sort(key=lambda pair: -(pair[0].speedup.mid if pair[0].speedup else 0.0))
     timed.sort(key=lambda pair: (not pair[0].is_decided, pair[0].standing == "out"))
     eager = [Series(row, own, NEUTRAL) for row in rows(study) if row.trial is None and own.baseline_s]
-    return eager + [Series(row, found, COLORS[i % len(COLORS)]) for i, (row, found) in enumerate(timed[:MOST])]
+    return eager + [Series(row, found, COLORS[i % len(COLORS)]) for i, (row, found) in enumerate(timed[:MAX_COUNT])]

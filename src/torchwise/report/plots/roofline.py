@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from torchwise.records.explanation import Kernel, Limits
 from torchwise.report import format as show
-from torchwise.report.plots.plot import MOST, Plot
+from torchwise.report.plots.plot import MAX_COUNT, Plot
 from torchwise.report.plots.strips import scale_time
 from torchwise.report.plots.svg import COLORS, INK, MUTED, draw
 
@@ -37,7 +37,7 @@ class _Mark:
 
 def roofline_plot(kernels: Sequence[Kernel], limits: Limits | None) -> Plot | None:
     """Return the plot of the longest kernels whose work is known, or None if there are none."""
-    known = [kernel for kernel in kernels if kernel.share and kernel.seconds][:MOST]
+    known = [kernel for kernel in kernels if kernel.share and kernel.seconds][:MAX_COUNT]
     if limits is None or not known:
         return None
     marks = [

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HEIGHT_PER_STRIP, HEIGHT_AROUND = 0.52, 0.75
-LONGEST_NAME = 54
+MAX_NAME = 54
 LOGARITHMIC, DENSE = 8, 50
 """Spans from which an axis is logarithmic, and from which only powers of ten are marked."""
 
@@ -28,7 +28,7 @@ def name_strips(axes: Axes, names: Sequence[str]) -> None:
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     for position, name in enumerate(names):
-        text = show.truncate(name, LONGEST_NAME)
+        text = show.truncate(name, MAX_NAME)
         axes.text(0, position - 0.34, text, transform=axes.get_yaxis_transform(), va="center", color=INK, fontsize=9)
 
 

@@ -14,7 +14,7 @@ from torchwise.workload import Example, Roofline, Workload
 from torchwise.zoo.arr_coc.windows import window_sum
 from torchwise.zoo.random_inputs import Request
 
-LEAST, MOST = 64, 400
+MIN_TOKENS, MAX_TOKENS = 64, 400
 """Tokens that a patch gets: 8×8 to 20×20 samples of it."""
 MEAN = 200
 """Tokens per patch on average, which makes the total of an image."""
@@ -47,17 +47,17 @@ def allocate(relevance: torch.Tensor, total: int) -> torch.Tensor:
         ValueError: that many tokens, or that few, cannot be shared within the bounds.
     """
     patches = relevance.shape[-1]
-    if not LEAST * patches <= total <= MOST * patches:
-        raise ValueError(f"total is {total}, but must be from {LEAST * patches} to {MOST * patches}")
+    if not MIN_TOKENS * patches <= total <= MAX_TOKENS * patches:
+        raise ValueError(f"total is {total}, but must be from {MIN_TOKENS * patches} to {MAX_TOKENS * patches}")
     relevance = relevance.to(torch.promote_types(relevance.dtype, torch.float32))
     # The largest only sets the scale of c, on which nothing depends.
     shares = (relevance - relevance.detach().amax(dim=-1, keepdim=True)).clamp(min=_FAINTEST).exp()
-    return LEAST + (_factor(shares, total - LEAST * patches) * shares).clamp(max=MOST - LEAST)
+    return MIN_TOKENS + (_factor(shares, total - MIN_TOKENS * patches) * shares).clamp(max=MAX_TOKENS - MIN_TOKENS)
 
 
 def _factor(shares: torch.Tensor, rest: int) -> torch.Tensor:
     """Return c, (batch, 1), from shares exp r, (batch, patches), and the tokens above the least."""
-    patches, room = shares.shape[-1], MOST - LEAST
+    patches, room = shares.shape[-1], MAX_TOKENS - MIN_TOKENS
     rising = shares.sort(dim=-1).values
     full = torch.arange(patches - 1, -1, -1, device=shares.device)  # patches at their cap, where j are not
     factors = (rest - room * full) / rising.cumsum(dim=-1)
@@ -82,7 +82,7 @@ def blend(features: torch.Tensor, budgets: torch.Tensor, grid: int) -> torch.Ten
     Returns:
         y, of the shape and dtype of `features`.
     """
-    level = 0.5 * torch.log2(MOST / budgets)
+    level = 0.5 * torch.log2(MAX_TOKENS / budgets)
     weight = budgets / budgets.mean(dim=-1, keepdim=True)
     plane = features.transpose(1, 2).unflatten(-1, (grid, grid))
     blended = torch.zeros_like(features)

@@ -27,7 +27,7 @@ CHANCES = 1 << 20
 FUGACITY = 212_500
 """g² in those parts: λ = 0.798, above the critical ln 2, so that slices have a few edges on average."""
 
-LONGEST = 50
+MAX_LENGTH = 50
 """The greatest length drawn. The products below fit into 63 bits for lengths up to 2¹¹."""
 
 
@@ -88,7 +88,7 @@ def _move(
 def _examples(request: Request, moves: int, seed: int) -> tuple[Example, ...]:
     draws = exact_draws(seed)
     args = (
-        draws.uniform(moves, low=1.0, high=LONGEST + 1.0).long(),
+        draws.uniform(moves, low=1.0, high=MAX_LENGTH + 1.0).long(),
         draws.uniform(moves) < 0.5,
         draws.uniform(moves, high=float(CHANCES)).long(),
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from torchwise.compile.transforms.complex_to_real.recorder import Recorder
-from torchwise.compile.transforms.complex_to_real.split_interleave import DEVICE, LEAST
+from torchwise.compile.transforms.complex_to_real.split_interleave import DEVICE, MIN_ELEMENTS
 
 aten = torch.ops.aten
 
@@ -43,4 +43,4 @@ def take_half_angles(graph: torch.fx.Graph, recorder: Recorder) -> None:
 
 
 def _is_meant(value: torch.Tensor) -> bool:
-    return value.device.type == DEVICE and value.dtype is torch.float32 and value.numel() >= LEAST
+    return value.device.type == DEVICE and value.dtype is torch.float32 and value.numel() >= MIN_ELEMENTS

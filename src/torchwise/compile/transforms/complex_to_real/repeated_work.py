@@ -25,7 +25,7 @@ import torch
 
 from torchwise.compile.transforms.complex_to_real import private
 
-MOST_EVALUATIONS = 600
+MAX_EVALUATIONS = 600
 """Evaluations of operators for one value: four times the most that was seen under Inductor's own limits."""
 FEW_READS = 4
 """Different reads from which on Inductor writes a value that is used several times to memory, by its own default."""
@@ -62,7 +62,7 @@ def bound_repeated_work(graph: torch.fx.Graph) -> int:
         value = _value_of(node, carried)
         if _is_written(node, value):
             value = _value_in_memory(node)
-        elif value.evaluations > MOST_EVALUATIONS:
+        elif value.evaluations > MAX_EVALUATIONS:
             node.meta[private.WRITTEN] = True
             value = _value_in_memory(node)
             marked += 1

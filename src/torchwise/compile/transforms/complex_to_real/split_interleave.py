@@ -16,7 +16,7 @@ from torchwise.compile.transforms.complex_to_real.recorder import Recorder
 aten = torch.ops.aten
 
 DEVICE = "cuda"
-LEAST = 1 << 22
+MIN_ELEMENTS = 1 << 22
 """Reduced elements below which a kernel of its own does not pay.
 
 The limit lies between the two fields above, where costs and gains are alike.
@@ -50,7 +50,7 @@ def _is_reduced(part: torch.fx.Node) -> bool:
         node = waiting.pop()
         given = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
         if torch.Tag.reduction in getattr(node.target, "tags", ()):
-            return any(source.meta["val"].numel() >= LEAST for source in given)
+            return any(source.meta["val"].numel() >= MIN_ELEMENTS for source in given)
         before = [source for source in given if source.meta["val"].numel() == size and source not in seen]
         waiting += before
         seen.update(before)
