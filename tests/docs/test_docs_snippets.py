@@ -32,7 +32,7 @@ MODULES = {
     "torchwise": "torchwise",
     "tw": "torchwise",
     "artifact": "torchwise.artifact",
-    "shapes": "torchwise.bucketing",
+    "bucketing": "torchwise.bucketing",
 }
 
 

@@ -28,9 +28,9 @@ def targets(benchmark: Benchmark) -> list[str]:
 
 def test_a_target_counts_when_all_its_contenders_are_there(summary: ModuleType) -> None:
     first = a_benchmark((*some_rows("zoo:b"), *some_rows("zoo:a"), *some_rows("zoo:c")[:-1]))
-    assert targets(summary.together([first])) == ["zoo:a", "zoo:b"]
+    assert targets(summary.merge_benchmarks([first])) == ["zoo:a", "zoo:b"]
     second = a_benchmark((*some_rows("zoo:c"), a_row(target="zoo:d")))
-    assert targets(summary.together([first, second])) == ["zoo:a", "zoo:b", "zoo:c"]
+    assert targets(summary.merge_benchmarks([first, second])) == ["zoo:a", "zoo:b", "zoo:c"]
 
 
 def test_of_a_target_in_two_results_the_last_counts(summary: ModuleType) -> None:
@@ -38,7 +38,7 @@ def test_of_a_target_in_two_results_the_last_counts(summary: ModuleType) -> None
         return a_benchmark((a_row("eager", 1.0), ours(duel=speedup)))
 
     def duel_speedup(*results: Benchmark) -> float:
-        (ours,) = (row for row in summary.together(results).rows if row.duel)
+        (ours,) = (row for row in summary.merge_benchmarks(results).rows if row.duel)
         return float(ours.duel.speedup.mid)
 
     assert duel_speedup(result(1.5), result(3.0)) == pytest.approx(3.0, rel=0.1)
@@ -53,7 +53,7 @@ def test_what_is_left_as_it_is_counts_apart(summary: ModuleType) -> None:
 
 
 def test_the_readme_says_what_the_results_say(summary: ModuleType) -> None:
-    cells = summary.brief(summary.together(summary.current("zoo-h200"))).split(" | ")
+    cells = summary.brief(summary.merge_benchmarks(summary.current("zoo-h200"))).split(" | ")
     eager, best = (f"{float(cell.removesuffix('×')):.1f}" for cell in cells[1:3])
     said = " ".join((BENCHMARKS.parent / "README.md").read_text().split())
     assert f"over {cells[0]} targets of our reference programs: {eager} times eager's speed, and {best} times" in said

@@ -25,7 +25,7 @@ def style() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["timed", "_copy_caches", "beside", "moving", "told", "without_tail", "given"])
+@pytest.mark.parametrize("name", ["timed", "_kept_caches", "beside", "moving", "told", "without_tail", "given"])
 def test_participles_and_prepositions_are_no_names_of_functions(style: ModuleType, name: str) -> None:
     assert style.is_odd(name)
 
