@@ -10,7 +10,7 @@ _MASK = (
     "`mask.sum()`; other reductions take their own neutral value (`-inf` before a maximum)."
 )
 _INSTEAD = {
-    "nonzero": "Where a largest number is known: `torch.nonzero_static(x, size=MAX_COUNT, fill_value=-1)`. Or use the mask "
+    "nonzero": "Where a largest number is known: `torch.nonzero_static(x, size=MAX, fill_value=-1)`. Or use the mask "
     f"itself. {_MASK}",
     "unique": "Sort instead, which keeps the size: `torch.sort(x).values`, and a value is new where it differs from "
     "the one before it.",
