@@ -217,7 +217,7 @@ def test_a_search_captures_them_in_pieces_and_proves_it(name: str, tmp_path: Pat
     spec = WorkloadSpec(f"{TARGETS}:{name}", device="cuda", calls=10**7)
     with open_storage(str(tmp_path / "store.db")) as storage:
         study = run_study(Request(spec, effort="quick"), storage, ProcessLauncher(), Silent())
-    assert "questions" in study.inspection.traits
+    assert "reads_bool" in study.inspection.traits
     tried = {trial.plan: trial for trial in study.trials}[Plan(capture="branches")]
     assert tried.verdict is not None, tried.reason
     assert tried.verdict.outcome is Outcome.PASS, tried.reason

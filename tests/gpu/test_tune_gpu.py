@@ -40,14 +40,14 @@ def test_a_search_tries_capture_and_proves_it(tmp_path: Path) -> None:
 
 def test_a_search_finds_questions_to_the_gpu_and_captures_between_them(tmp_path: Path) -> None:
     study = study_of(tmp_path, "zoo:tutorial.break_list")
-    assert "questions" in study.inspection.traits  # type: ignore[attr-defined]
+    assert "reads_bool" in study.inspection.traits  # type: ignore[attr-defined]
     tried = {trial.plan: trial for trial in study.trials}[Plan(capture="branches")]  # type: ignore[attr-defined]
     assert tried.verdict.outcome is Outcome.PASS, tried.reason
 
 
 def test_a_search_leaves_numbers_on_the_gpu_and_captures_the_call(tmp_path: Path) -> None:
     study = study_of(tmp_path, "zoo:tutorial.break_item")
-    assert "numbers" in study.inspection.traits  # type: ignore[attr-defined]
+    assert "reads_scalar" in study.inspection.traits  # type: ignore[attr-defined]
     plan = Plan(transforms=("numbers_on_gpu",), capture="call")
     tried = {trial.plan: trial for trial in study.trials}[plan]  # type: ignore[attr-defined]
     assert tried.verdict.outcome is Outcome.PASS, tried.reason

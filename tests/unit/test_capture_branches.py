@@ -271,15 +271,15 @@ def test_a_training_step_is_not_captured_in_branches() -> None:
 @pytest.mark.parametrize(
     ("call", "traits"),
     [
-        (lambda x: x * 2 if x.sum() > 0 else x, {"questions"}),
-        (lambda x: x * 2 if x.sum() else x, {"questions"}),
-        (lambda x: x * 2 if (x > 0).sum() else x, {"questions"}),
-        (lambda x: x * 2 if x.any().item() else x, {"questions"}),
-        (lambda x: x * x.sum().item(), {"numbers"}),
-        (lambda x: x * x.int().sum().item(), {"questions"}),
-        (lambda x: torch.ops.aten.index(x, [x > 0]), {"questions"}),
-        (lambda x: torch.ops.aten.nonzero(x > 0), {"questions"}),
-        (lambda x: torch.unique(x), {"questions"}),
+        (lambda x: x * 2 if x.sum() > 0 else x, {"reads_bool"}),
+        (lambda x: x * 2 if x.sum() else x, {"reads_bool"}),
+        (lambda x: x * 2 if (x > 0).sum() else x, {"reads_bool"}),
+        (lambda x: x * 2 if x.any().item() else x, {"reads_bool"}),
+        (lambda x: x * x.sum().item(), {"reads_scalar"}),
+        (lambda x: x * x.int().sum().item(), {"reads_bool"}),
+        (lambda x: torch.ops.aten.index(x, [x > 0]), {"reads_bool"}),
+        (lambda x: torch.ops.aten.nonzero(x > 0), {"reads_bool"}),
+        (lambda x: torch.unique(x), {"reads_bool"}),
         (lambda x: torch.ops.aten.index(x, [x.long()]), set()),
         (lambda x: x.cpu(), set()),
         (lambda x: x * 2, set()),
@@ -304,9 +304,9 @@ def test_the_inspection_finds_what_is_asked_of_the_gpu(
 ) -> None:
     with gpu:
         there = torch.ones(3, device="cuda")
-        assert _trace_operators(lambda: call(there))[0] & {"questions", "numbers"} == traits
+        assert _trace_operators(lambda: call(there))[0] & {"reads_bool", "reads_scalar"} == traits
         here = torch.ones(3)
-        assert not _trace_operators(lambda: call(here))[0] & {"questions", "numbers"}, (
+        assert not _trace_operators(lambda: call(here))[0] & {"reads_bool", "reads_scalar"}, (
             "what the CPU has is not asked of the GPU"
         )
 
@@ -317,11 +317,11 @@ def test_a_search_captures_in_branches_what_asks() -> None:
         return [choice.value for choice in space.choices() if choice.field == "capture"]
 
     assert captures("floating") == ["call"]
-    assert captures("questions") == ["call", "branches"], "a model may ask in eager and not while it is recorded"
-    assert captures("questions", "stochastic") == captures("questions", "writes_inputs") == ["call"]
-    assert captures("questions", "prints") == []
-    assert _compatible(frozenset({"questions", "static_form"})) == {"static_form"}
-    assert "repeats" in _compatible(frozenset({"questions", "repeats"})), "it may ask nothing while it is traced, too"
+    assert captures("reads_bool") == ["call", "branches"], "a model may ask in eager and not while it is recorded"
+    assert captures("reads_bool", "stochastic") == captures("reads_bool", "writes_inputs") == ["call"]
+    assert captures("reads_bool", "prints") == []
+    assert _compatible(frozenset({"reads_bool", "static_form"})) == {"static_form"}
+    assert "repeats" in _compatible(frozenset({"reads_bool", "repeats"})), "it may ask nothing while it is traced, too"
 
 
 # ---- recording, with a GPU that only keeps books

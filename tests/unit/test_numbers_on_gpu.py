@@ -138,6 +138,6 @@ def test_a_search_brings_the_capture_along() -> None:
         found = {plan for plan, _ in space.neighbours(Plan())}
         return {plan.capture for plan in found if "numbers_on_gpu" in plan.transforms}
 
-    assert propose_captures("numbers") == {"call"}
-    assert propose_captures("questions") == set()
-    assert _compatible(frozenset({"numbers", "static_form"})) == {"static_form"}
+    assert propose_captures("reads_scalar") == {"call"}
+    assert propose_captures("reads_bool") == set()
+    assert _compatible(frozenset({"reads_scalar", "static_form"})) == {"static_form"}

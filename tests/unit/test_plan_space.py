@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 import pytest
 
 from torchwise.errors import PlanError
-from torchwise.plan import CHOICES, EAGER, Choice, Numerics, Plan, PlanSpace, register
+from torchwise.plan import CHOICES, EAGER, Choice, Numerics, Plan, PlanSpace, Trait, register
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.rules import MODES, PRECISIONS
 from torchwise.plan.space import choices_of, compile_factor_of, complexity_of, numerics_of
@@ -48,6 +48,10 @@ OF_A_STEP = [
     ("pieces", 2),
     ("pieces", 4),
 ]
+
+
+def lacks(trait: Trait) -> str:
+    return f"it is for a model that {trait.summary}"
 
 
 def a_space(device: str = "cuda", mode: str = "inference", **rest: object) -> PlanSpace:
@@ -95,24 +99,56 @@ def reachable(space: PlanSpace) -> set[Plan]:
             "it is reduced, and only up to reordered is allowed",
         ),
         (("precision", "autocast_bf16"), {"allow": Numerics.SAME_PRECISION}, "it is reduced, and only up to reordered"),
-        (("memory_format", "channels_last"), {"traits": ALL_TRAITS - {"conv"}}, "the workload has no conv"),
-        (("scope", "regional"), {"traits": ALL_TRAITS - {"repeated_blocks"}}, "the workload has no repeated blocks"),
-        (("scope", "rolled"), {"traits": ALL_TRAITS - {"repeats"}}, "the workload has no repeats"),
-        (("shapes", "dynamic"), {"traits": ALL_TRAITS - {"several_shapes"}}, "the workload has no several shapes"),
-        (("options", ("freezing", True)), {"traits": frozenset()}, "the workload has no module"),
-        (("precision", "tf32"), {"traits": frozenset({"gemm"})}, "the workload has no float32"),
-        (("precision", "bf16"), {"traits": frozenset()}, "the workload has no floating"),
-        (("transforms", "complex_to_real"), {"traits": ALL_TRAITS - {"complex"}}, "the workload has no complex"),
+        (
+            ("memory_format", "channels_last"),
+            {"traits": ALL_TRAITS - {"conv"}},
+            lacks(Trait.CONV),
+        ),
+        (
+            ("scope", "regional"),
+            {"traits": ALL_TRAITS - {"repeated_blocks"}},
+            lacks(Trait.REPEATED_BLOCKS),
+        ),
+        (
+            ("scope", "rolled"),
+            {"traits": ALL_TRAITS - {"repeats"}},
+            lacks(Trait.REPEATS),
+        ),
+        (
+            ("shapes", "dynamic"),
+            {"traits": ALL_TRAITS - {"several_shapes"}},
+            lacks(Trait.SEVERAL_SHAPES),
+        ),
+        (("options", ("freezing", True)), {"traits": frozenset()}, lacks(Trait.MODULE)),
+        (("precision", "tf32"), {"traits": frozenset({"gemm"})}, lacks(Trait.FLOAT32)),
+        (("precision", "bf16"), {"traits": frozenset()}, lacks(Trait.FLOATING)),
+        (
+            ("transforms", "complex_to_real"),
+            {"traits": ALL_TRAITS - {"complex"}},
+            lacks(Trait.COMPLEX),
+        ),
         (("transforms", "complex_to_real"), {"allow": Numerics.EXACT}, "it is reordered, and only up to exact"),
-        (("transforms", "isolate_rnn"), {"traits": ALL_TRAITS - {"rnn"}}, "the workload has no rnn"),
+        (
+            ("transforms", "isolate_rnn"),
+            {"traits": ALL_TRAITS - {"rnn"}},
+            lacks(Trait.RNN),
+        ),
         (("capture", "call"), {"traits": ALL_TRAITS | {"prints"}}, "the model prints or logs in its call"),
-        (("transforms", "patch_matmul"), {"traits": ALL_TRAITS - {"patches"}}, "the workload has no patches"),
+        (
+            ("transforms", "patch_matmul"),
+            {"traits": ALL_TRAITS - {"patches"}},
+            lacks(Trait.PATCHES),
+        ),
         (
             ("options", ("triton.enable_pdl", True)),
             {"traits": ALL_TRAITS - {"dependent_launch"}},
-            "the workload has no dependent launch",
+            lacks(Trait.DEPENDENT_LAUNCH),
         ),
-        (("transforms", "static_form"), {"traits": ALL_TRAITS - {"static_form"}}, "the workload has no static form"),
+        (
+            ("transforms", "static_form"),
+            {"traits": ALL_TRAITS - {"static_form"}},
+            lacks(Trait.STATIC_FORM),
+        ),
         (("transforms", "static_form"), {"allow": Numerics.EXACT}, "it is reordered, and only up to exact"),
         (("mode", "max-autotune"), {"effort": "standard"}, "it is tried from effort thorough on"),
         (("mode", "reduce-overhead"), {"effort": "quick"}, "it is tried from effort standard on"),
@@ -134,7 +170,7 @@ def test_what_is_of_a_training_step_is_open_for_one_alone(key: tuple[str, object
     assert key not in keys(a_space(mode="inference", traits=STEP_TRAITS))
     for need in choice.required_traits:
         space = a_space(mode="training", traits=STEP_TRAITS - {need})
-        assert space.excludes(choice) == f"the workload has no {need.replace('_', ' ')}"
+        assert space.excludes(choice) == lacks(need)
     assert "training_step" in choice.required_traits
     assert a_space("cpu", "training", traits=STEP_TRAITS).excludes(choice) == (
         "it is for cuda, and this is cpu" if key == ("capture", "step") else None

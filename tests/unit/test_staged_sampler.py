@@ -569,7 +569,9 @@ def make_no_effect_trial(field: str, value: str, plan: Plan) -> Trial:
     return Trial(0, plan, TrialState.FAIL, failure=failure, seconds=60.0)
 
 
-OF_ALL = frozenset({"module", "gemm", "floating", "complex", "short_rows", "rnn", "repeats", "numbers", "questions"})
+OF_ALL = frozenset(
+    {"module", "gemm", "floating", "complex", "short_rows", "rnn", "repeats", "reads_scalar", "reads_bool"}
+)
 
 
 def collect_proposals(device: str, *trials: Trial) -> list[Plan]:

@@ -14,6 +14,7 @@ import torch
 from torchwise.background.protocol import ExtraCalls, read_code, write_code
 from torchwise.compile import compile_plan, cpu_isa_cache
 from torchwise.compile.aot import Loader, Maker
+from torchwise.plan import Trait
 from torchwise.trial import DerivedJob, Job
 from torchwise.trial.candidate import attempt
 from torchwise.trial.harness import Harness
@@ -99,7 +100,7 @@ def check(preparation: Preparation, stage: Callable[[str], None]) -> CheckResult
     codes = read_code(Path(preparation.file), preparation.sha256) if preparation.file else []
     workload = load(preparation.job)
     _name_in_main(workload.call)
-    extra: ExtraCalls = "undrawn" if "stochastic" in preparation.job.traits else "any"
+    extra: ExtraCalls = "undrawn" if Trait.STOCHASTIC in preparation.job.traits else "any"
     extra = extra if _keeps_no_state(workload) else "none"
     del workload  # the timed model is loaded again, and needs the memory
     if codes:

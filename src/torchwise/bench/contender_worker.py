@@ -11,7 +11,7 @@ from torchwise.bench.contenders import Setting, load_contenders
 from torchwise.bench.contenders.torchwise import check_served
 from torchwise.bench.job import ContenderJob
 from torchwise.compile import compile_plan
-from torchwise.plan import Plan
+from torchwise.plan import Plan, Trait
 from torchwise.records import Costs, Decision, Measurement, Outcome, Verdict
 from torchwise.records.benchmark import Performance
 from torchwise.trial.error_origin import run_checks
@@ -109,7 +109,7 @@ class _ContenderHarness:
             workload,
             workload.call,
             workload.call,
-            stochastic="stochastic" in job.traits,
+            stochastic=Trait.STOCHASTIC in job.traits,
             training=self.arena.mode == "training",
         )
         seen = [answer.seen for answer in first]
@@ -140,7 +140,7 @@ class _ContenderHarness:
             lambda step: contender.build(replace(workload, call=step), _adapt_decision(setting, step)),
             eager_at_precision if precision != "native" else None,
             precision,
-            stochastic="stochastic" in job.traits,
+            stochastic=Trait.STOCHASTIC in job.traits,
             first=None if scales else very_first(first),
         )
         verdict = verify_step(subject, extra_draws=job.effort.extra_draws, noise_budget_s=job.effort.noise_s)

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from torchwise.errors import UnsupportedError
+from torchwise.plan import Trait
 
 FORMS: Mapping[str, dict[str, bool]] = {
     "preserve": {},
@@ -202,8 +203,8 @@ def _move_count(state: Any, *, there: bool) -> Any:
     return {**state, "step": count.cpu()} if isinstance(count, torch.Tensor) and not there else state
 
 
-def forms_open(optimizer: torch.optim.Optimizer) -> frozenset[str]:
-    """Return the further forms that an optimizer could take: "fusable", "foreachable"."""
+def forms_open(optimizer: torch.optim.Optimizer) -> frozenset[Trait]:
+    """Return traits for the other forms that an optimizer could take: fused, foreach."""
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
     if not parameters or any(not p.is_floating_point() for p in parameters):
@@ -211,8 +212,8 @@ def forms_open(optimizer: torch.optim.Optimizer) -> frozenset[str]:
     on_cpu = parameters[0].device.type == "cpu"  # on CUDA foreach is PyTorch's own choice by default
     plain = not any(group.get("fused") or group.get("differentiable") for group in groups)
     found = {
-        "fusable": plain and all("fused" in group for group in groups),
-        "foreachable": plain
+        Trait.FUSABLE: plain and all("fused" in group for group in groups),
+        Trait.FOREACHABLE: plain
         and all("foreach" in g and (g["foreach"] is False or (on_cpu and not g["foreach"])) for g in groups),
     }
-    return frozenset(name for name, is_open in found.items() if is_open)
+    return frozenset(trait for trait, is_open in found.items() if is_open)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.space import compile_factor_of, iter_changes
 from torchwise.records import FailureKind, Inspection, Outcome, Trial
 from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory
@@ -32,10 +32,6 @@ BETWEEN_S = 5e-6
 C++ around the kernels saved half a microsecond each when there was hardly any work (`benchmarks/cpp_wrapper.py`, torch
 2.13, Xeon). The margin is for slower hosts and short calls.
 """
-GROWS = "grows"
-"""The trait of a workload whose state takes another shape on each call, such as a cache of keys and values."""
-RESTRIDED = "restrided"
-"""The trait of a workload whose outputs have another memory layout when compiled than in eager."""
 WARM_SHARE = 0.3
 """Ratio of warm to cold compile time, assumed until seen."""
 
@@ -82,13 +78,13 @@ class History:
         return CostModel(baseline.baseline_time.mid, self.workload.calls, self.workload.restarts)
 
     @property
-    def traits(self) -> frozenset[str]:
+    def traits(self) -> frozenset[Trait]:
         """The traits of the workload: from the inspection, and those that only compiling it showed."""
         verdicts = [t.verdict for t in self.trials if t.verdict and lays_out_by_itself(t.plan)]
         checks = (check for verdict in verdicts for check in verdict.checks)
         is_restrided = any(check.name == STRIDES and check.outcome is Outcome.FAIL for check in checks)
         if is_restrided and all(verdict.outcome is not Outcome.PASS for verdict in verdicts):
-            return self.inspection.traits | {RESTRIDED}
+            return self.inspection.traits | {Trait.RESTRIDED}
         return self.inspection.traits
 
     def find_trial(self, plan: Plan) -> Trial | None:
@@ -189,7 +185,7 @@ class History:
         faster. Code compiled for as many threads as eager has waits as eager does, so the better number goes first.
         """
         leader = self.incumbent()
-        if leader != EAGER or "contended_cores" not in self.inspection.traits:
+        if leader != EAGER or Trait.CONTENDED_CORES not in self.inspection.traits:
             return leader
         alone = [t for t in self.iter_timed() if t.is_verified and sets_threads_alone(t.plan)]
         return min((EAGER, *(t.plan for t in alone)), key=self.seconds_of)
@@ -232,7 +228,7 @@ class History:
     @property
     def _plain_compile_s(self) -> float:
         """Seconds of a plain compile by the number of operators, except those in an RNN, which reach no compiler."""
-        operators = 0 if "rnn" in self.inspection.traits else self.inspection.operators or 0
+        operators = 0 if Trait.RNN in self.inspection.traits else self.inspection.operators or 0
         return PLAIN_COMPILE_S[self.workload.device] + PER_OPERATOR_S * operators
 
     def ran_out(self, plan: Plan) -> Trial | None:

@@ -4,5 +4,6 @@ from torchwise.plan.choice import CHOICES, Choice, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.plan import EAGER, Plan, check_is_plan
 from torchwise.plan.space import PlanSpace
+from torchwise.plan.trait import Trait
 
-__all__ = ["CHOICES", "EAGER", "Choice", "Numerics", "Plan", "PlanSpace", "check_is_plan", "register"]
+__all__ = ["CHOICES", "EAGER", "Choice", "Numerics", "Plan", "PlanSpace", "Trait", "check_is_plan", "register"]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from torchwise.former_names import renamed_fields
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait, check_trait
 
 TargetCost = Literal["all", "gemm", "conv", "launch", "compile", "memory"]
 """The part of the time that a choice can act on.
@@ -48,8 +49,8 @@ class Choice:
         summary: its effect, in a line, for people.
         devices: devices on which it means anything.
         modes: "inference", "training".
-        needs: traits the workload must have, as the inspection of the baseline names them.
-        unless: traits it must not have, each with the reason.
+        required_traits: traits the workload must have.
+        excluded_by: traits it must not have, each with the reason.
         on: choices it only makes sense with, as (field, value).
         brings: choices that are proposed together with it if they are open, as (field, value): those it only makes
             sense with, and those that go well with it.
@@ -69,17 +70,30 @@ class Choice:
     summary: str
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[str, ...] = ("inference", "training")
-    required_traits: tuple[str, ...] = ()
-    excluded_by: tuple[tuple[str, str], ...] = ()
+    required_traits: tuple[Trait, ...] = ()
+    excluded_by: tuple[tuple[Trait, str], ...] = ()
     requires: tuple[tuple[str, Any], ...] = ()
     implies: tuple[tuple[str, Any], ...] = ()
-    implies_for: tuple[tuple[str, tuple[str, Any]], ...] = ()
+    implies_for: tuple[tuple[Trait, tuple[str, Any]], ...] = ()
     effort: Effort = "standard"
-    quick_with: tuple[str, ...] = ()
+    quick_with: tuple[Trait, ...] = ()
     compile_factor: float = 1.0
     target_cost: TargetCost = "all"
     min_remaining_fraction: float = 0.0
     carries_over: bool = False
+
+    def __post_init__(self) -> None:
+        """Take traits by their values, too, as a plug-in may name them.
+
+        Raises:
+            PlanError: a trait is unknown.
+        """
+        named = ((field, getattr(self, field)) for field in ("required_traits", "quick_with"))
+        found: dict[str, Any] = {field: tuple(check_trait(one, field) for one in traits) for field, traits in named}
+        for field in ("excluded_by", "implies_for"):
+            found[field] = tuple((check_trait(trait, field), other) for trait, other in getattr(self, field))
+        for field, value in found.items():
+            object.__setattr__(self, field, value)
 
     @property
     def key(self) -> tuple[str, Any]:

@@ -11,6 +11,7 @@ from torchwise.errors import PlanError
 from torchwise.plan.choice import ANY, Choice, load_choices
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.plan import EAGER, Plan
+from torchwise.plan.trait import Trait
 
 EFFORTS = ("quick", "standard", "thorough")
 
@@ -22,14 +23,14 @@ class PlanSpace:
     Attributes:
         device: "cpu" or "cuda".
         mode: "inference" or "training".
-        traits: traits that the inspection found in the workload, such as "module", "gemm", "repeated_blocks".
+        traits: traits that the inspection found in the workload, such as `Trait.GEMM`.
         allow: the furthest legality.
         effort: "quick", "standard" or "thorough".
     """
 
     device: str
     mode: str
-    traits: frozenset[str]
+    traits: frozenset[Trait]
     allow: Numerics = Numerics.SAME_PRECISION
     effort: str = "standard"
 
@@ -52,7 +53,7 @@ class PlanSpace:
         if not self.allow.allows(choice.numerics):
             return f"it is {choice.numerics}, and only up to {self.allow} is allowed"
         if missing := [need for need in choice.required_traits if need not in self.traits]:
-            return f"the workload has no {missing[0].replace('_', ' ')}"
+            return _explain_missing(missing[0])
         if barred := self.bars(choice):
             return barred
         is_early = any(trait in self.traits for trait in choice.quick_with)
@@ -86,6 +87,10 @@ class PlanSpace:
         compiler = load_choices().get(("backend", plan.backend))
         if plan.scope == "rolled" and compiler is not None and compiler.key in open_here:
             yield replace(plan, scope="whole"), compiler
+
+
+def _explain_missing(trait: Trait) -> str:
+    return f"it is for a model that {trait.summary}" if trait.summary else f"the workload has no {trait.label}"
 
 
 def iter_changes(plan: Plan) -> Iterator[tuple[str, object]]:

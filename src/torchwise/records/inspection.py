@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torchwise.plan import Trait
 from torchwise.records.bounds import Amount, Count, Positive, Seconds
 from torchwise.records.measurement import Measurement
 
@@ -35,14 +36,8 @@ class Inspection:
         structure: of the model alone, as `torchwise.workload.identity.structure` gives it.
         description: the model in a line, such as "Sequential, 25.6 M parameters, float32".
         inputs: one line per example, as `describe_example` gives it.
-        traits: traits that choices may need, and that verification must know: "module", "floating", "float32", "gemm",
-            "conv", "repeated_blocks", "several_shapes", "stochastic", "writes_inputs", "complex", "repeats", "long" (of
-            very many operators), "rnn", "patches", "short_rows" (points of a few coordinates are read again and again),
-            "static_form", "dependent_launch" (the GPU can start a kernel before the one ahead of it has ended), "grows"
-            (a call changes the shape of the state that it keeps), "prints" (or logs), "questions" (Python asks the GPU
-            yes or no, or how many), "numbers" (it reads floating-point numbers from it), "short_calls" and
-            "contended_cores" (on a CPU: threads of one operator wait for a core; `measurement.cores` is the evidence).
-            A training step may have "training_step", "fusable", "foreachable", "divisible_by_2" and "divisible_by_4".
+        traits: traits that choices may need, and that verification must know. Of `Trait.CONTENDED_CORES`,
+            `measurement.cores` is the evidence.
         measurement: eager against itself. Its speed-up interval should hold 1, and shows the machine's noise.
         first_call_s: seconds of the first call beyond a steady one.
         peak_memory: bytes at the peak of one call above those held before it, or None if not measurable.
@@ -58,7 +53,7 @@ class Inspection:
     structure: str
     description: str
     inputs: tuple[str, ...]
-    traits: frozenset[str]
+    traits: frozenset[Trait]
     measurement: Measurement
     first_call_s: Seconds
     peak_memory: Count | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from torchwise.plan import Numerics, Plan
+from torchwise.plan import Numerics, Plan, Trait
 from torchwise.records import Study, StudyState
 from torchwise.report.command_line import command_line, options
 from torchwise.report.costs import workload_of
@@ -94,7 +94,7 @@ def wrap_command(command: str, width: int) -> list[str]:
 
 
 def _may_be_lowered(study: Study) -> bool:
-    return study.allow in (Numerics.EXACT, Numerics.SAME_PRECISION) and "floating" in study.inspection.traits
+    return study.allow in (Numerics.EXACT, Numerics.SAME_PRECISION) and Trait.FLOATING in study.inspection.traits
 
 
 def _tune(study: Study, *more: str) -> str:

@@ -88,7 +88,7 @@ def inspection_facts(study: Study) -> list[Fact]:
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
         ("Peak memory of a call", show.size(study.eager_peak_memory)),
         ("Where the time goes", format_time_by_kind(seen)),
-        ("Traits", ", ".join(sorted(trait.replace("_", " ") for trait in seen.traits))),
+        ("Traits", ", ".join(sorted(trait.label for trait in seen.traits))),
     ]
     return [(name, show.one_line(value) or show.NONE) for name, value in facts]
 

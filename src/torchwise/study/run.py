@@ -29,7 +29,7 @@ from torchwise.decide import (
 )
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, StorageError, UnsupportedError
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.space import PlanSpace, numerics_of
 from torchwise.records import (
     Decision,
@@ -301,10 +301,10 @@ class _Loop:
         kept = self._storage.keep_duel(self._id, challenger.plan, duel)
         self._listener.finish_comparison(replace(challenger, duel=kept))
 
-    def _traits(self, history: History) -> frozenset[str]:
+    def _traits(self, history: History) -> frozenset[Trait]:
         """Return the workload's traits, with facts about its noise from earlier trials."""
         checks = {check.name for trial in history.trials if trial.verdict for check in trial.verdict.checks}
-        return self._inspection.traits | ({"noise_not_reproducible"} if "reproduced noise" in checks else set())
+        return self._inspection.traits | ({Trait.NOISE_NOT_REPRODUCIBLE} if "reproduced noise" in checks else set())
 
     def _report_leader(self) -> None:
         history = self._history()

@@ -12,7 +12,7 @@ from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.measure import profile_of
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Plan, Trait
 from torchwise.records import Costs, Measurement, Outcome, Verdict
 from torchwise.trial.error_origin import run_checks
 from torchwise.trial.harness import Calls, Harness
@@ -142,7 +142,7 @@ class _CandidateTrial:
         Raises:
             UnsupportedError: the calls go on compiling, as the values that they change are compiled in.
         """
-        if not self._is_compiled_here or "stateful" not in self._job.traits or self._trainee is not None:
+        if not self._is_compiled_here or Trait.STATEFUL not in self._job.traits or self._trainee is not None:
             return
         call, example = self._realized.call, self.arena.workload.examples[0].clone()
         compiled = [count_compiled_graphs()]
@@ -170,7 +170,7 @@ class _CandidateTrial:
         if self._trainee is not None:
             return self._step_verdict(self._trainee, stage)
         plan, workload = self._job.plan, self.arena.workload
-        stochastic = "stochastic" in self._job.traits
+        stochastic = Trait.STOCHASTIC in self._job.traits
         floor = workload.call if plan.precision == "native" else self._compile_plan(_floor_of(plan)).call
         subject = Subject(
             workload,
@@ -180,7 +180,7 @@ class _CandidateTrial:
             self._reproducible() if stochastic else None,
             stochastic,
             self.arena.mode == "training",
-            "stateful" in self._job.traits,
+            Trait.STATEFUL in self._job.traits,
             [answer.seen for answer in self._answers],
         )
         plain = replace(subject, candidate=workload.call, floor=workload.call, precision="native", reproducible=None)
@@ -198,7 +198,7 @@ class _CandidateTrial:
             return lambda copy: self._compile_plan(plan, of=copy).call
 
         floor = None if plan.precision == "native" else maker(_floor_of(plan))
-        stochastic = "stochastic" in self._job.traits
+        stochastic = Trait.STOCHASTIC in self._job.traits
         first = None if stochastic else self._first_step
         subject = StepSubject(self.arena.workload, trainee, maker(plan), floor, plan.precision, stochastic, first)
 
@@ -218,7 +218,7 @@ class _CandidateTrial:
         plan = self._job.plan
         if plan.precision not in ("native", "tf32") or not self._job.effort.reproduce_noise:
             return None  # another dtype draws other numbers from the same generator
-        if plan.backend != "eager" and "noise_not_reproducible" in self._job.traits:
+        if plan.backend != "eager" and Trait.NOISE_NOT_REPRODUCIBLE in self._job.traits:
             return None  # an earlier trial of this study found out
         if plan.backend == "eager":
             return self._realized.call
@@ -230,7 +230,7 @@ class _CandidateTrial:
     def measurement(self) -> Measurement:
         job, eager = self._job, self.arena.eager
         # If threads wait for cores, eager's time varies widely: no time is its usual one.
-        usual = None if "contended_cores" in job.traits else job.baseline_s
+        usual = None if Trait.CONTENDED_CORES in job.traits else job.baseline_s
         found = self.arena.measure(self.candidate, eager, prune_below=job.prune_below, usual_s=(None, usual))
         return replace(found, busy_s=profile_of(self.candidate[0], self.arena.device).busy_s)
 

@@ -21,6 +21,7 @@ from torchwise.measure import (
     measure_pair,
     peak_memory,
 )
+from torchwise.plan import Trait
 from torchwise.records import Measurement
 from torchwise.records.measurement import NOT_COLD
 from torchwise.trial.compile_lock import compiling_aside
@@ -62,7 +63,7 @@ class Harness:
         self.device, self.mode = job.workload.device, job.workload.mode
         self._clock = Clock(self.device, each=job.workload.objective != "throughput")
         with self.gradients():
-            self._state = _make_start_state(self.workload) if "stateful" in job.traits and not goes_on else None
+            self._state = _make_start_state(self.workload) if Trait.STATEFUL in job.traits and not goes_on else None
         self.eager = self.runners(self.subject())
         with self.gradients():
             for call in self.eager:
@@ -83,7 +84,7 @@ class Harness:
 
     def runners(self, call: Callable[..., Any]) -> Calls:
         """Return the calls of `call` in the form that is timed."""
-        restores = not self._job.traits.isdisjoint(["writes_inputs", "stateful"])
+        restores = not self._job.traits.isdisjoint([Trait.WRITES_INPUTS, Trait.STATEFUL])
         mode = "inference" if self.workload.step else self.mode  # a step runs its own backward pass
         original = None if self.workload.step else self.workload.call  # and puts its state back by itself
         goes_on, restores = restores and self._goes_on, restores and not self._goes_on
@@ -129,7 +130,7 @@ class Harness:
         """Time two sides in alternation, over the shape mix. See `measure_pair`, `Precision` and `Clock`."""
         sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
         effort = self._job.effort
-        is_unsteady = {"contended_cores", "short_calls"} <= self._job.traits
+        is_unsteady = {Trait.CONTENDED_CORES, Trait.SHORT_CALLS} <= self._job.traits
         rounds = STOPPING_ROUNDS if is_unsteady else MIN_ROUNDS
         precision = Precision(effort.half_width, effort.measure_s, block_s, rounds)
         clock = replace(self._clock, evict=evict)

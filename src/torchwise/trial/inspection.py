@@ -17,6 +17,7 @@ from torchwise.compile.transforms.patch_matmul import has_patches
 from torchwise.compile.transforms.static_form import has_static_form
 from torchwise.compile.transforms.structure_of_arrays import reads_across
 from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
+from torchwise.plan.trait import DIVISIBLE_BY, Trait
 from torchwise.records import Inspection, Measurement
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
@@ -103,7 +104,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
             seen.union(
                 _traits(workload, shares, seen_once, instruments, stochastic=stochastic),
                 instruments.use("how its batch may be cut", lambda: step_traits(workload), frozenset()),
-                ["prints"] if speaks else [],
+                [Trait.PRINTS] if speaks else [],
                 _core_traits(job.workload.device, measurement, steady / len(calls)),
             )
         ),
@@ -117,7 +118,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     )
 
 
-def _core_traits(device: str, measurement: Measurement, steady_s: float) -> list[str]:
+def _core_traits(device: str, measurement: Measurement, steady_s: float) -> list[Trait]:
     """Return the traits of a model on the CPU that make another number of threads worth a trial at once.
 
     If threads wait for cores, a call's time varies widely: the quickest call shows the amount of work.
@@ -125,8 +126,8 @@ def _core_traits(device: str, measurement: Measurement, steady_s: float) -> list
     if device != "cpu":
         return []
     is_short = min(steady_s, *measurement.baseline_s) < SHORT_S
-    found = {"short_calls": is_short, "contended_cores": measurement.is_contended}
-    return [name for name, present in found.items() if present]
+    found = {Trait.SHORT_CALLS: is_short, Trait.CONTENDED_CORES: measurement.is_contended}
+    return [trait for trait, present in found.items() if present]
 
 
 def mix_of(calls: list[Callable[[], Any]], workload: Workload) -> Mix:
@@ -143,7 +144,7 @@ def _is_stochastic(workload: Workload, call: Callable[[], Any]) -> tuple[bool, b
     return is_stochastic(lambda: trainee.answer(workload.examples[0]))
 
 
-def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
+def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | None]:
     """Return the traits that need a visit to every operator of a call, and the number of operators.
 
     The traits are:
@@ -189,15 +190,15 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[str], int | Non
         call()
         is_whole = True
     found = {
-        "complex": is_complex,
-        "short_rows": has_short_rows,
-        "uneven_mean": has_uneven_mean,
-        "repeats": _repeats(labels),
-        "long": operators >= MANY_OPERATORS,
-        "questions": asks,
-        "numbers": reads,
+        Trait.COMPLEX: is_complex,
+        Trait.SHORT_ROWS: has_short_rows,
+        Trait.UNEVEN_MEAN: has_uneven_mean,
+        Trait.REPEATS: _repeats(labels),
+        Trait.LONG: operators >= MANY_OPERATORS,
+        Trait.READS_BOOL: asks,
+        Trait.READS_SCALAR: reads,
     }
-    return frozenset(name for name, present in found.items() if present), operators if is_whole else None
+    return frozenset(trait for trait, present in found.items() if present), operators if is_whole else None
 
 
 def _is_uneven_mean(func: Any, args: tuple[Any, ...]) -> bool:
@@ -211,19 +212,19 @@ def _is_uneven_mean(func: Any, args: tuple[Any, ...]) -> bool:
     return getattr(func, "overloadpacket", None) in means and len(args) > _REDUCTION and args[_REDUCTION] == _MEAN
 
 
-def _compatible(traits: frozenset[str]) -> frozenset[str]:
+def _compatible(traits: frozenset[Trait]) -> frozenset[Trait]:
     """Drop traits that a model only seems to have.
 
     Repeated steps in an RNN, however many, are its own, and Dynamo never sees them. A batch is divisible, but an uneven
     mean over it is not the mean of its pieces' means. Questions of a model with static shapes do not arise in its
     static form.
     """
-    if "rnn" in traits:
-        traits -= {"repeats", "long"}
-    if "static_form" in traits:
-        traits -= {"questions", "numbers"}
-    if "uneven_mean" in traits:
-        traits = frozenset(trait for trait in traits if not trait.startswith("divisible_by_"))
+    if Trait.RNN in traits:
+        traits -= {Trait.REPEATS, Trait.LONG}
+    if Trait.STATIC_FORM in traits:
+        traits -= {Trait.READS_BOOL, Trait.READS_SCALAR}
+    if Trait.UNEVEN_MEAN in traits:
+        traits -= set(DIVISIBLE_BY.values())
     return traits
 
 
@@ -245,7 +246,7 @@ def _form(arguments: Any) -> str:
 
 def _traits(
     workload: Workload, shares: dict[str, float], once: PlainCall, instruments: Instruments, *, stochastic: bool
-) -> list[str]:
+) -> list[Trait]:
     import torch
 
     def has(what: str, look: Callable[[Any], Any]) -> bool:
@@ -254,23 +255,24 @@ def _traits(
     module = workload.module
     tensors = [t for example in workload.examples for t in example.tensors()]
     tensors += [*module.parameters(), *module.buffers()] if module is not None else []
+    has_autocast = bool(workload.step and workload.step.autocast)
     dims4 = any(t.dim() == 4 for t in tensors)
     found = {
-        "module": module is not None,
-        "floating": any(t.is_floating_point() for t in tensors),
-        "float32": any(t.dtype is torch.float32 for t in tensors) and not (workload.step and workload.step.autocast),
-        "gemm": shares.get("gemm", 1.0) > SIGNIFICANT,
-        "conv": dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
-        "repeated_blocks": module is not None and has("repeated blocks", find_repeated_blocks),
-        "rnn": module is not None and has("an RNN", has_rnn),
-        "patches": module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has("patches", has_patches),
-        "dependent_launch": any(t.is_cuda for t in tensors) and _launches_early(),
-        "static_form": has("a static form", lambda _: has_static_form(workload.call)),
-        "grows": once.grows,
-        "several_shapes": once.grows or len({describe_example(example) for example in workload.examples}) > 1,
-        "stochastic": stochastic,
+        Trait.MODULE: module is not None,
+        Trait.FLOATING: any(t.is_floating_point() for t in tensors),
+        Trait.FLOAT32: any(t.dtype is torch.float32 for t in tensors) and not has_autocast,
+        Trait.GEMM: shares.get("gemm", 1.0) > SIGNIFICANT,
+        Trait.CONV: dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
+        Trait.REPEATED_BLOCKS: module is not None and has("repeated blocks", find_repeated_blocks),
+        Trait.RNN: module is not None and has("an RNN", has_rnn),
+        Trait.PATCHES: module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has("patches", has_patches),
+        Trait.DEPENDENT_LAUNCH: any(t.is_cuda for t in tensors) and _launches_early(),
+        Trait.STATIC_FORM: has("a static form", lambda _: has_static_form(workload.call)),
+        Trait.GROWS: once.grows,
+        Trait.SEVERAL_SHAPES: once.grows or len({describe_example(example) for example in workload.examples}) > 1,
+        Trait.STOCHASTIC: stochastic,
     }
-    return [*once.traits, *(name for name, present in found.items() if present)]
+    return [*once.traits, *(trait for trait, present in found.items() if present)]
 
 
 def _launches_early() -> bool:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Plan, Trait
 from torchwise.records import Costs, Measurement, Verdict
 from torchwise.records.bounds import Seconds
 from torchwise.workload import WorkloadSpec
@@ -129,7 +129,7 @@ class Job:
     workload: WorkloadSpec
     plan: Plan = EAGER
     source: str | None = None
-    traits: frozenset[str] = frozenset()
+    traits: frozenset[Trait] = frozenset()
     effort: Effort = EFFORTS["standard"]
     prune_below: float | None = None
     baseline_s: float | None = None

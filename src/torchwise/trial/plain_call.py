@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchwise.errors import BaselineError, InternalError, WorkloadError, format_error
+from torchwise.plan import Trait
 from torchwise.trial.error_origin import call_plainly, make_baseline_error
 from torchwise.trial.loading import runner
 from torchwise.verify.leaves import leaves_of
@@ -39,10 +40,10 @@ class PlainCall:
     grows: bool
 
     @property
-    def traits(self) -> frozenset[str]:
-        """The traits that an arena needs, to begin each call from one state."""
-        found = {"writes_inputs": self.writes, "stateful": bool(self.moves)}
-        return frozenset(name for name, present in found.items() if present)
+    def traits(self) -> frozenset[Trait]:
+        """The traits by which every call is started from one state."""
+        found = {Trait.WRITES_INPUTS: self.writes, Trait.STATEFUL: bool(self.moves)}
+        return frozenset(trait for trait, present in found.items() if present)
 
 
 def run_plainly(workload: Workload, mode: str) -> PlainCall:

@@ -12,23 +12,21 @@ from torch.utils.flop_counter import flop_registry
 from torchwise.compile.optimizer import forms_open
 from torchwise.measure import device_lock
 from torchwise.measure.peaks import matrix_rate
+from torchwise.plan.trait import DIVISIBLE_BY, Trait
 from torchwise.records import StepWork
 from torchwise.trial.error_origin import Instruments
 from torchwise.workload import Workload, pytree
 from torchwise.workload.train_step import TrainStep
 
-PIECES = (2, 4)
-"""The numbers of pieces into which a plan may cut a batch."""
 
-
-def step_traits(workload: Workload) -> frozenset[str]:
+def step_traits(workload: Workload) -> frozenset[Trait]:
     """Return the traits that only a training step has, and none for any other workload."""
     if workload.step is None:
         return frozenset()
-    return frozenset({"training_step", *forms_open(workload.step.optimizer), *_cuts(workload, workload.step)})
+    return frozenset({Trait.TRAINING_STEP, *forms_open(workload.step.optimizer), *_cuts(workload, workload.step)})
 
 
-def _cuts(workload: Workload, step: TrainStep) -> Iterator[str]:
+def _cuts(workload: Workload, step: TrainStep) -> Iterator[Trait]:
     batch_norm = torch.nn.modules.batchnorm._BatchNorm
     if any(isinstance(module, batch_norm) for module in step.model.modules()):
         return  # its statistics are those of the whole batch
@@ -38,9 +36,9 @@ def _cuts(workload: Workload, step: TrainStep) -> Iterator[str]:
     rows = [{t.shape[0] if t.dim() else 0 for t in pytree.tensors(example.args)} for example in workload.examples]
     if any(len(lengths) != 1 for lengths in rows):
         return  # a tensor of another length than the batch is no list of samples, such as a mask over positions
-    for count in PIECES:
+    for count, trait in DIVISIBLE_BY.items():
         if all(t.dim() and t.shape[0] % (count * step.accumulate) == 0 for t in tensors):
-            yield f"divisible_by_{count}"
+            yield trait
 
 
 def work_of(workload: Workload, call: Callable[[], Any], instruments: Instruments) -> StepWork:

@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torchwise.decide.history import GROWS, RESTRIDED, History, code_of, lays_out_by_itself, sets_threads_alone
+from torchwise.decide.history import History, code_of, lays_out_by_itself, sets_threads_alone
 from torchwise.decide.samplers.base import Proposal
-from torchwise.plan import EAGER, Choice, Numerics, Plan, PlanSpace
+from torchwise.plan import EAGER, Choice, Numerics, Plan, PlanSpace, Trait
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.space import EFFORTS, choices_of, complexity_of, iter_changes
 from torchwise.records import units
@@ -132,7 +132,7 @@ class StagedSampler:
         # would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too: quick compiles
         # are tried before long ones.
         leader, foundation = history.incumbent(), history.foundation()
-        waits = "contended_cores" in history.traits
+        waits = Trait.CONTENDED_CORES in history.traits
         first = (leader, foundation, history.fastest_compiled()) if leader == EAGER else (leader,)
         best = min(
             worth,
@@ -158,16 +158,17 @@ class StagedSampler:
 
     def _is_affordable(self, plan: Plan, history: History) -> bool:
         """Return whether a plan is open here and could pay if it took no time at all."""
-        space = replace(self._space, effort=EFFORTS[-1], traits=self._space.traits | {RESTRIDED})  # as it showed then
+        # A trial may have shown that trait.
+        space = replace(self._space, effort=EFFORTS[-1], traits=self._space.traits | {Trait.RESTRIDED})
         closed = [choice for choice in choices_of(plan) if space.excludes(choice)]
         return not plan.is_eager and not closed and history.predict_overhead_s(plan) < history.economics.baseline_cost
 
     def list_excluded(self, history: History) -> list[str]:
         """List the untried neighbours of the leader that cannot pay, and those that need other effort or numerics."""
         found = {str(o.plan): o.problem(history) for o in self._options(history)}
-        if GROWS in history.traits:
+        if Trait.GROWS in history.traits:
             found["inductor for static shapes"] = "each call gives what it keeps another shape, and would compile anew"
-        if RESTRIDED in history.traits:
+        if Trait.RESTRIDED in history.traits:
             found["inductor without eager_strides"] = "outputs would lie otherwise in memory than eager's, as was seen"
         parts = (trial.failure.no_effect for trial in history.trials if trial.failure)
         found.update({part[1]: "it changes nothing here, as was seen" for part in parts if part})
@@ -254,11 +255,11 @@ def _limit_s(chosen: _Option, worth: Sequence[_Option], history: History) -> flo
 
 def _fails_like_others(plan: Plan, space: PlanSpace) -> bool:
     """Return whether a plan would change the memory layout of outputs from eager's, as other plans were seen to."""
-    return RESTRIDED in space.traits and lays_out_by_itself(plan)
+    return Trait.RESTRIDED in space.traits and lays_out_by_itself(plan)
 
 
 def _compiles_each_call(plan: Plan, space: PlanSpace) -> bool:
-    return GROWS in space.traits and plan.backend != EAGER.backend and plan.shapes == "static"
+    return Trait.GROWS in space.traits and plan.backend != EAGER.backend and plan.shapes == "static"
 
 
 def _name(choice: Choice) -> str:

@@ -16,7 +16,7 @@ from torchwise.diagnose.bisect.capture import capture, extract_subgraph
 from torchwise.diagnose.bisect.job import Probe, ProbeResult
 from torchwise.errors import BaselineError, InputError
 from torchwise.measure import Clock, Precision, measure_pair
-from torchwise.plan import EAGER
+from torchwise.plan import EAGER, Trait
 from torchwise.records import Measurement, Outcome, Verdict
 from torchwise.records.bisection import Observation, Symptom
 from torchwise.trial.inspection import mix_of
@@ -141,7 +141,7 @@ def _verdict(workload: Workload, candidate: Callable[..., Any], order: Probe) ->
         eager = replace(order, job=replace(order.job, plan=replace(EAGER, precision=plan.precision)))
         floor = build(workload, eager)
     precision = plan.precision if order.stage == "plan" else "native"
-    stateful = "stateful" in order.job.traits
+    stateful = Trait.STATEFUL in order.job.traits
     judged = Subject(workload, candidate, floor, precision, training=_trains(order), stateful=stateful)
     with torch.set_grad_enabled(_trains(order)):
         return verify(judged, extra_draws=0)

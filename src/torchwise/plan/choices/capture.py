@@ -2,8 +2,9 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
 
-PRINTS = ("prints", "the model prints or logs in its call, and a replay would not: take that out, or name the plan")
+PRINTS = (Trait.PRINTS, "the model prints or logs in its call, and a replay would not: take that out, or name the plan")
 _AGAIN = "a piece that is replayed once more, after another answer,"
 
 register(
@@ -29,11 +30,11 @@ register(
         "how many (`x[mask]`): one CUDA graph from each question to the next, for each way that the answers lead",
         devices=("cuda",),
         modes=("inference",),
-        required_traits=("questions",),
+        required_traits=(Trait.READS_BOOL,),
         excluded_by=(
             PRINTS,
-            ("stochastic", f"the model draws random numbers: {_AGAIN} would draw others"),
-            ("writes_inputs", f"the model writes to its inputs: {_AGAIN} would write twice"),
+            (Trait.STOCHASTIC, f"the model draws random numbers: {_AGAIN} would draw others"),
+            (Trait.WRITES_INPUTS, f"the model writes to its inputs: {_AGAIN} would write twice"),
         ),
         effort="quick",
         compile_factor=0.0,

@@ -2,6 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
 
 register(
     Choice(
@@ -12,7 +13,7 @@ register(
         summary="weights are folded into the compiled code (batch-norm into convolutions, weights prepacked); "
         "the plan turns stale, and eager answers, when weights change",
         modes=("inference",),
-        required_traits=("module", "gemm"),
+        required_traits=(Trait.MODULE, Trait.GEMM),
         requires=(("backend", "inductor"),),
         effort="quick",
         compile_factor=1.3,

@@ -2,6 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
 
 ON_INDUCTOR = (("backend", "inductor"),)
 
@@ -25,7 +26,7 @@ register(
         Numerics.SAME_PRECISION,
         complexity=2,
         summary="Inductor picks each matrix product and convolution by timing several kernels",
-        required_traits=("gemm",),
+        required_traits=(Trait.GEMM,),
         requires=ON_INDUCTOR,
         compile_factor=8.0,
         target_cost="gemm",
@@ -38,7 +39,7 @@ register(
         complexity=3,
         summary="max-autotune inside CUDA graphs; outputs are copied out",
         devices=("cuda",),
-        required_traits=("gemm",),
+        required_traits=(Trait.GEMM,),
         requires=ON_INDUCTOR,
         effort="thorough",
         compile_factor=9.0,
@@ -52,7 +53,7 @@ register(
         complexity=1,
         summary="matrix products are picked among CUTLASS kernels as well, where that library is installed",
         devices=("cuda",),
-        required_traits=("gemm",),
+        required_traits=(Trait.GEMM,),
         requires=(("backend", "inductor"), ("mode", "max-autotune-no-cudagraphs")),
         effort="thorough",
         compile_factor=2.0,
@@ -102,7 +103,7 @@ register(
         complexity=1,
         summary="a kernel is launched before the one ahead has ended (programmatic dependent launch, from Hopper on)",
         devices=("cuda",),
-        required_traits=("dependent_launch",),
+        required_traits=(Trait.DEPENDENT_LAUNCH,),
         requires=ON_INDUCTOR,
         # PyTorch leaves it off: of its own benchmarks some lost by it (pull request 167687). What it shortens is the
         # beginning and the end of each kernel, which a profile counts as work. Time with over time without, measured on

@@ -2,6 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
 
 register(
     Choice(
@@ -10,7 +11,7 @@ register(
         Numerics.SAME_PRECISION,
         complexity=1,
         summary="4-D weights and inputs are laid out with channels innermost; outputs keep the strides promised",
-        required_traits=("conv",),
+        required_traits=(Trait.CONV,),
         compile_factor=0.0,
         target_cost="conv",
         min_remaining_fraction=0.3,

@@ -2,6 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
 
 register(
     Choice(
@@ -11,7 +12,7 @@ register(
         complexity=1,
         summary="float32 matrix products and convolutions on TF32 tensor cores (10 bits of mantissa)",
         devices=("cuda",),
-        required_traits=("gemm", "float32"),
+        required_traits=(Trait.GEMM, Trait.FLOAT32),
         compile_factor=0.0,
         target_cost="gemm",
         min_remaining_fraction=0.1,
@@ -23,7 +24,7 @@ register(
         complexity=2,
         summary="weights and activations in bfloat16 (8 bits of mantissa); inputs and outputs keep their dtype",
         modes=("inference",),
-        required_traits=("floating",),
+        required_traits=(Trait.FLOATING,),
         compile_factor=0.0,
     ),
     Choice(
@@ -32,7 +33,7 @@ register(
         Numerics.LOWER_PRECISION,
         complexity=2,
         summary="PyTorch's autocast to bfloat16 where it deems that safe",
-        required_traits=("gemm", "float32"),
+        required_traits=(Trait.GEMM, Trait.FLOAT32),
         effort="quick",  # users who allow reduced precision want it first of all, and it compiles nothing
         compile_factor=0.0,
     ),
@@ -43,7 +44,7 @@ register(
         complexity=2,
         summary="PyTorch's autocast to float16 where it deems that safe",
         devices=("cuda",),
-        required_traits=("gemm", "float32"),
+        required_traits=(Trait.GEMM, Trait.FLOAT32),
         effort="thorough",
         compile_factor=0.0,
     ),

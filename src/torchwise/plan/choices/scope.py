@@ -2,6 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
 
 register(
     Choice(
@@ -10,7 +11,7 @@ register(
         Numerics.SAME_PRECISION,
         complexity=1,
         summary="each repeated block is compiled once and shared, which cuts compile time, not steady time",
-        required_traits=("repeated_blocks",),
+        required_traits=(Trait.REPEATED_BLOCKS,),
         requires=(("backend", "inductor"), ("mode", "default")),
         compile_factor=0.4,
         target_cost="compile",
@@ -21,7 +22,7 @@ register(
         Numerics.SAME_PRECISION,
         complexity=2,
         summary="what repeats in the graph (steps of a loop, equal layers) is compiled once and called each time",
-        required_traits=("repeats",),
+        required_traits=(Trait.REPEATS,),
         requires=(("backend", "inductor"), ("mode", "default")),
         # So it is tried before the whole is compiled, which may take minutes.
         implies=(("backend", "inductor"), ("transforms", "complex_to_real")),

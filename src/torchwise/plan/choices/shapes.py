@@ -2,6 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
 
 register(
     Choice(
@@ -10,9 +11,9 @@ register(
         Numerics.SAME_PRECISION,
         complexity=1,
         summary="one compilation serves all shapes of the mix, instead of one each",
-        required_traits=("several_shapes",),
+        required_traits=(Trait.SEVERAL_SHAPES,),
         requires=(("backend", "inductor"), ("mode", "default")),
-        implies_for=(("grows", ("backend", "inductor")),),
+        implies_for=((Trait.GROWS, ("backend", "inductor")),),
         effort="quick",
     )
 )

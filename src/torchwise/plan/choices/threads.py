@@ -4,15 +4,16 @@ from torchwise.cgroups import cpu_quota
 from torchwise.environment import available_cpus
 from torchwise.plan.choice import ANY, Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
 
 # If compiling may take minutes, choices that compile nothing are tried before.
-LONG = ("repeats", "long")
+LONG = (Trait.REPEATS, Trait.LONG)
 # Where an operator does little, waking threads may cost more than they save; and the one that waits for a core which
 # another program holds, or for a control group's next period, has all others wait.
-WAITING = ("short_calls", "contended_cores")
+WAITING = (Trait.SHORT_CALLS, Trait.CONTENDED_CORES)
 
 
-def _threads(value: int | str, quick_with: tuple[str, ...] = LONG) -> Choice:
+def _threads(value: int | str, quick_with: tuple[Trait, ...] = LONG) -> Choice:
     return Choice(
         "threads",
         value,

@@ -3,8 +3,8 @@
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.choices.capture import PRINTS
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import DIVISIBLE_BY, Trait
 
-STEP = "training_step"
 ON_INDUCTOR = (("backend", "inductor"), ("mode", "default"))
 
 register(
@@ -15,7 +15,7 @@ register(
         complexity=1,
         summary="the optimizer updates all parameters in a few fused kernels",
         modes=("training",),
-        required_traits=(STEP, "fusable"),
+        required_traits=(Trait.TRAINING_STEP, Trait.FUSABLE),
         effort="quick",
         compile_factor=0.0,
     ),
@@ -26,7 +26,7 @@ register(
         complexity=1,
         summary="the optimizer updates all parameters together, operator by operator",
         modes=("training",),
-        required_traits=(STEP, "foreachable"),
+        required_traits=(Trait.TRAINING_STEP, Trait.FOREACHABLE),
         compile_factor=0.0,
     ),
     Choice(
@@ -36,7 +36,7 @@ register(
         complexity=2,
         summary="the optimizer's update is compiled",
         modes=("training",),
-        required_traits=(STEP,),
+        required_traits=(Trait.TRAINING_STEP,),
         requires=ON_INDUCTOR,
         compile_factor=2.0,
     ),
@@ -47,7 +47,7 @@ register(
         complexity=1,
         summary="the loss is compiled together with the model, so that the two are fused",
         modes=("training",),
-        required_traits=(STEP,),
+        required_traits=(Trait.TRAINING_STEP,),
         requires=(("backend", "inductor"),),
     ),
     Choice(
@@ -58,7 +58,7 @@ register(
         summary="forward, backward, clipping and the optimizer's update are captured in one CUDA graph",
         devices=("cuda",),
         modes=("training",),
-        required_traits=(STEP,),
+        required_traits=(Trait.TRAINING_STEP,),
         excluded_by=(PRINTS,),
         implies=(("optimizer", "fused"),),
         effort="quick",
@@ -72,12 +72,12 @@ register(
         complexity=1,
         summary="the backward pass computes the activations inside each repeated block anew, which saves their memory",
         modes=("training",),
-        required_traits=(STEP, "repeated_blocks"),
+        required_traits=(Trait.TRAINING_STEP, Trait.REPEATED_BLOCKS),
         compile_factor=0.0,
         target_cost="memory",
     ),
 )
-for _count in (2, 4):
+for _count, _trait in DIVISIBLE_BY.items():
     register(
         Choice(
             "microbatches",
@@ -86,7 +86,7 @@ for _count in (2, 4):
             complexity=1,
             summary="the batch is cut into microbatches, whose gradients add up: less memory, same update",
             modes=("training",),
-            required_traits=(STEP, f"divisible_by_{_count}"),
+            required_traits=(Trait.TRAINING_STEP, _trait),
             compile_factor=0.0,
             target_cost="memory",
         )

@@ -2,6 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
 
 register(
     Choice(
@@ -10,7 +11,7 @@ register(
         Numerics.SAME_PRECISION,
         complexity=2,
         summary="complex numbers are carried as real and imaginary parts through Inductor, which fuses only real ones",
-        required_traits=("complex",),
+        required_traits=(Trait.COMPLEX,),
         requires=(("backend", "inductor"),),
         implies=(("backend", "inductor"),),
         effort="quick",
@@ -29,7 +30,7 @@ register(
         summary="points that are read again and again, a few coordinates each, are laid out coordinate by coordinate "
         "first, so that loops read whole vectors",
         devices=("cpu",),
-        required_traits=("short_rows",),
+        required_traits=(Trait.SHORT_ROWS,),
         requires=(("backend", "inductor"), ("shapes", "static")),
         implies=(("backend", "inductor"),),
         effort="quick",
@@ -45,7 +46,7 @@ register(
         complexity=1,
         summary="each nn.RNN, nn.GRU and nn.LSTM runs in eager between compiled graphs; left in place, nothing that "
         "follows it in the same function is compiled",
-        required_traits=("rnn",),
+        required_traits=(Trait.RNN,),
         requires=(("backend", "inductor"),),
         implies=(("backend", "inductor"),),
         effort="quick",
@@ -62,7 +63,7 @@ register(
         complexity=1,
         summary="convolutions whose windows do not overlap, as those that cut an image into patches, are one matrix "
         "product each",
-        required_traits=("patches",),
+        required_traits=(Trait.PATCHES,),
         requires=(("backend", "inductor"),),
         implies=(("backend", "inductor"),),
         compile_factor=1.0,
@@ -76,7 +77,7 @@ register(
         complexity=1,
         summary="the form of itself with static shapes that the model declares runs in its place: no waiting for sizes "
         "that depend on data, so that it can be compiled whole and captured",
-        required_traits=("static_form",),
+        required_traits=(Trait.STATIC_FORM,),
         # Alone it may be slower, as it computes more. Its gain is that the gaps between kernels can be closed.
         implies=(("capture", "call"),),
         effort="quick",
@@ -91,7 +92,7 @@ register(
         "that the call can be captured",
         devices=("cuda",),
         modes=("inference",),
-        required_traits=("numbers",),
+        required_traits=(Trait.READS_SCALAR,),
         requires=(("backend", "eager"),),
         # Alone it means nothing: what it gains is that the gaps between kernels can be closed. Not with branches, as no
         # verdict proves those that are met later.
@@ -106,7 +107,7 @@ register(
         Numerics.EXACT,
         complexity=1,
         summary="outputs are laid out in memory as eager's are, where the compiler would lay them out otherwise",
-        required_traits=("restrided",),
+        required_traits=(Trait.RESTRIDED,),
         requires=(("backend", "inductor"),),
         implies=(("backend", "inductor"),),
         effort="quick",
