@@ -24,7 +24,7 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(h / temperature))
 
 
-class MendedBlock(Block):
+class FixedBlock(Block):
     """The same block, with the temperature as a tensor."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,6 +51,6 @@ def make(block: type[Block] = Block, seed: int = 0) -> tuple[nn.Module, tuple[to
     return Net(block).eval(), (torch.randn(32, 64),)
 
 
-def make_mended(seed: int = 0) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def make_fixed(seed: int = 0) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Return the fixed model, with the same weights and inputs."""
-    return make(MendedBlock, seed)
+    return make(FixedBlock, seed)

@@ -157,9 +157,9 @@ def prepare_artifacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 OF_PAGE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
     "docs/artifacts.md": prepare_artifacts,
     "docs/loops.md": lambda _monkeypatch: {"starts": [torch.rand(64, 64)]},
-    "docs/parts.md": prepare_components,
+    "docs/components.md": prepare_components,
     "docs/serving.md": prepare_serving,
-    "docs/shapes.md": prepare_bucketing,
+    "docs/bucketing.md": prepare_bucketing,
     "docs/training.md": prepare_training,
     "docs/tutorial.md": prepare_tutorial,
     "docs/watch.md": prepare_watch,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchwise.plan.choice import ANY, Choice, load_choices
 
-PAGE = Path(__file__).parents[2] / "docs" / "choices.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "choices.md"
 PLACES = {("cpu", "cuda"): "CPU, GPU", ("cpu",): "CPU", ("cuda",): "GPU"}
 
 

@@ -181,7 +181,7 @@ GIB = 2**30
     ("cores", "memory", "given", "options", "expected"),
     [
         (8, 99 * GIB, ["tests"], {}, 8),
-        (8, 99 * GIB, ["tests/docs", "tests/unit/test_plan.py"], {}, 6),
+        (8, 99 * GIB, ["tests/docs", "tests/unit/test_plan.py"], {}, 7),
         (8, 99 * GIB, ["tests/unit/test_plan.py", "tests/unit/test_zoo.py::test_a", "tests/unit/test_zoo.py"], {}, 2),
         (8, 99 * GIB, ["tests/unit/test_plan.py::test_a"], {}, 0),
         (8, 9 * GIB, ["tests"], {}, 2),

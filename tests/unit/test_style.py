@@ -72,6 +72,25 @@ def test_lines_of_pages_are_long_where_they_could_be_broken(style: ModuleType) -
     assert list(style.long_lines(page)) == [2]
 
 
+def test_words_of_a_page_are_counted_without_code_and_generated_tables(style: ModuleType) -> None:
+    page = (
+        "# A page\n\nIt has [a link](../to/a/file.md), and `two words` of code – no more.\n\n| a | table |\n|---|---|\n"
+        "```text\nmany words here\n```\n<!-- [[[cog\nmade()\n]]] -->\nmade by a program\n<!-- [[[end]]] -->\n"
+    )
+    assert style.count_page_words(page) == 2 + 11 + 2
+
+
+def test_a_page_of_too_many_words_fails_but_not_the_changelog(
+    style: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(style, "ROOT", ROOT)
+    texts = {"docs/short.md": "word\n" * 1200, "docs/long.md": "word\n" * 1201, "CHANGELOG.md": "word\n" * 5000}
+    monkeypatch.setattr(Path, "read_text", lambda file: texts[str(file.relative_to(ROOT))])
+    found = style.measure([ROOT / name for name in texts])
+    assert found.long_pages == ["docs/long.md: 1201 words"]
+    assert found.measures()["long-pages"] == 1
+
+
 def test_figures_above_a_limit_fail(style: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     found = style.Figures(functions=1, odd_names=["taken"])
     monkeypatch.setattr(style, "measure", lambda _files: found)
