@@ -61,3 +61,14 @@ def test_the_readme_says_what_the_results_say(summary: ModuleType) -> None:
     [words] = re.findall(r"on (\w+) it cannot be told", said)
     numbers = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     assert numbers.index(words) == int(cells[6])
+
+
+def test_the_readme_says_what_the_results_say_of_the_modes(summary: ModuleType) -> None:
+    said = " ".join((BENCHMARKS.parent / "README.md").read_text().split())
+    zoo = summary.overview(summary.merge_benchmarks(summary.current("zoo-h200")))
+    right = re.findall(r"- (?:max-autotune|reduce-overhead) over eager: .*right on (\d+ of) (\d+)", zoo)
+    assert [f"gave right answers on {count} those {total} targets" in said for count, total in right] == [True, True]
+    [default] = re.findall(
+        r"- default over eager: ([\d.]+)×", summary.overview(summary.merge_benchmarks(summary.current("zoo-cpu")))
+    )
+    assert f"default mode of `torch.compile` has {float(default):.2g} times eager's speed" in said
