@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -28,3 +29,15 @@ def test_paths_of_a_page_exist(page: str) -> None:
 def test_a_path_that_leads_nowhere_is_found() -> None:
     text = "`runtime/dispatch.py`, `scripts/`, `src/torchwise/gone.py:main`, `gone/`, `path/yours.py`, `a/b`"
     assert find_missing(text) == ["gone/", "src/torchwise/gone.py"]
+
+
+def test_the_walk_through_the_code_finds_each_name() -> None:
+    rows = re.findall(
+        r"^\| [^|]+\? \| `([\w/.]+\.py)` \| `(\w+)` \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) == 10
+    for file, name in rows:
+        tree = ast.parse((ROOT / "src" / "torchwise" / file).read_text())
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+        assert name in defined, f"{file}: {name}"
