@@ -8,7 +8,7 @@ from typing import Any
 
 from builders import CREATED_AT, EAGER_S, HERE, PASSED, WRONG, a_measurement, a_plan, a_trial, an_inspection, samples
 from torchwise.diagnose.analysis.advice import advise
-from torchwise.diagnose.analysis.scale import Found
+from torchwise.diagnose.analysis.scale import BatchDim
 from torchwise.plan import Plan
 from torchwise.records import Costs, Failure, FailureKind, codec
 from torchwise.records.analysis import Analysis, Batch, Consistency, Memory, Steady
@@ -52,7 +52,7 @@ def an_analysis(plan: Plan | None = None, speedup: float | None = 1.5, **changes
         "trial": trial,
         "steady": a_steady(speedup) if speedup else None,
         "batches": tuple(map(a_batch, (1, 2, 4, 8))),
-        "batch_note": "dimension 0 of the inputs, of size 32 as they were given",
+        "batch_note": "dimension 0 of the inputs, of size 32 in the given inputs",
         "created_at": CREATED_AT,
         "seconds": 94.0,
     }
@@ -66,7 +66,7 @@ class Workers:
 
     Attributes:
         cold: the result of the try.
-        steady: the result of the look.
+        steady: the result of the steady run.
         found: the result of the search for the batch dimension, or how it ends.
         batches: the results by batch size. A size that is not named gets 1.4 times.
         jobs: a word for each job, in order.
@@ -77,7 +77,7 @@ class Workers:
         default_factory=lambda: Attempt(Costs(38.2, None, 312 << 20, 280 << 20), PASSED, a_measurement(1.5))
     )
     steady: Steady | Failure = field(default_factory=a_steady)
-    found: Found | Failure | Exception = field(default_factory=lambda: Found(0, 32))
+    found: BatchDim | Failure | Exception = field(default_factory=lambda: BatchDim(0, 32))
     batches: dict[int, Attempt | Failure | Exception] = field(default_factory=dict)
     jobs: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Workers:
         self.jobs.append(f"{task} {job.size}" if task == "attempt_at" else task)
         self.folders.append(getattr(job, "job", job).cache_dir)
         self.limits.append(limits.time_s)
-        answers = {"inspect": an_inspection(), "try": self.cold, "look": self.steady, "find": self.found}
+        answers = {"inspect": an_inspection(), "try": self.cold, "measure_steady": self.steady, "find": self.found}
         answer = self._batch(job.size) if task == "attempt_at" else answers[task]
         if isinstance(answer, Exception):
             raise answer

@@ -340,7 +340,7 @@ def _check_advice(record: Explanation) -> None:
     for one in record.findings:
         price = one.saving
         if price and price.basis is not Basis.ESTIMATED and price.answer is not Answer.YES and not price.once_s:
-            withheld = one.fix.startswith(("Not recommended", "What was tried saves nothing"))
+            withheld = one.fix.startswith(("Not recommended", "Tried, and no saving"))
             assert withheld, f"{one.title}: its saving is {price.answer}, but it is advised to {one.fix}"
         for tried in one.tried:
             known = tried.saving is None or tried.saving.answer is Answer.YES or tried.saving.once_s

@@ -33,14 +33,14 @@ def make_analysis(eager_s: float, plan_s: float, **changes: Any) -> Analysis:
 def test_a_plan_that_pays_is_to_be_used_with_what_it_saves_and_when_it_has_paid() -> None:
     text = advice.use(make_analysis(0.00100, 0.00050))
     assert text == (
-        "Use inductor: it saves 500 µs a call and pays for its 9.00 s of compiling after 18,000 calls; over the "
+        "Use inductor: it saves 500 µs a call and pays back its 9.00 s of compiling after 18,000 calls. Over the "
         "expected 100,000 calls it saves 41.0 s."
     )
 
 
 def test_a_plan_that_pays_too_late_is_to_be_left_alone() -> None:
     record = replace(make_analysis(0.00100, 0.00050), workload=replace(SPEC, calls=1000))
-    assert advice.use(record).startswith("Leave the model alone for 1,000 calls: with inductor it saves 500 µs a call")
+    assert advice.use(record).startswith("Keep the original model for 1,000 calls. With inductor it saves 500 µs")
     assert "after 18,000 calls" in advice.use(record)
 
 
@@ -48,7 +48,7 @@ def test_a_plan_that_may_pay_too_late_is_inconclusive() -> None:
     record = replace(make_analysis(0.00100, 0.00050), workload=replace(SPEC, calls=18_100))
     assert record.answer is Answer.INCONCLUSIVE
     assert re.fullmatch(
-        r"Inconclusive: inductor pays for its 9.00 s of compiling after 1\d,\d00 to 2\d,\d00 calls, and 18,100 are "
+        r"Inconclusive: inductor pays back its 9.00 s of compiling after 1\d,\d00 to 2\d,\d00 calls, and 18,100 are "
         r"expected\.",
         advice.use(record),
     )
@@ -56,20 +56,20 @@ def test_a_plan_that_may_pay_too_late_is_inconclusive() -> None:
 
 
 def test_a_slower_plan_a_sure_tie_and_an_unclear_one_are_told_apart() -> None:
-    assert "it is slower, 0.500×" in advice.use(make_analysis(0.010, 0.020))
+    assert "is slower, with a speed-up over eager of 0.500×" in advice.use(make_analysis(0.010, 0.020))
     tie = make_analysis(0.010, 0.010)
     sure = replace(tie, trial=replace(tie.trial, repeats=(tie.trial.measurement,) * 4))
-    assert "gains nothing that is sure" in advice.use(sure)
+    assert "is not clearly faster" in advice.use(sure)
     wide = a_measurement(candidate_s=(0.5, 0.9, 2.0) * 5, baseline_s=(1.0,) * 15)
     for record in (tie, an_analysis(trial=a_trial(measurement=wide), steady=None)):
-        assert advice.use(record).startswith("Inconclusive: it cannot be told whether inductor pays")
+        assert advice.use(record).startswith("Inconclusive: the speed-up of inductor over eager, ")
         assert record.answer is Answer.INCONCLUSIVE
         assert [one.rule for one in advise(record)] == ["use"]  # nothing follows from untold figures
 
 
 def test_two_processes_that_disagree_decide_nothing() -> None:
     other = replace(make_analysis(0.010, 0.001), steady=a_steady(0.27))
-    assert advice.use(other).startswith("Inconclusive: it cannot be told whether inductor pays, with 0.1")
+    assert advice.use(other).startswith("Inconclusive: the speed-up of inductor over eager, 0.1")
     two = replace(other, inspection=replace(other.inspection, inputs=("x", "y")))
     assert advice.use(two).startswith("Use inductor"), "the second process times one of several inputs"
 
@@ -90,7 +90,7 @@ def test_what_failed_or_is_not_right_is_not_to_be_used_whatever_its_speed(record
 
 def test_eager_itself_has_nothing_to_pay_back() -> None:
     record = an_analysis(EAGER, 1.0)
-    assert "This is the model as it is" in advice.use(record)
+    assert "This plan is eager" in advice.use(record)
     assert advice.few_calls(record) == ""
 
 
@@ -114,16 +114,16 @@ def test_a_tail_is_the_plans_own_or_the_machines() -> None:
     steady, long = Consistency((0.001, 0.00101) * 50), Consistency((0.001,) * 95 + (0.004,) * 5)
     own = an_analysis(steady=a_steady(plan=long, baseline=steady))
     assert "4.00× the median" in advice.tail(own)
-    assert advice.tail(own).endswith("it is the plan's own.")
+    assert advice.tail(own).endswith("the cause is the plan.")
     shared = an_analysis(steady=a_steady(plan=long, baseline=long))
-    assert advice.tail(shared).endswith("it is the machine or the model.")
+    assert advice.tail(shared).endswith("the cause is the machine or the model.")
     assert advice.tail(an_analysis(steady=a_steady(plan=steady, baseline=long))) == ""
 
 
 def test_drift_of_the_plan_alone_speaks_from_its_threshold_on() -> None:
     flat, rising = Consistency((1.0,) * 30), Consistency((1.0,) * 10 + (1.1,) * 10 + (1.2,) * 10)
     own = an_analysis(steady=a_steady(plan=rising, baseline=flat))
-    assert advice.drift(own) == ("Calls became 20 % longer from the first third to the last; eager's did not.")
+    assert advice.drift(own) == ("Calls became 20 % longer from the first third to the last. Eager's did not.")
     raised = a_steady(plan=Consistency((1.0,) * 10 + (1.1,) * 10 + (364.0,) * 10))
     assert "Calls took 364 times as long in the last third" in advice.drift(an_analysis(steady=raised))
     assert advice.drift(an_analysis(steady=a_steady(plan=rising, baseline=rising))) == ""  # it is the machine
@@ -137,18 +137,18 @@ def test_memory_names_what_to_reserve_and_only_a_difference_that_counts() -> Non
 
     assert text(
         200
-    ) == "Reserve 360 B beside CUDA's own context: 20 % above what was seen. A call needs 100 B more " + (
+    ) == "Reserve 360 B in addition to CUDA's own context: 20 % above the peak seen. A call needs 100 B more " + (
         "than eager's 100 B."
     )
     assert "A call needs 50 B less than eager's 100 B." in text(50)
     assert "A call needs" not in text(105)
-    assert "beside Python and PyTorch themselves" in text(200, workload=replace(SPEC, device="cpu"))
+    assert "in addition to Python and PyTorch themselves" in text(200, workload=replace(SPEC, device="cpu"))
     assert advice.memory(an_analysis(steady=a_steady(memory=Memory(80, 20)))) == ""
 
 
 def test_a_gpu_that_waits_for_the_host_is_named_unless_the_plan_captures() -> None:
     waiting = a_measurement(1.5, busy_s=EAGER_S / 1.5 * 0.4)
-    assert "waits for the host 60 % of a call" in advice.waits(an_analysis(trial=a_trial(measurement=waiting)))
+    assert "waits for the host during 60 % of a call" in advice.waits(an_analysis(trial=a_trial(measurement=waiting)))
     captured = a_trial(plan=a_plan(capture="call"), measurement=waiting)
     assert advice.waits(an_analysis(trial=captured)) == ""
     assert advice.waits(an_analysis()) == ""
@@ -156,7 +156,7 @@ def test_a_gpu_that_waits_for_the_host_is_named_unless_the_plan_captures() -> No
 
 def test_batches_say_what_a_larger_one_costs_and_where_throughput_ends() -> None:
     growing = an_analysis(batches=tuple(map(a_batch, (1, 2, 4, 8))))
-    assert advice.batches(growing).startswith("A batch of 8 costs 2.2")
+    assert advice.batches(growing).startswith("A batch of 8 takes 2.2")
     assert "hardly" not in advice.batches(growing)
     stops = an_analysis(batches=(_batch(1, 0.6), _batch(2, 1.0), _batch(4, 1.01), _batch(8, 1.02)))
     assert advice.batches(stops).endswith("Beyond batch 2 throughput hardly grows.")

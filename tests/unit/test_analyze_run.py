@@ -30,9 +30,9 @@ def run(workers: Workers, **changes: Any) -> Analysis:
 def test_the_phases_come_in_order_and_end_in_advice() -> None:
     workers, heard = Workers(), Heard()
     found = run_analysis(AnalyzeRequest(SPEC, batches=(4, 1, 4)), workers, heard)
-    assert workers.jobs == ["inspect", "try", "look", "find", "attempt_at 4", "attempt_at 1"]
+    assert workers.jobs == ["inspect", "try", "measure_steady", "find", "attempt_at 4", "attempt_at 1"]
     assert heard.phases == [
-        "the plain model",
+        "profiling the model",
         "inductor, with empty caches",
         "inductor, with full caches",
         "the batch dimension",
@@ -42,7 +42,7 @@ def test_the_phases_come_in_order_and_end_in_advice() -> None:
     assert found.trial.is_verified
     assert found.trial.costs == Costs(38.2, 4.1, 312 << 20, 280 << 20)
     assert found.advice[0].text.startswith("Use inductor")
-    assert found.batch_note == "dimension 0 of the inputs, of size 32 as they were given"
+    assert found.batch_note == "dimension 0 of the inputs, of size 32 in the given inputs"
     assert found.seconds > 0
 
 
@@ -65,7 +65,7 @@ def test_the_limit_reaches_every_worker() -> None:
 def test_no_batch_is_tried_unless_asked_for() -> None:
     workers = Workers()
     assert run(workers).batches == ()
-    assert workers.jobs == ["inspect", "try", "look"]
+    assert workers.jobs == ["inspect", "try", "measure_steady"]
 
 
 @pytest.mark.parametrize("failure", [HANG, CRASH])
@@ -103,7 +103,7 @@ def test_a_batch_that_fails_hangs_or_cannot_be_sent_costs_itself_alone() -> None
     assert [batch.measurement is None for batch in found.batches] == [True, True, True, False]
     reasons = [batch.reason for batch in found.batches]
     assert reasons[:2] == [str(HANG), "the model cannot be sent"]
-    assert reasons[2].startswith("not proven: values")
+    assert reasons[2].startswith("not verified: values")
     assert reasons[3] == ""
 
 
@@ -150,7 +150,7 @@ def test_a_model_that_fails_ends_it() -> None:
 
 def test_jobs_name_their_functions_and_find_is_the_one_without_a_size() -> None:
     job = Job("try", SPEC)
-    assert SteadyRun(job).task == "torchwise.diagnose.analysis.steady:look"
+    assert SteadyRun(job).task == "torchwise.diagnose.analysis.steady:measure_steady"
     assert Scaling(job).task == "torchwise.diagnose.analysis.scale:find"
     assert Scaling(job, 4).task == "torchwise.diagnose.analysis.scale:attempt_at"
     assert Scaling(replace(job, cache_dir="/x"), 4).variables()["TORCHINDUCTOR_CACHE_DIR"] == "/x"

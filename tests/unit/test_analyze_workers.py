@@ -16,9 +16,9 @@ def test_a_live_model_is_looked_at_from_its_baseline_to_its_batches() -> None:
     assert len(found.steady.plan.calls_s) == len(found.steady.baseline.calls_s) >= 60
     assert found.steady.memory.model == (64 * 64 + 64 + 64 * 8 + 8) * 4
     assert found.steady.memory.inputs == 16 * 64 * 4
-    assert found.batch_note == "dimension 0 of the inputs, of size 16 as they were given"
+    assert found.batch_note == "dimension 0 of the inputs, of size 16 in the given inputs"
     assert [(batch.size, batch.reason) for batch in found.batches] == [(3, "")]
-    assert "This is the model as it is" in found.advice[0].text
+    assert "This plan is eager" in found.advice[0].text
     assert found.environment.device == "cpu"
 
 

@@ -159,7 +159,7 @@ def test_a_decomposition_is_named_as_users_write_it() -> None:
 def test_what_cannot_be_turned_off_is_said() -> None:
     found, _ = bisect_rule(lambda o: WRONG if o.stage == "inductor" else RIGHT)
     assert found.cause is None
-    assert any("mends it" in note for note in found.notes)
+    assert any("never removes the fault" in note for note in found.notes)
 
 
 def test_the_smallest_part_is_of_the_graph_that_shows_the_fault() -> None:
@@ -327,7 +327,7 @@ def test_an_answer_that_cannot_be_compared_is_no_all_clear(what: str) -> None:
     assert "output is a generator" in verdict(found)[0]
     assert "not known" in " ".join(verdict(found))
     assert "Nothing found" not in " ".join(verdict(found))
-    assert json.loads(found.to_json())["sighting"]["symptom"] == "not comparable"
+    assert json.loads(found.to_json())["observation"]["symptom"] == "not comparable"
     assert Bisection.from_json(found.to_json()) == found
 
 
@@ -362,10 +362,11 @@ def test_a_wrong_answer_is_not_gone_where_nobody_can_compare() -> None:
 
 def test_a_wrong_answer_is_not_all_clear_for_who_looks_for_a_crash() -> None:
     found, _ = bisect_rule(lambda _: WRONG, what="crash")
-    assert verdict(found) == ["Nothing found: a crash was not seen (but wrong: values: off by 1)."]
+    said = "Nothing found: a crash was not seen (another symptom appeared: wrong: values: off by 1)."
+    assert verdict(found) == [said]
 
 
-@pytest.mark.parametrize(("graphs", "said"), [(1, "the one graph is right by itself"), (2, "lies between them")])
+@pytest.mark.parametrize(("graphs", "said"), [(1, "the only graph is right by itself"), (2, "code between them")])
 def test_the_fault_lies_between_graphs_only_where_there_are_several(graphs: int, said: str) -> None:
     class OfGraphs(Rehearsed):
         def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:

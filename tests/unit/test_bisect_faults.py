@@ -40,15 +40,15 @@ def rerun_repro(found: Bisection) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", ["broken", "eager_nan", "eager_dies"])
+@pytest.mark.parametrize("name", ["eager_raises", "eager_nan", "eager_dies"])
 def test_a_model_that_fails_by_itself_is_told_from_one_that_compiling_breaks(name: str, tmp_path: Path) -> None:
-    with pytest.raises(BaselineError, match=r"run plainly|the model raised"):
+    with pytest.raises(BaselineError, match=r"does not agree with|run plainly|the model raised"):
         bisect_fault(name, tmp_path)
 
 
 def test_a_model_that_is_never_compiled_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing of the model is compiled"):
-        bisect_fault("disabled", tmp_path)
+        bisect_fault("disable_compile", tmp_path)
 
 
 @pytest.mark.slow

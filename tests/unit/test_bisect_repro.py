@@ -20,7 +20,7 @@ from torchwise.workload import Workload, WorkloadSpec
 from torchwise.workload.target import load
 
 TARGETS = Path(__file__).parents[1] / "targets"
-KINDS = ("arrays", "checkpointed", "nest_conditions", "autocast", "odd_constants", "several_sizes")
+KINDS = ("arrays", "use_checkpoint", "nest_conditions", "autocast", "odd_constants", "several_sizes")
 ALONE = """
 import runpy, sys
 sys.modules["torchwise"] = None

@@ -72,7 +72,7 @@ def test_a_budget_below_nothing_is_refused(budget: float) -> None:
 def test_artifacts_that_cannot_be_written_are_refused_first(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     told = Told()
-    with pytest.raises(InputError, match="no such folder can be made"):
+    with pytest.raises(InputError, match="this folder cannot be created"):
         explain("model.py:factory", device="cpu", artifacts=tmp_path / "file", launcher=told)
     assert told.inquiry is None
 

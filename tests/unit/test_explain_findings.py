@@ -117,11 +117,11 @@ def test_a_setting_that_failed_is_not_recommended_and_one_that_was_not_tried_is_
     prices = FixedPrices(None, Interval(9e-6, 10e-6, 11e-6))
     seen = evidence(watched=CompileEvents(5.0, (ITEM,), compilations=(COMPILATION,)))
     (found,) = breaks.find(seen, prices)
-    assert f"Or, which was not tried, set {SETTING}" in found.fix
-    prices.failures = {SETTING: f"{SETTING}: not priced, because it failed with TypeError: no"}
+    assert f"Or set {SETTING} (not tried)" in found.fix
+    prices.failures = {SETTING: f"{SETTING}: not measured, because it failed with TypeError: no"}
     (found,) = breaks.find(seen, prices)
     assert SETTING not in found.fix
-    assert found.tried[0].seen == "not priced, because it failed with TypeError: no"
+    assert found.tried[0].seen == "not measured, because it failed with TypeError: no"
 
 
 def test_a_line_that_was_run_is_priced_and_recommended() -> None:
@@ -139,7 +139,7 @@ def test_a_break_in_what_was_compiled_too_often_is_priced_as_left_to_eager() -> 
         execution=replace(evidence().execution, regions=0.0),
     )
     (found,) = breaks.find(seen, FixedPrices(None, Interval(9e-6, 10e-6, 11e-6)))
-    assert "what is left uncompiled" in potential_saving(found).how
+    assert "compiling the uncompiled code" in potential_saving(found).how
 
 
 def test_recompiling_costs_seconds_once() -> None:
@@ -266,7 +266,7 @@ def test_a_wait_that_a_capture_can_do_without_is_priced_captured(reads: str, pla
     assert [one.plan for one in found] == [plan] * 3
     assert set(prices.asked) == {plan}
     assert {one.saving for one in found} == {price(60e-6)}
-    assert found[-1].fix.startswith("the plan captures the call in CUDA graphs") is (plan is PIECES)
+    assert found[-1].fix.startswith("the plan captures the call in several CUDA graphs") is (plan is PIECES)
     assert capturable(seen, found, {}).answer is (plan is STAYING)
     failed = capturable(seen, [], {plan: "it failed"})
     assert (failed.answer, failed.reasons[-1]) == (False, "it failed")
@@ -340,7 +340,7 @@ def test_a_break_that_leaves_a_function_uncompiled_is_found_once_and_priced() ->
         profiled=Profiled(kernels, 60e-6),
     )
     (found,) = breaks.find(seen, FixedPrices(None))
-    assert found.cause.endswith("the whole function is left uncompiled.")
+    assert found.cause.endswith("It leaves the whole function uncompiled.")
     idle = seen.execution.call_s.mid - seen.execution.busy_s
     assert potential_saving(found).per_call_s.high == pytest.approx(idle + 10e-6), (
         "half of what is no product of matrices"
@@ -369,4 +369,4 @@ def test_a_plan_that_was_timed_without_a_gain_is_not_recommended(saved: float, r
     code = Code(1, Counter(), Counter({"aten.mul": 2}))
     seen = evidence(code=code, observed=OpTrace(complex_operators=3))
     (found,) = [one for one in findings.find(seen, FixedPrices(price(saved))) if one.kind == "complex"]
-    assert found.fix.startswith("What was tried saves nothing") is not recommended
+    assert found.fix.startswith("Tried, and no saving") is not recommended

@@ -54,7 +54,7 @@ def prices(arena: Stub, budget_s: float = 60.0) -> PairedSavings:
 @pytest.mark.parametrize(
     ("ask", "compiled"),
     # Guards are timed between two that are compiled as a user would, and other fixes over the run.
-    [(lambda p: p.without_module_guards(), 2), (lambda p: p.under(SETTING), 1)],
+    [(lambda p: p.measure_without_guards(), 2), (lambda p: p.measure_setting(SETTING), 1)],
     ids=["guards", "setting"],
 )
 def test_a_mend_is_priced_on_every_example_and_once(ask: Any, compiled: int) -> None:
@@ -86,14 +86,14 @@ def test_only_compiling_may_pass_the_limit_and_no_timed_call(monkeypatch: pytest
 def test_a_mend_that_fails_has_no_price_and_is_told() -> None:
     asked = prices(Stub(RuntimeError("no such kernel\nand a long trace")))
     assert asked.measure_setting(SETTING) is None
-    assert asked.failures == {SETTING: f"{SETTING}: not priced, because it failed with RuntimeError: no such kernel"}
+    assert asked.failures == {SETTING: f"{SETTING}: not measured, because it failed with RuntimeError: no such kernel"}
     assert asked.notes == [asked.failures[SETTING]]
 
 
 def test_a_mend_that_the_budget_leaves_out_is_told_and_has_not_failed() -> None:
     asked = prices(Stub(), budget_s=0.0)
     assert asked.measure_plan(Plan(backend="inductor", capture="call")) is None
-    assert "--budget grants more" in asked.notes[0]
+    assert "Raise it with --budget" in asked.notes[0]
     assert not asked.failures
 
 

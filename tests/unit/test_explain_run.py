@@ -87,7 +87,7 @@ def test_what_is_given_up_comes_first_with_a_fix_that_was_seen_to_help() -> None
         assert found.saving.per_call_s.mid > told.measurement.candidate_time.mid / 4
         assert "allow_unspec_int_on_nn_module = True" in found.fix
         assert found.tried[0].helps
-    assert any("not priced, because the budget was spent" in note for note in told.notes)
+    assert any("not measured, because the budget was spent" in note for note in told.notes)
 
 
 class Layers(nn.Module):

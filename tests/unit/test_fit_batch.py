@@ -54,7 +54,7 @@ def test_the_batch_is_doubled_until_it_fails_and_the_gap_halved() -> None:
 def test_a_limit_is_kept() -> None:
     found = fit_linear(Device(), memory_limit=20 * 1024)
     assert found.largest == 20
-    assert {one.size: one.problem for one in found.tried}[32] == "takes 0 MiB, and the limit is 0 MiB"
+    assert {one.size: one.problem for one in found.tried}[32] == "takes 0 MiB, above the limit of 0 MiB"
 
 
 def test_no_larger_batch_than_asked_for_is_tried() -> None:
@@ -77,7 +77,7 @@ def test_it_is_json() -> None:
     [
         (lambda: fit_linear(Device(), memory_limit=0), "memory limit is 0 bytes, but must be above 0"),
         (lambda: fit_linear(Device(), memory_limit="8G"), "memory limit is '8G' bytes, but must be above 0"),
-        (lambda: fit_linear(Device(), largest=3), "largest is 3, but must be a number of at least 4"),
+        (lambda: fit_linear(Device(), largest=3), "largest is 3, but must be at least 4"),
         (lambda: torchwise.fit_batch("zoo:tutorial.branch"), "but must be the step, module, function or Workload"),
         (lambda: torchwise.fit_batch(torch.add, (X, X[0])), "the inputs differ in dimension 0"),
     ],

@@ -55,7 +55,7 @@ def test_a_compilation_has_its_function_its_seconds_and_its_sizes() -> None:
         compile_eager(select_wave)(ONES)
 
     (one,) = trace.compilations
-    assert (one.function, one.line) == ("scaled", select_wave.__code__.co_firstlineno)
+    assert (one.function, one.line) == ("select_wave", select_wave.__code__.co_firstlineno)
     assert one.compile_id.endswith("/0"), "the first of its frame, whatever was compiled before"
     assert one.file == __file__
     assert 0 < one.trace_s < one.seconds
@@ -85,7 +85,7 @@ def test_parts_after_a_break_belong_to_their_function() -> None:
     with Trace() as trace:
         compile_eager(print_once)(ONES)
 
-    assert [one.function for one in trace.compilations] == ["printing", "printing"]
+    assert [one.function for one in trace.compilations] == ["print_once", "print_once"]
     assert [(one.line, one.count) for one in trace.breaks] == [(print_once.__code__.co_firstlineno + 2, 1)]
 
 
@@ -96,7 +96,7 @@ def test_a_recompilation_names_the_guard_and_what_varies() -> None:
             call(ONES, factor)
 
     (one,) = trace.recompiles
-    assert (one.function, one.file, one.source, one.count) == ("scaled", __file__, "factor", 2)
+    assert (one.function, one.file, one.source, one.count) == ("select_wave", __file__, "factor", 2)
     assert one.guard == "factor == 'a'"
     assert one.varies == "the value of factor: 'sine', 'a', then another"
     assert one.compile_ids == ("0/1", "0/2")
@@ -110,7 +110,7 @@ def test_a_function_compiled_before_anybody_listened_is_named_all_the_same() -> 
         call(ONES, "a")
 
     (one,) = trace.recompiles
-    assert (one.function, one.file) == ("scaled", __file__)
+    assert (one.function, one.file) == ("select_wave", __file__)
 
 
 def test_reaching_the_limit_is_a_fallback() -> None:
@@ -120,7 +120,7 @@ def test_reaching_the_limit_is_a_fallback() -> None:
             call(ONES, factor)
 
     (one,) = trace.fallbacks
-    assert (one.kind, one.function, one.file) == (FallbackKind.RECOMPILE_LIMIT, "scaled", __file__)
+    assert (one.kind, one.function, one.file) == (FallbackKind.RECOMPILE_LIMIT, "select_wave", __file__)
     assert len(trace.compilations) == 3
     assert "limit" in trace.compilations[-1].failed
 
@@ -136,7 +136,7 @@ def test_a_function_left_uncompiled_is_a_fallback() -> None:
     with Trace() as trace:
         compile_eager(print_then_add)(ONES)
 
-    assert [(one.kind, one.function) for one in trace.fallbacks] == [(FallbackKind.WHOLE_FUNCTION, "guarded")]
+    assert [(one.kind, one.function) for one in trace.fallbacks] == [(FallbackKind.WHOLE_FUNCTION, "print_then_add")]
     assert [one.whole for one in trace.breaks] == [True]
 
 
@@ -205,9 +205,9 @@ def test_complex_operators_that_run_as_in_eager_are_a_fallback() -> None:
     metrics = {"compile_id": "0/0", "co_name": "f", "co_filename": "a.py", "co_firstlineno": 1, "duration_us": 5}
     heard = events.Events(False, False)
     where = {"frame_id": 0, "frame_compile_id": 0}
-    heard.hear({"artifact": {"name": "inductor_post_grad_graph"}, **where}, graph)
-    heard.hear({"inductor_output_code": {"filename": "x.py"}, **where}, code)
-    heard.hear({"compilation_metrics": metrics}, None)
+    heard.add({"artifact": {"name": "inductor_post_grad_graph"}, **where}, graph)
+    heard.add({"inductor_output_code": {"filename": "x.py"}, **where}, code)
+    heard.add({"compilation_metrics": metrics}, None)
 
     (one,) = heard.fallbacks.values()
     assert one.kind is FallbackKind.COMPLEX
@@ -222,7 +222,7 @@ def test_a_cuda_graph_that_was_skipped_is_a_fallback_once() -> None:
         "cudagraph_skip_reason": "skipping cudagraphs due to mutated inputs",
     }
     heard = events.Events(False, False)
-    heard.hear({"compilation_metrics": metrics}, None)
+    heard.add({"compilation_metrics": metrics}, None)
     heard.add_skips(3)
 
     assert [(one.kind, one.count) for one in heard.fallbacks.values()] == [
@@ -256,8 +256,8 @@ def test_each_of_several_listeners_hears_its_own_time() -> None:
     outer.stop()
     compile_eager(lambda x: x * 3)(ONES)
 
-    assert [one.function for one in inner.compilations] == ["printing", "printing"]
-    assert [one.function for one in outer.compilations] == ["scaled", "printing", "printing"]
+    assert [one.function for one in inner.compilations] == ["print_once", "print_once"]
+    assert [one.function for one in outer.compilations] == ["select_wave", "print_once", "print_once"]
 
 
 def test_what_other_threads_compile_is_heard() -> None:
@@ -266,7 +266,7 @@ def test_what_other_threads_compile_is_heard() -> None:
         thread.start()
         thread.join()
 
-    assert [one.function for one in trace.compilations] == ["scaled"]
+    assert [one.function for one in trace.compilations] == ["select_wave"]
 
 
 def test_it_detaches_when_the_program_raises() -> None:
@@ -305,20 +305,20 @@ def test_a_record_that_cannot_be_read_costs_a_note_and_no_more() -> None:
 def test_logging_that_switches_the_trace_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with Trace() as trace:
         monkeypatch.setattr(TRACE, "disabled", True)
-    assert "switched PyTorch's trace off" in trace.notes[0]
+    assert "disables PyTorch's trace" in trace.notes[0]
     monkeypatch.undo()
 
     others = list(TRACE.handlers)
     with Trace() as other:
         TRACE.handlers = others
-    assert "taken every listener" in other.notes[0]
+    assert "removed every handler" in other.notes[0]
 
 
 def test_a_compilation_without_metrics_is_told() -> None:
     heard = {"dynamo_output_graph": {}, "frame_id": 7, "frame_compile_id": 0}
     with Trace() as trace:
         TRACE.debug("", extra={"metadata": heard, "payload": "class GraphModule"})
-    assert "no metrics of 1 compilation" in trace.notes[0]
+    assert "no metrics for 1 compilation" in trace.notes[0]
 
 
 def test_a_version_without_the_trace_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""Say why a model is slow, recompiles, breaks or gives wrong answers: where, at which cost, and how to fix it."""
+"""Say why a model is slow, recompiles, breaks or gives wrong answers: where, at what cost, and how to fix it."""

@@ -1,4 +1,4 @@
-"""`analyze`: one plan examined in full, phase by phase, each in processes of its own."""
+"""`analyze`: examine one plan in full, phase by phase, each in processes of its own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from torchwise.workload.user_inputs import read_workload
 
 
 class Analysis:
-    """The findings about one plan, which shows itself on a terminal and as a page in a notebook.
+    """The findings about one plan, shown as text on a terminal and as a page in a notebook.
 
     Attributes:
-        record: everything, as `to_json` writes it.
+        record: all findings, as `save_json` writes them.
     """
 
     def __init__(self, record: AnalysisRecord) -> None:
@@ -37,8 +37,8 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return schema `torchwise.analysis/1`."""
-        found: dict[str, Any] = codec.to_builtins(self.record)
-        return found
+        fields: dict[str, Any] = codec.to_builtins(self.record)
+        return fields
 
     def save_json(self, path: str | Path) -> None:
         """Write schema `torchwise.analysis/1`."""
@@ -95,15 +95,15 @@ def analyze(
         kwargs: example keyword arguments.
         examples: several example inputs with weights, in place of `args`.
         plan: a plan or a decision, "eager", a mode of `torch.compile` such as "max-autotune", a plan as JSON, or the id
-            of a plan that was decided for. The default is plain `torch.compile`.
-        calls: calls expected over the lifetime for which economics are calculated.
+            of a decided plan. The default is plain `torch.compile`.
+        calls: expected calls over the lifetime of the deployment, from which the savings are calculated.
         restarts: process starts over that lifetime.
         effort: "quick", "standard" or "thorough".
         mode: "inference" or "training" (with a backward pass).
         objective: "latency", or "throughput" to issue calls back to back.
         device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
             available.
-        batches: batch sizes to try the plan on as well, each compiled for itself.
+        batches: batch sizes to try the plan on as well, each compiled separately.
         batch_dim: the dimension of the batch, the same in every input. By default it is found.
         limit: seconds after which one phase is ended.
         store: URL or file of the store, for the id of a plan, by default in the user's data directory.
@@ -119,12 +119,12 @@ def analyze(
 
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = read_workload(model, args, kwargs, examples)
-    asked = {"mode": mode, "objective": objective, "calls": calls, "restarts": restarts}
-    spec = make_spec(model, workload, device, **asked)
+    options = {"mode": mode, "objective": objective, "calls": calls, "restarts": restarts}
+    spec = make_spec(model, workload, device, **options)
     request = AnalyzeRequest(spec, plan_of(plan, store), effort, tuple(batches), batch_dim, limit)
-    shown: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Silent())
-    with sent(workload, spec.target) as file, shown as listener:
-        # The structure is found here, where the model's source code is.
-        made = structure(workload.call) if workload else None
-        request = replace(request, source=file.source, settings=file.settings, structure=made)
+    display: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Silent())
+    with sent(workload, spec.target) as file, display as listener:
+        # The structure is read here, in the process that has the model's source code.
+        model_structure = structure(workload.call) if workload else None
+        request = replace(request, source=file.source, settings=file.settings, structure=model_structure)
         return Analysis(run_analysis(request, ProcessLauncher(), listener))

@@ -36,15 +36,15 @@ def fit_batch(
 ) -> BatchFit:
     """Find the largest batch that fits under a plan, and the one with the highest throughput.
 
-    The batch starts at its given size and doubles until it fails or passes the limit. Then the gap is halved a few
-    times. Each size runs in a process of its own, on repeated inputs: it is compiled, verified and timed.
+    The batch starts at the size of the example and doubles until it fails or passes the limit. Then the gap is halved a
+    few times. Each size runs in a process of its own, on repeated inputs: it is compiled, verified and timed.
 
     Args:
         model: a `TrainStep`, an `nn.Module`, a function or a `Workload`.
         args: an example batch, along the first dimension of every tensor in it.
         plan: as `torchwise.analyze` takes it.
-        memory_limit: bytes that a call may take at its peak beside weights, optimizer state and inputs, or None for the
-            device's memory.
+        memory_limit: bytes that a call may take at its peak in addition to weights, optimizer state and inputs, or None
+            for the device's memory.
         largest: no larger batch is tried.
         effort: how carefully each size is measured: "quick", "standard" or "thorough".
         launcher: where the workers run, by default processes of this machine.
@@ -62,7 +62,7 @@ def fit_batch(
         raise WorkloadError(f"memory limit is {memory_limit!r} bytes, but must be above 0")
     start = batch_of(workload.examples[0], 0).size
     if not is_positive(largest) or largest < start:
-        raise InputError(f"largest is {largest!r}, but must be a number of at least {start}, the batch that is given")
+        raise InputError(f"largest is {largest!r}, but must be at least {start}, the batch size of the example")
     mode = "training" if workload.step else "inference"
     spec = make_spec(model, workload, None, mode=mode, objective="throughput", calls=1, restarts=1)
     chosen = plan_of(plan, None)
@@ -107,20 +107,20 @@ class _Search:
 
     def _try(self, size: int) -> SizeTried:
         with own_caches() as folder:
-            told = Scaling(replace(self._job, cache_dir=folder), size, 0)
-            answer = self._launcher.run(told, Limits.from_free_memory(LIMIT_S), lambda _stage: None)
-        self._tried[size] = self._judge_size(size, answer)
+            scaling = Scaling(replace(self._job, cache_dir=folder), size, 0)
+            reply = self._launcher.run(scaling, Limits.from_free_memory(LIMIT_S), lambda _stage: None)
+        self._tried[size] = self._judge_size(size, reply)
         return self._tried[size]
 
-    def _judge_size(self, size: int, answer: str | Failure) -> SizeTried:
-        if isinstance(answer, Failure):
-            return SizeTried(size, problem=str(answer))
-        attempt = codec.from_json(answer, Attempt)
+    def _judge_size(self, size: int, reply: str | Failure) -> SizeTried:
+        if isinstance(reply, Failure):
+            return SizeTried(size, problem=str(reply))
+        attempt = codec.from_json(reply, Attempt)
         peak = attempt.costs.peak_memory
         if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
-            return SizeTried(size, peak_memory=peak, problem=f"not proven: {attempt.verdict.reason}")
-        done = size / attempt.measurement.candidate_time.mid
+            return SizeTried(size, peak_memory=peak, problem=f"not verified: {attempt.verdict.reason}")
+        throughput = size / attempt.measurement.candidate_time.mid
         if self._limit is not None and (peak is None or peak > self._limit):
             shown = "an unknown amount" if peak is None else f"{peak / 2**20:.0f} MiB"
-            return SizeTried(size, done, peak, f"takes {shown}, and the limit is {self._limit / 2**20:.0f} MiB")
-        return SizeTried(size, done, peak)
+            return SizeTried(size, throughput, peak, f"takes {shown}, above the limit of {self._limit / 2**20:.0f} MiB")
+        return SizeTried(size, throughput, peak)

@@ -18,7 +18,9 @@ _ERROR = "\nTraceback (most recent call last):"
 _ENDS = ("\n*** While handling", "\nStack variable source attribution:", "\nUser code traceback:", "\nfrom user code:")
 _CODE = re.compile(r"/gb/gb(?P<number>\d+)\.html")
 _PART = re.compile(r"^ +(?P<name>Explanation|Hint|Developer debug context): ?", re.MULTILINE)
-_PLEA = re.compile(r"^(Please (report|file) an issue|This graph break may have been caused by an earlier graph break)")
+_REPORT = re.compile(
+    r"^(Please (report|file) an issue|This graph break may have been caused by an earlier graph break)"
+)
 
 
 def read(text: str) -> Break | None:
@@ -29,33 +31,34 @@ def read(text: str) -> Break | None:
     if not stack:
         return None
     innermost = stack[-1]
-    where = source_locations.innermost_users(stack) or innermost
-    parts = _split_sections(reason)
+    frame = source_locations.innermost_users(stack) or innermost
+    sections = _split_sections(reason)
     code = _CODE.search(reason)
-    found = Break(
-        file=where.file,
-        line=where.line,
-        function=where.function,
-        code=f"GB{code['number']}" if code else "",
-        reason=parts["reason"][0],
-        explanation=" ".join(parts["Explanation"]),
-        hints=tuple(hint for hint in parts["Hint"] if not _PLEA.match(hint)),
-        context=" ".join(parts["Developer debug context"]),
-        stack=stack,
-        library=innermost if innermost != where else None,
-        excerpt=source_locations.excerpt(where),
-        whole=skipped or text.find(_WHOLE[0], 0, 2000) >= 0 or text.find(_WHOLE[1], 0, 2000) >= 0,
+    return add_fix(
+        Break(
+            file=frame.file,
+            line=frame.line,
+            function=frame.function,
+            code=f"GB{code['number']}" if code else "",
+            reason=sections["reason"][0],
+            explanation=" ".join(sections["Explanation"]),
+            hints=tuple(hint for hint in sections["Hint"] if not _REPORT.match(hint)),
+            context=" ".join(sections["Developer debug context"]),
+            stack=stack,
+            library=innermost if innermost != frame else None,
+            excerpt=source_locations.excerpt(frame),
+            whole=skipped or text.find(_WHOLE[0], 0, 2000) >= 0 or text.find(_WHOLE[1], 0, 2000) >= 0,
+        )
     )
-    return add_fix(found)
 
 
-def key(found: Break) -> tuple[str, int, str, Frame | None]:
-    """Return the identity of a break: the line and PyTorch's code, and the library's line beneath it."""
-    return (found.file, found.line, found.code or found.reason, found.library)
+def key(graph_break: Break) -> tuple[str, int, str, Frame | None]:
+    """Return the identity of a break: the line and PyTorch's code, and the library's line that it lies in."""
+    return (graph_break.file, graph_break.line, graph_break.code or graph_break.reason, graph_break.library)
 
 
 def _reason(text: str, skipped: bool) -> str:
-    """Return PyTorch's message without the text around it, or the error's message if the function was skipped."""
+    """Return PyTorch's message without its header and traceback, or the error's message for a skipped function."""
     if skipped:
         return _cut(_RAISED.split(text)[-1])
     return _cut(_PREAMBLE.sub("", text.partition("Graph Break Reason: ")[2]))

@@ -1,4 +1,4 @@
-"""Compilations and their uncompiled parts, read from the metrics and the code in PyTorch's structured trace."""
+"""Compilations and their fallbacks to eager, read from the metrics and code in PyTorch's structured trace."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def read(metrics: Mapping[str, Any], known: Frame | None) -> Compilation:
 
     `known` is its function if the metrics name none.
     """
-    named = metrics.get("co_name")
-    where = known or Frame("", 0)
-    if named:
+    name = metrics.get("co_name")
+    frame = known or Frame("", 0)
+    if name:
         line = int(metrics.get("co_firstlineno") or 0)
-        where = Frame(str(metrics.get("co_filename") or ""), line, source_locations.plain_name(str(named)))
+        frame = Frame(str(metrics.get("co_filename") or ""), line, source_locations.plain_name(str(name)))
     return Compilation(
         compile_id=str(metrics.get("compile_id") or ""),
-        function=where.function,
-        file=where.file,
-        line=where.line,
+        function=frame.function,
+        file=frame.file,
+        line=frame.line,
         seconds=_seconds(metrics, "duration_us"),
         phases=_phases(metrics),
         guards=int(metrics.get("guard_count") or 0),
@@ -50,17 +50,19 @@ def read(metrics: Mapping[str, Any], known: Frame | None) -> Compilation:
     )
 
 
-def fallbacks(metrics: Mapping[str, Any], made: Compilation) -> list[Fallback]:
+def fallbacks(metrics: Mapping[str, Any], compilation: Compilation) -> list[Fallback]:
     """Return the parts of a compilation that do not run compiled, according to its metrics."""
     found = []
     if reason := metrics.get("cudagraph_skip_reason"):
-        found.append(_fallback(FallbackKind.CUDAGRAPH_SKIP, str(reason).strip(), made))
-    if _LIMIT in made.failed:
-        what = "compiled too often: every call that no compiled version fits runs eagerly from now on"
-        found.append(_fallback(FallbackKind.RECOMPILE_LIMIT, what, made))
-    elif made.failed and metrics.get("fail_type") not in _EXPECTED:  # those are graph breaks, and reported as such
-        said = first_line(f"{metrics.get('fail_type')}: {made.failed}")
-        found.append(_fallback(FallbackKind.ERROR, said, made))
+        found.append(_fallback(FallbackKind.CUDAGRAPH_SKIP, str(reason).strip(), compilation))
+    if _LIMIT in compilation.failed:
+        what = "compiled too often: every call that fits no compiled version runs in eager from now on"
+        found.append(_fallback(FallbackKind.RECOMPILE_LIMIT, what, compilation))
+    elif (
+        compilation.failed and metrics.get("fail_type") not in _EXPECTED
+    ):  # those are graph breaks, and reported as such
+        message = first_line(f"{metrics.get('fail_type')}: {compilation.failed}")
+        found.append(_fallback(FallbackKind.ERROR, message, compilation))
     return found
 
 
@@ -79,12 +81,12 @@ def complex_operators(graph: str) -> frozenset[str]:
 
 
 def eager_operators(code: str) -> tuple[str, ...]:
-    """Return the operators that generated code calls one by one, as eager does, each once."""
+    """Return the names of the operators that generated code calls one by one, as eager does."""
     return tuple(dict.fromkeys(hit["op"] for hit in _CALL.finditer(code)))
 
 
-def _fallback(kind: FallbackKind, what: str, made: Compilation) -> Fallback:
-    return Fallback(kind, what, made.function, made.file, made.line)
+def _fallback(kind: FallbackKind, what: str, compilation: Compilation) -> Fallback:
+    return Fallback(kind, what, compilation.function, compilation.file, compilation.line)
 
 
 def _phases(metrics: Mapping[str, Any]) -> dict[str, float]:

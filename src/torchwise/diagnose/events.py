@@ -1,4 +1,4 @@
-"""Records of PyTorch's structured trace, put together to events."""
+"""Combine the records of PyTorch's structured trace into events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchwise.records.compile_events import Break, Compilation, Fallback, Fallb
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A text that the compiler left.
+    """A text that the compiler wrote, such as a graph or generated code.
 
     Attributes:
         name: PyTorch's: "dynamo_output_graph", "aot_inference_graph", "aot_forward_graph", "aot_backward_graph",
@@ -23,7 +23,7 @@ class Artifact:
             "dynamo_cpp_guards_str", …
         compile_id: of the compilation that it belongs to, such as "0/0", or empty if there is none.
         text: the text itself.
-        path: for generated code, the file that it is a copy of, or empty otherwise.
+        path: for generated code, its file, or empty otherwise.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One timed step of one compilation, by PyTorch's name of it ("bytecode_tracing", "backend_compile", …)."""
+    """One timed step of one compilation, with PyTorch's name of it ("bytecode_tracing", "backend_compile", …)."""
 
     name: str
     compile_id: str
@@ -44,7 +44,7 @@ class Span:
 
 @dataclass(slots=True)
 class _Lowered:
-    """The facts about one graph until its compilation ends: whether it is complex, and its operators left to eager."""
+    """One graph until its compilation ends: whether it has complex numbers, and its operators that run in eager."""
 
     is_complex: bool = False
     complex_operators: frozenset[str] | None = None
@@ -52,7 +52,7 @@ class _Lowered:
 
     @property
     def left(self) -> list[str]:
-        """Complex operators that run as in eager, or all such operators of a cached graph, which is not printed."""
+        """Complex operators that run in eager. For a cached graph, which is not printed, all operators in eager."""
         known = self.complex_operators
         return sorted(op for op in self.eager_operators if self.is_complex and (known is None or op in known))
 
@@ -63,7 +63,7 @@ class _Unfinished:
 
     failures: tuple[recompiles.Failed, ...] = ()
     lowered: _Lowered = field(default_factory=_Lowered)
-    gave_up: Break | None = None
+    uncompiled: Break | None = None
     captured: bool = False
 
 
@@ -82,38 +82,38 @@ class Events:
         """The seconds of PyTorch's trace by compilation, as PyTorch reports them: it adds up all of the same name."""
         self._keeps = artifacts if isinstance(artifacts, bool) else frozenset(artifacts)
         self._keeps_spans = spans
-        self._begun: dict[tuple[str, str], float] = {}
+        self._starts: dict[tuple[str, str], float] = {}
         self._unfinished: dict[str, _Unfinished] = {}
         self._functions: dict[str, Frame] = {}
 
-    def hear(self, metadata: dict[str, Any], payload: object) -> None:
-        """Take one record of the trace."""
+    def add(self, metadata: dict[str, Any], payload: object) -> None:
+        """Add one record of the trace."""
         text = payload if isinstance(payload, str) else ""
         name = _name(metadata)
         if name == "chromium_event":
-            self._hear_step(text)
+            self._add_step(text)
         elif name in ("compilation_metrics", "bwd_compilation_metrics"):
-            self._hear_metrics(metadata[name])
+            self._add_metrics(metadata[name])
         elif name == "dynamo_graph_break_reason":
-            self._hear_break(_compile_id(metadata), text)
+            self._add_break(_compile_id(metadata), text)
         elif text:
             compile_id = _compile_id(metadata)
-            self._hear_text(name, self._unfinished.setdefault(compile_id, _Unfinished()), text)
+            self._add_text(name, self._unfinished.setdefault(compile_id, _Unfinished()), text)
             if self._keeps is True or (self._keeps and name in self._keeps):
                 self.artifacts.append(Artifact(name, compile_id, text, _path(metadata.get(name))))
 
     def add_skips(self, count: int) -> None:
-        """Add the CUDA-graph skips that no compilation gave a reason for, as they happened when the code ran."""
-        told = sum(one.count for one in self.fallbacks.values() if one.kind is FallbackKind.CUDAGRAPH_SKIP)
-        if count > told:
-            what = "CUDA graphs were skipped when the code ran; TORCH_LOGS=perf_hints,cudagraphs names the reason"
-            self._add_fallback(Fallback(FallbackKind.CUDAGRAPH_SKIP, what, count=count - told))
+        """Add the CUDA-graph skips without a reason from a compilation: they happened when the code ran."""
+        reported = sum(one.count for one in self.fallbacks.values() if one.kind is FallbackKind.CUDAGRAPH_SKIP)
+        if count > reported:
+            what = "CUDA graphs were skipped when the code ran. For the reason, set TORCH_LOGS=perf_hints,cudagraphs"
+            self._add_fallback(Fallback(FallbackKind.CUDAGRAPH_SKIP, what, count=count - reported))
 
     def count_unfinished(self) -> int:
         """Return how many compilations captured a graph, but have not reported their end."""
         return sum(one.captured for one in self._unfinished.values())
 
-    def _hear_text(self, name: str, unfinished: _Unfinished, text: str) -> None:
+    def _add_text(self, name: str, unfinished: _Unfinished, text: str) -> None:
         lowered = unfinished.lowered
         if name == "recompile_reasons":
             unfinished.failures = recompiles.read(text)
@@ -126,72 +126,81 @@ class Events:
         elif name == "inductor_output_code":
             lowered.eager_operators = compilations.eager_operators(text)
 
-    def _hear_break(self, compile_id: str, text: str) -> None:
-        found = breaks.read(text)
-        if found is None:
+    def _add_break(self, compile_id: str, text: str) -> None:
+        graph_break = breaks.read(text)
+        if graph_break is None:
             return
-        same = breaks.key(found)
-        before = self.breaks.get(same)
+        key = breaks.key(graph_break)
+        before = self.breaks.get(key)
         if before:
-            found = replace(before, count=before.count + 1, whole=before.whole or found.whole)
-        self.breaks[same] = found
-        if found.whole:
-            self._unfinished.setdefault(compile_id, _Unfinished()).gave_up = found
+            graph_break = replace(before, count=before.count + 1, whole=before.whole or graph_break.whole)
+        self.breaks[key] = graph_break
+        if graph_break.whole:
+            self._unfinished.setdefault(compile_id, _Unfinished()).uncompiled = graph_break
 
-    def _hear_metrics(self, metrics: dict[str, Any]) -> None:
+    def _add_metrics(self, metrics: dict[str, Any]) -> None:
         compile_id = str(metrics.get("compile_id") or "")
         frame_id = compile_id.partition("/")[0]
-        heard = self._unfinished.pop(compile_id, _Unfinished())
-        guarded = heard.failures[0] if heard.failures else None
+        unfinished = self._unfinished.pop(compile_id, _Unfinished())
+        guard = unfinished.failures[0] if unfinished.failures else None
         known = self._functions.get(frame_id)
-        if known is None and guarded and guarded.stack:  # compiled first before anybody listened
-            known = Frame(guarded.stack[0].file, guarded.stack[0].line, guarded.function)
-        made = self._with_its_own_seconds(compilations.read(metrics, known))
-        self._functions[frame_id] = Frame(made.file, made.line, made.function)
-        self.compilations.append(made)
-        for fallback in compilations.fallbacks(metrics, made):
+        if known is None and guard and guard.stack:  # its first compilation was before this trace began
+            known = Frame(guard.stack[0].file, guard.stack[0].line, guard.function)
+        compilation = self._with_its_own_seconds(compilations.read(metrics, known))
+        self._functions[frame_id] = Frame(compilation.file, compilation.line, compilation.function)
+        self.compilations.append(compilation)
+        for fallback in compilations.fallbacks(metrics, compilation):
             self._add_fallback(fallback)
-        if heard.failures:
-            self._add_recompile(made, heard.failures)
-        if gave_up := heard.gave_up:
-            what = f"not compiled at all, because of the graph break at {gave_up.where} ({gave_up.reason})"
-            place = Frame(made.file, made.line, made.function) if made.function else gave_up.where
+        if unfinished.failures:
+            self._add_recompile(compilation, unfinished.failures)
+        if uncompiled := unfinished.uncompiled:
+            what = f"not compiled at all, because of the graph break at {uncompiled.where} ({uncompiled.reason})"
+            place = (
+                Frame(compilation.file, compilation.line, compilation.function)
+                if compilation.function
+                else uncompiled.where
+            )
             self._add_fallback(Fallback(FallbackKind.WHOLE_FUNCTION, what, place.function, place.file, place.line))
-        if left := heard.lowered.left:
-            what = f"complex operators run one by one, as in eager: {', '.join(left)}"
-            self._add_fallback(Fallback(FallbackKind.COMPLEX, what, made.function, made.file, made.line))
+        if left := unfinished.lowered.left:
+            what = f"complex operators run one by one in eager: {', '.join(left)}"
+            self._add_fallback(
+                Fallback(FallbackKind.COMPLEX, what, compilation.function, compilation.file, compilation.line)
+            )
 
-    def _with_its_own_seconds(self, made: Compilation) -> Compilation:
-        """Subtract the time of an earlier compilation of this name: a backward's forward, or one before a reset."""
-        key = "/".join(made.compile_id.split("/")[-2:])
-        before, self.trace_seconds[key] = self.trace_seconds.get(key, 0.0), made.trace_s
-        return replace(made, trace_s=max(0.0, made.trace_s - before))
+    def _with_its_own_seconds(self, compilation: Compilation) -> Compilation:
+        """Subtract the trace's seconds for an earlier compilation of this name.
 
-    def _add_recompile(self, made: Compilation, failures: tuple[recompiles.Failed, ...]) -> None:
+        That is the forward of a backward, or a compilation before a reset.
+        """
+        key = "/".join(compilation.compile_id.split("/")[-2:])
+        before, self.trace_seconds[key] = self.trace_seconds.get(key, 0.0), compilation.trace_s
+        return replace(compilation, trace_s=max(0.0, compilation.trace_s - before))
+
+    def _add_recompile(self, compilation: Compilation, failures: tuple[recompiles.Failed, ...]) -> None:
         first = failures[0]
-        same = (made.function, made.file, made.line, first.subject)
-        before = self.recompiles.get(same)
-        self.recompiles[same] = Recompile(
-            made.function,
-            made.file,
-            made.line,
+        key = (compilation.function, compilation.file, compilation.line, first.subject)
+        before = self.recompiles.get(key)
+        self.recompiles[key] = Recompile(
+            compilation.function,
+            compilation.file,
+            compilation.line,
             guard=first.guard,
             varies=recompiles.varies(failures),
             source=first.source,
             stack=first.stack,
             count=before.count + 1 if before else 1,
-            compile_ids=(*(before.compile_ids if before else ()), made.compile_id),
+            compile_ids=(*(before.compile_ids if before else ()), compilation.compile_id),
         )
 
     def _add_fallback(self, found: Fallback) -> None:
-        same = (found.kind, found.what, found.file, found.line, found.function)
-        before = self.fallbacks.get(same)
-        self.fallbacks[same] = replace(found, count=before.count + found.count) if before else found
+        key = (found.kind, found.what, found.file, found.line, found.function)
+        before = self.fallbacks.get(key)
+        self.fallbacks[key] = replace(found, count=before.count + found.count) if before else found
 
-    def _hear_step(self, text: str) -> None:
-        """Take the beginning ("B") or the end ("E") of a step.
+    def _add_step(self, text: str) -> None:
+        """Add the beginning ("B") or the end ("E") of a step.
 
-        They are nested, and the innermost ends first.
+        Steps are nested, and the innermost ends first.
         """
         if not self._keeps_spans:
             return
@@ -199,9 +208,9 @@ class Events:
         compile_id = str((step.get("args") or {}).get("compile_id") or "")
         key, at = (step["name"], compile_id), step["ts"] / 1e6
         if step.get("ph") == "B":
-            self._begun[key] = at
-        elif step.get("ph") == "E" and key in self._begun:
-            start = self._begun.pop(key)
+            self._starts[key] = at
+        elif step.get("ph") == "E" and key in self._starts:
+            start = self._starts.pop(key)
             self.spans.append(Span(step["name"], compile_id, start, at - start))
 
 
@@ -214,5 +223,5 @@ def _compile_id(metadata: dict[str, Any]) -> str:
     return f"{metadata['frame_id']}/{metadata['frame_compile_id']}" if "frame_compile_id" in metadata else ""
 
 
-def _path(about: Any) -> str:
-    return str(about.get("filename") or about.get("file_path") or "") if isinstance(about, dict) else ""
+def _path(metadata: Any) -> str:
+    return str(metadata.get("filename") or metadata.get("file_path") or "") if isinstance(metadata, dict) else ""

@@ -1,4 +1,4 @@
-"""`explain`: have a worker run a model, and say where its time goes and how to save some. This loads no torch."""
+"""`explain`: have a worker run a model, and say where its time goes and how to save some. It loads no torch."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ BUDGET_S = 45.0
 Compiling, measuring the run and finishing a begun fix come on top.
 """
 EFFORT = replace(EFFORTS["quick"], half_width=0.01, measure_s=4.0)
-"""A potential saving is a small difference of two times: each must be known well, or the saving is noise."""
+"""A potential saving is a small difference of two times: both need a narrow interval, or the saving is noise."""
 LIMIT_S = 900.0
-"""Seconds after which the worker is ended, in any state."""
+"""Seconds after which the worker is ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inquiry(DerivedJob):
-    """The order for a worker.
+    """One job for a worker.
 
     Attributes:
         job: workload, settings and caches.
-        plan: to be explained, or None for `torch.compile` with its defaults.
+        plan: the plan to explain, or None for `torch.compile` with its defaults.
         budget_s: seconds for measuring potential savings.
         folder: where artifacts go, or "" for nowhere.
     """
@@ -68,7 +68,7 @@ def explain(
     launcher: Launcher | None = None,
     on_stage: OnStage | None = None,
 ) -> Explanation:
-    """Say why compiled `model` takes its time, where, and how much each fix would save.
+    """Say where the compiled `model` spends its time, why, and how much each fix would save.
 
     It runs in a process of its own with empty caches. Nothing is compiled in this one, and the model is not changed.
 
@@ -76,16 +76,16 @@ def explain(
         model: an `nn.Module`, a function, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
         args: example arguments, a tuple (or one tensor).
         kwargs: example keyword arguments.
-        examples: several example inputs with weights, in place of `args`. Their recompilations are found.
-        plan: explain this instead of `torch.compile` with its defaults.
-        calls: expected in each process. Seconds that are saved once are divided by it.
+        examples: several example inputs with weights, in place of `args`. Recompilations between them are found.
+        plan: explain this plan instead of `torch.compile` with its defaults.
+        calls: expected calls in each process. Seconds that are saved once are divided by them.
         mode: "inference" or "training" (with a backward pass).
         device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
             available.
-        budget: seconds for measuring potential savings. No further fix is tried after them.
+        budget: seconds for measuring potential savings. No further fix is tried afterwards.
         artifacts: folder for graphs before and after optimisation, generated code and guards.
         launcher: where the worker runs.
-        on_stage: told of each stage.
+        on_stage: called with the name of each stage.
 
     Raises:
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
@@ -108,25 +108,25 @@ def explain(
             effort=EFFORT,
             cache_dir=caches,
         )
-        answer = (launcher or ProcessLauncher()).run(
+        reply = (launcher or ProcessLauncher()).run(
             Inquiry(job, plan, budget, folder),
             Limits.from_free_memory(LIMIT_S + budget),
             on_stage or (lambda _name: None),
         )
-    if isinstance(answer, Failure):
-        raise UnsupportedError(f"{spec.target} cannot be explained, because running it {_describe_failure(answer)}")
-    return codec.from_json(answer, Explanation)
+    if isinstance(reply, Failure):
+        raise UnsupportedError(f"{spec.target} cannot be explained, because its worker {_describe_failure(reply)}")
+    return codec.from_json(reply, Explanation)
 
 
 def _describe_failure(failure: Failure) -> str:
-    return f"ended at the stage {failure.stage!r}: {failure}; torchwise bisect finds where a crash enters"
+    return f"ended in stage {failure.stage!r}: {failure}. To find the cause of a crash, run torchwise bisect"
 
 
 def _make_folder(artifacts: str | Path | None) -> str:
-    """Make the folder here, so that an unusable one is refused before anything runs.
+    """Create the folder in this process, so that an unusable one is refused before anything runs.
 
     Raises:
-        InputError: it is a file, or cannot be made.
+        InputError: it is a file, or cannot be created.
     """
     if artifacts is None:
         return ""
@@ -134,5 +134,5 @@ def _make_folder(artifacts: str | Path | None) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"artifacts is {artifacts}, but no such folder can be made: {error.strerror}") from None
+        raise InputError(f"artifacts is {artifacts}, but this folder cannot be created: {error.strerror}") from None
     return str(folder)

@@ -43,9 +43,9 @@ from torchwise.verify.leaves import unread_note
 from torchwise.workload import Workload
 
 MAX_SETTLING_CALLS = 10
-"""Further calls while each compiles something: two more than PyTorch's limit for one function."""
+"""Maximum number of further calls that still compile something: two more than PyTorch's limit for one function."""
 CALLS = 25
-"""Calls of one example that time it, if there are several examples."""
+"""Timed calls of each example, if there are several examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +62,22 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
         InputError: the target cannot be loaded.
         BaselineError: the model raises on its own inputs.
     """
-    begun, started = time.time(), time.perf_counter()
-    arena = _load_harness(inquiry)
-    with arena.gradients():
+    created_at, started = time.time(), time.perf_counter()
+    harness = _load_harness(inquiry)
+    with harness.gradients():
         stage("compile")
-        run, compiled = _compile(inquiry, arena)
-        stage("try what is suggested")
-        suggested = check_suggestions(compiled.watched.breaks, arena)
+        run, compiled = _compile(inquiry, harness)
+        stage("try the suggested code")
+        suggested = check_suggestions(compiled.watched.breaks, harness)
         compiled = replace(compiled, watched=replace(compiled.watched, breaks=suggested.breaks))
         stage("measure")
-        measurement = measure_with_retry(lambda: arena.measure(run, arena.eager), _is_timed)
+        measurement = measure_with_retry(lambda: harness.measure(run, harness.eager), _is_timed)
         stage("profile")
-        limits = kernels.measure_limits(arena.device, _dtype(arena.workload))
-        instruments = Instruments(lambda: check_plainly(arena.workload))
-        evidence = _collect_evidence(inquiry, arena, run, compiled, measurement, limits, instruments)
-        prices = PairedSavings(arena, run, evidence.execution.call_s.mid, inquiry.budget_s, stage, suggested)
-        found = findings.find(evidence, prices)
+        limits = kernels.measure_limits(harness.device, _dtype(harness.workload))
+        instruments = Instruments(lambda: check_plainly(harness.workload))
+        evidence = _collect_evidence(inquiry, harness, run, compiled, measurement, limits, instruments)
+        savings = PairedSavings(harness, run, evidence.execution.call_s.mid, inquiry.budget_s, stage, suggested)
+        found = findings.find(evidence, savings)
     files = write(compiled.artifacts, Path(inquiry.folder)) if inquiry.folder else {}
     spec, backend = inquiry.job.workload, "eager" if evidence.base.is_eager else evidence.base.backend
     return Explanation(
@@ -91,16 +91,16 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
         execution=evidence.execution,
         kernels=evidence.kernels,
         findings=rank_findings(found, spec.calls),
-        capturable=capturable(evidence, found, prices.failures),
+        capturable=capturable(evidence, found, savings.failures),
         compile_events=compiled.watched,
         notes=(
-            *filter(None, [unread_note(arena.workload.call)]),
+            *filter(None, [unread_note(harness.workload.call)]),
             *compiled.watched.notes,
-            *prices.notes,
+            *savings.notes,
             *instruments.notes,
         ),
         seconds=time.perf_counter() - started,
-        created_at=begun,
+        created_at=created_at,
         folder=inquiry.folder,
         limits=limits,
         trust=judge_measurement(measurement),
@@ -122,7 +122,7 @@ def _load_harness(inquiry: Inquiry) -> Harness:
         refuse_step(workload, "explain")
         with torch.set_grad_enabled(spec.mode == "training"):
             once = run_plainly(workload, spec.mode)
-        del workload  # the explained run loads its model anew, in the state that it has then
+        del workload  # the explained run loads the model again, in its first state
         return Harness(replace(inquiry.job, traits=once.traits), goes_on=True)
     except TorchwiseError:
         raise
@@ -131,50 +131,50 @@ def _load_harness(inquiry: Inquiry) -> Harness:
         raise InternalError(f"Torchwise failed, and not the model: {format_error(error)}") from error
 
 
-def _compile(inquiry: Inquiry, arena: Harness) -> tuple[Calls, _Compiled]:
-    """Compile as the plan says, and listen until nothing is compiled any more.
+def _compile(inquiry: Inquiry, harness: Harness) -> tuple[Calls, _Compiled]:
+    """Compile by the plan, and call until nothing is compiled any more.
 
     State that a model changes, such as a count of its calls, causes recompilations up to PyTorch's limit.
     """
-    run, seen = arena.runners(_call(inquiry, arena)), -1
+    run, compiled = harness.runners(_call(inquiry, harness)), -1
     with Trace(artifacts=tuple(FILES), spans=True) as trace:
-        arena.first_calls(run)
+        harness.first_calls(run)
         for _ in range(MAX_SETTLING_CALLS):
-            if len(trace.compilations) == seen:
+            if len(trace.compilations) == compiled:
                 break
-            seen = len(trace.compilations)
+            compiled = len(trace.compilations)
             for call in run:
-                arena.once(call)
+                harness.once(call)
     return run, _Compiled(trace.to_record(), trace.spans, trace.artifacts)
 
 
-def _call(inquiry: Inquiry, arena: Harness) -> Callable[..., Any]:
-    call, plan, device = arena.workload.call, inquiry.plan, arena.device
+def _call(inquiry: Inquiry, harness: Harness) -> Callable[..., Any]:
+    call, plan, device = harness.workload.call, inquiry.plan, harness.device
     if plan is None:
         compiled: Callable[..., Any] = torch.compile(call, options={PROFILED: True} if device == "cpu" else None)
         return compiled
     if profiles(plan, device):
         plan = plan.with_choice("options", (PROFILED, True))
-    return compile_plan(call, plan, arena.workload.examples[0], device=device, mode=arena.mode).call
+    return compile_plan(call, plan, harness.workload.examples[0], device=device, mode=harness.mode).call
 
 
 def _collect_evidence(
     inquiry: Inquiry,
-    arena: Harness,
+    harness: Harness,
     run: Calls,
     compiled: _Compiled,
     measurement: Measurement,
     limits: Limits,
     instruments: Instruments,
 ) -> Evidence:
-    """Watch one call of the plain model, and a few of the run for each example."""
-    workload = arena.workload
-    observed = instruments.use("where the host waits", lambda: observe(arena.eager[0], arena.device), OpTrace())
+    """Observe one call of the original model, and a few calls of the run for each example."""
+    workload = harness.workload
+    observed = instruments.use("where the host waits", lambda: observe(harness.eager[0], harness.device), OpTrace())
     call_s, is_timed = measurement.candidate_time, _is_timed(measurement)
     profiled = instruments.use(
         "where the time of a call goes",
         lambda: _profile(
-            arena, run, call_s.mid, limits if is_timed else None, _collect_known_work(arena, compiled, observed)
+            harness, run, call_s.mid, limits if is_timed else None, _collect_known_work(harness, compiled, observed)
         ),
         kernels.Profiled(),
     )
@@ -187,7 +187,7 @@ def _collect_evidence(
         profiled.inflation,
     )
     return Evidence(
-        device=arena.device,
+        device=harness.device,
         plan=inquiry.plan,
         measurement=measurement,
         watched=compiled.watched,
@@ -206,32 +206,32 @@ def _is_timed(measured: Measurement) -> bool:
     return judge_measurement(measured).reliability is not Reliability.UNUSABLE
 
 
-def _collect_known_work(arena: Harness, compiled: _Compiled, observed: OpTrace) -> KnownWork:
-    """Return the known work of kernels: further examples have operators of further shapes."""
+def _collect_known_work(harness: Harness, compiled: _Compiled, observed: OpTrace) -> KnownWork:
+    """Return the known work of kernels. Each example may have operators of other shapes."""
     code = [artifact.text for artifact in compiled.artifacts if artifact.name == "inductor_output_code"]
-    further = [observe(call, arena.device).work for call in arena.eager[1:]] if observed.operators else []
+    further = [observe(call, harness.device).work for call in harness.eager[1:]] if observed.operators else []
     return KnownWork(
-        bytes_of_kernels(code), {key: work for seen in (observed.work, *further) for key, work in seen.items()}
+        bytes_of_kernels(code), {key: work for known in (observed.work, *further) for key, work in known.items()}
     )
 
 
-def _profile(arena: Harness, run: Calls, call_s: float, limits: Limits | None, known: KnownWork) -> kernels.Profiled:
-    """Profile a call of each example, scaled together to the time of a call of their mix."""
+def _profile(harness: Harness, run: Calls, call_s: float, limits: Limits | None, known: KnownWork) -> kernels.Profiled:
+    """Profile a call of each example, and scale their times together to the time of a call of their mix."""
     if len(run) == 1:
-        return kernels.profile(run[0], arena.device, call_s, limits, known)
-    weights = mix_of(run, arena.workload).weights
-    each_s = [median_interval([arena.once(call) for _ in range(CALLS)]).mid for call in run]
+        return kernels.profile(run[0], harness.device, call_s, limits, known)
+    weights = mix_of(run, harness.workload).weights
+    each_s = [median_interval([harness.once(call) for _ in range(CALLS)]).mid for call in run]
     scale = call_s / sum(weight * own_s for weight, own_s in zip(weights, each_s, strict=True))
-    seen = [
-        kernels.profile(call, arena.device, own_s * scale, limits, known)
+    profiles = [
+        kernels.profile(call, harness.device, own_s * scale, limits, known)
         for call, own_s in zip(run, each_s, strict=True)
     ]
-    return kernels.average_profiles(seen, weights)
+    return kernels.average_profiles(profiles, weights)
 
 
 def _dtype(workload: Workload) -> torch.dtype:
     """Return the dtype of the model's numbers, which determines its peak rate of FLOPs."""
-    found = workload.examples[0].tensors()
+    tensors = workload.examples[0].tensors()
     if isinstance(workload.call, torch.nn.Module):
-        found = [*workload.call.parameters(), *found]
-    return next((t.dtype for t in found if t.is_floating_point()), torch.get_default_dtype())
+        tensors = [*workload.call.parameters(), *tensors]
+    return next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())

@@ -1,6 +1,6 @@
-"""Fixes against recompilation, each tried on a copy of the model: its compilations, and its answers.
+"""Try fixes against recompilation on a copy of the model: count its compilations, and compare its answers.
 
-The printed code is the code that runs: a mark, a setting, or a buffer in the place of a number are executed as written.
+The printed code is the code that runs: a mark, a setting, or a buffer in place of a number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchwise.workload import Example, pytree
 ROUNDS = 12
 """Calls of each example at most: some more than PyTorch's limit of compilations for one function."""
 QUIET_ROUNDS = 4
-"""Calls of each example without a compilation after which calling ends: a call counter has had its effect by then."""
+"""Calls of each example without a compilation after which the calls end: a call counter has had its effect by then."""
 _LOCAL = re.compile(r"\bL\['(\w+)'\]")
 
 
@@ -39,80 +39,82 @@ class Settled:
 
     Attributes:
         calls: one for each example.
-        compilations: of the function that the fix is for.
-        is_steady: whether nothing is compiled any more, and the function was not given up.
-        given_up: whether PyTorch gave it up.
-        is_alike: whether it answers as the model by itself does, call by call.
+        compilations: compilations of the function that the fix is for.
+        is_steady: whether nothing is compiled any more, and the function still runs compiled.
+        in_eager: whether PyTorch now runs the function in eager.
+        is_alike: whether each call gives the same answer as the original model.
     """
 
     calls: Calls
     compilations: int
     is_steady: bool
-    given_up: bool
+    in_eager: bool
     is_alike: bool
 
     @property
     def in_words(self) -> str:
-        """The observations, in words."""
+        """The result, in words."""
         times = f"compiled {self.compilations} time{'s' * (self.compilations != 1)}"
-        if self.given_up:
-            return f"{times}, and then given up as well"
+        if self.in_eager:
+            return f"{times}, and then run in eager as well"
         if not self.is_steady:
-            return f"{times}, and still not done"
-        return times if self.is_alike else f"{times}, but the answers depend on it"
+            return f"{times}, and still recompiled"
+        return times if self.is_alike else f"{times}, but the answers depend on the varying value"
 
 
-def settle(fix: Fix, arena: Harness) -> Settled:
-    """Call a copy of the model under a fix, beside another that runs as written, until nothing is compiled any more.
+def settle(fix: Fix, harness: Harness) -> Settled:
+    """Call a copy of the model under a fix, and another copy in eager, until nothing is compiled any more.
 
     Raises:
         Exception: any error of the model under the fix.
     """
-    private.forget_what_varied()  # in the explained run: a program that has the fix does not have that run
-    model, plain = fresh_copy(arena.workload.call), fresh_copy(arena.workload.call)
+    private.forget_what_varied()  # a program with the fix does not run the explained run before
+    model, plain = fresh_copy(harness.workload.call), fresh_copy(harness.workload.call)
     setting = patched(fix.code) if fix.kind == "setting" else contextlib.nullcontext()
     with setting, Trace() as trace:
-        calls, eager = arena.runners(_compile_with_fix(fix, model, arena)), arena.runners(plain)
+        calls, eager = harness.runners(_compile_with_fix(fix, model, harness)), harness.runners(plain)
         quiet, alike = 0, True
         for number in range(ROUNDS):
             before = len(trace.compilations)
-            for mine, theirs in zip(calls, eager, strict=True):
-                alike = _answers_alike(mine, theirs, number) and alike
+            for fixed_call, eager_call in zip(calls, eager, strict=True):
+                alike = _answers_alike(fixed_call, eager_call, number) and alike
             quiet = quiet + 1 if len(trace.compilations) == before else 0
             if quiet == QUIET_ROUNDS:
                 break
-    seen = trace.to_record()
-    given_up = any(one.kind is FallbackKind.RECOMPILE_LIMIT and _is(fix.of, one) for one in seen.fallbacks)
-    again = sum(one.count for one in seen.recompiles if _is(fix.of, one))
-    return Settled(calls, again + 1, quiet > 0 and not given_up, given_up, alike or fix.kind not in ("held", "tensor"))
+    events = trace.to_record()
+    in_eager = any(one.kind is FallbackKind.RECOMPILE_LIMIT and _is(fix.of, one) for one in events.fallbacks)
+    recompilations = sum(one.count for one in events.recompiles if _is(fix.of, one))
+    return Settled(
+        calls, recompilations + 1, quiet > 0 and not in_eager, in_eager, alike or fix.kind not in ("hoist", "tensor")
+    )
 
 
 def _is(of: Frame | None, one: Any) -> bool:
     return of is not None and (of.file, of.line, of.function) == (one.file, one.line, one.function)
 
 
-def _answers_alike(mine: Callable[[], Any], theirs: Callable[[], Any], seed: int) -> bool:
+def _answers_alike(fixed_call: Callable[[], Any], eager_call: Callable[[], Any], seed: int) -> bool:
     def answer(call: Callable[[], Any]) -> Observation:
         torch.manual_seed(seed)
         return observation_of(call(), ())
 
-    return mismatch(answer(mine), answer(theirs), 0.0) is None
+    return mismatch(answer(fixed_call), answer(eager_call), 0.0) is None
 
 
-def _compile_with_fix(fix: Fix, model: Callable[..., Any], arena: Harness) -> Callable[..., Any]:
-    options: dict[str, Any] = {PROFILED: True} if arena.device == "cpu" else {}
-    if fix.kind == "held":
-        options["guard_filter_fn"] = lambda guards: [not _asks_for(guard, fix.sources) for guard in guards]
+def _compile_with_fix(fix: Fix, model: Callable[..., Any], harness: Harness) -> Callable[..., Any]:
+    options: dict[str, Any] = {PROFILED: True} if harness.device == "cpu" else {}
+    if fix.kind == "hoist":
+        options["guard_filter_fn"] = lambda guards: [not _checks_source(guard, fix.sources) for guard in guards]
     if fix.kind == "tensor":
         _make_tensor(fix, model)
     compiled = torch.compile(model, dynamic=True if fix.kind == "dynamic" else None, options=options or None)
     return _wrap_with_marks(compiled, fix.code, model) if fix.kind == "mark" else compiled
 
 
-def _asks_for(guard: Any, sources: tuple[str, ...]) -> bool:
-    """Return whether a guard checks one of these, or its contents.
+def _checks_source(guard: Any, sources: tuple[str, ...]) -> bool:
+    """Return whether a guard checks one of these values, or its contents.
 
-    The form of tensors is checked in any case.
+    Guards on the metadata of tensors are not counted, and stay.
     """
     name = _LOCAL.sub(r"\1", guard.name)
     within = any(name == source or name.startswith((f"{source}.", f"{source}[")) for source in sources)
@@ -120,10 +122,10 @@ def _asks_for(guard: Any, sources: tuple[str, ...]) -> bool:
 
 
 def _make_tensor(fix: Fix, model: Callable[..., Any]) -> None:
-    """Put a tensor in the place of a number, by the printed code, in every part that has the function.
+    """Replace a number by a tensor, with the printed code, in every submodule that has the function.
 
     Raises:
-        UnsupportedError: no part of the model holds the number.
+        UnsupportedError: no submodule of the model holds the number.
     """
     root, _, path = fix.code.partition(".register_buffer(")[0].partition(".")
     name = fix.code.partition("(")[2].partition(",")[0].strip("'\"")
@@ -131,7 +133,7 @@ def _make_tensor(fix: Fix, model: Callable[..., Any]) -> None:
     for part in model.modules() if isinstance(model, torch.nn.Module) else ():
         code = getattr(type(part).forward, "__code__", None)
         if code and fix.of and (code.co_filename, code.co_firstlineno) == (fix.of.file, fix.of.line):
-            with contextlib.suppress(AttributeError):  # a submodule that this part does not have
+            with contextlib.suppress(AttributeError):  # this module has no submodule of that path
                 holders.append((part, part.get_submodule(path)))
     holders = [(part, holder) for part, holder in holders if name in vars(holder)]
     for part, holder in holders:
@@ -157,7 +159,7 @@ def _wrap_with_marks(compiled: Callable[..., Any], code: str, model: Callable[..
 
 
 def name_inputs(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return inputs by the names that the model's code has for them, or none if it names none."""
+    """Return inputs by their parameter names in the model's code, or an empty dict if they cannot be bound."""
     try:
         return dict(inspect.signature(getattr(model, "forward", model)).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
 """Count an operator's floating-point operations, by PyTorch's own counter and the formulas that it lacks.
 
 An addition and a multiplication count as one each, as in `torch.utils.flop_counter`. For complex numbers they count as
-four real ones each. Terms added to a product on its way, such as a bias or an activation, are left out, as they are
-there.
+four real ones each. Terms fused into a product, such as a bias or an activation, are left out, as in PyTorch's
+counter.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MOVES = (
     "slice_scatter select_scatter repeat roll flip masked_fill masked_fill_ where unfold im2col pixel_shuffle"
 )
 VIEWS = frozenset(f"aten::{name}" for name in _VIEWS.split())
-"""Operators that touch no element: their time is the host's."""
+"""Operators that touch no element: they take only the host's time."""
 MOVES = frozenset(f"aten::{name}" for name in _MOVES.split())
 """Operators that move data and compute nothing."""
 COMPLEX_FACTOR = 4
 """Real operations for each complex one: four products and four sums for one of each."""
 
 _FEED_FORWARD = 12
-"""Place of the first feed-forward weight among an encoder layer's arguments behind its width."""
+"""Index of the first feed-forward weight among an encoder layer's arguments after its width."""
 
 Shape = tuple[int, ...]
 
@@ -58,10 +58,10 @@ def is_counted(func: Any) -> bool:
 
 def product_flops(name: str, shapes: tuple[Shape, ...], is_complex: bool) -> float | None:
     """Return the operations of a matrix product from its shapes, or None for another operator."""
-    given = shapes[: 3 if "add" in name else 2]
+    operands = shapes[: 3 if "add" in name else 2]
     try:
-        return float(flop_registry[_PRODUCTS[name]](*given)) * (COMPLEX_FACTOR if is_complex else 1)
-    except (KeyError, TypeError, ValueError, AssertionError):  # no product, or shapes that are none's
+        return float(flop_registry[_PRODUCTS[name]](*operands)) * (COMPLEX_FACTOR if is_complex else 1)
+    except (KeyError, TypeError, ValueError, AssertionError):  # no product, or shapes that fit no product
         return None
 
 

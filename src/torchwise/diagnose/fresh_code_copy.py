@@ -1,7 +1,7 @@
-"""A callable's twin: the same except for its outermost code object, to which Dynamo attaches compiled code.
+"""Copy a callable with a new outermost code object, to which Dynamo attaches compiled code.
 
-Two ways of compiling one code object would answer each other's calls, or be looked up one behind the other. If a graph
-breaks inside an inner function, the two still share that function's code.
+Otherwise two compilations of one code object would answer each other's calls, or be looked up one after the other. If a
+graph breaks inside an inner function, the two still share that function's code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchwise.workload.deep_copy import deep_copy
 
 
 def copy_with_fresh_code(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a twin of a module, which shares its parameters, or of a function.
+    """Return a copy of a module, which shares its parameters, or of a function, with a new outermost code object.
 
     Anything else is returned unchanged.
     """
@@ -29,13 +29,15 @@ def copy_with_fresh_code(call: Callable[..., Any]) -> Callable[..., Any]:
     forward = kind.forward
     if not isinstance(forward, types.FunctionType):
         return call
-    other = share(call)
-    other.__class__ = type(kind.__name__, (kind,), {"forward": _copy_function(forward), "__module__": kind.__module__})
-    return other
+    copied = share(call)
+    copied.__class__ = type(kind.__name__, (kind,), {"forward": _copy_function(forward), "__module__": kind.__module__})
+    return copied
 
 
 def fresh_copy(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a module with its state and its parts' code, which shares its parameters, or a function's twin.
+    """Return a copy of a module with its own state and new code objects in all submodules, or of a function.
+
+    The copy of a module shares its parameters.
 
     Raises:
         WorkloadError: something in it cannot be copied.

@@ -28,7 +28,7 @@ Its cost is too small to measure.
 CALLS = 5
 """Profiled calls.
 
-The call closest to the timed call stands for it, as the others were disturbed.
+The call whose time is closest to the timed call represents it, as the other calls were disturbed.
 """
 LIMITS_S = 0.25
 """Seconds for each of the two limits."""
@@ -45,11 +45,11 @@ class Profiled:
 
     Attributes:
         kernels: the longest first. When several run at a time, they share that time.
-        busy_s: seconds in which a kernel ran: the sum of theirs.
-        guards_s: seconds of Dynamo's look-up and guards.
-        lookups: how many of them there were.
-        regions: compiled graphs that ran.
-        inflation: how many times as long the call took under the profiler.
+        busy_s: seconds in which a kernel ran, which is the sum of the kernels' seconds.
+        guards_s: seconds of Dynamo's cache lookups and guards.
+        lookups: number of cache lookups.
+        regions: number of compiled graphs that ran.
+        inflation: time of the call under the profiler over its time without.
     """
 
     kernels: tuple[Kernel, ...] = ()
@@ -64,7 +64,7 @@ class Profiled:
 class _Sum:
     """The sum of all kernels of one name.
 
-    Its work is known if the work of each is.
+    Its work is known if the work of each kernel is known.
     """
 
     calls: int = 0
@@ -85,24 +85,24 @@ def profile(call: Callable[[], Any], device: str, call_s: float, limits: Limits 
     """Run `call` a few times under PyTorch's profiler.
 
     Args:
-        call: warm already.
+        call: the call, already warm.
         device: "cpu" or "cuda".
         call_s: seconds of the call by the clock, without a profiler.
-        limits: of the hardware. None if the call could not be timed: no kernel then has a share of them.
+        limits: of the hardware, or None if the call could not be timed. Without them, no kernel has a share.
         known: the known work of kernels and operators.
     """
     window, events = _closest(_events(call, device), call_s)
     if window is None:
         return Profiled()
     on_gpu, host = device == "cuda", window.time_range.elapsed_us() / 1e6 / call_s
-    works = [event for event in events if (_ran_on_gpu(event) if on_gpu else _is_outermost(event))]
-    works = [event for event in works if event.name not in VIEWS]
-    busy = _active_seconds(works) / call_s
-    inflation = max(busy, 1.0) if on_gpu else host  # a GPU times its kernels itself, even if something delays the host
-    sums = (_sums_on_gpu if on_gpu else _sums_on_cpu)(works, events, known)
-    total_s = sum(found.seconds for found in sums.values())
+    active_events = [event for event in events if (_ran_on_gpu(event) if on_gpu else _is_outermost(event))]
+    active_events = [event for event in active_events if event.name not in VIEWS]
+    busy = _active_seconds(active_events) / call_s
+    inflation = max(busy, 1.0) if on_gpu else host  # a GPU times its own kernels, even if something delays the host
+    sums = (_sums_on_gpu if on_gpu else _sums_on_cpu)(active_events, events, known)
+    total_s = sum(total.seconds for total in sums.values())
     scale = busy * call_s / total_s / inflation if total_s else 0.0
-    kernels = [_kernel(name, found, scale, None if is_rough(inflation) else limits) for name, found in sums.items()]
+    kernels = [_kernel(name, total, scale, None if is_rough(inflation) else limits) for name, total in sums.items()]
     lookups = [event for event in events if event.name.startswith(_LOOKUP)]
     return Profiled(
         tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
@@ -121,8 +121,8 @@ def average_profiles(profiles: Sequence[Profiled], weights: Sequence[float]) -> 
         for kernel in one.kernels:
             rows[kernel.name].append((weight, kernel))
 
-    def mean(figure: Callable[[Profiled], float]) -> float:
-        return sum(weight * figure(one) for weight, one in zip(weights, profiles, strict=True))
+    def mean(read: Callable[[Profiled], float]) -> float:
+        return sum(weight * read(one) for weight, one in zip(weights, profiles, strict=True))
 
     return Profiled(
         tuple(sorted((_average_kernel(row) for row in rows.values()), key=lambda kernel: -kernel.seconds)),
@@ -135,20 +135,20 @@ def average_profiles(profiles: Sequence[Profiled], weights: Sequence[float]) -> 
 
 
 def _average_kernel(row: list[tuple[float, Kernel]]) -> Kernel:
-    def mean(figure: Callable[[Kernel], float | None]) -> float | None:
-        each = [figure(kernel) for _, kernel in row]
+    def mean(read: Callable[[Kernel], float | None]) -> float | None:
+        each = [read(kernel) for _, kernel in row]
         known = [weight * value for (weight, _), value in zip(row, each, strict=True) if value is not None]
         return sum(known) if len(known) == len(each) else None
 
     seconds = sum(weight * kernel.seconds for weight, kernel in row)
-    least = mean(lambda kernel: None if kernel.share is None else kernel.share * kernel.seconds)
+    weighted_share_s = mean(lambda kernel: None if kernel.share is None else kernel.share * kernel.seconds)
     return replace(
         row[0][1],
         calls=sum(weight * kernel.calls for weight, kernel in row),
         seconds=seconds,
         nbytes=mean(lambda kernel: kernel.nbytes),
         flops=mean(lambda kernel: kernel.flops),
-        share=None if least is None or not seconds else least / seconds,
+        share=None if weighted_share_s is None or not seconds else weighted_share_s / seconds,
     )
 
 
@@ -166,7 +166,7 @@ def _events(call: Callable[[], Any], device: str) -> list[Any]:
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     clock = Clock(device)
     with device_lock.alone():
-        with profiler(activities=activities):  # the first use of the profiler is slow, and would be seen
+        with profiler(activities=activities):  # the first use of the profiler is slow, and would appear in the result
             call()
         with profiler(activities=activities, record_shapes=True) as profiled:
             for _ in range(CALLS):
@@ -187,19 +187,19 @@ def _closest(events: Sequence[Any], call_s: float) -> tuple[Any, list[Any]]:
     return window, within
 
 
-def _sums_on_cpu(works: Iterable[Any], _events: Iterable[Any], known: KnownWork) -> dict[str, _Sum]:
+def _sums_on_cpu(active_events: Iterable[Any], _events: Iterable[Any], known: KnownWork) -> dict[str, _Sum]:
     sums: dict[str, _Sum] = defaultdict(_Sum)
-    for event in works:
-        found = sums[kernel_name(event.name) or event.name]
-        found.calls += 1
-        found.seconds += event.time_range.elapsed_us() / 1e6
-        found.add_work(known.work_of(event))
+    for event in active_events:
+        total = sums[kernel_name(event.name) or event.name]
+        total.calls += 1
+        total.seconds += event.time_range.elapsed_us() / 1e6
+        total.add_work(known.work_of(event))
     return sums
 
 
-def _sums_on_gpu(works: Iterable[Any], events: Iterable[Any], known: KnownWork) -> dict[str, _Sum]:
+def _sums_on_gpu(active_events: Iterable[Any], events: Iterable[Any], known: KnownWork) -> dict[str, _Sum]:
     sums: dict[str, _Sum] = defaultdict(_Sum)
-    for event in works:
+    for event in active_events:
         sums[event.name].calls += 1
         sums[event.name].seconds += event.time_range.elapsed_us() / 1e6
     for event in events:  # an operator's work counts for the longest kernel that it launched
@@ -236,13 +236,10 @@ def _has_work(event: Any) -> bool:
     return is_operator(event.name) or (event.cpu_parent is not None and _has_work(event.cpu_parent))
 
 
-def _kernel(name: str, found: _Sum, scale: float, limits: Limits | None) -> Kernel:
-    """Return a row of the table.
-
-    Without limits, as the profile is rough, it has no share.
-    """
-    seconds = found.seconds * scale
-    nbytes = found.nbytes if found.with_bytes == found.calls else None
-    flops = found.flops if found.with_flops == found.calls else None
+def _kernel(name: str, total: _Sum, scale: float, limits: Limits | None) -> Kernel:
+    """Return a kernel, without a share of the roofline if there are no limits, as for a rough profile."""
+    seconds = total.seconds * scale
+    nbytes = total.nbytes if total.with_bytes == total.calls else None
+    flops = total.flops if total.with_flops == total.calls else None
     share = limits.share(seconds, nbytes, flops) if limits else None
-    return Kernel(name, found.calls, seconds, nbytes, flops, share, kernel_name(name) is not None)
+    return Kernel(name, total.calls, seconds, nbytes, flops, share, kernel_name(name) is not None)

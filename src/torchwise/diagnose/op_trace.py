@@ -1,4 +1,4 @@
-"""Watch one call of the plain model, operator by operator: the FLOPs of each, and where the host waits for data."""
+"""Observe one call of the original model, operator by operator: FLOPs, and the lines where the host waits for data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchwise.records.explanation import SourceLocation
 from torchwise.workload.layouts import size_of
 
 Shapes = tuple[tuple[int, ...], ...]
-WAITING = {
+_HOST_READS = {
     "aten::_local_scalar_dense": ".item(), float(), int(), or an if on a tensor",
     "aten::nonzero": "nonzero(), or a boolean mask as an index",
     "aten::masked_select": "masked_select()",
@@ -31,24 +31,20 @@ WAITING = {
     "aten::repeat_interleave": "repeat_interleave() with a tensor of repeats",
 }
 READS_ONE = "aten::_local_scalar_dense"
-"""The operator by which Python reads one number.
-
-The others return a count, or yes or no.
-"""
-"""Operators whose answer or output size lies in the data: the host needs it to go on."""
+"""The operator with which Python reads one number. The others return a count or a bool."""
 _MACHINERY = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, torchwise.__file__))
 _ZOO = str(Path(torchwise.__file__).parent / "zoo") + os.sep
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A place at which the host waits for data.
+    """A line at which the host waits for data.
 
     Attributes:
         what: the cause of the wait.
         place: the line.
-        times: in one call.
-        reads: the kind of answer: "yes or no", "how many" (a whole number, or a size), "number" (of float32 or
+        times: number of waits in one call.
+        reads: the kind of value: "yes or no" (a bool), "how many" (a whole number, or a size), "number" (of float32 or
             float64), or "" for something else.
     """
 
@@ -72,9 +68,9 @@ class OpTrace:
 
     Attributes:
         work: by operator and the shapes of its tensors.
-        waits: by cause and place.
-        complex_operators: how many operators had complex numbers.
-        operators: how many there were.
+        waits: by cause and line.
+        complex_operators: number of operators with complex numbers.
+        operators: number of operators.
     """
 
     work: dict[tuple[str, Shapes], Work] = field(default_factory=dict)
@@ -84,13 +80,13 @@ class OpTrace:
 
 
 def observe(call: Callable[[], Any], device: str) -> OpTrace:
-    """Run `call` once and watch it; only waits for data on `device` count."""
-    watching = _Watching(device)
-    with answering(watching.read_bool, watching.read), watching:
+    """Run `call` once under observation. Only waits for data on `device` count."""
+    mode = _TraceMode(device)
+    with answering(mode.read_bool, mode.read), mode:
         call()
-    seen = watching.seen
-    seen.waits = [Wait(what, place, times, reads) for (what, reads, place), times in watching.waits.items()]
-    return seen
+    trace = mode.trace
+    trace.waits = [Wait(what, place, times, reads) for (what, reads, place), times in mode.waits.items()]
+    return trace
 
 
 def users_place() -> SourceLocation | None:
@@ -105,21 +101,21 @@ def users_place() -> SourceLocation | None:
     return None
 
 
-class _Watching(TorchDispatchMode):
+class _TraceMode(TorchDispatchMode):
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = OpTrace()
+        self.trace = OpTrace()
         self.waits: dict[tuple[str, str, SourceLocation], int] = {}
         self._device = device
-        self._reads = ""  # the question Python has just put, which the next operator answers
+        self._reads = ""  # the kind of value that Python is about to read with the next operator
 
     def read_bool(self, _tensor: torch.Tensor) -> Any:
-        """Note that Python asks for yes or no, and leave the answer to PyTorch."""
+        """Note that Python reads a bool, and leave the read to PyTorch."""
         self._reads = "yes or no"
         return NotImplemented
 
     def read(self, tensor: torch.Tensor) -> Any:
-        """Note that Python reads a number, and leave it to PyTorch."""
+        """Note that Python reads a number, and leave the read to PyTorch."""
         whole = "" if tensor.is_floating_point() or tensor.is_complex() else "how many"
         self._reads = "yes or no" if tensor.dtype is torch.bool else "number" if tensor.dtype in WIDE else whole
         return NotImplemented
@@ -129,20 +125,20 @@ class _Watching(TorchDispatchMode):
         if (within := self._decompose(func, args, kwargs)) is not NotImplemented:
             return within
         result = func(*args, **kwargs)
-        name, seen = func._schema.name, self.seen
-        seen.operators += 1
+        name, trace = func._schema.name, self.trace
+        trace.operators += 1
         tensors = _tensors(args)
-        seen.complex_operators += any(t.is_complex() for t in tensors)
+        trace.complex_operators += any(t.is_complex() for t in tensors)
         nbytes = 0.0 if name in VIEWS else float(sum(map(size_of, (*tensors, *_tensors((result,))))))
-        seen.work[name, shapes_of(tensors)] = Work(nbytes, flops_of(func, args, kwargs, result))
+        trace.work[name, shapes_of(tensors)] = Work(nbytes, flops_of(func, args, kwargs, result))
         reads, self._reads = self._reads, ""
         if (what := self._wait(name, tensors, result)) and (place := users_place()):
-            wait = what, "how many" if name in WAITING and name != READS_ONE else reads, place
+            wait = what, "how many" if name in _HOST_READS and name != READS_ONE else reads, place
             self.waits[wait] = self.waits.get(wait, 0) + 1
         return result
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run the parts of a composite operator, so that they are seen: inference mode hands it on as a whole."""
+        """Run the operators within a composite operator, which inference mode would pass on as a whole."""
         if not torch.is_inference_mode_enabled() or is_counted(func):
             return NotImplemented
         with self:
@@ -151,8 +147,8 @@ class _Watching(TorchDispatchMode):
     def _wait(self, name: str, tensors: list[torch.Tensor], result: Any) -> str | None:
         if not any(t.device.type == self._device for t in tensors):
             return None
-        if name in WAITING:
-            return WAITING[name]
+        if name in _HOST_READS:
+            return _HOST_READS[name]
         to_host = isinstance(result, torch.Tensor) and result.device.type == "cpu"
         if to_host and self._device != "cpu" and name in ("aten::_to_copy", "aten::copy_"):
             return ".cpu(), .numpy() or .tolist()"
@@ -166,5 +162,5 @@ def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def shapes_of(tensors: list[torch.Tensor]) -> Shapes:
-    """Return the shapes of tensors, without those of single numbers, which look like none to a profiler."""
+    """Return the shapes of tensors, without those of single numbers, which a profiler reports as empty."""
     return tuple(tuple(t.shape) for t in tensors if t.dim())

@@ -1,4 +1,4 @@
-"""Private names of torch, without a promise of stability, that the diagnosis needs: looked up here alone."""
+"""Private names of torch, without a promise of stability, that the diagnosis needs. They are looked up only here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def trace_logger() -> logging.Logger:
 
 
 def cudagraph_skips() -> int:
-    """Return how often Inductor ran something without the CUDA graph that was asked for, in this process.
+    """Return how often Inductor skipped a requested CUDA graph in this process.
 
     Raises:
         UnsupportedError: this version has no such name.
@@ -40,7 +40,7 @@ def trace_seconds() -> dict[str, float]:
 
 
 def forget_what_varied() -> None:
-    """Have PyTorch forget which sizes and numbers it saw vary: the next compilation makes none of them dynamic.
+    """Have PyTorch forget the sizes and numbers that varied: the next compilation makes none of them dynamic.
 
     Raises:
         UnsupportedError: this version has no such name.
@@ -49,7 +49,7 @@ def forget_what_varied() -> None:
 
 
 def _resolve_name(name: tuple[str, str]) -> Any:
-    from torchwise.compile import private  # here, as `torchwise.watch` is named where there may be no torch
+    from torchwise.compile import private  # here, as `torchwise.watch` is imported where there may be no torch
 
     return private.look_up(WHO, name)
 

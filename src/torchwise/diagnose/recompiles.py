@@ -22,10 +22,10 @@ class Failed:
         guard: as PyTorch writes it.
         source: the expression that it checks, or empty if that is unknown.
         subject: the varying value, in words.
-        want: the value that the compiled code was made for, or empty if the guard names none.
-        got: the value that came, or empty if PyTorch does not say.
-        stack: the code that the guard was made for.
-        function: around that code.
+        want: the value that the code was compiled for, or empty if the guard names none.
+        got: the value of this call, or empty if PyTorch does not report it.
+        stack: the code that needs the guard.
+        function: the function with that code.
     """
 
     guard: str
@@ -38,20 +38,20 @@ class Failed:
 
 
 def read(payload: str) -> tuple[Failed, ...]:
-    """Return the failed guard of each compiled version that did not fit, the one used last first."""
+    """Return the failed guard of each compiled version that did not fit, the last used version first."""
     reasons = json.loads(payload) if payload.startswith("[") else payload
     texts = [reasons] if isinstance(reasons, str) else [str(reason) for reason in reasons]
     return tuple(_parse_failure(text) for text in texts)
 
 
 def varies(failures: Sequence[Failed]) -> str:
-    """Name the varying value and its range, from every version that failed over the same value as the first."""
+    """Name the varying value and its range, from every version that failed because of the same value as the first."""
     first = failures[0]
     same = [failed for failed in reversed(failures) if failed.subject == first.subject]
-    wanted = list(dict.fromkeys(failed.want for failed in same if failed.want))
-    if not wanted:
+    expected = list(dict.fromkeys(failed.want for failed in same if failed.want))
+    if not expected:
         return first.subject + (f": now {first.got}" if first.got else "")
-    return f"{first.subject}: {', '.join(wanted)}, then {first.got or 'another'}"
+    return f"{first.subject}: {', '.join(expected)}, then {first.got or 'another'}"
 
 
 def _parse_failure(text: str) -> Failed:
@@ -64,7 +64,7 @@ def _parse_failure(text: str) -> Failed:
 
 
 def _explain(guard: str) -> tuple[str, str, str, str]:
-    """Return a guard's expression, the varying value in words, the value wanted, and the value that came."""
+    """Return a guard's expression, the varying value in words, the expected value, and the value of this call."""
     for pattern, words in _WORDS:
         if hit := pattern.match(guard):
             found = hit.groupdict()
@@ -120,12 +120,12 @@ _WORDS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     ),
     (
         re.compile(r"2 <= (?P<source>[^=<>\n]+\.size\(\)\[\d+\])"),
-        lambda hit: f"{hit['source']} is 0 or 1, which PyTorch compiles apart",
+        lambda hit: f"{hit['source']} is 0 or 1, which PyTorch compiles separately",
     ),
     (re.compile(r"(?P<source>[^=<>%()+*\n]+) == (?P<want>[^\n]+)$"), lambda hit: f"the value of {hit['source']}"),
     (
         re.compile(r".*?(?P<source>[\w.\[\]']+\.size\(\)\[\d+\])"),
-        lambda hit: f"{hit['source']}, so that this no longer holds: {hit.string}",
+        lambda hit: f"{hit['source']}: this no longer holds: {hit.string}",
     ),
 )
 """Forms of guards, each with its varying value.

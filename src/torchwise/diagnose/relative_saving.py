@@ -1,7 +1,7 @@
 """The saving of one side of a measurement over the other, as a share of the other's call.
 
-Savings are shares and not seconds: a machine is faster in one minute than in the next. Seconds of two measurements
-cannot be compared. All savings of an explanation are shares of the one call that it shows.
+Savings are shares and not seconds: the speed of a machine changes from minute to minute, so seconds of two measurements
+cannot be compared. All savings of an explanation are shares of the call that it shows.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torchwise.measure.paired_timing import PAUSE_S
 from torchwise.records import Interval, Measurement
 from torchwise.records.statistics import median_interval
 
-SPELLS = 8
+BATCHES = 8
 """Consecutive parts of a measurement from which its interval is calculated.
 
 A disturbance of a machine lasts for many rounds, so that rounds say less than as many independent ones would. Source:
 the method of batch means, Law, Simulation Modeling and Analysis, chapter 9.
 """
 BLOCK_S = 0.02
-"""Seconds of one side before the other's turn: a saving describes a program that calls the model in a loop.
+"""Seconds of one side before the other runs: a saving describes a program that calls the model in a loop.
 
-In shorter blocks, beside other callables, 15 µs of a small model's guards came out as 25.
+In shorter blocks between other callables, 15 µs of a small model's guards were measured as 25 µs.
 """
 BETWEEN_PROCESSES = 0.03
 """Share of a call's time by which the saving of one callable over another differs from process to process.
@@ -47,13 +47,13 @@ def share_saved_anywhere(measured: Measurement) -> Interval:
 def share_saved(measured: Measurement) -> Interval:
     """Return the candidate's saving as a share of the baseline's call, at most 1, and below 0 if it takes longer."""
     saved = 1 - np.divide(measured.candidate_s, measured.baseline_s)
-    return median_interval([float(np.median(spell)) for spell in np.array_split(saved, min(SPELLS, len(saved)))])
+    return median_interval([float(np.median(batch)) for batch in np.array_split(saved, min(BATCHES, len(saved)))])
 
 
-def measure_with_retry(measure: Callable[[], Measurement], tells: Callable[[Measurement], bool]) -> Measurement:
-    """Measure, and once more after a while if noise left it inconclusive, and return the narrower of the two."""
-    found = measure()
-    if tells(found):
-        return found
+def measure_with_retry(measure: Callable[[], Measurement], is_conclusive: Callable[[Measurement], bool]) -> Measurement:
+    """Measure, and if noise left it inconclusive, measure once more and return the narrower of the two."""
+    first = measure()
+    if is_conclusive(first):
+        return first
     time.sleep(PAUSE_S)
-    return min(found, measure(), key=lambda measured: measured.speedup.half_width)
+    return min(first, measure(), key=lambda measured: measured.speedup.half_width)

@@ -1,4 +1,4 @@
-"""Rewrite a line of a program in a copy of the model, so that advice can be run before it is given."""
+"""Rewrite a line of a program in a copy of the model, so that suggested code can be run before it is shown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from torchwise.diagnose.fresh_code_copy import fresh_copy
 
-Found = tuple[str, int, str]
+Origin = tuple[str, int, str]
 """The origin of a code object: its file, first line and name."""
 
 
@@ -23,7 +23,7 @@ def rewritten(call: Callable[..., Any], file: str, line: int, statement: str) ->
         call: a module or a function.
         file: the file of the line.
         line: counted from 1. A statement must begin there.
-        statement: to stand in its place.
+        statement: the replacement.
 
     Raises:
         Exception: any error from reading and compiling the file.
@@ -42,7 +42,7 @@ def rewritten(call: Callable[..., Any], file: str, line: int, statement: str) ->
 
 
 def _rewrite(kind: type, new: types.CodeType) -> bool:
-    """Give a class that is a copy its own version of a method that it has or inherits."""
+    """Replace a method that a copied class has or inherits."""
     for name in dir(kind):
         function = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
         if isinstance(function, types.FunctionType) and _origin_of(function.__code__) == _origin_of(new):
@@ -52,14 +52,14 @@ def _rewrite(kind: type, new: types.CodeType) -> bool:
 
 
 def _with(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
-    made = types.FunctionType(
+    copied = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
 
 
-def _origin_of(code: types.CodeType) -> Found:
+def _origin_of(code: types.CodeType) -> Origin:
     return (code.co_filename, code.co_firstlineno, code.co_name)
 
 
@@ -103,7 +103,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 class _Place(ast.NodeVisitor):
-    """Finds the innermost function around a line, and the list of statements that it begins one of."""
+    """Finds the innermost function around a line, and the list with the statement that begins there."""
 
     def __init__(self, line: int) -> None:
         self.function: ast.FunctionDef | ast.AsyncFunctionDef | None = None

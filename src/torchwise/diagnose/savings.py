@@ -1,4 +1,4 @@
-"""Measure the saving of a fix: the run with and without it, in alternation, in the same process."""
+"""Measure the saving of a fix: time the run with and without it, in alternation, in the same process."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ BREAKS = 2
 class PairedSavings:
     """Times fixes against the explained run.
 
-    See `findings.evidence.Prices`.
+    See `findings.evidence.Savings`.
 
     Attributes:
         notes: why a saving is unknown.
-        failures: those notes that say how a fix failed, by the fix.
+        failures: the notes about failed fixes, by fix.
 
     Args:
-        arena: with the workload.
-        run: the explained calls, compiled already.
-        call_s: seconds that a call of them takes, of which savings are parts.
+        harness: the harness with the workload.
+        run: the explained calls, already compiled.
+        call_s: seconds of one of these calls. Savings are shares of it.
         budget_s: seconds after which no further fix is tried.
-        stage: told of each trial.
-        suggested: the code that was run against graph breaks.
+        stage: called with the name of each trial.
+        suggested: the suggested code against graph breaks that was run.
     """
 
     def __init__(
         self,
-        arena: Harness,
+        harness: Harness,
         run: Calls,
         call_s: float,
         budget_s: float,
@@ -59,7 +59,7 @@ class PairedSavings:
     ) -> None:
         self.notes: list[str] = []
         self.failures: dict[Plan | str, str] = {}
-        self._arena, self._run, self._stage, self._suggested = arena, run, stage, suggested
+        self._harness, self._run, self._stage, self._suggested = harness, run, stage, suggested
         self._call_s, self._end = call_s, time.perf_counter() + budget_s
         self._known: dict[Plan | str, Saving | None] = {}
         self._tried: dict[Fix, FixTrial | None] = {}
@@ -72,22 +72,24 @@ class PairedSavings:
     def measure_without_guards(self) -> Saving | None:
         """Return the same code's saving without guards on modules and their weights.
 
-        Both are compiled as a user would. Beside code that reports to the profiler, which takes longer itself, a saving
-        of some microseconds came out half as large again.
+        Both sides are compiled as by a user. Code that reports to the profiler takes longer itself, and a saving of
+        some microseconds was measured half as large again.
         """
         skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
-        return self._get_saving("no guards of modules", lambda: self._plain(guard_filter_fn=skip), self._plain)
+        return self._get_saving(
+            "no guards of modules", lambda: self._compile_model(guard_filter_fn=skip), self._compile_model
+        )
 
     def measure_setting(self, setting: str) -> Saving | None:
         """Return the saving from compiling under a setting of PyTorch."""
         return self._get_saving(setting, lambda: self._set(setting))
 
-    def measure_line(self, found: Break) -> Saving | None:
-        """Return the model's saving with the line that a break's fix gives."""
-        copied = self._suggested.rewritten.get(found)
-        if copied is None or found.fix is None:
+    def measure_line(self, graph_break: Break) -> Saving | None:
+        """Return the model's saving with the line from a break's fix."""
+        copied = self._suggested.rewritten.get(graph_break)
+        if copied is None or graph_break.fix is None:
             return None
-        return self._get_saving(place_of_line(found), lambda: self._plain(copied, **self._profiled))
+        return self._get_saving(place_of_line(graph_break), lambda: self._compile_model(copied, **self._profiled))
 
     def try_fix(self, fix: Fix) -> FixTrial | None:
         """Try a fix on a copy of the model, or return None if the budget is spent."""
@@ -98,99 +100,103 @@ class PairedSavings:
     def measure_break(self) -> Interval | None:
         """Return the seconds that one graph break costs here by itself."""
         if not self._break:
-            self._stage("price: a graph break by itself")
+            self._stage("measure: a graph break by itself")
             self._break.append(None if self._is_over("a graph break") else self._cost_of_a_break())
         return self._break[0]
 
     def _cost_of_a_break(self) -> Interval | None:
-        if (cost := cost_of_a_break(self._arena.device)) is None:
-            self.notes.append("a graph break by itself: what it costs could not be measured")
+        if (cost := cost_of_a_break(self._harness.device)) is None:
+            self.notes.append("a graph break by itself: its cost could not be measured")
         return cost
 
     def _get_saving(
-        self, mend: Plan | str, make: Callable[[], Calls], base: Callable[[], Calls] | None = None
+        self, fix: Plan | str, make: Callable[[], Calls], base: Callable[[], Calls] | None = None
     ) -> Saving | None:
         """Return the saving of a fix over `base`, or over the run if `base` is None."""
-        if mend not in self._known:
-            words = f"plan {mend}" if isinstance(mend, Plan) else mend
-            self._known[mend] = None if self._is_over(words) else self._measure(mend, words, make, base)
-        return self._known[mend]
+        if fix not in self._known:
+            words = f"plan {fix}" if isinstance(fix, Plan) else fix
+            self._known[fix] = None if self._is_over(words) else self._measure(fix, words, make, base)
+        return self._known[fix]
 
     def _is_over(self, words: str) -> bool:
         if time.perf_counter() < self._end:
             return False
-        self.notes.append(f"{words}: not priced, because the budget was spent; --budget grants more")
+        self.notes.append(f"{words}: not measured, because the budget was spent. Raise it with --budget")
         return True
 
     def _measure(
-        self, mend: Plan | str, words: str, make: Callable[[], Calls], base: Callable[[], Calls] | None
+        self, fix: Plan | str, words: str, make: Callable[[], Calls], base: Callable[[], Calls] | None
     ) -> Saving | None:
-        self._stage(f"price: {words}")
+        self._stage(f"measure: {words}")
         try:
             with _more_compilations():
-                mended, run = make(), base() if base else self._run
-            # Under PyTorch's own limit again: code that would be recompiled on every call runs in eager, as for the
+                fixed, run = make(), base() if base else self._run
+            # PyTorch's own limit applies again: code that would be recompiled on every call runs in eager, as for the
             # user.
-            return self._time_saving(mended, run, words)
-        except Exception as error:  # with a fix, somebody's model may raise anything: the saving is then unknown
-            self.failures[mend] = f"{words}: not priced, because it failed with {first_line(format_error(error))}"
-            self.notes.append(self.failures[mend])
+            return self._time_saving(fixed, run, words)
+        except Exception as error:  # with a fix, any model may raise anything: the saving is then unknown
+            self.failures[fix] = f"{words}: not measured, because it failed with {first_line(format_error(error))}"
+            self.notes.append(self.failures[fix])
             return None
 
-    def _time_saving(self, mended: Calls, run: Calls, words: str) -> Saving:
-        """Return the saving of calls over others, which were compiled alike except for the fix."""
+    def _time_saving(self, fixed: Calls, run: Calls, words: str) -> Saving:
+        """Return the saving of the fixed calls over the run, which was compiled alike except for the fix."""
 
-        def to_saving(found: Measurement) -> Saving:
-            how = f"timed in alternation, {len(found.candidate_s)} rounds: {words}"
-            return make_saving(share_saved_anywhere(found), self._call_s, how)
+        def to_saving(measured: Measurement) -> Saving:
+            how = f"timed in alternation, {len(measured.candidate_s)} rounds: {words}"
+            return make_saving(share_saved_anywhere(measured), self._call_s, how)
 
         measured = measure_with_retry(
-            lambda: self._arena.measure(mended, run, block_s=BLOCK_S),
-            lambda found: to_saving(found).answer is not Answer.INCONCLUSIVE,
+            lambda: self._harness.measure(fixed, run, block_s=BLOCK_S),
+            lambda measurement: to_saving(measurement).answer is not Answer.INCONCLUSIVE,
         )
         return to_saving(measured)
 
     def _try(self, fix: Fix) -> FixTrial:
         self._stage(f"try: {fix.code}")
         try:
-            settled = settle(fix, self._arena)
+            settled = settle(fix, self._harness)
             if not settled.is_steady:
                 return FixTrial(fix.code, False, settled.in_words, compilations=settled.compilations)
-            price = self._time_saving(settled.calls, self._run, fix.code)
-        except Exception as error:  # with a fix, somebody's model may raise anything: the fix then does not help
+            saving = self._time_saving(settled.calls, self._run, fix.code)
+        except Exception as error:  # with a fix, any model may raise anything: the fix then does not help
             return FixTrial(fix.code, False, f"failed with {first_line(format_error(error))}")
-        return FixTrial(fix.code, settled.is_alike, settled.in_words, price, settled.compilations)
+        return FixTrial(fix.code, settled.is_alike, settled.in_words, saving, settled.compilations)
 
     def _make_plan_calls(self, plan: Plan) -> Calls:
-        """Return the calls of a plan, made in the same way as by `torchwise.apply`."""
-        arena, workload = self._arena, self._arena.workload
-        profiled = plan if not profiles(plan, arena.device) else plan.with_choice("options", (PROFILED, True))
-        made = compile_plan(
-            copy_with_fresh_code(workload.call), profiled, workload.examples[0], device=arena.device, mode=arena.mode
+        """Return the calls of a plan, compiled in the same way as by `torchwise.apply`."""
+        harness, workload = self._harness, self._harness.workload
+        profiled = plan if not profiles(plan, harness.device) else plan.with_choice("options", (PROFILED, True))
+        compiled = compile_plan(
+            copy_with_fresh_code(workload.call),
+            profiled,
+            workload.examples[0],
+            device=harness.device,
+            mode=harness.mode,
         )
-        calls = self._warm_up(arena.runners(made.call))
-        if arena.mode == "training":
+        calls = self._warm_up(harness.runners(compiled.call))
+        if harness.mode == "training":
             return calls
-        ways = [made.bypass(example.args, example.kwargs) for example in workload.examples]
-        return self._warm_up([arena.runners(way)[place] for place, way in enumerate(ways)])
+        bypasses = [compiled.bypass(example.args, example.kwargs) for example in workload.examples]
+        return self._warm_up([harness.runners(bypass)[place] for place, bypass in enumerate(bypasses)])
 
     def _set(self, setting: str) -> Calls:
         with patched(setting, self._suggested.names.get(setting)):
-            return self._plain(**self._profiled)
+            return self._compile_model(**self._profiled)
 
     @property
     def _profiled(self) -> dict[str, Any]:
         """Options that make generated code report to the profiler, as the run's does."""
-        return {PROFILED: True} if self._arena.device == "cpu" else {}
+        return {PROFILED: True} if self._harness.device == "cpu" else {}
 
     def _warm_up(self, calls: Calls) -> Calls:
-        self._arena.first_calls(calls)
+        self._harness.first_calls(calls)
         return calls
 
-    def _plain(self, model: Callable[..., Any] | None = None, **options: Any) -> Calls:
+    def _compile_model(self, model: Callable[..., Any] | None = None, **options: Any) -> Calls:
         """Return the calls compiled as a user compiles them, under options of Inductor."""
-        model = model or copy_with_fresh_code(self._arena.workload.call)
-        return self._warm_up(self._arena.runners(torch.compile(model, options=options or None)))
+        model = model or copy_with_fresh_code(self._harness.workload.call)
+        return self._warm_up(self._harness.runners(torch.compile(model, options=options or None)))
 
 
 def profiles(plan: Plan, device: str) -> bool:
@@ -210,7 +216,7 @@ def cost_of_a_break(device: str) -> Interval | None:
 
     def chain_with_breaks(x: torch.Tensor) -> torch.Tensor:
         x = x.sin()
-        torch._dynamo.graph_break()  # written out: in a loop, a break makes the whole function run in eager
+        torch._dynamo.graph_break()  # not in a loop, where a break makes the whole function run in eager
         x = x.sin()
         torch._dynamo.graph_break()
         return x.sin()
@@ -222,21 +228,21 @@ def cost_of_a_break(device: str) -> Interval | None:
             for _ in range(3):
                 call(x)
 
-    def compute_saving(found: Measurement) -> Saving:
-        return make_saving(share_saved(found), found.baseline_time.mid / BREAKS, "")
+    def compute_saving(measurement: Measurement) -> Saving:
+        return make_saving(share_saved(measurement), measurement.baseline_time.mid / BREAKS, "")
 
-    told = compute_saving(
+    saving = compute_saving(
         measure_with_retry(
             lambda: _pair(lambda: whole(x), lambda: parts(x), device),
-            lambda found: compute_saving(found).answer is not Answer.INCONCLUSIVE,
+            lambda measurement: compute_saving(measurement).answer is not Answer.INCONCLUSIVE,
         )
     )
-    return None if told.answer is Answer.INCONCLUSIVE else told.per_call_s
+    return None if saving.answer is Answer.INCONCLUSIVE else saving.per_call_s
 
 
 def _pair(candidate: Callable[[], Any], baseline: Callable[[], Any], device: str) -> Measurement:
-    mend, run = Mix((candidate,), (1.0,)), Mix((baseline,), (1.0,))
-    return measure_pair(mend, run, Clock(device), Precision(0.03, 1.5, BLOCK_S))
+    sides = Mix((candidate,), (1.0,)), Mix((baseline,), (1.0,))
+    return measure_pair(*sides, Clock(device), Precision(0.03, 1.5, BLOCK_S))
 
 
 def _more_compilations() -> Any:

@@ -1,4 +1,4 @@
-"""Settings of PyTorch in their printed form, and set for a while."""
+"""Read settings of PyTorch in their printed form, and apply them temporarily."""
 
 from __future__ import annotations
 

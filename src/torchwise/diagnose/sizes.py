@@ -46,7 +46,7 @@ def _calls(source: str) -> Iterator[tuple[str, float]]:
     """Yield each call of a generated kernel in one file."""
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # with a C++ wrapper, the code is C++, too: nothing is known then
+    except SyntaxError:  # with a C++ wrapper, the code is C++, too, and nothing is known
         return
     nodes = sorted((n for n in ast.walk(tree) if isinstance(n, (ast.Assign, ast.Expr))), key=lambda n: n.lineno)
     # The inputs' sizes come last in the file, but every call needs them.
@@ -78,7 +78,7 @@ def _read_assertion(call: ast.Call, buffers: dict[str, Buffer]) -> tuple[str, Bu
 
 
 def _read_allocation(node: ast.stmt, buffers: dict[str, Buffer]) -> tuple[str, Buffer] | None:
-    """Return the name and size of a buffer that a statement makes: anew, or from another one."""
+    """Return the name and size of a buffer that a statement allocates or derives from another buffer."""
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
         return None
     name, value = node.targets[0].id, node.value
@@ -91,12 +91,12 @@ def _read_allocation(node: ast.stmt, buffers: dict[str, Buffer]) -> tuple[str, B
         return (name, (math.nan, buffers[first][1])) if first else None
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name) or value.func.id not in ALLOCATIONS:
         return None
-    given = [*value.args, *(word.value for word in value.keywords)]
-    size = next((a for a in given if isinstance(a, (ast.Tuple, ast.List))), None)
+    arguments = [*value.args, *(word.value for word in value.keywords)]
+    size = next((a for a in arguments if isinstance(a, (ast.Tuple, ast.List))), None)
     if size is None:
         return None
-    whole = buffers.get(given[0].id) if isinstance(given[0], ast.Name) else None
-    width = whole[1] if whole else next((w for a in given if (w := _width(a))), 0)
+    base = buffers.get(arguments[0].id) if isinstance(arguments[0], ast.Name) else None
+    width = base[1] if base else next((w for a in arguments if (w := _width(a))), 0)
     return name, (_numel(size), width)
 
 

@@ -24,13 +24,13 @@ def read(text: str) -> tuple[Frame, ...]:
     A function that goes on after a graph break appears twice in PyTorch's stack: at its earlier break, and at its
     present line. The first of these is left out.
     """
-    found = [
+    frames = [
         Frame(hit["file"], int(hit["line"]), (hit["function"] or "").strip())
         for hit in _FRAME.finditer(text)
         if not is_compiler(hit["file"])
     ]
     kept: list[Frame] = []
-    for frame in found:
+    for frame in frames:
         plain = plain_name(frame.function)
         if kept and plain != frame.function and (kept[-1].file, kept[-1].function) == (frame.file, plain):
             kept.pop()
@@ -50,13 +50,13 @@ def innermost_users(frames: Iterable[Frame]) -> Frame | None:
 
 
 def is_compiler(file: str) -> bool:
-    """Return whether it is the compiler's: its frames say nothing about the program."""
+    """Return whether a file belongs to the compiler, whose frames say nothing about the program."""
     return _is_within(file, _compiler())
 
 
 @functools.lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
-    """Return whether it is installed code: torch, site-packages, the standard library, or Torchwise except its zoo."""
+    """Return whether a file is installed code: torch, site-packages, the standard library, or Torchwise but its zoo."""
     return _is_within(file, _libraries()) and not _is_within(file, (str(Path(torchwise.__file__).parent / "zoo"),))
 
 
@@ -82,6 +82,6 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _torch() -> Path:
-    import torch  # here, as `torchwise.watch` is named where there may be no torch
+    import torch  # here, as `torchwise.watch` is imported where there may be no torch
 
     return Path(torch.__file__).parent

@@ -1,7 +1,7 @@
 """The six stages between a call and its kernels: the time of each, its input and its output.
 
-Times come from the spans of PyTorch's own trace. They are nested, so that each counts without the spans inside it, for
-the stage that its name belongs to. A name that belongs to no stage counts for the stage around it.
+Times come from the spans of PyTorch's own trace. They are nested, so each counts without the spans inside it, for the
+stage of its name. A name that belongs to no stage counts for the stage around it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Code:
     Attributes:
         generated: kernels that the compiler wrote.
         library: calls of a library's kernels, such as a matrix product, by name.
-        fallbacks: operators that run as in eager, by name.
+        fallbacks: operators that run in eager, by name.
     """
 
     generated: int
@@ -82,12 +82,12 @@ def stages(
 
     Args:
         spans: of all compilations.
-        artifacts: likewise.
+        artifacts: of all compilations.
         watched: the other events.
         execution: of a steady call.
-        kernels: that run in it.
-        backend: the chosen one, in words.
-        files: of each stage, if artifacts were written.
+        kernels: the kernels of a steady call.
+        backend: the chosen backend, in words.
+        files: files by stage, if artifacts were written.
     """
     seconds, code = times(spans), code_of(artifacts)
     captured, before, after = (
@@ -96,7 +96,7 @@ def stages(
     graphs = sum(a.name == "dynamo_output_graph" for a in artifacts)
     hits = sum(one.cache_hits for one in watched.compilations)
     misses = sum(one.cache_misses for one in watched.compilations)
-    told = {
+    inputs_and_outputs = {
         CAPTURE: (
             _pluralize(len(watched.compilations), "function"),
             f"{_pluralize(graphs, 'graph')} of {_pluralize(captured, 'node')}, "
@@ -122,11 +122,14 @@ def stages(
             "a call",
         ),
     }
-    return tuple(Stage(name, seconds.get(name, 0.0), *told[name], files.get(name, ())) for name in told)
+    return tuple(
+        Stage(name, seconds.get(name, 0.0), *inputs_and_outputs[name], files.get(name, ()))
+        for name in inputs_and_outputs
+    )
 
 
 def times(spans: Iterable[Span]) -> dict[str, float]:
-    """Return seconds by stage: each span without those inside it. Spans of other threads run beside."""
+    """Return seconds by stage: each span without the spans inside it. Spans of other threads run in parallel."""
     seconds: dict[str, float] = {}
     around: list[tuple[float, str]] = []
     for span in sorted((s for s in spans if s.compile_id), key=lambda s: (s.start_s, -s.seconds)):
@@ -138,7 +141,7 @@ def times(spans: Iterable[Span]) -> dict[str, float]:
         if outer:
             seconds[outer] -= span.seconds
         around.append((span.start_s + span.seconds, stage))
-    return {stage: max(found, 0.0) for stage, found in seconds.items()}
+    return {stage: max(total, 0.0) for stage, total in seconds.items()}
 
 
 def stage_of(span: str) -> str | None:
@@ -159,7 +162,7 @@ def write(artifacts: Iterable[Artifact], folder: Path) -> dict[str, tuple[str, .
         stage, lead = FILES[artifact.name]
         suffix = "txt" if lead == "guards" else "py"
         name = f"{lead}-{artifact.compile_id.replace('/', '_') or number}.{suffix}"
-        if name in found.get(stage, ()):  # forward and backward are of one compilation
+        if name in found.get(stage, ()):  # forward and backward belong to one compilation
             name = f"{lead}-{artifact.compile_id.replace('/', '_')}-{number}.{suffix}"
         folder.joinpath(name).write_text(artifact.text, encoding="utf-8")
         found.setdefault(stage, []).append(name)

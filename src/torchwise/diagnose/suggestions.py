@@ -1,7 +1,7 @@
-"""Suggested code against graph breaks, run on a copy of the model before it is shown.
+"""Run suggested code against graph breaks on a copy of the model, before it is shown.
 
-The values on the line decide whether a suggestion fits: `torch.where(c, a, b)` takes no Python bool and no None. A
-number that is kept a tensor may be the end of a loop further down.
+The values on the line decide whether a suggestion works: `torch.where(c, a, b)` takes no Python bool and no None. A
+number that stays a tensor may be the end of a later loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchwise.trial.harness import Harness
 from torchwise.verify import mismatch, observation_of
 
 ROUNDS = 3
-"""Calls of each example beside the unchanged model."""
+"""Calls of each example that are compared with the unchanged model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Checked:
 
     Attributes:
         breaks: in their order.
-        rewritten: copies of the model with the line that a break's fix gives.
-        names: the names within reach of a break's code, for settings that use some of them.
+        rewritten: copies of the model with the line from a break's fix.
+        names: the global names at a break's code, for settings that use some of them.
     """
 
     breaks: tuple[Break, ...]
@@ -46,133 +46,130 @@ class Checked:
 NOTHING = Checked(())
 
 
-def check_suggestions(breaks: tuple[Break, ...], arena: Harness) -> Checked:
-    """Run the lines that the fixes of these breaks suggest, and leave out those that do not work."""
-    derived = [one for one in breaks if one.fix and (one.fix.line or one.fix.condition or _is_call(one.fix))]
-    if not derived:
+def check_suggestions(breaks: tuple[Break, ...], harness: Harness) -> Checked:
+    """Run the lines that the fixes of these breaks suggest, and leave out the lines that do not work."""
+    checkable = [one for one in breaks if one.fix and (one.fix.line or one.fix.condition or _is_call(one.fix))]
+    if not checkable:
         return Checked(breaks)
-    seen = _trace_lines(derived, arena)
+    reached = _trace_lines(checkable, harness)
     found: list[Break] = []
     copies: dict[Break, Callable[..., Any]] = {}
     names: dict[str, dict[str, Any]] = {}
     for one in breaks:
-        mend = one.fix
-        if one not in derived or mend is None:
+        fix = one.fix
+        if one not in checkable or fix is None:
             found.append(one)
             continue
-        at = seen.get((one.file, one.line), _Seen())
-        if _is_call(mend) and _can_name(mend.setting, at.names):
-            names[mend.setting] = at.names
-        elif _is_call(mend):
-            mend = replace(mend, setting="", consequence="")
-        if mend.condition and mend.condition not in at.conditions:
-            mend = replace(mend, condition="")
-        copied = _try_line(one, arena) if mend.line else None
-        kept = replace(one, fix=mend if copied else replace(mend, line=""))
+        at = reached.get((one.file, one.line), _Reached())
+        if _is_call(fix) and _can_name(fix.setting, at.names):
+            names[fix.setting] = at.names
+        elif _is_call(fix):
+            fix = replace(fix, setting="", consequence="")
+        if fix.condition and fix.condition not in at.conditions:
+            fix = replace(fix, condition="")
+        copied = _try_line(one, harness) if fix.line else None
+        kept = replace(one, fix=fix if copied else replace(fix, line=""))
         if copied:
             copies[kept] = copied
         found.append(kept)
     return Checked(tuple(found), copies, names)
 
 
-def _is_call(mend: CodeFix) -> bool:
-    """Return whether the setting adds a value to a set.
-
-    It needs a name for that value.
-    """
-    return bool(argument(mend.setting))
+def _is_call(fix: CodeFix) -> bool:
+    """Return whether the setting adds a value to a set, and so needs a name for that value."""
+    return bool(argument(fix.setting))
 
 
 def _can_name(setting: str, names: dict[str, Any]) -> bool:
-    """Return whether the added value can be named at the top of a module, where a program makes the setting."""
+    """Return whether the added value has a name at the top of a module, where a program applies the setting."""
     try:
         return callable(eval(argument(setting), dict(names)))
-    except Exception:  # somebody's names may be missing there, or be of any kind
+    except Exception:  # the names may be missing there, or be of any kind
         return False
 
 
 @dataclass(slots=True)
-class _Seen:
-    """The values within reach of a line: global names, and which conditions were tensors with the line's own answer."""
+class _Reached:
+    """A line when it is first reached: its global names, and the conditions that are tensors with the same value."""
 
     names: dict[str, Any] = field(default_factory=dict)
     conditions: set[str] = field(default_factory=set)
 
 
-def _trace_lines(breaks: list[Break], arena: Harness) -> dict[tuple[str, int], _Seen]:
+def _trace_lines(breaks: list[Break], harness: Harness) -> dict[tuple[str, int], _Reached]:
     """Run a copy of the unchanged model, and check the suggestion for each line when it is first reached."""
-    found: dict[tuple[str, int], _Seen] = {}
-    asked = {(one.file, one.line): one for one in breaks}
+    reached: dict[tuple[str, int], _Reached] = {}
+    break_at = {(one.file, one.line): one for one in breaks}
 
     def trace_line(frame: FrameType, event: str, _argument: Any) -> Any:
         place = (frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and place in asked and place not in found:
-            found[place] = _Seen(frame.f_globals)
-            mend = asked[place].fix
-            if mend and mend.condition and _answers(mend.condition, BreakSite(asked[place]).condition, frame):
-                found[place].conditions.add(mend.condition)
+        if event == "line" and place in break_at and place not in reached:
+            reached[place] = _Reached(frame.f_globals)
+            fix = break_at[place].fix
+            if fix and fix.condition and _answers(fix.condition, BreakSite(break_at[place]).condition, frame):
+                reached[place].conditions.add(fix.condition)
         return trace_line
 
     files = {one.file for one in breaks}
-    copied = fresh_copy(arena.workload.call)
+    copied = fresh_copy(harness.workload.call)
     with (
         _traced(lambda code: code.co_filename in files, trace_line),
-        contextlib.suppress(Exception),
-    ):  # as it does for its user
-        for call in arena.runners(copied):
+        contextlib.suppress(Exception),  # the model may raise, as it does for its user
+    ):
+        for call in harness.runners(copied):
             call()
-    return found
+    return reached
 
 
 @contextlib.contextmanager
-def _traced(wanted: Callable[[CodeType], bool], trace: Callable[..., Any]) -> Iterator[None]:
-    """Have `trace` see each line of some code, in this thread."""
+def _traced(is_traced: Callable[[CodeType], bool], trace: Callable[..., Any]) -> Iterator[None]:
+    """Call `trace` for each line of some code, in this thread."""
     before = sys.gettrace()
-    sys.settrace(lambda frame, *_: trace if wanted(frame.f_code) else None)
+    sys.settrace(lambda frame, *_: trace if is_traced(frame.f_code) else None)
     try:
         yield
     finally:
         sys.settrace(before)
 
 
-def _answers(condition: str, asked: str, frame: FrameType) -> bool:
-    """Return whether a condition is a tensor in a frame, with the same answer as the line's own."""
+def _answers(condition: str, original: str, frame: FrameType) -> bool:
+    """Return whether a condition is a tensor in a frame, with the same value as the line's own condition."""
     try:
         names = {**frame.f_globals, **frame.f_locals, "torch": torch}
         value = eval(condition, names)
-        return isinstance(value, torch.Tensor) and value.numel() == 1 and bool(value) == bool(eval(asked, names))
-    except Exception:  # it is code that nobody has run before
+        return isinstance(value, torch.Tensor) and value.numel() == 1 and bool(value) == bool(eval(original, names))
+    except Exception:  # the code was never run before
         return False
 
 
-def _try_line(found: Break, arena: Harness) -> Callable[..., Any] | None:
+def _try_line(found: Break, harness: Harness) -> Callable[..., Any] | None:
     """Return a copy of the model with the fixed line, if it answers as before and no longer breaks there."""
     assert found.fix is not None
     try:
-        copied, plain = _rewritten(found, arena), fresh_copy(arena.workload.call)
+        copied, plain = _rewritten(found, harness), fresh_copy(harness.workload.call)
         if copied is None:
             return None
         for number in range(ROUNDS):
-            for mine, theirs in zip(arena.runners(copied), arena.runners(plain), strict=True):
-                if not _is_alike(mine, theirs, number):
+            for fixed_call, plain_call in zip(harness.runners(copied), harness.runners(plain), strict=True):
+                if not _is_alike(fixed_call, plain_call, number):
                     return None
         with Trace() as trace:
-            for call in arena.runners(torch.compile(_rewritten(found, arena), backend="eager")):
+            for call in harness.runners(torch.compile(_rewritten(found, harness), backend="eager")):
                 call()
         places = {(one.file, one.line) for one in trace.breaks}
-        return None if (found.file, found.line) in places else _rewritten(found, arena)
-    except Exception:  # it is code that nobody has run before, in somebody's model
+        return None if (found.file, found.line) in places else _rewritten(found, harness)
+    except Exception:  # the code was never run before, and the model is the user's
         return None
 
 
-def _rewritten(found: Break, arena: Harness) -> Any:
+def _rewritten(found: Break, harness: Harness) -> Any:
     assert found.fix is not None
-    return rewritten(arena.workload.call, found.file, found.line, found.fix.line)
+    return rewritten(harness.workload.call, found.file, found.line, found.fix.line)
 
 
-def _is_alike(mine: Callable[[], Any], theirs: Callable[[], Any], seed: int) -> bool:
+def _is_alike(fixed_call: Callable[[], Any], plain_call: Callable[[], Any], seed: int) -> bool:
     answers = []
-    for call in (mine, theirs):
+    for call in (fixed_call, plain_call):
         torch.manual_seed(seed)
         answers.append(observation_of(call(), ()))
     return mismatch(answers[0], answers[1], 0.0) is None

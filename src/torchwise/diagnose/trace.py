@@ -1,9 +1,9 @@
-"""PyTorch's structured trace, listened to in a live process: the compiler's actions as typed events.
+"""Read PyTorch's structured trace in a live process, and return the compiler's actions as typed events.
 
 PyTorch logs its compiler's actions to `torch.__trace` (the source of TORCH_TRACE and tlparse:
-https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html). A handler of our own reads it there. It needs
-no environment variable and no `torch._dynamo.reset`, and other listeners go on. Nothing is written in a call that
-compiles nothing.
+https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html). A logging handler reads it there. It needs no
+environment variable and no `torch._dynamo.reset`, and other handlers keep working. A call that compiles nothing writes
+nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Trace:
         with Trace() as trace: model(x)
         trace.breaks
 
-    Several may listen at once, nested or not. Each has all events of its own time. An error in here stays in here:
-    `notes` reports it, and the program goes on.
+    Several traces may run at once, nested or not. Each has the events of its own time. An error here never reaches
+    the program: `notes` reports it.
 
     Args:
-        artifacts: names of artifacts to keep, or True for all. They may take many megabytes, so that none is kept by
+        artifacts: names of artifacts to keep, or True for all. They may take many megabytes, so none is kept by
             default.
         spans: keep the steps of each compilation with their times.
     """
@@ -41,11 +41,11 @@ class Trace:
         self._handler = _Handler(Events(artifacts, spans))
         self._logger: logging.Logger | None = None
         self._skips_before = 0
-        self._began = 0.0
-        self._ended: float | None = None
+        self._started_s = 0.0
+        self._ended_s: float | None = None
 
     def start(self) -> Self:
-        """Begin to listen.
+        """Begin to collect events.
 
         A second call does nothing.
 
@@ -57,25 +57,25 @@ class Trace:
             self._skips_before = private.cudagraph_skips()
             with self._handler.events() as events:
                 events.trace_seconds = private.trace_seconds()
-            self._began = time.perf_counter()
+            self._started_s = time.perf_counter()
             _attach(self._logger, self._handler)
-            self._note_if_deaf()
+            self._note_if_detached()
         return self
 
     def stop(self) -> None:
-        """Stop listening.
+        """Stop collecting events.
 
         A second call does nothing. The collected events stay.
         """
-        if self._logger is None or self._ended is not None:
+        if self._logger is None or self._ended_s is not None:
             return
-        self._ended = time.perf_counter()
-        self._note_if_deaf()
+        self._ended_s = time.perf_counter()
+        self._note_if_detached()
         _detach(self._logger, self._handler)
         with self._handler.events() as events:
             events.add_skips(private.cudagraph_skips() - self._skips_before)
             if lost := events.count_unfinished():
-                events.notes.append(f"PyTorch gave no metrics of {lost} compilation(s): their times are missing")
+                events.notes.append(f"PyTorch reported no metrics for {lost} compilation(s): their times are missing")
 
     def __enter__(self) -> Self:
         return self.start()
@@ -131,10 +131,10 @@ class Trace:
             return tuple(dict.fromkeys(events.notes))
 
     def to_record(self) -> CompileEvents:
-        """Return all of it, up to now, as one record."""
-        ended = time.perf_counter() if self._ended is None else self._ended
+        """Return all events up to now as one record."""
+        ended = time.perf_counter() if self._ended_s is None else self._ended_s
         return CompileEvents(
-            seconds=ended - self._began if self._began else 0.0,
+            seconds=ended - self._started_s if self._started_s else 0.0,
             breaks=self.breaks,
             recompiles=self.recompiles,
             compilations=self.compilations,
@@ -143,29 +143,23 @@ class Trace:
             notes=self.notes,
         )
 
-    def _note_if_deaf(self) -> None:
-        """Add a note if the program's own logging keeps PyTorch's trace from us.
-
-        That is the program's to decide.
-        """
+    def _note_if_detached(self) -> None:
+        """Add a note if the program's own logging configuration stops PyTorch's trace, which is left as it is."""
         logger = self._logger
         if logger is None:
             return
         if logger.disabled or not logger.isEnabledFor(logging.DEBUG):
-            why = "the program's logging has switched PyTorch's trace off (disable_existing_loggers, logging.disable)"
+            why = "the program's logging disables PyTorch's trace (disable_existing_loggers, logging.disable)"
         elif self._handler not in logger.handlers:
-            why = "the program's logging has taken every listener from PyTorch's trace"
+            why = "the program's logging removed every handler of PyTorch's trace"
         else:
             return
         with self._handler.events() as events:
-            events.notes.append(f"{why}, so that events are missing")
+            events.notes.append(f"{why}, so events are missing")
 
 
 class _Handler(logging.Handler):
-    """Hands every record on.
-
-    Its lock guards the events.
-    """
+    """Passes every record on to the events, which its lock guards."""
 
     def __init__(self, events: Events) -> None:
         super().__init__(logging.DEBUG)
@@ -174,8 +168,8 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Read one record."""
         try:
-            self._events.hear(record.__dict__.get("metadata") or {}, record.__dict__.get("payload"))
-        except Exception as error:  # records are PyTorch's: an odd one must not end the user's program
+            self._events.add(record.__dict__.get("metadata") or {}, record.__dict__.get("payload"))
+        except Exception as error:  # the format is PyTorch's: an unknown record must not end the user's program
             self._events.notes.append(
                 f"a record of PyTorch's trace could not be read ({type(error).__name__}: {error})"
             )
@@ -191,8 +185,8 @@ class _Handler(logging.Handler):
 
 
 def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
-    # A new list, with ours at its head: a logger walks its list while it may change. PyTorch's own handler removes
-    # itself during the walk, so that the next handler would be skipped.
+    # A new list with this handler first, as a logger iterates over the list while it may change. PyTorch's own handler
+    # removes itself meanwhile, and the next handler would be skipped.
     with _handlers:
         logger.handlers = [handler, *logger.handlers]
 

@@ -1,4 +1,4 @@
-"""`torchwise.watch()`: PyTorch's compiler at work in a running program, and one summary at its end."""
+"""`torchwise.watch()`: watch PyTorch's compiler in a running program, and print one summary at its end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from torchwise.report.compile_events import print_watched
 
 
 class Watch:
-    """A watch over the compiler.
-
-    `torchwise.watch()` makes one that has begun.
-    """
+    """Collects the compiler's events. `torchwise.watch()` returns a started one."""
 
     def __init__(self, *, print_summary: bool = True) -> None:
         self._trace = Trace()
@@ -73,14 +70,14 @@ class Watch:
         self.stop()
 
     def _stop_at_exit(self) -> None:
-        if os.getpid() == self._process:  # a forked child has seen nothing of its own
+        if os.getpid() == self._process:  # a forked child has no events of its own
             self.stop()
 
     def _print(self) -> None:
         try:
             print_watched(self.seen, Console(stderr=True))
-        except Exception as error:  # stderr may be closed or of another kind, and the program must end as it would have
-            _complain(error)
+        except Exception as error:  # stderr may be closed or replaced, and the program must end as without Torchwise
+            _report_error(error)
 
 
 def watch(*, print: bool = True) -> Watch:
@@ -95,12 +92,12 @@ def watch(*, print: bool = True) -> Watch:
         seen.stop()
 
     It collects graph breaks with their fixes, and recompilations with the failed guard and the varying value. It also
-    collects the seconds of every compilation, and the parts that run uncompiled unintentionally. It changes nothing in
-    PyTorch and sets no environment variable. A call that compiles nothing does no more than before. One summary goes to
-    stderr when it is stopped, or when the process ends.
+    collects the seconds of every compilation, and the code that unexpectedly runs uncompiled. It changes nothing in
+    PyTorch and sets no environment variable. A call that compiles nothing takes no longer than before. One summary goes
+    to stderr when it is stopped, or when the process ends.
 
     Args:
-        print: whether to print the summary. `summary()`, `to_json()` and `seen` have it in any case.
+        print: whether to print the summary. `summary()`, `to_json()` and `seen` return it in any case.
 
     Raises:
         InputError: `print` is no bool.
@@ -111,8 +108,8 @@ def watch(*, print: bool = True) -> Watch:
     return Watch(print_summary=print).start()
 
 
-def _complain(error: Exception) -> None:
+def _report_error(error: Exception) -> None:
     try:
         sys.stderr.write(f"torchwise: the summary could not be printed: {error}\n")
-    except Exception:  # there is nowhere left to say it
+    except Exception:  # there is no other place to report it
         return

@@ -1,4 +1,4 @@
-"""The work of a profile's event: its bytes and FLOPs, from the observed plain model and from its shapes."""
+"""The work of a profiler's event: its bytes and FLOPs, from the observed original model and from its shapes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class KnownWork:
-    """The facts known before profiling.
+    """The work that is known before profiling.
 
     Attributes:
-        nbytes: of generated kernels, by name.
-        operators: of operators by name and shapes, as the plain model had them.
+        nbytes: bytes of generated kernels, by name.
+        operators: work of the original model's operators, by name and shapes.
     """
 
     nbytes: Mapping[str, float]
@@ -40,28 +40,27 @@ class KnownWork:
             return Work(self.nbytes.get(generated), None)
         if event.name in VIEWS:
             return Work(0.0, 0.0)
-        found = self._operator_work(event) or _product(event) or _inplace_work(event)
-        if found and found.flops is not None:
-            return found
+        work = self._operator_work(event) or _product(event) or _inplace_work(event)
+        if work and work.flops is not None:
+            return work
         within = _sum(
             [self.work_of(child) for child in event.cpu_children if is_operator(child.name)], event.name in MOVES
         )
-        return Work(found.nbytes, within.flops) if found else within
+        return Work(work.nbytes, within.flops) if work else within
 
     def _operator_work(self, event: Any) -> Work | None:
-        """Return the work of the plain model's operator of this name and shapes.
+        """Return the work of the original model's operator of this name and shapes.
 
-        An operator that writes to a given output has that as one tensor more, and a compiled convolution has none for
-        its bias.
+        An operator with an `out` argument has one tensor more. A compiled convolution has no tensor for its bias.
         """
         shapes = _shapes(event)
         for count in range(len(shapes), 0, -1):
-            if found := self.operators.get((event.name, shapes[:count])):
-                return found
+            if work := self.operators.get((event.name, shapes[:count])):
+                return work
         if "conv" not in event.name or len(shapes) < 2:
             return None
-        alike = (work for (name, seen), work in self.operators.items() if name == event.name and seen[:2] == shapes[:2])
-        return next(alike, None)
+        same = (work for (name, its), work in self.operators.items() if name == event.name and its[:2] == shapes[:2])
+        return next(same, None)
 
 
 def is_operator(name: str) -> bool:
@@ -76,11 +75,10 @@ def kernel_name(name: str) -> str | None:
 
 
 def _sum(parts: list[Work], only_moves: bool) -> Work:
-    """Add up the work of an operator's parts.
+    """Add up the work of the operators within an operator.
 
-    Unseen parts may compute anything but products.
-
-    Beside products the other operations are few, and PyTorch's counter leaves them out as well.
+    Unknown ones may compute anything but products. Compared with products their operations are few, and PyTorch's
+    counter leaves them out as well.
     """
     nbytes, flops = [part.nbytes for part in parts], sum(part.flops or 0.0 for part in parts)
     total = sum(each or 0.0 for each in nbytes)
@@ -89,31 +87,33 @@ def _sum(parts: list[Work], only_moves: bool) -> Work:
 
 
 def _shapes(event: Any) -> Shapes:
-    """Return the shapes of an event's tensors, and of those in its lists, as `observed.shapes_of` does."""
-    found: list[tuple[int, ...]] = []
+    """Return the shapes of an event's tensors, and of those in its lists, as `op_trace.shapes_of` does."""
+    shapes: list[tuple[int, ...]] = []
     for shape in getattr(event, "structured_input_shapes", None) or event.input_shapes or ():
         within = shape if shape and isinstance(shape[0], (list, tuple)) else (shape,)
-        found += [tuple(each) for each in within if each]
-    return tuple(found)
+        shapes += [tuple(each) for each in within if each]
+    return tuple(shapes)
 
 
 def _input_bytes(event: Any, count: int) -> float | None:
     """Return the bytes of the first tensors of an event, by their shapes and dtypes, or None if unknown."""
     dtypes = getattr(event, "input_dtypes", None) or ()
-    given = [(shape, _ITEM_BYTES.get(dtype)) for shape, dtype in zip(event.input_shapes, dtypes, strict=False) if shape]
-    if len(given) < count or any(item is None for _, item in given[:count]):
+    input_bytes = [
+        (shape, _ITEM_BYTES.get(dtype)) for shape, dtype in zip(event.input_shapes, dtypes, strict=False) if shape
+    ]
+    if len(input_bytes) < count or any(item is None for _, item in input_bytes[:count]):
         return None
-    return float(sum((item or 0) * math.prod(shape) for shape, item in given[:count]))
+    return float(sum((item or 0) * math.prod(shape) for shape, item in input_bytes[:count]))
 
 
 def _inplace_work(event: Any) -> Work | None:
     """Return the bytes of an operator that writes to its first tensor, or None for another one."""
     if not event.name.endswith("_") or not _shapes(event):
         return None
-    given, written = _input_bytes(event, len(_shapes(event))), _input_bytes(event, 1)
-    if given is None or written is None:
+    input_bytes, written = _input_bytes(event, len(_shapes(event))), _input_bytes(event, 1)
+    if input_bytes is None or written is None:
         return None
-    return Work(given + written, 0.0 if event.name in MOVES else None)
+    return Work(input_bytes + written, 0.0 if event.name in MOVES else None)
 
 
 def _product(event: Any) -> Work | None:
@@ -125,5 +125,5 @@ def _product(event: Any) -> Work | None:
     operands = 3 if "add" in event.name else 2
     left, right = shapes[operands - 2 : operands]
     result = math.prod(left[:-1]) * (right[-1] if len(right) > 1 else 1)
-    given, item = _input_bytes(event, operands), _ITEM_BYTES.get(dtype)
-    return Work(None if given is None or item is None else given + item * result, flops)
+    input_bytes, item = _input_bytes(event, operands), _ITEM_BYTES.get(dtype)
+    return Work(None if input_bytes is None or item is None else input_bytes + item * result, flops)

@@ -17,29 +17,26 @@ from torchwise.workload.user_inputs import device_of, name_of
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The file of a live model for the workers, and the settings it runs under.
-
-    Both are None for a target.
-    """
+    """The file of a live model for the workers, and its settings. Both are None for a target."""
 
     source: str | None = None
     settings: ProcessSettings | None = None
 
 
-def make_spec(model: Any, workload: Workload | None, device: str | None, **asked: Any) -> WorkloadSpec:
+def make_spec(model: Any, workload: Workload | None, device: str | None, **options: Any) -> WorkloadSpec:
     """Return the specification of the run.
 
     Args:
-        model: as it was given.
+        model: the model or the name of a target.
         workload: of a live model, or None for a target.
-        device: by default the device of a live model and its inputs. For a target, as on the command line.
-        **asked: other fields of the spec.
+        device: by default the device of a live model and its inputs, and for a target "cuda" if available.
+        **options: other fields of the spec.
 
     Raises:
         InputError: one of them cannot be used.
     """
-    where = device or (device_of(workload) if workload else default_device())
-    return WorkloadSpec(name_of(model), device=where, **asked)  # type: ignore[arg-type]
+    device_name = device or (device_of(workload) if workload else default_device())
+    return WorkloadSpec(name_of(model), device=device_name, **options)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""The phases of an analysis: the workers' orders, their measurements, and the advice that follows."""
+"""The phases of an analysis: the workers' jobs, their measurements, and the advice from them."""

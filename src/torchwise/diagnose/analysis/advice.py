@@ -1,4 +1,4 @@
-"""The advice of an analysis, in words: each rule covers one topic, and speaks with its figures or not at all."""
+"""The advice of an analysis: each rule covers one topic, and returns nothing if its figures are unknown."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Rule = Callable[[Analysis], str]
 """Returns a sentence or two, or an empty text if there is nothing to say."""
 
 DRIFTED, TAILED = 0.10, 1.5
-"""Relative drift, and ratio of 99th percentile to median, from which each is worth a word."""
-WARM_SAVES, SECONDS_WORTH = 0.7, 1.0
-"""Share of the cold cost up to which a warm start is praised, and the cold seconds that are worth a word."""
+"""Relative drift, and ratio of 99th percentile to median, from which each is reported."""
+WARM_SAVES, MIN_COLD_S = 0.7, 1.0
+"""Share of the cold cost up to which a warm start is recommended, and the fewest cold seconds that are reported."""
 MORE_MEMORY = 0.1
-"""Share of eager's peak from which a memory difference is worth a word."""
+"""Share of eager's peak from which a memory difference is reported."""
 WAITS = 0.3
-"""Share of a call from which the GPU's waiting for the host is worth a word."""
+"""Share of a call from which the GPU's waiting for the host is reported."""
 SHORTER = 0.9
 """Share of a smaller batch's time below which a larger batch's time cannot be due to the batch."""
 GROWS = 1.1
@@ -31,9 +31,7 @@ GROWS = 1.1
 def advise(analysis: Analysis) -> tuple[Advice, ...]:
     """Return the advice.
 
-    The first sentence says whether to use the plan at all.
-
-    Unknown figures lead to no advice.
+    The first sentence says whether to use the plan at all. Unknown figures lead to no advice.
     """
     if analysis.answer is Answer.INCONCLUSIVE:
         return (Advice(use.__name__, use(analysis)),)
@@ -47,46 +45,46 @@ def use(analysis: Analysis) -> str:
     if trial.failure or trial.verdict is None or trial.verdict.outcome is not Outcome.PASS:
         return f"Do not use {name}: {own_fault(trial)}."
     if analysis.plan.is_eager:
-        return "This is the model as it is: nothing is compiled, and nothing has to be paid back."
+        return "This plan is eager: nothing is compiled, so there is no compile time to pay back."
     return _describe_benefit(analysis, name)
 
 
 def _describe_benefit(analysis: Analysis, name: str) -> str:
     speed, pays, expected = analysis.speedup, analysis.break_even_calls, analysis.workload.calls
-    assert speed is not None, "a plan whose answers are right was timed"
+    assert speed is not None, "a verified plan was timed"
     if exceeds(speed) is Answer.INCONCLUSIVE:
         return (
-            f"Inconclusive: it cannot be told whether {name} pays, with {show.speedup(speed)} of eager's speed. Look "
+            f"Inconclusive: the speed-up of {name} over eager, {show.speedup(speed)}, is too uncertain. Analyze it "
             "again when nothing else runs, or with --effort thorough."
         )
     if speed.high < 1:
-        return f"Leave the model alone: with {name} it is slower, {show.speedup(speed)} of eager's speed."
+        return f"Keep the original model: {name} is slower, with a speed-up over eager of {show.speedup(speed)}."
     if exceeds(speed) is Answer.NO or pays is None:
-        return f"Leave the model alone: {name} gains nothing that is sure, {show.speedup(speed)} of eager's speed."
+        return f"Keep the original model: {name} is not clearly faster, with a speed-up of {show.speedup(speed)}."
     overhead = show.seconds(analysis.cost_model.overhead(analysis.trial))
     if analysis.answer is Answer.INCONCLUSIVE:
         return (
-            f"Inconclusive: {name} pays for its {overhead} of compiling after {show.count(pays.low)} to "
+            f"Inconclusive: {name} pays back its {overhead} of compiling after {show.count(pays.low)} to "
             f"{show.count(pays.high)} calls, and {show.count(expected)} are expected."
         )
     if not speed.is_usable:
         return _describe_lower_bound(analysis, name, speed)
     gain = analysis.cost_model.baseline_s - analysis.cost_model.seconds_per_call(analysis.tried).mid
     after = "from the first call on" if pays.mid < 1 else f"after {show.pluralize(pays.mid, 'call')}"
-    saves = f"it saves {show.seconds(gain)} a call and pays for its {overhead} of compiling {after}"
+    saves = f"it saves {show.seconds(gain)} a call and pays back its {overhead} of compiling {after}"
     if analysis.answer is Answer.NO:
-        return f"Leave the model alone for {show.pluralize(expected, 'call')}: with {name} {saves}."
-    saved = f"over the expected {show.pluralize(expected, 'call')} it saves {show.seconds(analysis.saved_s)}"
-    return f"Use {name}: {saves}; {saved}."
+        return f"Keep the original model for {show.pluralize(expected, 'call')}. With {name} {saves}."
+    saved = f"Over the expected {show.pluralize(expected, 'call')} it saves {show.seconds(analysis.saved_s)}"
+    return f"Use {name}: {saves}. {saved}."
 
 
 def _describe_lower_bound(analysis: Analysis, name: str, speed: Interval) -> str:
     """Give the certain part of a plan's speed-up when there is no single figure for it."""
     calls = show.pluralize(analysis.workload.calls, "call")
     if analysis.answer is Answer.NO:
-        return f"Leave the model alone for {calls}: {name} is faster, but does not pay for its compiling so soon."
+        return f"Keep the original model for {calls}: {name} is faster, but does not pay back its compiling so soon."
     saved = show.seconds(analysis.saved_s)
-    return f"Use {name}: it has {show.speedup(speed)} of eager's speed, and saves at least {saved} over {calls}."
+    return f"Use {name}: its speed-up over eager is {show.speedup(speed)}, and it saves at least {saved} over {calls}."
 
 
 def few_calls(analysis: Analysis) -> str:
@@ -105,11 +103,11 @@ def few_calls(analysis: Analysis) -> str:
 def warm_start(analysis: Analysis) -> str:
     """Say how much keeping the compile caches saves at each start."""
     costs = analysis.trial.costs
-    if costs is None or costs.warm_s is None or costs.cold_s < SECONDS_WORTH:
+    if costs is None or costs.warm_s is None or costs.cold_s < MIN_COLD_S:
         return ""
     figures = f"{show.seconds(costs.warm_s)} in place of {show.seconds(costs.cold_s)}"
     if costs.warm_s > WARM_SAVES * costs.cold_s:
-        return f"A warm start saves little: {figures}. Each restart pays nearly the whole of it again."
+        return f"A warm start saves little: {figures}. Each restart spends nearly the whole compile time again."
     return (
         f"A warm start saves {show.seconds(costs.cold_s - costs.warm_s)}: {figures}. Keep the compile caches between "
         f"starts (TORCHINDUCTOR_CACHE_DIR, {show.size(costs.cache_bytes)})."
@@ -120,19 +118,19 @@ def tail(analysis: Analysis) -> str:
     """Say that some calls take much longer than most, and whether the plan causes that."""
     if analysis.calls is None:
         return ""
-    own, eager = analysis.calls
-    factor = own.quantile(0.99) / own.quantile(0.5)
-    if factor < TAILED:
+    plan, eager = analysis.calls
+    plan_ratio = plan.quantile(0.99) / plan.quantile(0.5)
+    if plan_ratio < TAILED:
         return ""
-    theirs = eager.quantile(0.99) / eager.quantile(0.5)
-    whose = (
-        "eager's are as far apart: it is the machine or the model"
-        if theirs >= factor / TAILED
-        else (f"eager's only {show.ratio(theirs)}: it is the plan's own")
+    eager_ratio = eager.quantile(0.99) / eager.quantile(0.5)
+    cause = (
+        "Eager's calls vary as much: the cause is the machine or the model"
+        if eager_ratio >= plan_ratio / TAILED
+        else f"Eager's take only {show.ratio(eager_ratio)} its median: the cause is the plan"
     )
     return (
-        f"One call in a hundred takes {show.seconds(own.quantile(0.99))} or more, {show.ratio(factor)} the median; "
-        f"{whose}."
+        f"One call in a hundred takes {show.seconds(plan.quantile(0.99))} or more, {show.ratio(plan_ratio)} the "
+        f"median. {cause}."
     )
 
 
@@ -144,20 +142,20 @@ def drift(analysis: Analysis) -> str:
         return ""
     word = "longer" if moved > 0 else "shorter"
     if moved >= 9:  # a percentage would only be a large number
-        return f"Calls took {show.three(1 + moved)} times as long in the last third as in the first; eager's did not."
-    return f"Calls became {show.percent(abs(moved))} {word} from the first third to the last; eager's did not."
+        return f"Calls took {show.three(1 + moved)} times as long in the last third as in the first. Eager's did not."
+    return f"Calls became {show.percent(abs(moved))} {word} from the first third to the last. Eager's did not."
 
 
 def memory(analysis: Analysis) -> str:
     """Say how much memory to reserve, and how much the plan needs beyond eager."""
     if analysis.steady is None or (reserve := analysis.steady.memory.reserve) is None:
         return ""
-    held, more = analysis.steady.memory, ""
-    if held.overhead is not None and held.baseline_call and abs(held.overhead) > MORE_MEMORY * held.baseline_call:
-        word = "more" if held.overhead > 0 else "less"
-        more = f" A call needs {show.size(abs(held.overhead))} {word} than eager's {show.size(held.baseline_call)}."
-    beside = "CUDA's own context" if analysis.workload.device == "cuda" else "Python and PyTorch themselves"
-    return f"Reserve {show.size(reserve)} beside {beside}: {show.percent(MARGIN)} above what was seen.{more}"
+    used, more = analysis.steady.memory, ""
+    if used.overhead is not None and used.baseline_call and abs(used.overhead) > MORE_MEMORY * used.baseline_call:
+        word = "more" if used.overhead > 0 else "less"
+        more = f" A call needs {show.size(abs(used.overhead))} {word} than eager's {show.size(used.baseline_call)}."
+    others = "CUDA's own context" if analysis.workload.device == "cuda" else "Python and PyTorch themselves"
+    return f"Reserve {show.size(reserve)} in addition to {others}: {show.percent(MARGIN)} above the peak seen.{more}"
 
 
 def waits(analysis: Analysis) -> str:
@@ -166,13 +164,13 @@ def waits(analysis: Analysis) -> str:
     if timed is None or timed.launch_share < WAITS or analysis.plan.capture != "none":
         return ""
     return (
-        f"The GPU waits for the host {show.percent(timed.launch_share)} of a call: CUDA graphs help there, as "
-        "--plan reduce-overhead or `torchwise tune` would show."
+        f"The GPU waits for the host during {show.percent(timed.launch_share)} of a call. CUDA graphs can help: try "
+        "--plan reduce-overhead, or `torchwise tune`."
     )
 
 
 def batches(analysis: Analysis) -> str:
-    """Say how much a larger batch costs, and where throughput ceases to grow."""
+    """Say how much a larger batch costs, and where throughput stops growing."""
     timed = analysis.batch_figures
     if len(timed) < 2 or not all(figures.speedup.is_usable for figures in timed):
         return ""
@@ -181,8 +179,8 @@ def batches(analysis: Analysis) -> str:
     first, last = timed[0], timed[-1]
     gained = last.throughput / first.throughput
     text = (
-        f"A batch of {last.size} costs {show.ratio(last.time.mid / first.time.mid)} a batch of {first.size}, with "
-        f"{show.ratio(gained)} its throughput."
+        f"A batch of {last.size} takes {show.ratio(last.time.mid / first.time.mid)} the time of a batch of "
+        f"{first.size}, with {show.ratio(gained)} its throughput."
     )
     best = max(timed, key=lambda figures: figures.throughput)
     stops = _stops_growing(timed)

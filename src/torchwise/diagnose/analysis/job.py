@@ -1,4 +1,4 @@
-"""The orders for the workers of an analysis: plain data, which loads no torch."""
+"""The jobs of an analysis's workers: plain data, which loads no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchwise.trial import DerivedJob, Job
 
 @dataclass(frozen=True, slots=True)
 class SteadyRun(DerivedJob):
-    """Orders a worker to start the job's plan warm, and to time call after call.
+    """Has a worker start the job's plan warm, and time call after call.
 
     Attributes:
         job: workload, plan, effort, and the caches that a trial of this plan left.
@@ -20,12 +20,12 @@ class SteadyRun(DerivedJob):
     @property
     def task(self) -> str:
         """The function that the worker runs."""
-        return "torchwise.diagnose.analysis.steady:look"
+        return "torchwise.diagnose.analysis.steady:measure_steady"
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling(DerivedJob):
-    """Orders a worker to try the job's plan on inputs of another batch size.
+    """Has a worker try the job's plan on inputs of another batch size.
 
     Attributes:
         job: workload, plan, effort and empty caches.

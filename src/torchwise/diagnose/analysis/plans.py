@@ -14,34 +14,34 @@ DEFAULT = Plan(backend="inductor")
 _ID = re.compile(r"[0-9a-f]{12}")
 
 
-def plan_of(given: Plan | Decision | str | None, store: str | None = None) -> Plan:
+def plan_of(plan: Plan | Decision | str | None, store: str | None = None) -> Plan:
     """Return the plan that the user means.
 
     Args:
-        given: a plan, a decision, "eager", a mode of `torch.compile`, a plan as JSON, or the id of a decided plan in
-            the store. None stands for the default of `torch.compile`.
+        plan: a plan, a decision, "eager", a mode of `torch.compile`, a plan as JSON, or the id of a plan that a
+            decision in the store chose. None stands for the default of `torch.compile`.
         store: URL or file of the store, by default in the user's data directory.
 
     Raises:
         InputError: it is none of these, or the store has no such decision.
     """
-    if given is None:
+    if plan is None:
         return DEFAULT
-    if isinstance(given, Plan):
-        return given
-    if isinstance(given, Decision):
-        return given.plan
-    if given in MODES:
-        return Plan(backend="inductor", mode=given)
-    if given == "eager":
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, Decision):
+        return plan.plan
+    if plan in MODES:
+        return Plan(backend="inductor", mode=plan)
+    if plan == "eager":
         return EAGER
-    if given.lstrip().startswith("{"):
-        return Plan.from_json(given)
-    if is_id(given):
-        return _find_stored_plan(given, store)
+    if plan.lstrip().startswith("{"):
+        return Plan.from_json(plan)
+    if is_id(plan):
+        return _find_stored_plan(plan, store)
     raise InputError(
-        f"plan is {given!r}, but must be eager, a mode of torch.compile ({', '.join(MODES)}), a plan as JSON, or "
-        "the id of a plan that was decided for, of 12 hex digits"
+        f"plan is {plan!r}, but must be eager, a mode of torch.compile ({', '.join(MODES)}), a plan as JSON, or "
+        "the id of a decided plan (12 hex digits)"
     )
 
 
@@ -57,4 +57,4 @@ def _find_stored_plan(plan_id: str, store: str | None) -> Plan:
         for decision in storage.decisions():
             if decision.plan.id == plan_id:
                 return decision.plan
-    raise InputError(f"no plan with id {plan_id} was decided for in this store: `torchwise plans list` shows what was")
+    raise InputError(f"no decision in this store chose a plan with id {plan_id}: list them with `torchwise plans list`")

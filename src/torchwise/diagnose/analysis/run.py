@@ -1,4 +1,4 @@
-"""The phases of an analysis, one after the other: a worker runs each, and every outcome is a result."""
+"""The phases of an analysis, one after the other: a worker runs each, and a failure is a result too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchwise import environment
 from torchwise.diagnose.analysis.advice import advise
 from torchwise.diagnose.analysis.job import Scaling, SteadyRun
 from torchwise.diagnose.analysis.plans import DEFAULT
-from torchwise.diagnose.analysis.scale import Found, check_sizes
+from torchwise.diagnose.analysis.scale import BatchDim, check_sizes
 from torchwise.errors import InputError, is_positive
 from torchwise.plan import Plan
 from torchwise.records import Failure, Inspection, Trial, TrialState, codec
@@ -31,12 +31,12 @@ class AnalyzeRequest:
         workload: the model and its inputs, with the number of calls and restarts.
         plan: the plan to analyse.
         effort: "quick", "standard" or "thorough".
-        batches: batch sizes to scale to, by default none, as each is compiled anew.
+        batches: batch sizes to scale to, by default none, as each is compiled again.
         batch_dim: the dimension of the batch, or None to find it.
         limit_s: seconds after which one phase is ended.
         source: file with a live Python model for the workers, or None to load the target.
         settings: PyTorch's settings in the user's process, or None for its defaults.
-        structure: of a live Python model, found where its source code is, or None for a target.
+        structure: the structure of a live Python model, read where its source code is, or None for a target.
     """
 
     workload: WorkloadSpec
@@ -82,7 +82,7 @@ def run_analysis(request: AnalyzeRequest, launcher: Launcher, listener: AnalyzeL
 
     Raises:
         InputError: the target or its inputs cannot be used.
-        BaselineError: the plain model fails.
+        BaselineError: the original model fails.
     """
     here = environment.detect(request.workload.device)
     return _Phases(request, launcher, listener).run(here)
@@ -104,7 +104,7 @@ class _Phases:
         )
 
     def run(self, here: environment.Environment) -> Analysis:
-        started, created = time.monotonic(), time.time()
+        started, created_at = time.monotonic(), time.time()
         inspection = self._inspect()
         with own_caches() as folder:
             trial = self._cold(folder)
@@ -119,14 +119,14 @@ class _Phases:
             batches,
             note,
             effort=self._request.effort,
-            created_at=created,
+            created_at=created_at,
             seconds=time.monotonic() - started,
             batch_size=size,
         )
         return replace(record, advice=advise(record), trust=record.judge_trust())
 
     def _inspect(self) -> Inspection:
-        self._listener.phase("the plain model")
+        self._listener.phase("profiling the model")
         inspection = inspect_workload(self._launcher, self._job, self._limits(), self._listener.stage)
         self._job = replace(self._job, task="try", traits=inspection.traits)
         return inspection
@@ -136,7 +136,7 @@ class _Phases:
         job, trial = replace(self._job, cache_dir=folder), Trial(0, self._request.plan, started_at=time.time())
         trial = try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
         return (
-            replace(trial, reason=f"proven: {trial.verdict.reason}") if trial.is_verified and trial.verdict else trial
+            replace(trial, reason=f"verified: {trial.verdict.reason}") if trial.is_verified and trial.verdict else trial
         )
 
     def _warm(self, trial: Trial, folder: str) -> tuple[Trial, Steady | None]:
@@ -144,11 +144,11 @@ class _Phases:
         if not trial.is_verified or trial.costs is None:
             return trial, None
         self._listener.phase(f"{self._request.plan}, with full caches")
-        answer = self._ask(SteadyRun(replace(self._job, cache_dir=folder)))
-        if isinstance(answer, Failure):
-            again = replace(answer, message=f"in a second process, from warm caches: {answer.message}")
+        reply = self._run_worker(SteadyRun(replace(self._job, cache_dir=folder)))
+        if isinstance(reply, Failure):
+            again = replace(reply, message=f"in a second process, from warm caches: {reply.message}")
             return replace(trial, state=TrialState.FAIL, failure=again, reason=str(again)), None
-        steady = codec.from_json(answer, Steady)
+        steady = codec.from_json(reply, Steady)
         costs = replace(trial.costs, warm_s=steady.warm_s)
         return replace(trial, costs=costs), steady
 
@@ -158,33 +158,33 @@ class _Phases:
         if not request.batches:
             return (), "", None
         if not trial.is_verified:
-            return (), "not scaled: the plan is not proven on the inputs as they are", None
+            return (), "not scaled: the plan is not verified on the given inputs", None
         self._listener.phase("the batch dimension")
         try:
-            answer = self._ask(Scaling(self._job, dim=request.batch_dim))
+            reply = self._run_worker(Scaling(self._job, dim=request.batch_dim))
         except InputError as error:
             return (), f"not scaled: {error}", None
-        if isinstance(answer, Failure):
-            return (), f"not scaled: {answer.message}", None
-        found = codec.from_json(answer, Found)
-        note = f"dimension {found.dim} of the inputs, of size {found.size} as they were given"
-        return tuple(self._batch(size, found.dim) for size in dict.fromkeys(request.batches)), note, found.size
+        if isinstance(reply, Failure):
+            return (), f"not scaled: {reply.message}", None
+        batch = codec.from_json(reply, BatchDim)
+        note = f"dimension {batch.dim} of the inputs, of size {batch.size} in the given inputs"
+        return tuple(self._batch(size, batch.dim) for size in dict.fromkeys(request.batches)), note, batch.size
 
     def _batch(self, size: int, dim: int) -> Batch:
         self._listener.phase(f"batch {size}")
         with own_caches() as folder:
             job = replace(self._job, cache_dir=folder, effort=EFFORTS["quick"])
             try:
-                answer = self._ask(Scaling(job, size, dim))
+                reply = self._run_worker(Scaling(job, size, dim))
             except InputError as error:  # if a live model cannot be pickled again, only this batch's result fails
                 return Batch(size, reason=str(error))
-        if isinstance(answer, Failure):
-            return Batch(size, reason=str(answer))
-        found = codec.from_json(answer, Attempt)
-        reason = "" if found.measurement else f"not proven: {found.verdict.reason}"
-        return Batch(size, found.measurement, found.costs, reason)
+        if isinstance(reply, Failure):
+            return Batch(size, reason=str(reply))
+        attempt = codec.from_json(reply, Attempt)
+        reason = "" if attempt.measurement else f"not verified: {attempt.verdict.reason}"
+        return Batch(size, attempt.measurement, attempt.costs, reason)
 
-    def _ask(self, job: Assignment) -> str | Failure:
+    def _run_worker(self, job: Assignment) -> str | Failure:
         return self._launcher.run(job, self._limits(), self._listener.stage)
 
     def _limits(self) -> Limits:

@@ -1,4 +1,4 @@
-"""Try the plan on another batch size: the examples grow or shrink along their batch, all else is as in a trial."""
+"""Try the plan on another batch size: the examples grow or shrink along their batch, the rest is as in a trial."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BatchDim:
     """The dimension of the batch, and its size in the first example."""
 
     dim: int
     size: int
 
 
-def find(told: Scaling, stage: Callable[[str], None]) -> Found:
+def find(scaling: Scaling, stage: Callable[[str], None]) -> BatchDim:
     """Find the batch dimension, or check the named one.
 
     A batch is a dimension in which every tensor of the inputs has the same size. If none is named, the outputs must
-    grow with it as well. Otherwise it may be a sequence, or a matrix that is no batch at all.
+    grow with it as well. Otherwise it may be a sequence, or a matrix without a batch.
 
     Raises:
         UnsupportedError: there is none, as the message explains.
     """
     from torchwise.trial.loading import load
 
-    workload = load(told.job)
-    found = batch_of(workload.examples[0], told.dim)
-    if told.dim is None:
+    workload = load(scaling.job)
+    batch = batch_of(workload.examples[0], scaling.dim)
+    if scaling.dim is None:
         stage("find the batch dimension")
-        _check_outputs(workload, found)
-    return found
+        _check_outputs(workload, batch)
+    return batch
 
 
-def attempt_at(told: Scaling, stage: Callable[[str], None]) -> Attempt:
+def attempt_at(scaling: Scaling, stage: Callable[[str], None]) -> Attempt:
     """Try the plan on the first example at the requested batch size: compiled, verified, and timed against eager."""
     from torchwise.trial import candidate
     from torchwise.trial.loading import load, save
 
-    assert told.size is not None, "a scaling without a size only finds the dimension"
-    workload = load(told.job)
-    dim = batch_of(workload.examples[0], told.dim).dim
-    workload = replace(workload, examples=(resize_example(workload.examples[0], dim, told.size),), reseed=None)
+    assert scaling.size is not None, "a scaling without a size only finds the dimension"
+    workload = load(scaling.job)
+    dim = batch_of(workload.examples[0], scaling.dim).dim
+    workload = replace(workload, examples=(resize_example(workload.examples[0], dim, scaling.size),), reseed=None)
     with tempfile.TemporaryDirectory(prefix="torchwise-batch-") as folder:
         source = str(Path(folder, "model.pt"))
         save(workload, source)
         del workload  # the trial loads its own model: two may not fit in memory where one does
-        return candidate.attempt(replace(told.job, source=source), stage)
+        return candidate.attempt(replace(scaling.job, source=source), stage)
 
 
-def batch_of(example: Example, dim: int | None) -> Found:
+def batch_of(example: Example, dim: int | None) -> BatchDim:
     """Return the dimension that every tensor of the inputs shares, or 0 if none is named.
 
     Raises:
@@ -69,21 +69,23 @@ def batch_of(example: Example, dim: int | None) -> Found:
     tensors = _tensors(example)
     if not tensors:
         raise UnsupportedError("the inputs hold no tensor with a dimension, so there is no batch to scale")
-    wanted = 0 if dim is None else dim
+    batch_dim = 0 if dim is None else dim
     for tensor in tensors:
-        if not -tensor.dim() <= wanted < tensor.dim():
+        if not -tensor.dim() <= batch_dim < tensor.dim():
             raise UnsupportedError(
-                f"an input of shape {tuple(tensor.shape)} has no dimension {wanted}: name another with --batch-dim"
+                f"an input of shape {tuple(tensor.shape)} has no dimension {batch_dim}: name another with --batch-dim"
             )
-    sizes = sorted({tensor.shape[wanted] for tensor in tensors})
+    sizes = sorted({tensor.shape[batch_dim] for tensor in tensors})
     if len(sizes) > 1:
         raise UnsupportedError(
-            f"the inputs differ in dimension {wanted} (sizes {', '.join(map(str, sizes))}), so it is no batch of "
-            "all of them: name the one that is with --batch-dim"
+            f"the inputs differ in dimension {batch_dim} (sizes {', '.join(map(str, sizes))}), so it is no common "
+            "batch: name the batch dimension with --batch-dim"
         )
     if sizes[0] == 0:
-        raise UnsupportedError(f"dimension {wanted} of the inputs is empty, so there is nothing to make batches from")
-    return Found(wanted, sizes[0])
+        raise UnsupportedError(
+            f"dimension {batch_dim} of the inputs is empty, so there is nothing to make batches from"
+        )
+    return BatchDim(batch_dim, sizes[0])
 
 
 def resize_example(example: Example, dim: int, size: int) -> Example:
@@ -103,7 +105,7 @@ def resize_example(example: Example, dim: int, size: int) -> Example:
     return example.map_tensors(resize)
 
 
-def _check_outputs(workload: Workload, found: Found) -> None:
+def _check_outputs(workload: Workload, batch: BatchDim) -> None:
     """Run the model on one item more than the inputs hold.
 
     Raises:
@@ -111,19 +113,19 @@ def _check_outputs(workload: Workload, found: Found) -> None:
     """
     import torch
 
-    more = resize_example(workload.examples[0], found.dim, found.size + 1)
+    more = resize_example(workload.examples[0], batch.dim, batch.size + 1)
     try:
         with torch.no_grad():
             outputs = workload.call(*more.args, **more.kwargs)
     except Exception as error:  # the user's model may raise anything on inputs that it was not made for
         raise UnsupportedError(
-            f"on {found.size + 1} items instead of {found.size} along dimension {found.dim} the model raises "
-            f"{type(error).__name__}: {error}"
+            f"the model raises {type(error).__name__} on {batch.size + 1} items instead of {batch.size} along "
+            f"dimension {batch.dim}: {error}"
         ) from error
-    if not any(found.size + 1 in tensor.shape for tensor in pytree.tensors(outputs)):
+    if not any(batch.size + 1 in tensor.shape for tensor in pytree.tensors(outputs)):
         raise UnsupportedError(
-            f"no output grows with dimension {found.dim} of the inputs, so it may be no batch: where it is one, say so "
-            f"with --batch-dim {found.dim}"
+            f"no output grows with dimension {batch.dim} of the inputs, so it may be no batch: if it is one, pass "
+            f"--batch-dim {batch.dim}"
         )
 
 
@@ -135,7 +137,7 @@ def check_sizes(sizes: tuple[int, ...]) -> None:
     """Refuse values that are no batch sizes.
 
     Raises:
-        WorkloadError: names the value.
+        WorkloadError: a size is no whole number of at least 1.
     """
     for size in sizes:
         if not is_count(size):

@@ -1,4 +1,4 @@
-"""Run the plan in a fresh process with full caches: the cost of its start, its memory, and how steady its calls are."""
+"""Run the plan in a fresh process with full caches, to measure its start, its memory and the spread of its calls."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from torchwise.workload.layouts import size_of
 MIN_TURNS, MAX_CALLS = 3, 4000
 
 
-def measure_steady(told: SteadyRun, stage: Callable[[str], None]) -> Steady:
+def measure_steady(request: SteadyRun, stage: Callable[[str], None]) -> Steady:
     """Start the plan from the caches of an earlier process, and time each call by itself."""
-    arena, plan = Harness(told.job), told.job.plan
-    with arena.gradients():
-        example = arena.workload.examples[0]
-        realized = compile_plan(arena.workload.call, plan, example, device=arena.device, mode=arena.mode)
-        calls = arena.runners(realized.call)
+    harness, plan = Harness(request.job), request.job.plan
+    with harness.gradients():
+        example = harness.workload.examples[0]
+        compiled = compile_plan(harness.workload.call, plan, example, device=harness.device, mode=harness.mode)
+        calls = harness.runners(compiled.call)
         stage("warm compile")
         warm: list[float] = []
-        start = peak_memory(lambda: warm.append(arena.first_calls(calls)), arena.device)
+        start = peak_memory(lambda: warm.append(harness.first_calls(calls)), harness.device)
         stage("measure")
-        common = _commonest(arena.workload)
-        own, eager = _time_alternately(calls[common], arena.eager[common], arena.device, told.job.effort.measure_s)
+        common = _commonest(harness.workload)
+        plan_calls, eager_calls = _time_alternately(
+            calls[common], harness.eager[common], harness.device, request.job.effort.measure_s
+        )
         stage("memory")
-        call, baseline = arena.memory(calls)
-    memory = replace(_static_memory(arena.workload), start=start, call=call, baseline_call=baseline)
-    return Steady(warm[0], own, eager, memory)
+        call, baseline = harness.memory(calls)
+    memory = replace(_static_memory(harness.workload), start=start, call=call, baseline_call=baseline)
+    return Steady(warm[0], plan_calls, eager_calls, memory)
 
 
 def _time_alternately(
@@ -42,7 +44,7 @@ def _time_alternately(
 ) -> tuple[Consistency, Consistency]:
     """Time single calls of both sides, some of one and then some of the other, until the budget is spent.
 
-    Garbage is collected as in any program: the measurement looks for its pauses, too.
+    Garbage collection stays on, as in any program: its pauses belong to the measurement.
     """
     clock, sides = Clock(device), (plan, eager)
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -53,21 +55,21 @@ def _time_alternately(
         while len(seconds[0]) < MAX_CALLS and (
             len(seconds[0]) < MIN_TURNS * CALLS_PER_TURN or time.perf_counter() < deadline
         ):
-            for side, found in zip(sides, seconds, strict=True):
-                found += [clock.once(side) for _ in range(CALLS_PER_TURN)]
+            for side, side_seconds in zip(sides, seconds, strict=True):
+                side_seconds += [clock.once(side) for _ in range(CALLS_PER_TURN)]
     return Consistency(tuple(seconds[0])), Consistency(tuple(seconds[1]))
 
 
 def _commonest(workload: Workload) -> int:
-    """Return the position of the most frequent example: across a mix, calls would differ by their shapes alone."""
+    """Return the index of the most frequent example: across a mix, calls would differ by their shapes alone."""
     weights = [example.weight for example in workload.examples]
     return weights.index(max(weights))
 
 
 def _static_memory(workload: Workload) -> Memory:
     module, inputs = workload.module, [_bytes((e.args, dict(e.kwargs))) for e in workload.examples]
-    own = () if module is None else (*module.parameters(), *module.buffers())
-    return Memory(sum(map(size_of, {id(t): t for t in own}.values())), max(inputs))
+    weights = () if module is None else (*module.parameters(), *module.buffers())
+    return Memory(sum(map(size_of, {id(t): t for t in weights}.values())), max(inputs))
 
 
 def _bytes(tree: Any) -> int:

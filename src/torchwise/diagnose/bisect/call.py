@@ -1,4 +1,4 @@
-"""`torchwise.bisect`: bisecting from Python, for a live model too."""
+"""`torchwise.bisect`: bisect from Python, also for a live model."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def bisect(
             available.
         limit: seconds after which one probe is ended, and counts as a hang.
         budget: seconds after which no further probe starts, or None for no limit.
-        repro: .py file for a program that shows the fault, or None for no program. Its inputs go beside it.
+        repro: .py file for a program that shows the fault, or None for no program. Its inputs go to a .pt file there.
         progress: whether to show the progress.
 
     Raises:
         InputError: an argument cannot be used, or nothing of the model is compiled.
-        BaselineError: the model itself fails, or is not right by its own float64 reference.
+        BaselineError: the original model fails, or does not agree with its own float64 reference.
         UnsupportedError: this torch lacks a feature that bisecting or the plan needs.
     """
     from torchwise.report.bisect import BisectProgress, Silent
@@ -62,7 +62,7 @@ def bisect(
     workload = read_workload(model, args, kwargs, examples)
     spec = make_spec(model, workload, device, mode=mode)
     request = BisectRequest(spec, what, plan, limit, budget, str(repro) if repro is not None else None)
-    shown: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Silent())
-    with sent(workload, spec.target) as file, shown as listener:
+    display: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Silent())
+    with sent(workload, spec.target) as file, display as listener:
         request = replace(request, source=file.source, settings=file.settings)
         return run_bisection(request, ProcessLauncher(), listener)

@@ -72,14 +72,14 @@ OPTIONS = (
     Candidate("emulate_precision_casts", True),
     Candidate("fallback_random", True),
 )
-"""Fusion, layout, vectorisation, memory and tuning. Options that a version of PyTorch lacks are left alone there."""
+"""Fusion, layout, vectorisation, memory and tuning. Options that a version of PyTorch lacks are skipped there."""
 
 
 def plan_of(choices: tuple[tuple[str, object], ...], backend: str) -> Plan:
     """Return the plan of these choices.
 
     Raises:
-        PlanError: they do not go together, as one needs another that was removed.
+        PlanError: a choice needs another one that was removed.
     """
     fields: dict[str, object] = {name: value for name, value in choices if name not in ("transforms", "options")}
     transforms = tuple(str(value) for name, value in choices if name == "transforms")
@@ -100,6 +100,6 @@ def describe_choice(choice: tuple[str, object]) -> str:
 
 
 def is_plain(plan: Plan) -> bool:
-    """Return whether a plan is nothing more than `torch.compile` with options."""
-    here = {name for name, _ in iter_changes(plan)}
-    return plan.backend == "inductor" and here <= {"backend", "mode", "options", "shapes"}
+    """Return whether a plan is only `torch.compile` with options."""
+    changed = {name for name, _ in iter_changes(plan)}
+    return plan.backend == "inductor" and changed <= {"backend", "mode", "options", "shapes"}

@@ -24,7 +24,7 @@ CALLS = ("call_function", "call_method", "call_module")
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph as Dynamo gave it to its backend, with the inputs of its first call on each example that reached it."""
+    """A graph that Dynamo passed to its backend, with the inputs of its first call on each example that reached it."""
 
     module: fx.GraphModule
     inputs: tuple[tuple[Any, ...], ...]
@@ -35,30 +35,30 @@ class Captured:
         return [node for node in self.module.graph.nodes if node.op in CALLS]
 
 
-def list_graphs(order: Probe, stage: Callable[[str], None]) -> Graphs:
+def list_graphs(probe: Probe, stage: Callable[[str], None]) -> Graphs:
     """Return the operations of every captured graph."""
     stage("load")
-    workload = load(order.job)
+    workload = load(probe.job)
     stage("capture")
-    found = capture(workload, training=order.job.workload.mode == "training")
-    return Graphs(tuple(tuple(map(_operation, captured.calls)) for captured in found))
+    graphs = capture(workload, training=probe.job.workload.mode == "training")
+    return Graphs(tuple(tuple(map(_operation, captured.calls)) for captured in graphs))
 
 
 def capture(workload: Workload, *, training: bool) -> list[Captured]:
     """Have Dynamo capture a call on each example.
 
-    The graphs themselves then run unchanged.
+    The graphs then run unchanged.
     """
-    found: list[tuple[fx.GraphModule, dict[int, tuple[Any, ...]]]] = []
+    graphs: list[tuple[fx.GraphModule, dict[int, tuple[Any, ...]]]] = []
     number = 0
 
     def keep(module: fx.GraphModule, _examples: list[Any]) -> Callable[..., Any]:
-        known: dict[int, tuple[Any, ...]] = {}
-        found.append((module, known))
+        inputs_of: dict[int, tuple[Any, ...]] = {}
+        graphs.append((module, inputs_of))
 
         def run(*inputs: Any) -> Any:
-            if number not in known:
-                known[number] = _leaves(inputs)
+            if number not in inputs_of:
+                inputs_of[number] = _leaves(inputs)
             return module(*inputs)
 
         return run
@@ -66,25 +66,25 @@ def capture(workload: Workload, *, training: bool) -> list[Captured]:
     call = torch.compile(workload.call, backend=keep)
     with torch.set_grad_enabled(training):
         for number, example in enumerate(workload.examples):  # noqa: B007 which `run` reads
-            given = example.clone()
+            cloned = example.clone()
             torch.manual_seed(0)
             with kept_state(workload.call):
-                call(*given.args, **given.kwargs)
+                call(*cloned.args, **cloned.kwargs)
         torch.compiler.reset()
-        return [_retraceable(Captured(module, tuple(known.values()))) for module, known in found if known]
+        return [_retraceable(Captured(module, tuple(ran.values()))) for module, ran in graphs if ran]
 
 
 def _retraceable(captured: Captured) -> Captured:
-    """Return a graph that Dynamo captures again unchanged: with ATen operators in the place of NumPy's functions.
+    """Return a graph that Dynamo captures again unchanged: with ATen operators in place of NumPy's functions.
 
-    Dynamo does not trace into its own replacements for NumPy's functions. A part of the graph would then be compiled in
-    other pieces than the whole.
+    Dynamo does not trace into its own replacements for NumPy's functions. A part of the graph would then be split into
+    other graphs than the whole.
     """
     if not any(private.is_dynamos(node.target) for node in captured.calls):
         return captured
     with fx.traceback.preserve_node_meta():
         lowered = private.as_operators(fx.Interpreter(captured.module).run, captured.inputs[0])
-    return Captured(lowered, captured.inputs[:1])  # whose sizes are written down in it
+    return Captured(lowered, captured.inputs[:1])  # its sizes are constants in the graph
 
 
 def extract_subgraph(captured: Captured, part: Part) -> Workload:
@@ -97,17 +97,17 @@ def extract_subgraph(captured: Captured, part: Part) -> Workload:
         runs.append(_Recorder(captured.module, kept))
         torch.manual_seed(0)
         runs[-1].run(*pytree.clone(inputs))
-    first, graph, given = runs[0], fx.Graph(), []
+    first, graph, input_names = runs[0], fx.Graph(), []
     copies: dict[fx.Node, fx.Node] = {}
     for node in captured.module.graph.nodes:
         if node.name in kept or _is_structure(node, first.values):
             copies[node] = graph.node_copy(node, copies.__getitem__)
         elif node.name in first.values and node.op != "output":
             copies[node] = graph.placeholder(node.name)
-            given.append(node.name)
-    graph.output(tuple(copies[node] for node in captured.calls if _is_result(node, kept, first.given)))
+            input_names.append(node.name)
+    graph.output(tuple(copies[node] for node in captured.calls if _is_result(node, kept, first.returned)))
     graph.eliminate_dead_code(lambda node: node.op != "get_attr")
-    examples = tuple(Example(tuple(run.values[name] for name in given)) for run in runs)
+    examples = tuple(Example(tuple(run.values[name] for name in input_names)) for run in runs)
     return Workload(fx.GraphModule(captured.module, graph), examples)
 
 
@@ -118,32 +118,32 @@ class _Recorder(fx.Interpreter):
         super().__init__(module)
         self._kept = kept
         self.values: dict[str, Any] = {}
-        self.given: set[str] = set()
+        self.returned: set[str] = set()
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one operation, and copy its result before a later one may write to it."""
         value = super().run_node(n)
         if n.name in self._kept:
             if pytree.tensors(value):
-                self.given.add(n.name)
+                self.returned.add(n.name)
         elif any(user.name in self._kept for user in n.users):
             self.values[n.name] = _leaves(value)
         return value
 
 
 def _leaves(value: Any) -> Any:
-    """Return a copy of a value without its history, which requires gradients if the value did."""
+    """Return a copy of a value without its autograd history. It requires gradients if the value did."""
     return pytree.map_tensors(lambda t: pytree.clone(t.detach()).requires_grad_(t.requires_grad), value)
 
 
 def _is_structure(node: fx.Node, values: dict[str, Any]) -> bool:
-    """Return whether a node names a graph within the graph: that is no value, and stays where it is needed."""
+    """Return whether a node names a nested graph, which is no value and is copied with its user."""
     return node.op == "get_attr" and isinstance(values.get(node.name), torch.nn.Module)
 
 
-def _is_result(node: fx.Node, kept: set[str], given: set[str]) -> bool:
+def _is_result(node: fx.Node, kept: set[str], returned: set[str]) -> bool:
     outside = not node.users or any(user.name not in kept for user in node.users)
-    return node.name in kept and node.name in given and outside
+    return node.name in kept and node.name in returned and outside
 
 
 def _operation(node: fx.Node) -> Operation:

@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def minimal(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
-    """Return a part of `items` for which `holds`, and which fails without any one of its items.
+    """Return a part of `items` that has the property, but not without any one of its items.
 
     Args:
-        items: have the property as a whole, which is not checked again.
+        items: as a whole they have the property, which is not checked again.
         holds: whether some items, in their order, have the property. It is called once for each part.
     """
     known: dict[tuple[int, ...], bool] = {}
@@ -30,7 +30,7 @@ def minimal(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple
     kept, pieces = list(range(len(items))), 2
     while len(kept) >= 2:
         chunks = _chunks(kept, pieces)
-        # With two pieces, the rest without one is the other.
+        # With two pieces, the rest without one piece is the other piece.
         rests = [[p for p in kept if p not in set(chunk)] for chunk in chunks] if pieces > 2 else []
         if (chunk := next((c for c in chunks if still(c)), None)) is not None:
             kept, pieces = chunk, 2
@@ -44,7 +44,7 @@ def minimal(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple
 
 
 def first(count: int, shows: Callable[[int], bool]) -> int:
-    """Return the smallest n for which `shows(n)`, given `shows(count)` and not `shows(0)`, by halving."""
+    """Return the smallest n for which `shows(n)` by bisection, if `shows(count)` and not `shows(0)`."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2

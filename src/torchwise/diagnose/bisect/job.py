@@ -1,4 +1,4 @@
-"""The orders and answers of a bisection's workers: plain data, which loads no torch."""
+"""The jobs and results of a bisection's workers: plain data, which loads no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from torchwise.records.bisection import Observation, Operation, Stage
 from torchwise.trial import DerivedJob, Job
 
-Task = Literal["look:look", "capture:list_graphs", "repro:write"]
+Task = Literal["probe:run_probe", "capture:list_graphs", "repro:write"]
 Option = bool | int | str
 
 
@@ -18,7 +18,7 @@ class Part:
 
     Attributes:
         graph: index of the graph, from 0.
-        operations: names of the kept operations. The others' values are inputs of the part.
+        operations: names of the kept operations. The values of the other operations become inputs of the part.
     """
 
     graph: int
@@ -27,21 +27,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Probe(DerivedJob):
-    """The order for a worker.
+    """One job for a worker.
 
     Attributes:
         job: workload, plan, settings, caches and variables.
-        stage: how far a call goes.
-        options: of Inductor, on top of the plan's own.
-        most: for a kind of pass, how many of its applications take place. Kinds that are not named apply all.
+        stage: the last stage of PyTorch's compiler that a call passes through.
+        options: options of Inductor, on top of the plan's own.
+        most: by kind of pass, the maximum number of applications. Kinds that are not named have no maximum.
         part: probe this part of a graph alone, or None for the whole model.
         timed: whether a right answer is timed against eager as well.
-        stochastic: whether the model draws random numbers, which are then eager's own.
+        stochastic: whether the model draws random numbers. Inductor then draws the same numbers as eager.
         to: probe, list the graphs, or write a repro.
         file: for a repro, the file to write.
         about: for a repro, the lines of its docstring, which describe the fault.
         fault: for a repro, the fault.
-        to_load: for a repro, whether it loads the target before its part, as the fault comes with the target's code.
+        to_load: for a repro, whether it loads the target before its part, because the target's code causes the fault.
     """
 
     job: Job
@@ -51,7 +51,7 @@ class Probe(DerivedJob):
     part: Part | None = None
     timed: bool = False
     stochastic: bool = False
-    to: Task = "look:look"
+    to: Task = "probe:run_probe"
     file: str = ""
     about: tuple[str, ...] = ()
     fault: Observation | None = None
@@ -65,15 +65,15 @@ class Probe(DerivedJob):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The answer of a probe.
+    """The result of a probe.
 
     Attributes:
-        sighting: the observed symptom.
+        observation: the observed symptom.
         applied: for each kind of pass, the applications, in order.
         stochastic: whether the model draws random numbers.
     """
 
-    sighting: Observation
+    observation: Observation
     applied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     stochastic: bool = False
 
@@ -87,6 +87,6 @@ class Graphs:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Whether a repro, as a program, needs torch alone."""
+    """Whether a repro is a program that needs only torch."""
 
     standalone: bool

@@ -14,7 +14,7 @@ MAX_CHARACTERS = 200
 class Switches:
     """Counts the applications of every kind of pass in this process, and skips those beyond a number.
 
-    PyTorch asks its `CompilerBisector` before each. That class keeps its state in files and environment variables, for
+    PyTorch calls its `CompilerBisector` before each. That class keeps its state in files and environment variables, for
     one kind of pass at a time. This one keeps it for all kinds, so that one probe both tries and counts.
 
     Source: `torch/_inductor/compiler_bisector.py`.
@@ -77,6 +77,6 @@ def inductor_options() -> dict[str, Any]:
 def set_freezing(enabled: bool) -> None:
     """Set whether Inductor folds weights in as constants.
 
-    As an option of `torch.compile` it is ignored.
+    `torch.compile` ignores it as an option.
     """
     look_up(WHO, ("torch._inductor", "config")).freezing = enabled

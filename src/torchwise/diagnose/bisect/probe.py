@@ -26,7 +26,7 @@ from torchwise.verify import Subject, is_stochastic, verify
 from torchwise.workload import Example, Workload
 
 BACKENDS = {"dynamo": "eager"}
-"""PyTorch's name of a stage, if it differs from ours."""
+"""PyTorch's name of a stage, if it differs from Torchwise's."""
 SLOWER = 1.1
 """Multiple of eager's time from which on a right answer counts as slow.
 
@@ -35,7 +35,7 @@ The whole interval must lie beyond it.
 PRECISION = Precision(half_width=0.03, budget_s=3.0)
 
 
-def run_probe(order: Probe, stage: Callable[[str], None]) -> ProbeResult:
+def run_probe(probe: Probe, stage: Callable[[str], None]) -> ProbeResult:
     """Run eager, then the stage, and compare the two with the float64 reference.
 
     Raises:
@@ -43,67 +43,67 @@ def run_probe(order: Probe, stage: Callable[[str], None]) -> ProbeResult:
         InputError: nothing of the model is compiled, so that there is nothing to bisect.
     """
     stage("load")
-    workload = subject(order)
-    switches = private.Switches(order.most)
+    workload = load_subject(probe)
+    switches = private.Switches(probe.most)
     switches.install()
     before = count_compiled_graphs()
     stage("eager")
-    with torch.set_grad_enabled(_trains(order)):
-        once = run_plainly(workload, order.job.workload.mode)
-        stochastic = _draws(workload, once) if order.stage == "eager" else order.stochastic
-    order = replace(order, job=replace(order.job, traits=once.traits))
-    if order.stage == "eager":
-        return ProbeResult(_baseline(workload, order), stochastic=stochastic)
-    stage(order.stage)
-    candidate = build(workload, order)
-    verdict = _verdict(workload, candidate, order)
-    if order.stage != "plan" and count_compiled_graphs() == before:
-        with torch.set_grad_enabled(_trains(order)):
-            why = why_uncompiled(workload.call, workload.examples[0])
-        raise InputError(f"nothing of the model is compiled: {why}")
-    sighting = classify_verdict(verdict)
-    if not sighting.is_fault and order.timed:
-        stage(f"{order.stage}, timed")
-        sighting = _pace(_measure(workload, candidate, order))
-    return ProbeResult(sighting, switches.applied, stochastic)
+    with torch.set_grad_enabled(_trains(probe)):
+        plain = run_plainly(workload, probe.job.workload.mode)
+        stochastic = _draws(workload, plain) if probe.stage == "eager" else probe.stochastic
+    probe = replace(probe, job=replace(probe.job, traits=plain.traits))
+    if probe.stage == "eager":
+        return ProbeResult(_baseline(workload, probe), stochastic=stochastic)
+    stage(probe.stage)
+    candidate = build(workload, probe)
+    verdict = _verdict(workload, candidate, probe)
+    if probe.stage != "plan" and count_compiled_graphs() == before:
+        with torch.set_grad_enabled(_trains(probe)):
+            reason = why_uncompiled(workload.call, workload.examples[0])
+        raise InputError(f"nothing of the model is compiled: {reason}")
+    observation = classify_verdict(verdict)
+    if not observation.is_fault and probe.timed:
+        stage(f"{probe.stage}, timed")
+        observation = _pace(_measure(workload, candidate, probe))
+    return ProbeResult(observation, switches.applied, stochastic)
 
 
-def subject(order: Probe) -> Workload:
-    """Return the subject of the probe: the whole model, or a part of one of its graphs."""
-    workload = load(order.job)
+def load_subject(probe: Probe) -> Workload:
+    """Return the workload that the probe runs: the whole model, or a part of one of its graphs."""
+    workload = load(probe.job)
     refuse_step(workload, "bisect")
-    if order.part is None:
+    if probe.part is None:
         return workload
-    graphs = capture(workload, training=_trains(order))
-    return extract_subgraph(graphs[order.part.graph], order.part)
+    graphs = capture(workload, training=_trains(probe))
+    return extract_subgraph(graphs[probe.part.graph], probe.part)
 
 
-def build(workload: Workload, order: Probe) -> Callable[..., Any]:
-    """Return the model, compiled up to the order's stage on its first call."""
-    plan = order.job.plan
-    if order.stage == "plan":
-        wanted, mode = order.job.workload, order.job.workload.mode
-        return compile_plan(workload.call, plan, workload.examples[0], device=wanted.device, mode=mode).call
-    if "cse" in order.options:
-        private.set_cse(bool(order.options["cse"]))
-    if order.stage != "inductor":
-        backend = BACKENDS.get(order.stage, order.stage)
-        return _compile(workload.call, order, backend=backend)
-    return _compile(workload.call, order, options=inductor_options(order))
+def build(workload: Workload, probe: Probe) -> Callable[..., Any]:
+    """Return the model, compiled up to the probe's stage on its first call."""
+    plan = probe.job.plan
+    if probe.stage == "plan":
+        spec, mode = probe.job.workload, probe.job.workload.mode
+        return compile_plan(workload.call, plan, workload.examples[0], device=spec.device, mode=mode).call
+    if "cse" in probe.options:
+        private.set_cse(bool(probe.options["cse"]))
+    if probe.stage != "inductor":
+        backend = BACKENDS.get(probe.stage, probe.stage)
+        return _compile(workload.call, probe, backend=backend)
+    return _compile(workload.call, probe, options=inductor_options(probe))
 
 
-def inductor_options(order: Probe) -> dict[str, Any]:
-    """Return the options of the plan with those of the order on top, as far as this torch has them.
+def inductor_options(probe: Probe) -> dict[str, Any]:
+    """Return the plan's options with the probe's options on top, as far as this torch has them.
 
     Freezing is set for the process, as PyTorch ignores it here.
     """
-    plan, known = order.job.plan, private.inductor_options()
+    plan, known = probe.job.plan, private.inductor_options()
     mode = torch._inductor.list_mode_options()[plan.mode]
-    found = {**mode, **dict(plan.options), **order.options}
-    if order.stochastic:
-        found["fallback_random"] = True
-    private.set_freezing(bool(found.pop("freezing", False)))
-    return {name: value for name, value in found.items() if name in known}
+    options = {**mode, **dict(plan.options), **probe.options}
+    if probe.stochastic:
+        options["fallback_random"] = True
+    private.set_freezing(bool(options.pop("freezing", False)))
+    return {name: value for name, value in options.items() if name in known}
 
 
 def classify_verdict(verdict: Verdict) -> Observation:
@@ -115,46 +115,46 @@ def classify_verdict(verdict: Verdict) -> Observation:
     return Observation(Symptom.NAN if lost else Symptom.WRONG, verdict.reason)
 
 
-def _compile(call: Callable[..., Any], order: Probe, **how: Any) -> Callable[..., Any]:
-    dynamic = None if order.job.plan == EAGER else order.job.plan.shapes == "dynamic"
-    compiled: Callable[..., Any] = torch.compile(call, dynamic=dynamic, **how)
+def _compile(call: Callable[..., Any], probe: Probe, **backend_options: Any) -> Callable[..., Any]:
+    dynamic = None if probe.job.plan == EAGER else probe.job.plan.shapes == "dynamic"
+    compiled: Callable[..., Any] = torch.compile(call, dynamic=dynamic, **backend_options)
     return compiled
 
 
-def _draws(workload: Workload, once: PlainCall) -> bool:
+def _draws(workload: Workload, plain: PlainCall) -> bool:
     """Return whether a call draws random numbers."""
-    call = runner(workload.call, workload.examples[0], "inference", original=workload.call, restores=bool(once.traits))
+    call = runner(workload.call, workload.examples[0], "inference", original=workload.call, restores=bool(plain.traits))
     return is_stochastic(call, workload.call)[0]
 
 
-def _baseline(workload: Workload, order: Probe) -> Observation:
-    sighting = classify_verdict(_verdict(workload, workload.call, order))
-    if sighting.is_fault:
-        raise BaselineError(f"the model itself, run plainly, is not right by its float64 reference: {sighting.detail}")
-    return sighting
+def _baseline(workload: Workload, probe: Probe) -> Observation:
+    observation = classify_verdict(_verdict(workload, workload.call, probe))
+    if observation.is_fault:
+        raise BaselineError(f"the original model does not agree with its float64 reference: {observation.detail}")
+    return observation
 
 
-def _verdict(workload: Workload, candidate: Callable[..., Any], order: Probe) -> Verdict:
-    """Judge on the examples alone: a repro could not show a fault that only other inputs show."""
-    floor, plan = workload.call, order.job.plan
-    if order.stage == "plan" and plan.precision != "native":
-        eager = replace(order, job=replace(order.job, plan=replace(EAGER, precision=plan.precision)))
-        floor = build(workload, eager)
-    precision = plan.precision if order.stage == "plan" else "native"
-    stateful = Trait.STATEFUL in order.job.traits
-    judged = Subject(workload, candidate, floor, precision, training=_trains(order), stateful=stateful)
-    with torch.set_grad_enabled(_trains(order)):
-        return verify(judged, extra_draws=0)
+def _verdict(workload: Workload, candidate: Callable[..., Any], probe: Probe) -> Verdict:
+    """Verify on the examples alone: a repro could not show a fault that only other inputs show."""
+    eager, plan = workload.call, probe.job.plan
+    if probe.stage == "plan" and plan.precision != "native":
+        eager_probe = replace(probe, job=replace(probe.job, plan=replace(EAGER, precision=plan.precision)))
+        eager = build(workload, eager_probe)
+    precision = plan.precision if probe.stage == "plan" else "native"
+    stateful = Trait.STATEFUL in probe.job.traits
+    subject = Subject(workload, candidate, eager, precision, training=_trains(probe), stateful=stateful)
+    with torch.set_grad_enabled(_trains(probe)):
+        return verify(subject, extra_draws=0)
 
 
-def _measure(workload: Workload, candidate: Callable[..., Any], order: Probe) -> Measurement:
-    wanted = order.job.workload
-    clock = Clock(wanted.device, each=wanted.objective != "throughput")
+def _measure(workload: Workload, candidate: Callable[..., Any], probe: Probe) -> Measurement:
+    spec = probe.job.workload
+    clock = Clock(spec.device, each=spec.objective != "throughput")
 
     def make_runner(call: Callable[..., Any], example: Example) -> Callable[[], Any]:
-        return runner(call, example, wanted.mode, original=workload.call, restores=bool(order.job.traits))
+        return runner(call, example, spec.mode, original=workload.call, restores=bool(probe.job.traits))
 
-    with torch.set_grad_enabled(_trains(order)):
+    with torch.set_grad_enabled(_trains(probe)):
         sides = [
             mix_of([make_runner(call, example) for example in workload.examples], workload)
             for call in (candidate, workload.call)
@@ -168,5 +168,5 @@ def _pace(measurement: Measurement) -> Observation:
     return Observation(Symptom.SLOW if speedup.high * SLOWER < 1 else Symptom.NONE, f"a call takes {slower}")
 
 
-def _trains(order: Probe) -> bool:
-    return order.job.workload.mode == "training"
+def _trains(probe: Probe) -> bool:
+    return probe.job.workload.mode == "training"

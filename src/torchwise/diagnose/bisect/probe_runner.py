@@ -1,4 +1,4 @@
-"""The parent's side of a probe: each has its own worker, and every outcome is an observation."""
+"""The parent's side of a probe: each has its own worker, and each ends in an observation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchwise.trial import Job, Launcher, Limits
 from torchwise.trial.error_origin import make_failure_error
 
 PATIENCE = 3.0
-"""Multiple of the longest finished probe after which a probe for a known hang is given up."""
+"""Multiple of the longest finished probe after which a probe for a known hang is ended."""
 MIN_PATIENCE_S = 20.0
 BEFORE = ("start", "load", "eager", "capture")
 """Stages of a worker before the probed code runs."""
@@ -25,9 +25,9 @@ _NAMES = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Failed|Unsupported)\b")
 
 
 class BisectListener(Protocol):
-    """Hears about the progress of a bisection."""
+    """Receives the progress of a bisection."""
 
-    def start_probe(self, what: str) -> None:
+    def start_probe(self, name: str) -> None:
         """A probe has begun."""
 
     def stage(self, name: str) -> None:
@@ -40,13 +40,13 @@ class BisectListener(Protocol):
         """A note for the user."""
 
 
-class Looking:
+class ProbeRunner:
     """Runs probes, one after the other, and keeps their observations.
 
     Attributes:
         fault: the fault to find, once it is known.
         steps: every probe so far.
-        notes: questions that stayed open, and why.
+        notes: open questions, with the reason.
         spent: whether the budget has ended the search.
     """
 
@@ -66,54 +66,54 @@ class Looking:
         """Probe the model itself.
 
         Raises:
-            BaselineError: it fails, or is not right by its own float64 reference.
+            BaselineError: it fails, or does not agree with its own float64 reference.
         """
-        seen = self.run_probe("the model itself", self.order("eager", self._job.plan))
-        if seen.sighting.is_fault:
+        result = self.run_probe("the original model", self.make_probe("eager", self._job.plan))
+        if result.observation.is_fault:
             raise BaselineError(
-                f"the model itself, run plainly, ends in a {seen.sighting.symptom}: {seen.sighting.detail}"
+                f"the original model ends in a {result.observation.symptom}: {result.observation.detail}"
             )
-        self._stochastic = seen.stochastic
+        self._stochastic = result.stochastic
 
-    def order(self, stage: Stage, plan: Plan) -> Probe:
-        """Return the order for a probe of the whole model."""
+    def make_probe(self, stage: Stage, plan: Plan) -> Probe:
+        """Return a probe of the whole model."""
         return Probe(replace(self._job, plan=plan), stage, stochastic=self._stochastic, timed=self._is_timed)
 
-    def is_requested(self, sighting: Observation) -> bool:
+    def is_requested(self, observation: Observation) -> bool:
         """Return whether the user is looking for this symptom."""
-        return self._request.wants(sighting.symptom)
+        return self._request.wants(observation.symptom)
 
-    def is_gone(self, sighting: Observation) -> bool:
+    def is_gone(self, observation: Observation) -> bool:
         """Return whether this shows that the known fault is gone.
 
         For a wrong answer, only a compared answer does.
         """
         compared = self.fault.symptom in (Symptom.WRONG, Symptom.NAN)
-        return sighting.symptom is Symptom.NONE or (not compared and not sighting.is_fault)
+        return observation.symptom is Symptom.NONE or (not compared and not observation.is_fault)
 
-    def run_probe(self, what: str, order: Probe) -> ProbeResult:
+    def run_probe(self, name: str, probe: Probe) -> ProbeResult:
         """Run one probe.
 
         Raises:
             InputError: the target cannot be used.
-            BaselineError: the model itself fails.
+            BaselineError: the original model fails.
             UnsupportedError: this torch lacks a feature that the probe needs.
         """
-        self.listener.start_probe(what)
+        self.listener.start_probe(name)
         start = time.monotonic()
-        answer = self._run(replace(order, timed=self._is_timed))
-        seen = _classify_failure(answer) if isinstance(answer, Failure) else codec.from_json(answer, ProbeResult)
-        step = Step(what, seen.sighting, time.monotonic() - start)
+        reply = self._run(replace(probe, timed=self._is_timed))
+        result = _classify_failure(reply) if isinstance(reply, Failure) else codec.from_json(reply, ProbeResult)
+        step = Step(name, result.observation, time.monotonic() - start)
         self.steps.append(step)
         self.listener.finish_probe(step)
-        return seen
+        return result
 
-    def shows(self, what: str, order: Probe) -> bool:
+    def shows(self, name: str, probe: Probe) -> bool:
         """Return whether a probe shows the known fault: not if it cannot run, or if the budget is spent."""
-        seen = self.try_probe(what, order)
-        return seen is not None and seen.sighting.is_same(self.fault)
+        result = self.try_probe(name, probe)
+        return result is not None and result.observation.is_same(self.fault)
 
-    def try_probe(self, what: str, order: Probe) -> ProbeResult | None:
+    def try_probe(self, name: str, probe: Probe) -> ProbeResult | None:
         """Run one probe if the budget allows.
 
         Return None if the subject cannot run by itself.
@@ -121,31 +121,31 @@ class Looking:
         if self._is_out_of_time():
             return None
         try:
-            return self.run_probe(what, order)
-        except TorchwiseError:  # a part need not run or be compiled, and an option need not be there
+            return self.run_probe(name, probe)
+        except TorchwiseError:  # a part may fail or not be compiled, and an option may be missing
             return None
 
-    def ask(self, what: str, order: Probe) -> str | Failure:
+    def run_task(self, name: str, probe: Probe) -> str | Failure:
         """Have a worker do something other than a probe."""
-        self.listener.start_probe(what)
-        return self._run(order)
+        self.listener.start_probe(name)
+        return self._run(probe)
 
     def note(self, text: str) -> None:
-        """Keep and report a question that stayed open."""
+        """Keep and report an open question."""
         self.notes.append(text)
         self.listener.note(text)
 
     @property
     def _is_timed(self) -> bool:
-        """Whether to time: yes, until the fault is known to be another."""
-        wanted = self._request.wants(Symptom.SLOW)
-        return wanted and self.fault.symptom in (Symptom.NONE, Symptom.SLOW)
+        """Whether to time: yes, until the fault is known to be of another kind."""
+        searches_slow = self._request.wants(Symptom.SLOW)
+        return searches_slow and self.fault.symptom in (Symptom.NONE, Symptom.SLOW)
 
-    def _run(self, order: Probe) -> str | Failure:
-        return self._launcher.run(order, Limits.from_free_memory(self._limit()), self.listener.stage)
+    def _run(self, probe: Probe) -> str | Failure:
+        return self._launcher.run(probe, Limits.from_free_memory(self._limit()), self.listener.stage)
 
     def _limit(self) -> float:
-        """Return the seconds for a probe: once a hang is known, the next ones need not be waited for as long."""
+        """Return the seconds for a probe: after a known hang, the next probes get a shorter limit."""
         limit = self._request.limit_s
         ended = [step.seconds for step in self.steps if step.observation.symptom is not Symptom.HANG]
         if self.fault.symptom is not Symptom.HANG or not ended:
@@ -155,16 +155,16 @@ class Looking:
     def _is_out_of_time(self) -> bool:
         if time.monotonic() >= self._end and not self.spent:
             self.spent = True
-            self.note("the budget is spent: what follows is as far as the search came")
+            self.note("the budget is spent: the search stopped here, and the result is incomplete")
         return self.spent
 
 
 def _classify_failure(failure: Failure) -> ProbeResult:
-    """Turn a worker's end into an observation.
+    """Turn a failed worker into an observation.
 
     Raises:
         BaselineError: it ended before the probed code ran.
-        InternalError: likewise, and the model is not to blame.
+        InternalError: likewise, and the model is not the cause.
         UnsupportedError: this torch lacks a feature that the probe needs.
     """
     if failure.kind is FailureKind.UNSUPPORTED:

@@ -1,4 +1,4 @@
-"""The worker's side: write the program that shows the fault, with its inputs beside it."""
+"""The worker's side: write the program that shows the fault, and its inputs next to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import fx
 
 from torchwise.diagnose.bisect import program
 from torchwise.diagnose.bisect.job import Probe, Written
-from torchwise.diagnose.bisect.probe import BACKENDS, inductor_options, subject
+from torchwise.diagnose.bisect.probe import BACKENDS, inductor_options, load_subject
 from torchwise.errors import UnsupportedError
 from torchwise.records.bisection import Symptom
 from torchwise.workload import pytree
@@ -31,47 +31,47 @@ RUNS_AT_MOST_S = 600
 _DROPPED = re.compile(r";\s*(?:\w+ = )+None(?=\s|$)| : torch\._subclasses\.fake_tensor\.FakeTensor")
 
 
-def write(order: Probe, stage: Callable[[str], None]) -> Written:
-    """Write the program to the order's file.
+def write(probe: Probe, stage: Callable[[str], None]) -> Written:
+    """Write the program to the probe's file.
 
     Raises:
-        UnsupportedError: something in the part cannot be written as a program.
+        UnsupportedError: the part cannot be written as a program, or the file cannot be written.
     """
     stage("write")
-    fault = order.fault.symptom if order.fault else Symptom.NONE
-    call, imports = _write_subgraph(order) if order.part else (_fill_template(program.TARGET, order), "")
-    leaves = program.LEAVES_OF_PART if order.part else program.LEAVES_OF_TARGET
-    if order.to_load:
-        imports += Template(program.PREAMBLE).substitute(_target(order))
+    fault = probe.fault.symptom if probe.fault else Symptom.NONE
+    call, imports = _write_subgraph(probe) if probe.part else (_fill_template(program.TARGET, probe), "")
+    leaves = program.LEAVES_OF_PART if probe.part else program.LEAVES_OF_TARGET
+    if probe.to_load:
+        imports += Template(program.PREAMBLE).substitute(_target(probe))
     text = program.PROGRAM.substitute(
-        about="\n".join(order.about),
+        about="\n".join(probe.about),
         imports=imports,
-        training=order.job.workload.mode == "training",
+        training=probe.job.workload.mode == "training",
         limit=HANGS_AFTER_S if fault is Symptom.HANG else RUNS_AT_MOST_S,
         slow=fault is Symptom.SLOW,
         leaves=leaves,
         call=call,
-        candidate=_candidate(order),
+        candidate=_candidate(probe),
     )
     try:
-        Path(order.file).write_text(text)
+        Path(probe.file).write_text(text)
     except OSError as error:
-        raise UnsupportedError(f"{order.file} cannot be written: {error.strerror or error}") from None
-    return Written(standalone=order.part is not None and not order.to_load and order.stage != "plan")
+        raise UnsupportedError(f"{probe.file} cannot be written: {error.strerror or error}") from None
+    return Written(standalone=probe.part is not None and not probe.to_load and probe.stage != "plan")
 
 
-def _write_subgraph(order: Probe) -> tuple[str, str]:
+def _write_subgraph(probe: Probe) -> tuple[str, str]:
     """Save the part's inputs, and return its function and its imports."""
-    workload = subject(order)
+    workload = load_subject(probe)
     assert isinstance(workload.call, fx.GraphModule)
     inputs = [list(pytree.map_tensors(_as_saved, example.args)) for example in workload.examples]
-    torch.save(inputs, Path(order.file).with_suffix(".pt"))
+    torch.save(inputs, Path(probe.file).with_suffix(".pt"))
     used: dict[str, Any] = {}
     if _holds_graphs(workload.call):
-        source, made = "\n\n\n".join(_classes(workload.call, "Part", used)), "Part()"
+        source, model_code = "\n\n\n".join(_classes(workload.call, "Part", used)), "Part()"
     else:
-        source, made = _function(workload.call, used).replace("(self, ", "(").replace("(self)", "()"), "forward"
-    return Template(program.PART).substitute(function=source + "\n", made=made), _imports(used)
+        source, model_code = _function(workload.call, used).replace("(self, ", "(").replace("(self)", "()"), "forward"
+    return Template(program.PART).substitute(function=source + "\n", model_code=model_code), _imports(used)
 
 
 def _holds_graphs(module: fx.GraphModule) -> bool:
@@ -86,7 +86,7 @@ def _function(module: fx.GraphModule, used: dict[str, Any]) -> str:
         UnsupportedError: it calls a module.
     """
     if any(node.op == "call_module" for node in module.graph.nodes):
-        raise UnsupportedError("the part calls a module, which no code tells how to make")
+        raise UnsupportedError("the part calls a module, and no code says how to construct it")
     code = module.graph.python_code("self")
     source = _DROPPED.sub("", code.src).strip()
     used.update({name: v for name, v in code.globals.items() if re.search(rf"\b{re.escape(name)}\b", source)})
@@ -100,20 +100,20 @@ def _classes(module: fx.GraphModule, name: str, used: dict[str, Any]) -> list[st
         UnsupportedError: a nested value is not a graph.
     """
     names = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
-    parts = {held: getattr(module, held) for held in names}
-    if odd := [held for held, part in parts.items() if not isinstance(part, fx.GraphModule)]:
-        raise UnsupportedError(f"the part holds {odd[0]}, which is no graph")
-    inner = [text for held, part in parts.items() for text in _classes(part, f"{name}_{held}", used)]
+    parts = {child: getattr(module, child) for child in names}
+    if non_graphs := [child for child, part in parts.items() if not isinstance(part, fx.GraphModule)]:
+        raise UnsupportedError(f"the part holds {non_graphs[0]}, which is not a graph")
+    inner = [text for child, part in parts.items() for text in _classes(part, f"{name}_{child}", used)]
     # Checkpointing requests the graph of the callable that it runs.
-    make = {held: f"{name}_{held}()" for held in parts}
-    make |= {held: f"torch.fx.symbolic_trace({make[held]})" for held in parts if not _holds_graphs(parts[held])}
-    made = [f"        self.{held} = {how}\n" for held, how in make.items()]
+    make = {child: f"{name}_{child}()" for child in parts}
+    make |= {child: f"torch.fx.symbolic_trace({make[child]})" for child in parts if not _holds_graphs(parts[child])}
+    model_code = [f"        self.{child} = {backend_options}\n" for child, backend_options in make.items()]
     function = textwrap.indent(_function(module, used), "    ")
-    return [*inner, Template(program.NESTED).substitute(name=name, parts="".join(made), function=function)]
+    return [*inner, Template(program.NESTED).substitute(name=name, parts="".join(model_code), function=function)]
 
 
 def _as_saved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is no parameter and shares no memory: `weights_only` reads it, and nothing else is saved."""
+    """Return a plain tensor that shares no memory: `weights_only` can load it, and no other data is saved with it."""
     copied: torch.Tensor = pytree.clone(tensor.detach())
     return copied.requires_grad_(tensor.requires_grad)
 
@@ -141,30 +141,32 @@ def _imports(names: Mapping[str, Any]) -> str:
     return "".join(f"{line}\n" for line in lines if line != "import torch")
 
 
-def _candidate(order: Probe) -> str:
-    workload = order.job.workload
-    if order.stage == "plan":
-        words = {"plan": order.job.plan.to_json(), "device": workload.device, "mode": workload.mode}
+def _candidate(probe: Probe) -> str:
+    workload = probe.job.workload
+    if probe.stage == "plan":
+        words = {"plan": probe.job.plan.to_json(), "device": workload.device, "mode": workload.mode}
         return Template(program.PLANNED).substitute({name: repr(value) for name, value in words.items()})
-    how = f"backend={BACKENDS.get(order.stage, order.stage)!r}"
-    if order.stage == "inductor" and (options := inductor_options(order)):
-        how = f"options={options!r}"
-    return Template(program.COMPILED).substitute(how=how)
+    backend_options = f"backend={BACKENDS.get(probe.stage, probe.stage)!r}"
+    if probe.stage == "inductor" and (options := inductor_options(probe)):
+        backend_options = f"options={options!r}"
+    return Template(program.COMPILED).substitute(backend_options=backend_options)
 
 
-def _fill_template(template: str, order: Probe) -> str:
-    return Template(template).substitute(_target(order))
+def _fill_template(template: str, probe: Probe) -> str:
+    return Template(template).substitute(_target(probe))
 
 
-def _target(order: Probe) -> dict[str, str]:
-    """Return the code that loads the target, with a file's whole path, as a repro may run anywhere.
+def _target(probe: Probe) -> dict[str, str]:
+    """Return the code that loads the target, with the absolute path of a file, as a repro may run anywhere.
 
     Raises:
-        UnsupportedError: the model was a live object, which no program can load.
+        UnsupportedError: the model is a live object, which no program can load.
     """
-    workload = order.job.workload
-    if order.job.source is not None:
-        raise UnsupportedError("the model is a live object, which no program can load: give a factory as target")
+    workload = probe.job.workload
+    if probe.job.source is not None:
+        raise UnsupportedError(
+            "the model is a live object, which no program can load: pass a target with a factory instead"
+        )
     head, colon, name = split(workload.target)
     target = f"{Path(head).resolve()}{colon}{name}" if head.endswith(".py") else workload.target
     return {"target": repr(target), "device": repr(workload.device), "seed": repr(workload.seed)}

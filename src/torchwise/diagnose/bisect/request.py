@@ -28,7 +28,7 @@ class BisectRequest:
         budget_s: seconds after which no further probe starts, or None for no limit.
         repro: .py file to write the repro to, or None for no repro.
         source: file with a live Python model, written by this very run, or None to load the target.
-        settings: of the user's process, or None for PyTorch's own defaults.
+        settings: PyTorch's settings in the user's process, or None for its defaults.
     """
 
     workload: WorkloadSpec

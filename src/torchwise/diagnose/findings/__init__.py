@@ -1,4 +1,4 @@
-"""Possible causes of lost time, one file each: every finder reads the evidence, and requests its fix's saving."""
+"""Possible causes of lost time, one file each: a finder reads the evidence, and has the saving of its fix measured."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from torchwise.records.explanation import Basis, Finding, judge_measurement, set
 
 __all__ = ["Evidence", "Savings", "find", "withhold_advice"]
 
-SEEN: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+FROM_EVIDENCE: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     slower.find,
     fallbacks.find,
     roofline.find,
 )
 """These take their saving from the evidence."""
-TRIED: tuple[Callable[[Evidence, Savings], Iterator[Finding]], ...] = (
+FROM_TRIALS: tuple[Callable[[Evidence, Savings], Iterator[Finding]], ...] = (
     recompiles.find_recompile_limits,
     complexes.find,
     rnn.find,
@@ -39,30 +39,30 @@ TRIED: tuple[Callable[[Evidence, Savings], Iterator[Finding]], ...] = (
     waits.find,
     recompiles.find_repeated,
 )
-"""These have a fix tried, in the order in which they spend the budget: the largest gains come first."""
+"""These have a fix tried, in the order in which they spend the budget: the largest savings come first."""
 BY_TIME = (slower.find, roofline.find, host.find)
-"""These find nothing but times, and so find nothing if the call could not be timed."""
+"""These depend on times alone, and are left out if the call could not be timed."""
 
 
-def find(evidence: Evidence, prices: Savings) -> list[Finding]:
+def find(evidence: Evidence, savings: Savings) -> list[Finding]:
     """Return all findings.
 
     No saving exceeds the call, and none is claimed without a measurement.
     """
     call_s, trust = evidence.execution.call_s.mid, judge_measurement(evidence.measurement)
     is_timed = trust.reliability is not Reliability.UNUSABLE
-    found = [finding for finder in SEEN if is_timed or finder not in BY_TIME for finding in finder(evidence)]
-    for finder in TRIED:
+    found = [finding for finder in FROM_EVIDENCE if is_timed or finder not in BY_TIME for finding in finder(evidence)]
+    for finder in FROM_TRIALS:
         if is_timed or finder not in BY_TIME:
-            found += finder(evidence, prices)
+            found += finder(evidence, savings)
     return [withhold_advice(settle(finding, call_s, trust)) for finding in found]
 
 
 def withhold_advice(finding: Finding) -> Finding:
-    """Drop the advice whose timing showed no gain."""
-    price = finding.saving
-    if price is None or price.basis is Basis.ESTIMATED or price.answer is Answer.YES or price.once_s:
+    """Mark the advice whose timing showed no gain."""
+    saving = finding.saving
+    if saving is None or saving.basis is Basis.ESTIMATED or saving.answer is Answer.YES or saving.once_s:
         return finding
-    told = price.answer is not Answer.INCONCLUSIVE
-    lead = "What was tried saves nothing that shows here" if told else "Not recommended, as no gain could be measured"
+    is_certain = saving.answer is not Answer.INCONCLUSIVE
+    lead = "Tried, and no saving was measured" if is_certain else "Not recommended, as no gain could be measured"
     return replace(finding, fix=f"{lead}: {finding.fix}")

@@ -1,4 +1,4 @@
-"""Complex numbers: Inductor generates no code for them, and runs each operator on them as eager does."""
+"""Complex numbers: Inductor generates no code for them, and runs each operator on them in eager."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torchwise.diagnose.findings.evidence import Evidence, Savings
 from torchwise.records.explanation import Finding
 
 
-def find(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
-    """Find operators on complex numbers that were left to eager."""
+def find(evidence: Evidence, savings: Savings) -> Iterator[Finding]:
+    """Find operators on complex numbers that run in eager."""
     base, left = evidence.base, sum(evidence.code.fallbacks.values())
     if not evidence.observed.complex_operators or not left or base.is_eager or "complex_to_real" in base.transforms:
         return
@@ -18,9 +18,9 @@ def find(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
     names = ", ".join(f"{times} {name}" for name, times in evidence.code.fallbacks.most_common(4))
     yield Finding(
         "complex",
-        f"{left} operators on complex numbers run as in eager",
-        f"Inductor generates no code for complex numbers, so that nothing is fused across them: {names}.",
-        "the plan's complex_to_real carries them as real and imaginary parts; by hand, write the two parts out",
-        prices.measure_plan(plan),
+        f"{left} operators on complex numbers run in eager",
+        f"Inductor generates no code for complex numbers, so nothing is fused across these operators: {names}.",
+        "the plan's complex_to_real computes with their real and imaginary parts. By hand, write the two parts out",
+        savings.measure_plan(plan),
         plan=plan,
     )

@@ -29,13 +29,13 @@ class Evidence:
         measurement: of the run against eager.
         watched: the compiler's events.
         code: the calls in the generated code.
-        execution: of a steady call.
-        profiled: of a steady call, by the profiler.
-        observed: the plain model, operator by operator.
-        has_rnn: whether the model has one among its parts.
-        has_static_form: whether the model declares one.
+        execution: where the time of a steady call goes.
+        profiled: the profiler's view of a steady call.
+        observed: the trace of the original model's operators.
+        has_rnn: whether the model has an RNN among its submodules.
+        has_static_form: whether the model declares a static form.
         varying: sizes in which the examples differ: the tensor, as the code names it, and the dimension.
-        calls: expected in each process. Seconds that are saved once are spread over them.
+        calls: expected calls in each process. Seconds that are saved once are divided by them.
     """
 
     device: str
@@ -57,7 +57,7 @@ class Evidence:
         return COMPILED if self.plan is None else self.plan
 
     def with_choice(self, name: str, value: str) -> Plan | None:
-        """Return that plan with one choice more, or None if the two do not go together."""
+        """Return that plan with one choice more, or None if the plan excludes the choice."""
         try:
             return self.base.with_choice(name, value)
         except PlanError:
@@ -67,7 +67,7 @@ class Evidence:
     def captured(self) -> Plan | None:
         """The plan that captures the call, chosen by the reads of GPU data in Python, or None if the run is captured.
 
-        Questions with the answer yes, no or a count split the capture. Numbers can stay on the GPU, but only in eager.
+        Reads of a bool or a count split the capture. Numbers can stay on the GPU, but only in eager.
         """
         if self.device != "cuda" or self.base.capture != "none":
             return None
@@ -91,16 +91,16 @@ class Fix:
 
     Attributes:
         kind: "setting" of PyTorch, "dynamic" shapes, or "mark" for inputs whose dimensions are marked as dynamic. With
-            "held", guards leave out the varying value, as if the caller kept it. With "tensor", a number becomes a
+            "hoist", guards leave out the varying value, as if the caller kept it. With "tensor", a number becomes a
             tensor.
         code: the code of the fix, as it is printed.
-        advice: the recommendation, in a sentence, if it helps.
+        advice: the recommendation as a sentence, for a fix that helps.
         sources: the varying values, as PyTorch names them.
         dims: for "mark", the tensors and dimensions.
         of: the function that is recompiled.
     """
 
-    kind: Literal["setting", "dynamic", "mark", "held", "tensor"]
+    kind: Literal["setting", "dynamic", "mark", "hoist", "tensor"]
     code: str
     advice: str
     sources: tuple[str, ...] = ()
@@ -120,22 +120,22 @@ class Savings(Protocol):
     def measure_setting(self, setting: str) -> Saving | None:
         """Return the saving under a setting of PyTorch, written as "torch._dynamo.config.x = True"."""
 
-    def measure_line(self, found: Break) -> Saving | None:
-        """Return the model's saving with the line that a break's fix gives, which was run."""
+    def measure_line(self, graph_break: Break) -> Saving | None:
+        """Return the model's saving with the line from a break's fix, if that line was run."""
 
     @property
     def failures(self) -> Mapping[Plan | str, str]:
         """The failures of tried fixes, by fix."""
 
     def try_fix(self, fix: Fix) -> FixTrial | None:
-        """Try a fix on a copy of the model, and return its compilations, whether it answers alike, and its saving."""
+        """Try a fix on a copy of the model: count its compilations, compare its answers, and measure its saving."""
 
     def measure_break(self) -> Interval | None:
-        """Return the seconds that one graph break costs here by itself, with hardly any guards and nothing to fuse."""
+        """Return the seconds that one graph break costs here, with hardly any guards and nothing to fuse."""
 
 
 def make_estimate(low: float, mid: float, high: float, how: str) -> Saving:
-    """Return a saving that nobody timed."""
+    """Return a saving that was not timed."""
     return Saving(Interval(low, mid, high), Basis.ESTIMATED, how)
 
 
@@ -146,18 +146,18 @@ def estimate_compile_saving(evidence: Evidence, among: int) -> Saving:
         evidence: of the run.
         among: how many functions share the saving.
     """
-    seen = evidence.execution
+    execution = evidence.execution
     fusible = sum(kernel.seconds for kernel in evidence.kernels if not kernel.generated and not kernel.flops) / 2
-    most = (fusible + seen.call_s.mid * seen.host_share) / among
+    upper = (fusible + execution.call_s.mid * execution.host_share) / among
     return make_estimate(
         0.0,
-        most / 2,
-        most,
-        "compiling what is left uncompiled saves at most the time in which no kernel runs, and half of the kernels "
-        "that could be fused",
+        upper / 2,
+        upper,
+        "compiling the uncompiled code saves at most the time in which no kernel runs, and half the time of the "
+        "kernels that could be fused",
     )
 
 
-def place_of_line(found: Break) -> str:
+def place_of_line(graph_break: Break) -> str:
     """Return the key of a rewritten line: a program may have the same line twice."""
-    return f"{found.file}:{found.line}: {found.fix.line if found.fix else ''}"
+    return f"{graph_break.file}:{graph_break.line}: {graph_break.fix.line if graph_break.fix else ''}"

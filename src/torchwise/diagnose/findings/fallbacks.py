@@ -1,4 +1,4 @@
-"""Operators that the compiler left to eager, although they involve no complex numbers."""
+"""Operators that run in eager, although they involve no complex numbers."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from torchwise.records.explanation import Finding, Kernel, Saving
 
 MIN_SHARE = 0.02
 _EXPECTED = re.compile(r"aten\.(\w*(convolution|attention|fft|embedding_bag|sort|pool)\w*|(add|badd)?b?mm|(add)?mv)$")
-"""Operators for which a library's kernels are the right ones."""
-_TOLD = (FallbackKind.COMPLEX, FallbackKind.RECOMPILE_LIMIT)
+"""Operators that are expected to run a library's kernels."""
+_OWN_FINDINGS = (FallbackKind.COMPLEX, FallbackKind.RECOMPILE_LIMIT)
 """Kinds that have findings of their own."""
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
-    """Find fallbacks in generated code, and everything that PyTorch gave up."""
+    """Find fallbacks in generated code, and everything that PyTorch did not compile or capture."""
     if not evidence.observed.complex_operators:
         for name, times in evidence.code.fallbacks.items():
-            if not _EXPECTED.match(name) and (price := _estimate_saving(name, evidence)):
+            if not _EXPECTED.match(name) and (saving := _estimate_saving(name, evidence)):
                 yield Finding(
                     "fallback",
-                    f"{name} runs as in eager, {times} time{'s' * (times > 1)} in a call",
-                    "Inductor has no code for it here, so that nothing is fused across it.",
-                    "write it with operators that Inductor generates, where its time is worth that",
-                    price,
+                    f"{name} runs in eager, {times} time{'s' * (times > 1)} in a call",
+                    "Inductor generates no code for it here, so nothing is fused across it.",
+                    "write it with operators that Inductor generates code for, if the saving justifies that",
+                    saving,
                 )
     for one in evidence.watched.fallbacks:
-        if one.kind not in _TOLD and not _is_covered_by_break(one, evidence):
+        if one.kind not in _OWN_FINDINGS and not _is_covered_by_break(one, evidence):
             yield Finding(
                 "fallback",
                 f"{one.kind.value.replace('_', ' ')}: {one.what}",
-                "PyTorch gave it up, with little or no word about it.",
-                "torchwise tune tries what can take its place",
+                "PyTorch fell back without an error, and with little or no warning.",
+                "run torchwise tune, which tries the alternatives",
             )
 
 
 def _is_covered_by_break(fallback: Fallback, evidence: Evidence) -> bool:
-    """Return whether a function is left uncompiled because of a break, whose own finding says so."""
+    """Return whether a function is left uncompiled because of a break that has a finding of its own."""
     places = [f"{one.file}:{one.line} " for one in evidence.watched.breaks if one.whole]
     return fallback.kind is FallbackKind.WHOLE_FUNCTION and any(place in fallback.what for place in places)
 
@@ -48,9 +48,9 @@ def _estimate_saving(name: str, evidence: Evidence) -> Saving | None:
     kernel = _kernel(name, evidence.kernels)
     if kernel is None or kernel.seconds < MIN_SHARE * evidence.execution.call_s.mid:
         return None
-    return make_estimate(0.0, kernel.seconds / 2, kernel.seconds, "its whole time is the most there is to save")
+    return make_estimate(0.0, kernel.seconds / 2, kernel.seconds, "at most its whole time can be saved")
 
 
 def _kernel(name: str, kernels: tuple[Kernel, ...]) -> Kernel | None:
-    wanted = name.replace("aten.", "aten::").partition(".")[0]
-    return next((kernel for kernel in kernels if kernel.name == wanted), None)
+    operator = name.replace("aten.", "aten::").partition(".")[0]
+    return next((kernel for kernel in kernels if kernel.name == operator), None)

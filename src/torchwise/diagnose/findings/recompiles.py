@@ -1,4 +1,4 @@
-"""Recompilations: compiled code did not fit another call, and was compiled again, or given up for good."""
+"""Recompilations: compiled code did not fit another call, and was compiled again, or runs in eager for good."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from torchwise.records.explanation import Basis, Finding, FixTrial, Saving, Sour
 NUMBERS = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
 STATE_SIZES = "torch._dynamo.config.force_parameter_static_shapes = False"
 _VALUE = re.compile(r"^(?P<source>[^=<>%()+*\n]+) == (?P<want>[^\n]+)$")
-_ASKED = re.compile(r"^(?:len\(|not |___check_obj_id\()|== | is ")
-"""Guards on a value, a length or an object: the varying value may be kept out of the compiled code."""
+_BY_VALUE = re.compile(r"^(?:len\(|not |___check_obj_id\()|== | is ")
+"""Guards on a value, a length or an object: the varying value can perhaps be kept out of the compiled code."""
 _SIZE = re.compile(r"(size|stride) mismatch|\.size\(\)\[")
 _ATTRIBUTE = re.compile(r"^(?P<holder>.+)\.(?P<name>[^\W\d]\w*)$")
 _SUBMODULE = re.compile(r"\._modules\['([^\W\d]\w*)'\]")
 
 
-def find_recompile_limits(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
-    """Find each function that was compiled so often that it runs in eager, which costs time on every call."""
+def find_recompile_limits(evidence: Evidence, savings: Savings) -> Iterator[Finding]:
+    """Find each function that was compiled so often that it runs in eager, which takes longer on every call."""
     for of, again in _group_by_function(evidence).items():
         if has_hit_recompile_limit(of, evidence):
-            yield _make_finding(of, again, evidence, prices)
+            yield _make_finding(of, again, evidence, savings)
 
 
-def find_repeated(evidence: Evidence, prices: Savings) -> Iterator[Finding]:
-    """Find each other function that was compiled again, which costs seconds once."""
+def find_repeated(evidence: Evidence, savings: Savings) -> Iterator[Finding]:
+    """Find each other function that was compiled again, which takes seconds once in each process."""
     for of, again in _group_by_function(evidence).items():
         if not has_hit_recompile_limit(of, evidence):
-            yield _make_finding(of, again, evidence, prices)
+            yield _make_finding(of, again, evidence, savings)
 
 
 def _group_by_function(evidence: Evidence) -> dict[Frame, list[Recompile]]:
@@ -49,31 +49,31 @@ def has_hit_recompile_limit(of: Frame, evidence: Evidence) -> bool:
     return any((one.file, one.line, one.function) == (of.file, of.line, of.function) for one in limits)
 
 
-def _make_finding(of: Frame, again: list[Recompile], evidence: Evidence, prices: Savings) -> Finding:
-    given_up, count = has_hit_recompile_limit(of, evidence), sum(one.count for one in again)
+def _make_finding(of: Frame, again: list[Recompile], evidence: Evidence, savings: Savings) -> Finding:
+    in_eager, count = has_hit_recompile_limit(of, evidence), sum(one.count for one in again)
     seconds = _seconds(again, evidence)
     tried: list[tuple[Fix, FixTrial]] = []
     for fix in fixes(of, again, evidence):
-        if fix.kind == "tensor" and any(seen.helps for _, seen in tried):
+        if fix.kind == "tensor" and any(trial.helps for _, trial in tried):
             continue  # it changes more of the code
-        if seen := prices.try_fix(fix):
-            tried.append((fix, _judge_fix(seen, count, seconds, given_up, evidence)))
-    helping = [(fix, seen) for fix, seen in tried if seen.helps]
+        if trial := savings.try_fix(fix):
+            tried.append((fix, _judge_fix(trial, count, seconds, in_eager, evidence)))
+    helping = [(fix, trial) for fix, trial in tried if trial.helps]
     best = _best(helping, evidence)
     others = [fix.advice for fix, _ in helping if best is None or fix is not best[0]]
     return Finding(
         "recompile",
         f"{of.function} was compiled again {count} time{'s' * (count != 1)}"
-        + (": PyTorch gave up, and runs it in eager on every call" if given_up else ""),
+        + (": PyTorch now runs it in eager on every call" if in_eager else ""),
         "; ".join(
             dict.fromkeys(
-                f"{one.varies or 'what it was compiled for changed'} (the guard: {one.guard})" for one in again
+                f"{one.varies or 'a value that it was compiled for changed'} (guard: {one.guard})" for one in again
             )
         ),
-        " Or: ".join([best[0].advice, *others]) if best else f"By hand, and not tried: {_describe_manual_fix(again)}",
-        best[1].saving if best else _estimate_loss(given_up, seconds, [seen for _, seen in tried], evidence),
+        " Or: ".join([best[0].advice, *others]) if best else f"By hand (not tried): {_describe_manual_fix(again)}",
+        best[1].saving if best else _estimate_loss(in_eager, seconds, [trial for _, trial in tried], evidence),
         _places(of, again),
-        tried=tuple(seen for _, seen in tried),
+        tried=tuple(trial for _, trial in tried),
     )
 
 
@@ -83,29 +83,26 @@ def _places(of: Frame, again: list[Recompile]) -> tuple[SourceLocation, ...]:
 
 
 def _seconds(again: list[Recompile], evidence: Evidence) -> float:
-    """Return the seconds of compiling again.
-
-    Several guards may have failed at once.
-    """
+    """Return the seconds of compiling again. Each compilation counts once, even if several guards failed."""
     ids = {name for one in again for name in one.compile_ids}
     return sum(one.seconds for one in evidence.watched.compilations if one.is_forward and one.compile_id in ids)
 
 
-def _judge_fix(seen: FixTrial, count: int, seconds: float, given_up: bool, evidence: Evidence) -> FixTrial:
-    """Say whether a working fix is worth it, with the compile time that it saves in each process."""
-    if seen.saving is None:
-        return seen
-    spared = max(count + 1 - seen.compilations, 0) / max(count, 1)
-    price = replace(seen.saving, once_s=seconds * spared if seen.helps else 0.0)
-    gains = price.per_call_s.low > 0 if given_up else spared > 0 and price.average_saving_s(evidence.calls) > 0
-    words = seen.seen if gains or not seen.helps else f"{seen.seen}: no gain"
-    return replace(seen, helps=seen.helps and gains, saving=price, seen=words)
+def _judge_fix(trial: FixTrial, count: int, seconds: float, in_eager: bool, evidence: Evidence) -> FixTrial:
+    """Decide whether a working fix saves time, including the compile time that it saves in each process."""
+    if trial.saving is None:
+        return trial
+    avoided = max(count + 1 - trial.compilations, 0) / max(count, 1)
+    saving = replace(trial.saving, once_s=seconds * avoided if trial.helps else 0.0)
+    gains = saving.per_call_s.low > 0 if in_eager else avoided > 0 and saving.average_saving_s(evidence.calls) > 0
+    words = trial.seen if gains or not trial.helps else f"{trial.seen}: no gain"
+    return replace(trial, helps=trial.helps and gains, saving=saving, seen=words)
 
 
 def _best(helping: list[tuple[Fix, FixTrial]], evidence: Evidence) -> tuple[Fix, FixTrial] | None:
     """Return the fix with the largest saving.
 
-    Among indistinguishable ones, the first wins, as it changes least.
+    Among fixes whose savings overlap, the first wins, as it changes least.
     """
 
     def compute_saving(pair: tuple[Fix, FixTrial]) -> float:
@@ -118,22 +115,22 @@ def _best(helping: list[tuple[Fix, FixTrial]], evidence: Evidence) -> tuple[Fix,
     return next(pair for pair in helping if pair[1].saving and pair[1].saving.per_call_s.high >= least)
 
 
-def _estimate_loss(given_up: bool, seconds: float, tried: list[FixTrial], evidence: Evidence) -> Saving:
-    """Return the loss if no tried fix helps."""
-    if not given_up:
+def _estimate_loss(in_eager: bool, seconds: float, tried: list[FixTrial], evidence: Evidence) -> Saving:
+    """Estimate the time lost by recompilation if no tried fix helps."""
+    if not in_eager:
         nothing = Interval(0.0, 0.0, 0.0)
-        how = "seconds of compiling again, once in each process; a steady call costs the same"
+        how = "seconds of compiling again, once in each process. A steady call takes the same time"
         return Saving(nothing, Basis.MEASURED, how, seconds)
-    held = [seen.saving for seen in tried if seen.saving and seen.saving.per_call_s.low > 0]
-    if not held:
+    faster = [trial.saving for trial in tried if trial.saving and trial.saving.per_call_s.low > 0]
+    if not faster:
         return estimate_compile_saving(evidence, 1)
-    most = max(held, key=lambda price: price.per_call_s.mid)
-    how = f"what code that was compiled once would save, were what varies constant; {most.how}"
-    return Saving(most.per_call_s, Basis.ESTIMATED, how)
+    largest = max(faster, key=lambda saving: saving.per_call_s.mid)
+    how = f"the saving of code compiled once, if the varying value were constant ({largest.how})"
+    return Saving(largest.per_call_s, Basis.ESTIMATED, how)
 
 
 def fixes(of: Frame, again: list[Recompile], evidence: Evidence) -> list[Fix]:
-    """Return the possible fixes by the varying value, the smallest change first."""
+    """Return the possible fixes for the varying values, the smallest change first."""
     if evidence.plan is not None:  # a plan sets these itself
         return []
     found = []
@@ -144,12 +141,12 @@ def fixes(of: Frame, again: list[Recompile], evidence: Evidence) -> list[Fix]:
         found.append(_make_setting_fix(NUMBERS, "whole numbers that the model holds become symbols"))
     if sizes and evidence.varying:
         found.append(_marks(evidence.varying))
-    given = [one for one in again if not _is_model_value(one) and not one.source.startswith("G[")]
-    if any(one in sizes or _number(one) is not None for one in given):
+    inputs = [one for one in again if not _is_model_value(one) and not one.source.startswith("G[")]
+    if any(one in sizes or _number(one) is not None for one in inputs):
         found.append(Fix("dynamic", "torch.compile(model, dynamic=True)", "Compile with `dynamic=True`."))
-    asked = tuple(dict.fromkeys(one.source for one in again if one.source and _ASKED.search(one.guard)))
-    if asked:
-        found.append(_make_hoist_fix(asked, again))
+    sources = tuple(dict.fromkeys(one.source for one in again if one.source and _BY_VALUE.search(one.guard)))
+    if sources:
+        found.append(_make_hoist_fix(sources, again))
     found += [_tensor(one, number) for one in again if (number := _number(one)) is not None and _holder(one)]
     return [replace(fix, of=of) for fix in dict.fromkeys(found)]
 
@@ -174,7 +171,7 @@ def _marks(varying: tuple[tuple[str, int], ...]) -> Fix:
         for dim, names in sorted(by_dim.items())
     ]
     code = "; ".join(marks)
-    return Fix("mark", code, f"Mark before the call what varies: `{code}`.", dims=varying)
+    return Fix("mark", code, f"Mark the varying dimensions before the call: `{code}`.", dims=varying)
 
 
 def _make_hoist_fix(sources: tuple[str, ...], again: list[Recompile]) -> Fix:
@@ -182,9 +179,9 @@ def _make_hoist_fix(sources: tuple[str, ...], again: list[Recompile]) -> Fix:
     where = f" ({', '.join(dict.fromkeys(lines))})" if lines else ""
     names = " and ".join(map(_readable, sources))
     return Fix(
-        "held",
-        f"{names} out of what is compiled",
-        f"Keep {names}{where} in the caller, out of what is compiled: no answer depended on it.",
+        "hoist",
+        f"{names} out of the compiled code",
+        f"Keep {names}{where} in the caller, out of the compiled code: no answer depended on it.",
         sources,
     )
 
@@ -192,7 +189,7 @@ def _make_hoist_fix(sources: tuple[str, ...], again: list[Recompile]) -> Fix:
 def _tensor(one: Recompile, number: int | float) -> Fix:
     holder, name = _holder(one) or ("", "")
     code = f"{holder}.register_buffer({name!r}, torch.tensor({type(number)()}))"
-    return Fix("tensor", code, f"Make it a tensor where it is made: `{code}`.", (one.source,))
+    return Fix("tensor", code, f"Make the number a tensor where it is set: `{code}`.", (one.source,))
 
 
 def _holder(one: Recompile) -> tuple[str, str] | None:
@@ -220,9 +217,9 @@ def _describe_manual_fix(again: list[Recompile]) -> str:
     """Describe a manual fix that Torchwise cannot try for the user."""
     guards = " ".join(one.guard for one in again)
     if _SIZE.search(guards):
-        return "pad to a few sizes, as torchwise.bucketing does by a rule that it proves, or keep the sizes constant."
+        return "pad to a few sizes, as torchwise.bucketing does with a verified rule, or keep the sizes constant."
     if re.search(r"mismatch|expected type", guards):
-        return "give every call tensors of one dtype, device and rank, that need a gradient or do not."
+        return "give every call tensors of the same dtype, device, rank and requires_grad."
     if "GLOBAL_STATE" in guards or ".training ==" in guards:
-        return "call it always in one mode."
-    return "hand what varies in as a tensor, keep it constant, or make the object once."
+        return "call it always in the same mode."
+    return "pass the varying value in as a tensor, keep it constant, or create the object once."

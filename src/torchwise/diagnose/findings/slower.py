@@ -1,4 +1,4 @@
-"""A run that is no faster than the model left alone."""
+"""A run that is slower than the original model in eager."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torchwise.records.explanation import Finding, make_saving
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
-    """Find a run that is slower than eager, with its whole interval."""
-    measured = evidence.measurement
-    if measured.speedup.high >= 1 or not measured.speedup.is_usable or evidence.base.is_eager:
+    """Find a run whose whole interval of speed-ups over eager lies below 1."""
+    measurement = evidence.measurement
+    if measurement.speedup.high >= 1 or not measurement.speedup.is_usable or evidence.base.is_eager:
         return
-    without = replace(measured, candidate_s=measured.baseline_s, baseline_s=measured.candidate_s)
-    given_up = any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
+    swapped = replace(measurement, candidate_s=measurement.baseline_s, baseline_s=measurement.candidate_s)
+    in_eager = any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
     yield Finding(
         "slower than eager",
-        f"compiled, it takes {1 / measured.speedup.mid:.2f} times as long as left alone",
-        "It was compiled too often, so that PyTorch runs it in eager for good, behind the guards of every version."
-        if given_up
-        else "What compiling saves here is less than what guards, dispatch and the generated code's own start cost.",
-        "keep it from being compiled again, or leave it alone"
-        if given_up
-        else "leave it alone, or mend what else is found here",
-        make_saving(share_saved_anywhere(without), evidence.execution.call_s.mid, "timed in alternation with eager"),
+        f"compiled, it takes {1 / measurement.speedup.mid:.2f} times as long as in eager",
+        "It was compiled too often, so PyTorch runs it in eager for good, after checking the guards of every version."
+        if in_eager
+        else "Guards, dispatch and the start of the generated code take longer here than compiling saves.",
+        "keep it from being compiled again, or run it in eager"
+        if in_eager
+        else "run it in eager, or fix the other findings first",
+        make_saving(share_saved_anywhere(swapped), evidence.execution.call_s.mid, "timed in alternation with eager"),
         plan=EAGER,
     )

@@ -1,6 +1,6 @@
-"""Code to write instead, so that a graph break is gone: one file for each class of fix.
+"""Code that removes a graph break, in one file for each class of fix.
 
-A rule reads PyTorch's words on a break and its line of source. The first rule that knows the break gives its fix.
+A rule reads PyTorch's message about a break and its line of source. The first rule that matches gives the fix.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _RULES: tuple[Rule, ...] = (
 """The narrower rules before the wider."""
 
 
-def add_fix(found: Break) -> Break:
+def add_fix(graph_break: Break) -> Break:
     """Return a break with its fix.
 
     For a break in a library, the fix says that the call into it can change.
     """
-    look = BreakSite(found)
-    mend = next(mend for rule in _RULES if (mend := rule(look)))
-    if found.library:
-        mend = replace(mend, text=f"The break lies in library code ({found.library}), called from here. {mend.text}")
-    if found.whole:
-        mend = replace(mend, text=f"{mend.text} {_WHOLE}")
-    return replace(found, fix=mend)
+    site = BreakSite(graph_break)
+    fix = next(fix for rule in _RULES if (fix := rule(site)))
+    if graph_break.library:
+        fix = replace(fix, text=f"The break lies in library code ({graph_break.library}), called from here. {fix.text}")
+    if graph_break.whole:
+        fix = replace(fix, text=f"{fix.text} {_WHOLE}")
+    return replace(graph_break, fix=fix)
 
 
 _WHOLE = (
-    "Here, within a `with`, a `try`, a loop or a generator, the compiler cannot go on after the break and leaves the "
-    "whole function uncompiled: if the line must stay, move it out of that block."
+    "Within a `with`, a `try`, a loop or a generator, the compiler cannot resume after the break and leaves the whole "
+    "function uncompiled. If the line must stay, move it out of that block."
 )

@@ -1,4 +1,4 @@
-"""The basis for choosing a fix: PyTorch's words on a break, and its line of source."""
+"""The basis for choosing a fix: PyTorch's message about a break, and its line of source."""
 
 from __future__ import annotations
 
@@ -16,28 +16,25 @@ class BreakSite:
     """The texts about one break.
 
     Attributes:
-        said: PyTorch's reason, explanation and context, in one text.
+        message: PyTorch's reason, explanation and context, in one text.
         line: the source line.
     """
 
-    def __init__(self, found: Break) -> None:
-        self.said = "\n".join((found.reason, found.explanation, found.context))
-        self.line = found.excerpt
-        self._hints = found.hints
+    def __init__(self, graph_break: Break) -> None:
+        self.message = "\n".join((graph_break.reason, graph_break.explanation, graph_break.context))
+        self.line = graph_break.excerpt
+        self._hints = graph_break.hints
 
     def says(self, pattern: str) -> bool:
-        """Return whether PyTorch's words match."""
-        return re.search(pattern, self.said) is not None
+        """Return whether PyTorch's message matches."""
+        return re.search(pattern, self.message) is not None
 
     def reads(self, pattern: str) -> bool:
         """Return whether the source line matches."""
         return re.search(pattern, self.line) is not None
 
     def find_setting(self, default: str) -> str:
-        """Return the setting of PyTorch that its hints name.
-
-        They differ from version to version.
-        """
+        """Return the setting of PyTorch that its hints name. Its name differs from version to version."""
         hits = [hit["name"] for hint in self._hints if (hit := _SETTING.search(hint))]
         return f"torch._dynamo.config.{hits[0] if hits else default}"
 
@@ -57,11 +54,11 @@ class BreakSite:
         """The condition of the line's `if` or `while`, or empty if it has none."""
         if self.statement is None:
             return ""
-        asked = next((node.test for node in ast.walk(self.statement) if isinstance(node, _ASKS)), None)
-        return ast.unparse(asked) if asked else ""
+        test = next((node.test for node in ast.walk(self.statement) if isinstance(node, _CONDITIONALS)), None)
+        return ast.unparse(test) if test else ""
 
     def find_call(self, pattern: str) -> str:
-        """Return the first call of the line whose function's name matches, as it is written, or an empty text."""
+        """Return the source of the line's first call to a function whose name matches, or an empty text."""
         for node in ast.walk(self.statement) if self.statement else ():
             if isinstance(node, ast.Call) and re.search(pattern, ast.unparse(node.func)):
                 return ast.unparse(node)
@@ -73,7 +70,7 @@ class BreakSite:
         return f"`{self.line if len(self.line) <= 80 else self.line[:77] + '...'}`" if self.line else "this line"
 
 
-_ASKS = (ast.If, ast.While, ast.IfExp, ast.Assert)
+_CONDITIONALS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 
 Rule = Callable[[BreakSite], CodeFix | None]
 """Returns a fix, or None if the break is of another class."""

@@ -1,4 +1,4 @@
-"""Fixes for calls that the compiler cannot, or will not, trace into."""
+"""Fixes for calls that the compiler does not trace into."""
 
 from __future__ import annotations
 
@@ -6,91 +6,91 @@ from torchwise.diagnose.fixes.break_site import BreakSite
 from torchwise.records.compile_events import CodeFix
 
 _OPERATOR = (
-    "make it one operator of the graph: `@torch.library.custom_op` around it, with types in its signature, and "
-    "`register_fake` for the shape of what it returns"
+    "make it one operator of the graph: decorate it with `@torch.library.custom_op`, with types in its signature, and "
+    "use `register_fake` for the shape of its result"
 )
 
 
-def compiler_disable(look: BreakSite) -> CodeFix | None:
+def compiler_disable(site: BreakSite) -> CodeFix | None:
     """Functions under `torch.compiler.disable`."""
-    if not look.says(r"torch\.compiler\.disable|torch\._dynamo\.disable"):
+    if not site.says(r"torch\.compiler\.disable|torch\._dynamo\.disable"):
         return None
     return CodeFix(
         "disabled",
-        f"{look.quoted} calls a function that is kept from the compiler by `torch.compiler.disable`. Take that away if "
-        "its reason is gone. If it must stay eager, call it first or last, so that the rest stays one graph.",
+        f"{site.quoted} calls a function under `torch.compiler.disable`. Remove that decorator if it is no longer "
+        "needed. If the function must stay eager, call it first or last, so that the rest stays one graph.",
     )
 
 
-def recurrent(look: BreakSite) -> CodeFix | None:
+def recurrent(site: BreakSite) -> CodeFix | None:
     """`nn.RNN`, `nn.GRU`, `nn.LSTM`."""
-    if not look.says(r"RNN, GRU, or LSTM|\b(GRU|LSTM|RNN)\(|nn\.modules\.rnn|variables\.lazy.*rnn"):
+    if not site.says(r"RNN, GRU, or LSTM|\b(GRU|LSTM|RNN)\(|nn\.modules\.rnn|variables\.lazy.*rnn"):
         return None
     return CodeFix(
         "recurrent",
-        "PyTorch does not compile RNN modules, and may leave what follows uncompiled, too. Let Torchwise isolate it "
-        "(`torchwise tune` tries `isolate_rnn`), or put it in a module whose forward is under "
-        "`torch.compiler.disable`: both sides are compiled then. For few steps, loop over `nn.GRUCell` or "
+        "PyTorch does not compile RNN modules, and may leave the code after them uncompiled, too. Have "
+        "Torchwise isolate it (`torchwise tune` tries `isolate_rnn`), or put it in a module whose forward is under "
+        "`torch.compiler.disable`: the code on both sides is then compiled. For few steps, loop over `nn.GRUCell` or "
         "`nn.LSTMCell`, which is compiled.",
         "torch._dynamo.config.allow_rnn = True",
-        "The steps are unrolled: compiling takes seconds for every few of them, and anew for each length; training an "
-        "LSTM so crashes in some versions.",
+        "The steps are unrolled: compiling takes seconds for every few steps, and again for each length. In some "
+        "versions, training an LSTM like this crashes.",
     )
 
 
-def deepcopy(look: BreakSite) -> CodeFix | None:
+def deepcopy(site: BreakSite) -> CodeFix | None:
     """`copy.deepcopy` of tensors."""
-    if not look.says("deepcopy"):
+    if not site.says("deepcopy"):
         return None
-    return CodeFix("copy", f"Copy the tensor by `.clone()` in place of {look.quoted}.")
+    return CodeFix("copy", f"Copy the tensor with `.clone()` instead of {site.quoted}.")
 
 
-def sort(look: BreakSite) -> CodeFix | None:
+def sort(site: BreakSite) -> CodeFix | None:
     """`sorted`, `min`, `max` over Python lists of tensors."""
-    if not look.says("sort with non-constant keys"):
+    if not site.says("sort with non-constant keys"):
         return None
     return CodeFix(
-        "sort", f"Put the tensors together and sort as one: `torch.sort(torch.stack(values))` for {look.quoted}."
+        "sort", f"Stack the tensors and sort them together: `torch.sort(torch.stack(values))` for {site.quoted}."
     )
 
 
-def backward(look: BreakSite) -> CodeFix | None:
+def backward(site: BreakSite) -> CodeFix | None:
     """`.backward()` and leaves made inside."""
-    if not look.says(r"Tensor\.backward\(\)|requires_grad"):
+    if not site.says(r"Tensor\.backward\(\)|requires_grad"):
         return None
     return CodeFix(
         "backward",
-        f"Take {look.quoted} out of the compiled function: compile what computes the loss, make leaves and call "
-        "`.backward()` in the caller. The backward pass is compiled with it.",
+        f"Move {site.quoted} out of the compiled function. Compile the code that computes the loss, create leaves and "
+        "call `.backward()` in the caller. The backward pass is compiled too.",
     )
 
 
-def exception(look: BreakSite) -> CodeFix | None:
+def exception(site: BreakSite) -> CodeFix | None:
     """Exceptions that leave the compiled function."""
-    if not look.says("Observed exception"):
+    if not site.says("Observed exception"):
         return None
     return CodeFix(
         "exception",
-        f"{look.quoted} raises while it is traced. Check in the caller, before the compiled call; if it is not meant "
-        'to raise, `torch.compiler.set_stance("force_eager")` shows the error as it is.',
+        f"{site.quoted} raises while it is traced. Check its condition in the caller, before the compiled call. If it "
+        'should not raise, `torch.compiler.set_stance("force_eager")` shows the original error.',
     )
 
 
-def opaque(look: BreakSite) -> CodeFix | None:
+def opaque(site: BreakSite) -> CodeFix | None:
     """Functions of C extensions and of built-in modules."""
-    if not look.says(r"marked as skipped|C/C\+\+|C extension|does not know how to trace (the )?builtin"):
+    if not site.says(r"marked as skipped|C/C\+\+|C extension|does not know how to trace (the )?builtin"):
         return None
     return CodeFix(
         "opaque",
-        f"The compiler cannot look into what {look.quoted} calls. If it needs no tensor, compute it before the "
-        f"compiled call (in `__init__`, or as an argument). If it does, {_OPERATOR}.",
+        f"The compiler cannot trace into the function that {site.quoted} calls. If it needs no tensor, compute it "
+        f"before the compiled call (in `__init__`, or as an argument). If it needs one, {_OPERATOR}.",
     )
 
 
-def other(look: BreakSite) -> CodeFix:
+def other(site: BreakSite) -> CodeFix:
     """Anything else."""
     return CodeFix(
         "other",
-        f"Move {look.quoted} out of the compiled function: before it, with the result as an argument, or after it. If "
-        f"it computes with tensors, write it in PyTorch's operators, or {_OPERATOR}.",
+        f"Move {site.quoted} out of the compiled function: before it, with the result as an argument, or after it. If "
+        f"it computes with tensors, write it with PyTorch's operators, or {_OPERATOR}.",
     )

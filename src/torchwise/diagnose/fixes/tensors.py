@@ -1,4 +1,4 @@
-"""Rewrite code that turns tensors into Python numbers and answers, so that they stay tensors."""
+"""Rewrite code that turns tensors into Python numbers and bools, so that they stay tensors."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ import copy
 
 
 def as_tensor(condition: str) -> str:
-    """Return a condition as one whose answer is a tensor, or empty if its text is no expression.
+    """Return a condition rewritten so that its value is a tensor, or empty if its text is no expression.
 
-    Only running it tells whether the answer is a tensor. It is for `a or b` if a and b are tensors, and never for `n in
-    seen`.
+    Only running it shows whether the value is a tensor. It is one for `a or b` if a and b are tensors, and never for
+    `n in seen`.
     """
     try:
-        asked = ast.parse(condition, mode="eval").body
+        tree = ast.parse(condition, mode="eval").body
     except SyntaxError:
         return ""
-    return ast.unparse(ast.fix_missing_locations(_Asked().visit(asked)))
+    return ast.unparse(ast.fix_missing_locations(_TensorConditions().visit(tree)))
 
 
 def keep_tensors(statement: ast.stmt | None) -> str:
-    """Return a statement that keeps tensors instead of making numbers, empty if it is not simple or nothing changes."""
+    """Return a statement that keeps tensors instead of numbers, or empty if it is not simple or nothing changes."""
     if statement is None or not isinstance(
         statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
     ):
         return ""
     before = ast.unparse(statement)
-    after = ast.unparse(_Numbers().visit(copy.deepcopy(statement)))
+    after = ast.unparse(_WithoutNumbers().visit(copy.deepcopy(statement)))
     return after if after != before else ""
 
 
 def with_where(statement: ast.stmt | None) -> str:
-    """Return a statement with `torch.where` in the place of a conditional expression, or empty if it has none."""
+    """Return a statement with `torch.where` in place of a conditional expression, or empty if it has none."""
     if statement is None or not isinstance(
         statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
     ):
         return ""
     before = ast.unparse(statement)
-    after = ast.unparse(ast.fix_missing_locations(_Chosen().visit(copy.deepcopy(statement))))
+    after = ast.unparse(ast.fix_missing_locations(_WithWhere().visit(copy.deepcopy(statement))))
     return after if after != before else ""
 
 
-class _Numbers(ast.NodeTransformer):
+class _WithoutNumbers(ast.NodeTransformer):
     """Removes `.item()`, `int()`, `float()` and `bool()`."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:  # the name is ast's
@@ -53,8 +53,8 @@ class _Numbers(ast.NodeTransformer):
         return node
 
 
-class _Asked(_Numbers):
-    """Turns the answers of Python into tensors: `and`, `or`, `not`, chains of comparisons, and two functions."""
+class _TensorConditions(_WithoutNumbers):
+    """Replaces Python's bools by tensors: `and`, `or`, `not`, chains of comparisons, `allclose` and `equal`."""
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
@@ -75,24 +75,24 @@ class _Asked(_Numbers):
         return _fold_calls("torch.logical_and", pairs)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        found = super().visit_Call(node)
-        if not isinstance(found, ast.Call) or not isinstance(found.func, ast.Attribute):
-            return found
-        alike = {"allclose": "isclose", "equal": "eq"}.get(found.func.attr)
-        if alike is None:
-            return found
-        each = ast.Call(ast.Attribute(found.func.value, alike, ast.Load()), found.args, found.keywords)
+        call = super().visit_Call(node)
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            return call
+        elementwise = {"allclose": "isclose", "equal": "eq"}.get(call.func.attr)
+        if elementwise is None:
+            return call
+        each = ast.Call(ast.Attribute(call.func.value, elementwise, ast.Load()), call.args, call.keywords)
         return ast.Call(ast.Attribute(each, "all", ast.Load()), [], [])
 
 
-class _Chosen(ast.NodeTransformer):
+class _WithWhere(ast.NodeTransformer):
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
-        return _make_call("torch.where", _Asked().visit(node.test), node.body, node.orelse)
+        return _make_call("torch.where", _TensorConditions().visit(node.test), node.body, node.orelse)
 
 
-def _make_call(name: str, *given: ast.expr) -> ast.expr:
-    return ast.Call(ast.parse(name, mode="eval").body, list(given), [])
+def _make_call(name: str, *args: ast.expr) -> ast.expr:
+    return ast.Call(ast.parse(name, mode="eval").body, list(args), [])
 
 
 def _fold_calls(name: str, parts: list[ast.expr]) -> ast.expr:
