@@ -27,7 +27,7 @@ CLAIMS = Path(__file__).with_name("claims.toml")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", nargs="+", help=".json files")
-    parser.add_argument("--allowed", nargs="+", default=[], help=".json files of runs with --allow reduced")
+    parser.add_argument("--allowed", nargs="+", default=[], help=".json files of runs with --allow lower-precision")
     asked = parser.parse_args()
     print(table(read(*asked.results), read(*asked.allowed)))
 

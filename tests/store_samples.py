@@ -21,7 +21,7 @@ from unittest import mock
 from sqlalchemy import create_engine, text
 
 from torchwise.environment import Environment
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.records import (
     Approval,
     Check,
@@ -72,7 +72,7 @@ def a_study(identity: str = "1d" * 8, target: str = "zoo:tutorial.fusion_demo", 
         first_call_s=0.01,
         shares={"gemm": 0.75},
     )
-    return replace(Study(0, WorkloadSpec(target), HERE, inspection, "reordered", "quick"), **changes)
+    return replace(Study(0, WorkloadSpec(target), HERE, inspection, Numerics.SAME_PRECISION, "quick"), **changes)
 
 
 def a_decision(plan: Plan = INDUCTOR, **changes: Any) -> Decision:

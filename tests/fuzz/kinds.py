@@ -326,7 +326,7 @@ def _backend_options() -> Kind:
     sample = {
         "effort": "standard",
         "calls": 1000,
-        "allow": "reduced",
+        "allow": "lower-precision",
         "store": "s.db",
         "budget": 9.5,
         "progress": False,
@@ -343,7 +343,7 @@ def _backend_options() -> Kind:
 def _parts_config() -> Kind:
     sample = {
         "enabled": True, "mode": "max-autotune", "lazy": False, "minimum_speedup": 1.5, "effort": "quick", "calls": 9,
-        "budget_s": 5.0, "allow": "reordered", "restarts": 2, "training": None, "autocast": "bfloat16", "device": "cpu",
+        "budget_s": 5.0, "allow": "exact", "restarts": 2, "training": None, "autocast": "bfloat16", "device": "cpu",
     }  # fmt: skip
     read = _wrap_reader(lambda data: CompileConfig().changed(**data))
     return Kind("parts config", (json.dumps(sample).encode(),), read, asdict, of_python=True)

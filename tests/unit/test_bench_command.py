@@ -84,7 +84,18 @@ def test_every_option_reaches_the_loop(loop: Loop) -> None:
             "--contenders",
             "eager, thunder",
         ),
-        *("--mode", "training", "--objective", "throughput", "--effort", "quick", "--calls", 7, "--allow", "reduced"),
+        *(
+            "--mode",
+            "training",
+            "--objective",
+            "throughput",
+            "--effort",
+            "quick",
+            "--calls",
+            7,
+            "--allow",
+            "lower-precision",
+        ),
         *("--seed", 3, "--limit", 20, "--budget", 540, "--no-warm"),
     )
     assert run(*options) == 0

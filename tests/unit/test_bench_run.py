@@ -260,7 +260,9 @@ def test_plans_that_nobody_chooses_from_or_that_are_not_allowed_are_refused() ->
     lowered = Plan(precision="bf16")
     with pytest.raises(InputError, match="plans are given for torchwise, but the contenders are eager, default"):
         a_request(plans=(lowered,))
-    with pytest.raises(InputError, match="is reduced, but only up to reordered is allowed: --allow reduced"):
+    with pytest.raises(
+        InputError, match="is lower-precision, but only up to same-precision is allowed: --allow lower-precision"
+    ):
         a_request(contenders=WITH_OURS, plans=(lowered,))
 
 

@@ -27,9 +27,9 @@ from torchwise.workload import Workload, WorkloadSpec, target
 TARGETS = Path(__file__).parent.parent / "targets" / "valid_programs.py"
 BRIEF = Effort(0.5, 0.02, extra_draws=1, noise_s=0.1)
 
-GRADIENTS = ["forces", "penalty", "functional", "equilibrium", "adjoint", "checkpointed", "reentrant"]
+GRADIENTS = ["forces", "penalty", "functional", "equilibrium", "adjoint", "use_checkpoint", "reentrant"]
 LEFT = ["old_weight_norm", "old_spectral_norm", "new_spectral_norm", "store_loss", "activation_hook"]
-LEFT += ["activation_closure", "patch_forward", "locked", "sparse", "twice"]
+LEFT += ["activation_closure", "patch_forward", "add_locks", "sparse", "twice"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_the_flops_of_a_step_that_takes_gradients_within_are_counted(factory: st
 
 
 def test_they_are_what_pytorch_counts() -> None:
-    workload = load_workload("checkpointed")
+    workload = load_workload("use_checkpoint")
     example = workload.examples[0]
     with FlopCounterMode(display=False) as counter:
         workload.call(*example.args)
@@ -237,7 +237,7 @@ def test_a_proof_of_padding_says_whose_error_it_is(monkeypatch: pytest.MonkeyPat
 
 def test_outputs_that_eager_cannot_hold_either_are_not_the_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     example = load_workload("forces").examples[0]
-    monkeypatch.setattr(retained_outputs.trees, "equal", raises)
+    monkeypatch.setattr(retained_outputs.pytree, "equal", raises)
     with pytest.raises(RuntimeError, match="the instrument broke"):
         retained_outputs.check_retained_outputs(
             torch.sin, torch.sin, *(replace(example, args=example.args[:1]) for _ in range(2))

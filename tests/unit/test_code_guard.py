@@ -110,7 +110,7 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
     "a static method": (Net.halve, other_function),
     "a property": (vars(Net)["offset"].fget, lambda self: 5.0),
     "behind PyTorch's decorator": (unwrap(vars(Net)["undone"]), other),
-    "behind a decorator": (unwrap(vars(Net)["wrapped"]), other),
+    "behind a decorator": (unwrap(vars(Net)["call_undone"]), other),
     "a global function": (call_double, other_function),
     "what a global function calls": (double, other_function),
     "a function of another module": (code_samples.add_three, other_function),
@@ -155,7 +155,7 @@ BOUND: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
     "_call_impl of a class": lambda net, patch: patch.setattr(Inner, "_call_impl", other),
     "_wrapped_call_impl of a class": lambda net, patch: patch.setattr(Inner, "_wrapped_call_impl", other),
     "__call__ of a class": lambda net, patch: patch.setattr(Inner, "__call__", other),
-    "a global function": lambda net, patch: patch.setitem(globals(), "enclosing", other_function),
+    "a global function": lambda net, patch: patch.setitem(globals(), "call_double", other_function),
     "a global class": lambda net, patch: patch.setitem(globals(), "Square", torch.autograd.Function),
     "a function of another module": lambda net, patch: patch.setattr(code_samples, "add_three", other_function),
 }
@@ -176,7 +176,7 @@ HARMLESS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
     "a part compiled": lambda net, patch: net.inner.compile(backend="eager"),
     "data on a part": lambda net, patch: patch.setattr(net.inner, "seen", 1, raising=False),
     "a global number": lambda net, patch: patch.setitem(globals(), "COUNT", 1),
-    "another global function": lambda net, patch: patch.setitem(globals(), "decorated", other_function),
+    "another global function": lambda net, patch: patch.setitem(globals(), "decorate", other_function),
     "code of another function": lambda net, patch: patch.setattr(Net.return_input, "__code__", other.__code__),
     "requires_grad": lambda net, patch: net.requires_grad_(False),
     "a mark of a library": lambda net, patch: patch.setattr(net.head, "_is_hf_initialized", True, raising=False),
@@ -341,7 +341,7 @@ ANSWERS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
     "forward's code": lambda net, patch: patch.setattr(Inner.forward, "__code__", other.__code__),
     "forward of a part": lambda net, patch: patch.setattr(net.inner, "forward", lambda x: x * 0),
     "_call_impl of a part": lambda net, patch: patch.setattr(net.inner, "_call_impl", lambda x: x * 0, raising=False),
-    "a global function": lambda net, patch: patch.setitem(globals(), "enclosing", other_function),
+    "a global function": lambda net, patch: patch.setitem(globals(), "call_double", other_function),
 }
 
 

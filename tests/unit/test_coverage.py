@@ -57,7 +57,7 @@ def test_a_search_ends_after_as_many_processes_as_make_it_plain(coverage: Module
 
 
 def test_the_sides_of_a_measurement_are_swapped(coverage: ModuleType) -> None:
-    assert coverage.turned(make_measurement(1.25)).speedup.mid == pytest.approx(0.8)
+    assert coverage.swap_sides(make_measurement(1.25)).speedup.mid == pytest.approx(0.8)
 
 
 def test_the_report_tells_coverage_and_answers(coverage: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,8 +310,11 @@ def test_the_sentence_for_a_tie_says_that_it_is_one() -> None:
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (Plan(precision="bf16"), "It is reduced: its answers are 3.1e-03 off float64"),
-        (Plan(backend="inductor", options=(("max_fusion_size", 32),)), "It is swapped: its answers are 3.1e-03 off"),
+        (Plan(precision="bf16"), "It is lower-precision: its answers are 3.1e-03 off float64"),
+        (
+            Plan(backend="inductor", options=(("max_fusion_size", 32),)),
+            "It is substituted: its answers are 3.1e-03 off",
+        ),
         (INDUCTOR, None),
     ],
 )

@@ -130,7 +130,10 @@ def test_what_is_inconclusive_has_an_exit_code_of_its_own(answer, code, tmp_path
     [
         (["nonsense"], "target is 'nonsense', which names no factory"),
         (["zoo:x", "--calls", "0"], "calls is 0, but must be a whole number of at least 1"),
-        (["zoo:x", "--allow", "lossy"], "allow is 'lossy', but must be one of exact, reordered, reduced, swapped"),
+        (
+            ["zoo:x", "--allow", "lossy"],
+            "allow is 'lossy', but must be one of exact, same-precision, lower-precision, substituted",
+        ),
         (["zoo:x", "--plan", "{}"], 'the plan names no schema: add "schema":"torchwise.plan/1" to it'),
         (["zoo:x", "--plan", '{"schema":null}'], "schema is None, but this version reads 'torchwise.plan/1'"),
         (["zoo:x", "--objective", "speed"], "objective is 'speed', but must be one of latency, throughput, memory"),

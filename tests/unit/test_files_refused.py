@@ -73,7 +73,7 @@ def to(value: Any) -> Callable[[Any], Any]:
         (STUDY, Study, "trials.0.plan_id", to("0" * 12), "$.trials.0.plan_id is '000000000000', but must follow from"),
         (STUDY, Study, "baseline.traits", to(["gemm", "gemm"]), "$.inspection.traits holds something twice"),
         (STUDY, Study, "baseline.measurement.baseline_s", to([1.0]), "candidate_s has 3 samples and baseline_s 1, but"),
-        (STUDY, Study, "allow", to("everything"), "allow is 'everything', but must be one of exact, reordered"),
+        (STUDY, Study, "allow", to("everything"), "allow is 'everything', but must be one of exact, same-precision"),
         (STUDY, Study, "effort", to("quik"), "effort is 'quik', but must be one of quick, standard, thorough"),
         (STUDY, Study, "decision.schema", to("torchwise.decision/9"), "schema is 'torchwise.decision/9', but must be"),
         (a_benchmark(), Benchmark, "rows.0.contnder", to("eager"), "$.rows[0] has an unknown field 'contnder'; did yo"),

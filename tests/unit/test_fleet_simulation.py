@@ -44,7 +44,7 @@ def test_what_is_served_side_by_side_bears_more(simulation: ModuleType) -> None:
 def test_a_store_is_timed_as_it_is(simulation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "RUNS", 3)
     monkeypatch.setattr(simulation, "side_by_side", lambda *_: 10.0)
-    found = simulation.measured(str(tmp_path / "fleet.db"), 1e7, 1e9, 1)
+    found = simulation.measure_service(str(tmp_path / "fleet.db"), 1e7, 1e9, 1)
     assert 0 < found.read < 1
     assert 0 < found.write < 1
     assert found.share == min(0.1 / (found.read + 2 * found.write), 1)

@@ -55,7 +55,7 @@ def find_marks(functions: list[Callable[..., Any]]) -> dict[int, str]:
 
 
 def list_expected_fixes(snippet: Snippet) -> dict[int, str]:
-    called = {"branch_in_a_helper": break_gallery.flip, "from_a_generator": break_gallery.counted}
+    called = {"branch_in_a_helper": break_gallery.flip, "from_a_generator": break_gallery.count_and_print}
     return find_marks([snippet.broken, *([called[snippet.name]] if snippet.name in called else [])])
 
 

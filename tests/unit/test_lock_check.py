@@ -327,11 +327,19 @@ def test_a_request_that_means_nothing_is_refused(options: dict[str, float], why:
 
 def test_what_to_type_is_what_was_asked_before_and_anew_where_nothing_changed() -> None:
     entry = an_entry("odd name.py:make", calls=5, memory_limit=3 * 2**29, objective="throughput")
-    words = shlex.split(only(run_lock_check(Worker(structure="other"), replace(entry, allow="reduced"))).way_out)
+    words = shlex.split(
+        only(run_lock_check(Worker(structure="other"), replace(entry, allow="lower-precision"))).way_out
+    )
     tune, lock = words[: words.index("&&")], words[words.index("&&") + 1 :]
     assert lock == ["torchwise", "lock", "odd name.py:make"]
     assert tune[:3] == ["torchwise", "tune", "odd name.py:make"]
-    for option in ("--calls 5", "--allow reduced", "--memory-limit 1.5", "--objective throughput", "--device cpu"):
+    for option in (
+        "--calls 5",
+        "--allow lower-precision",
+        "--memory-limit 1.5",
+        "--objective throughput",
+        "--device cpu",
+    ):
         assert option in " ".join(tune)
     assert "--fresh" not in tune
     assert "--fresh" in only(run_lock_check(Worker(WRONG))).way_out

@@ -33,7 +33,7 @@ from torchwise.plan import Plan
         ({"budget_s": True}, "budget_s is True"),
         ({"calls": 0}, "calls is 0"),
         ({"restarts": 1.5}, "restarts is 1.5"),
-        ({"mode": "default", "allow": "exact"}, "mode 'default' is reordered, but only up to exact is allowed"),
+        ({"mode": "default", "allow": "exact"}, "mode 'default' is same-precision, but only up to exact is allowed"),
         ({"timeout": 5}, "timeout is no field of CompileConfig"),
     ],
     ids=str,

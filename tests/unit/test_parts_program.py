@@ -225,7 +225,7 @@ def test_an_instance_that_cannot_be_a_part_is_made_all_the_same(
     manager.set_mode("default")
     with caplog.at_level(logging.WARNING, "torchwise"):
         assert isinstance(cls(), Neuron)
-    assert "a Net is left as it is, because mode 'default' is reordered" in caplog.text
+    assert "a Net is left as it is, because mode 'default' is same-precision" in caplog.text
     assert manager.components == {}
 
 

@@ -25,7 +25,14 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
         raise Told
 
     monkeypatch.setattr("torchwise.api.tune", tune)
-    changes = {"calls": 7, "restarts": 3, "allow": "reduced", "budget_s": 60, "store": "here", "mode": "max-autotune"}
+    changes = {
+        "calls": 7,
+        "restarts": 3,
+        "allow": "lower-precision",
+        "budget_s": 60,
+        "store": "here",
+        "mode": "max-autotune",
+    }
     config = CompileManager("research", training=True, progress=False, **changes).config
     with pytest.raises(Told):
         search.tune_in_workers(torch.tanh, (), config)
@@ -33,7 +40,7 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
         "examples": (),
         "calls": 7,
         "restarts": 3,
-        "allow": "reduced",
+        "allow": "lower-precision",
         "effort": "quick",
         "budget": 60,
         "mode": "training",

@@ -61,8 +61,8 @@ IDS = [
     ),
     (
         STEP,
-        '{"backend":"inductor","capture":"step","optimizer":"fused","pieces":4,"precision":"autocast_fp16",'
-        '"recompute":"blocks","schema":"torchwise.plan/1","scope":"loss"}',
+        '{"backend":"inductor","capture":"step","optimizer":"fused","microbatches":4,"precision":"autocast_fp16",'
+        '"activation_checkpointing":"blocks","schema":"torchwise.plan/1","scope":"loss"}',
         "729c73fa54c7",
     ),
 ]
@@ -90,8 +90,8 @@ def plans(draw: st.DrawFn) -> Plan:
     if of_step:
         forms = [form for form in the_rules.OPTIMIZERS if compiled or form != "compiled"]
         fields["optimizer"] = draw(st.sampled_from(forms))
-        fields["recompute"] = draw(st.sampled_from(the_rules.RECOMPUTES))
-        fields["pieces"] = draw(st.integers(1, 64))
+        fields["activation_checkpointing"] = draw(st.sampled_from(the_rules.CHECKPOINTED))
+        fields["microbatches"] = draw(st.integers(1, 64))
     if compiled:
         fields |= {
             "backend": draw(st.sampled_from(["inductor", "tensorrt"])),
@@ -252,9 +252,10 @@ def test_a_change_to_something_illegal_is_refused() -> None:
         ),
         (
             STEP,
-            "inductor + autocast_fp16 + loss + capture step + fused optimizer + recompute blocks + 4 pieces",
+            "inductor + autocast_fp16 + loss + capture step + fused optimizer + activation checkpointing blocks "
+            "+ 4 microbatches",
         ),
-        (Plan(optimizer="foreach", microbatches=2), "eager + foreach optimizer + 2 pieces"),
+        (Plan(optimizer="foreach", microbatches=2), "eager + foreach optimizer + 2 microbatches"),
         (
             FULL,
             "inductor max-autotune-no-cudagraphs + b + a + bf16 + channels_last + cpp=x + epilogue=2 + freezing"
@@ -284,11 +285,11 @@ INDUCTOR = {"backend": "inductor"}
         ({"capture": "loop"}, "capture is 'loop', but must be one of none, call, branches, step"),
         ({"optimizer": "fast"}, "optimizer is 'fast', but must be one of preserve, foreach, fused, compiled"),
         ({"optimizer": True}, "optimizer is True, but must be one of preserve"),
-        ({"recompute": "all"}, "recompute is 'all', but must be one of none, blocks"),
-        ({"pieces": 0}, "pieces is 0, but must be a whole number of at least 1"),
-        ({"pieces": True}, "pieces is True, but must be a whole number"),
-        ({"pieces": 2.0}, "pieces is 2.0, but must be a whole number"),
-        ({"pieces": None}, "pieces is None, but must be a whole number"),
+        ({"activation_checkpointing": "all"}, "activation_checkpointing is 'all', but must be one of none, blocks"),
+        ({"microbatches": 0}, "microbatches is 0, but must be a whole number of at least 1"),
+        ({"microbatches": True}, "microbatches is True, but must be a whole number"),
+        ({"microbatches": 2.0}, "microbatches is 2.0, but must be a whole number"),
+        ({"microbatches": None}, "microbatches is None, but must be a whole number"),
         ({"scope": "loss"}, "scope is 'loss', but eager compiles nothing: scope needs a compiling backend"),
         (
             {"optimizer": "compiled"},
@@ -299,8 +300,9 @@ INDUCTOR = {"backend": "inductor"}
             '{"capture":"call","optimizer":"fused","schema":"torchwise.plan/1"} is of a training step, but one call',
         ),
         (
-            {"precision": "bf16", "pieces": 2},
-            '{"pieces":2,"precision":"bf16","schema":"torchwise.plan/1"} is of a training step, but one call captured,',
+            {"precision": "bf16", "microbatches": 2},
+            '{"microbatches":2,"precision":"bf16","schema":"torchwise.plan/1"} is of a training step, '
+            "but one call captured,",
         ),
         (
             {"options": (("freezing", True),), "scope": "loss"} | INDUCTOR,
@@ -407,8 +409,8 @@ def test_a_meaningless_plan_is_refused_with_the_value_and_the_rule(fields: dict[
         ({"capture": "step"}, True),
         ({"scope": "loss"} | INDUCTOR, True),
         ({"optimizer": "foreach"}, True),
-        ({"recompute": "blocks"}, True),
-        ({"pieces": 2}, True),
+        ({"activation_checkpointing": "blocks"}, True),
+        ({"microbatches": 2}, True),
     ],
 )
 def test_a_plan_is_of_a_step_where_something_of_it_means_one(changes: dict[str, Any], is_one: bool) -> None:
@@ -499,5 +501,7 @@ def test_levels_are_ordered_from_harmless_to_lossy() -> None:
 
 def test_a_level_is_read_by_name() -> None:
     assert Numerics.of("reduced") is Numerics.LOWER_PRECISION
-    with pytest.raises(PlanError, match="allow is 'lossy', but must be one of exact, reordered, reduced, swapped"):
+    with pytest.raises(
+        PlanError, match="allow is 'lossy', but must be one of exact, same-precision, lower-precision, substituted"
+    ):
         Numerics.of("lossy")

@@ -49,7 +49,7 @@ def text(**fields: Any) -> str:
         ({"backned": "inductor"}, "unknown plan field 'backned'; .*did you mean backend?"),
         ({"mode": "reduce-overheads", "backend": "inductor"}, "mode is 'reduce-overheads', but must be one of"),
         ({"threads": 2**70}, "threads is 1180591620717411303424, but must be a whole number from 1 to 65536"),
-        ({"pieces": 2**70}, "pieces is 1180591620717411303424, but must be a whole number from 1 to 65536"),
+        ({"microbatches": 2**70}, "microbatches is 1180591620717411303424, but must be a whole number from 1 to 65536"),
         ({"backend": "inductor", "options": {"max_fusion_size": 2**70}}, "option max_fusion_size is 118.*of 64 bits"),
     ],
 )

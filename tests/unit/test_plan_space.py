@@ -44,9 +44,9 @@ OF_A_STEP = [
     ("optimizer", "compiled"),
     ("scope", "loss"),
     ("capture", "step"),
-    ("recompute", "blocks"),
-    ("pieces", 2),
-    ("pieces", 4),
+    ("activation_checkpointing", "blocks"),
+    ("microbatches", 2),
+    ("microbatches", 4),
 ]
 
 
@@ -86,19 +86,23 @@ def reachable(space: PlanSpace) -> set[Plan]:
         (("capture", "call"), {"mode": "training"}, "it is for inference, and this is training"),
         (("precision", "bf16"), {"mode": "training"}, "it is for inference, and this is training"),
         (("options", ("freezing", True)), {"mode": "training"}, "it is for inference, and this is training"),
-        (("backend", "inductor"), {"allow": Numerics.EXACT}, "it is reordered, and only up to exact is allowed"),
-        (("memory_format", "channels_last"), {"allow": Numerics.EXACT}, "it is reordered, and only up to exact"),
+        (("backend", "inductor"), {"allow": Numerics.EXACT}, "it is same-precision, and only up to exact is allowed"),
+        (("memory_format", "channels_last"), {"allow": Numerics.EXACT}, "it is same-precision, and only up to exact"),
         (
             ("precision", "tf32"),
             {"allow": Numerics.SAME_PRECISION},
-            "it is reduced, and only up to reordered is allowed",
+            "it is lower-precision, and only up to same-precision is allowed",
         ),
         (
             ("precision", "bf16"),
             {"allow": Numerics.SAME_PRECISION},
-            "it is reduced, and only up to reordered is allowed",
+            "it is lower-precision, and only up to same-precision is allowed",
         ),
-        (("precision", "autocast_bf16"), {"allow": Numerics.SAME_PRECISION}, "it is reduced, and only up to reordered"),
+        (
+            ("precision", "autocast_bf16"),
+            {"allow": Numerics.SAME_PRECISION},
+            "it is lower-precision, and only up to same-precision",
+        ),
         (
             ("memory_format", "channels_last"),
             {"traits": ALL_TRAITS - {"conv"}},
@@ -127,7 +131,7 @@ def reachable(space: PlanSpace) -> set[Plan]:
             {"traits": ALL_TRAITS - {"complex"}},
             lacks(Trait.COMPLEX),
         ),
-        (("transforms", "complex_to_real"), {"allow": Numerics.EXACT}, "it is reordered, and only up to exact"),
+        (("transforms", "complex_to_real"), {"allow": Numerics.EXACT}, "it is same-precision, and only up to exact"),
         (
             ("transforms", "isolate_rnn"),
             {"traits": ALL_TRAITS - {"rnn"}},
@@ -149,7 +153,7 @@ def reachable(space: PlanSpace) -> set[Plan]:
             {"traits": ALL_TRAITS - {"static_form"}},
             lacks(Trait.STATIC_FORM),
         ),
-        (("transforms", "static_form"), {"allow": Numerics.EXACT}, "it is reordered, and only up to exact"),
+        (("transforms", "static_form"), {"allow": Numerics.EXACT}, "it is same-precision, and only up to exact"),
         (("mode", "max-autotune"), {"effort": "standard"}, "it is tried from effort thorough on"),
         (("mode", "reduce-overhead"), {"effort": "quick"}, "it is tried from effort standard on"),
         (("options", ("cpp_wrapper", True)), {"effort": "standard"}, "it is tried from effort thorough on"),
@@ -403,7 +407,7 @@ def test_an_option_that_nobody_registered_must_be_allowed_explicitly(option: tup
     assert "unknown and must be allowed explicitly" in choice.summary
     assert option[0] in choice.summary
     assert (numerics_of(plan), choice.complexity, compile_factor_of(plan)) == (Numerics.SUBSTITUTED, 2, 1.0)
-    assert (a_space(allow=Numerics.LOWER_PRECISION).excludes(choice) or "").startswith("it is swapped")
+    assert (a_space(allow=Numerics.LOWER_PRECISION).excludes(choice) or "").startswith("it is substituted")
     assert a_space().excludes(choice) is None
 
 
@@ -449,4 +453,7 @@ def test_a_plug_in_adds_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Plan(transforms=("fold",)) in {plan for plan, _ in a_space().neighbours(EAGER)}
     assert choices_of(Plan(transforms=("fold",))) == [added]
     assert Plan(transforms=("fold", "fold")) not in {p for p, _ in a_space().neighbours(Plan(transforms=("fold",)))}
-    assert a_space(allow=Numerics.LOWER_PRECISION).excludes(added) == "it is swapped, and only up to reduced is allowed"
+    assert (
+        a_space(allow=Numerics.LOWER_PRECISION).excludes(added)
+        == "it is substituted, and only up to lower-precision is allowed"
+    )

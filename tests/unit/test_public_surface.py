@@ -23,7 +23,7 @@ SURFACE = [
     "CompileManager",
     "Decision",
     "Example",
-    "Legality",
+    "Numerics",
     "Plan",
     "Study",
     "TorchwiseError",

@@ -523,7 +523,7 @@ def test_hooks_of_parameters_are_known_in_copies_too_and_no_batch_is_cut(kind: s
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan(microbatches=2), "pieces is 2, but parameters have hooks, which would run once for each piece"),
+        (Plan(microbatches=2), "microbatches is 2, but parameters have hooks, which would run once each"),
         (Plan(capture="step"), "capture is 'step', but parameters have hooks, which are Python"),
         (Plan(precision="autocast_fp16"), "precision is 'autocast_fp16', but parameters have hooks, which would be"),
     ],
@@ -576,12 +576,12 @@ class Normed(torch.nn.Module):
         (
             Plan(activation_checkpointing="blocks"),
             {"model": Net()},
-            "recompute is 'blocks', but the model has no repeated blocks",
+            "activation_checkpointing is 'blocks', but the model has no repeated blocks",
         ),
         (
             Plan(activation_checkpointing="blocks"),
             {"model": Normed()},
-            "recompute is 'blocks', but batch-norm in them would count",
+            "activation_checkpointing is 'blocks', but their batch-norm would count",
         ),
         (Plan(capture="step"), {}, "capture is 'step', but this is cpu: only a CUDA GPU records graphs"),
         (Plan(optimizer="fused"), {"optimizer": torch.optim.Rprop}, "optimizer is 'fused', but Rprop has no such form"),
@@ -611,7 +611,7 @@ def test_what_cannot_be_is_refused_with_words(plan: Plan, how: dict[str, Any], m
 def test_pieces_that_do_not_divide_are_refused() -> None:
     step = a_step()
     made = compile_step(step, Plan(microbatches=3))
-    with pytest.raises(torchwise.TorchwiseError, match="cannot be cut into 3 equal pieces"):
+    with pytest.raises(torchwise.TorchwiseError, match="cannot be cut into 3 equal microbatches"):
         made.call(*batch())
 
 

@@ -73,7 +73,7 @@ STUDY = Study(
     workload=SPEC,
     environment=HERE,
     inspection=an_inspection(2e-3, shares={"gemm": 0.5}, peak_memory=4096, notes=("in training mode",)),
-    allow="reduced",
+    allow="lower-precision",
     effort="standard",
     state=StudyState.DECIDED,
     trials=TRIALS,

@@ -156,7 +156,7 @@ def test_a_history_marks_what_became_worse() -> None:
 def test_another_machine_or_request_is_another_line() -> None:
     old, new, _ = versions()
     moved = replace(new, environment=replace(new.environment, gpu="NVIDIA H100"))
-    asked = replace(new, allow="reduced")
+    asked = replace(new, allow="lower-precision")
     running = replace(new, decision=None)
     assert [len(line.points) for line in history([old, moved, asked, running])] == [1, 1, 1]
 

@@ -58,14 +58,14 @@ def test_a_trial_is_repeated_by_its_canonical_plan_in_a_store_of_its_own() -> No
 
 
 def test_everything_that_was_asked_is_asked_again() -> None:
-    found = options(shlex.split(reproduce(a_study(workload=EVERYTHING, allow="reduced"), a_plan())))
+    found = options(shlex.split(reproduce(a_study(workload=EVERYTHING, allow="lower-precision"), a_plan())))
     assert found == {**found, "--mode": "training", "--objective": "memory", "--calls": "5", "--restarts": "2"}
-    assert found == {**found, "--seed": "3", "--allow": "reduced", "--device": "cpu", "--memory-limit": "1.5"}
+    assert found == {**found, "--seed": "3", "--allow": "lower-precision", "--device": "cpu", "--memory-limit": "1.5"}
 
 
 def test_the_command_line_knows_every_option() -> None:
     known = {f"--{name.replace('_', '-')}" for name in inspect.signature(tune).parameters}
-    words = shlex.split(reproduce(a_study(workload=EVERYTHING, allow="reduced", effort="quick"), a_plan()))
+    words = shlex.split(reproduce(a_study(workload=EVERYTHING, allow="lower-precision", effort="quick"), a_plan()))
     assert {word for word in words if word.startswith("--")} <= known
 
 
@@ -82,9 +82,9 @@ def test_a_target_like_an_option_goes_behind_the_options() -> None:
 def test_a_live_model_is_repeated_in_python() -> None:
     spec = WorkloadSpec("live:Net", device="cuda", calls=5, seed=3, memory_limit=3 * 2**29)
     plan = a_plan(options=(("max_autotune_gemm_backends", 'it\'s "quoted"'),))
-    called, given = run_snippet(reproduce(a_study(workload=spec, allow="reduced"), plan), plan)
+    called, given = run_snippet(reproduce(a_study(workload=spec, allow="lower-precision"), plan), plan)
     assert called == "tune"
-    assert given == {**given, "device": "cuda", "calls": 5, "allow": "reduced", "plans": [plan], "fresh": True}
+    assert given == {**given, "device": "cuda", "calls": 5, "allow": "lower-precision", "plans": [plan], "fresh": True}
     assert given["memory_limit"] == 3 * 2**29, "in bytes, as `torchwise.tune` takes it"
     assert set(given) <= set(inspect.signature(api.tune).parameters)
 
@@ -104,8 +104,8 @@ def test_a_decided_plan_is_to_be_applied_and_eager_may_be_left_with_reduced_prec
     live = a_study(workload=WorkloadSpec("live:Net", device="cuda"))
     assert next_steps(live)[0].command == "fast = torchwise.apply(model, study.decision)"
     eager = a_study(decided=-1)
-    assert next_steps(eager)[0].command.endswith("--allow reduced")
-    assert "allow" not in next_steps(a_study(decided=-1, allow="reduced"))[0].command
+    assert next_steps(eager)[0].command.endswith("--allow lower-precision")
+    assert "allow" not in next_steps(a_study(decided=-1, allow="lower-precision"))[0].command
     of_integers = replace(eager, inspection=replace(eager.inspection, traits=frozenset({"module"})))
     assert "allow" not in next_steps(of_integers)[0].command
 

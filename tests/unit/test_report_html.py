@@ -371,7 +371,7 @@ def test_environment_inspection_notes_and_what_was_not_tried_are_there(page: Ele
         "convolutions 57 %, matrix products 10 %, no kernel runs 8.0 %",
         "the model is in training mode",
         "the clock of the GPU fell by 11 %",
-        "tf32: it is reduced, and only up to reordered is allowed",
+        "tf32: it is lower-precision, and only up to same-precision is allowed",
         "21 min 52 s of search",
         "2026-02-25",
     ):

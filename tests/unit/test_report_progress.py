@@ -59,7 +59,7 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [lambda progress: progress.stage("measure"), lambda progress: progress.compared(a_trial())]
+    "end", [lambda progress: progress.stage("measure"), lambda progress: progress.finish_comparison(a_trial())]
 )
 @pytest.mark.parametrize(("seconds", "said"), [(9.0, False), (55.0, True)])
 def test_a_long_wait_for_others_is_told_once_it_is_over(

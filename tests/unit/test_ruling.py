@@ -198,7 +198,7 @@ def test_what_was_proven_for_another_model_or_software_proves_nothing(
 def wide(storage: Storage) -> None:
     """Store a study of the same model that allowed a lower precision."""
     speeds = {INDUCTOR: 0.25, REDUCED: 0.125}
-    store_study(storage, a_study(allow="reduced"), speeds, a_decision(REDUCED))
+    store_study(storage, a_study(allow="lower-precision"), speeds, a_decision(REDUCED))
 
 
 def test_a_rejection_allows_no_more_than_was_asked_for(storage: Storage) -> None:
@@ -214,7 +214,7 @@ def test_the_study_of_a_decision_is_known_also_when_it_was_asked_for_another_tar
     mine = a_decision(INDUCTOR, reason="of the study that allowed more")
     other = a_decision(REDUCED, workload=replace(mine.workload, target="app:other"))
     for decision in (mine, other):
-        store_study(storage, a_study(allow="reduced"), {}, decision)
+        store_study(storage, a_study(allow="lower-precision"), {}, decision)
     rule(storage, (INDUCTOR, REJECTED))
     assert apply_approvals(mine, storage).decision.plan == REDUCED
 

@@ -244,7 +244,9 @@ def search_stored_study(store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[li
         return study
 
     monkeypatch.setattr(search, "run_study", return_study)
-    monkeypatch.setattr(search, "_prove", lambda _request, _study, plan, *_: prepared.append(plan) or "not now")
+    monkeypatch.setattr(
+        search, "_compile_and_verify", lambda _request, _study, plan, *_: prepared.append(plan) or "not now"
+    )
     told: list[Message] = []
     order = Order(Request(DECISION.workload), ("quick",), store, ())
     search.search(order, Path(store).parent, None, told.append)  # type: ignore[arg-type]

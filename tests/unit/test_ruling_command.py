@@ -151,7 +151,9 @@ def test_what_was_ruled_for_a_target_that_shares_the_study_is_withdrawn_after_th
 def test_what_was_ruled_for_another_target_of_the_model_is_withdrawn_whatever_its_study_allowed(store: str) -> None:
     assert STUDY.decision is not None
     workload = replace(STUDY.workload, target="app:other")
-    other = replace(STUDY, allow="reduced", workload=workload, decision=replace(STUDY.decision, workload=workload))
+    other = replace(
+        STUDY, allow="lower-precision", workload=workload, decision=replace(STUDY.decision, workload=workload)
+    )
     with open_storage(store) as storage:
         storage.import_study(other)
     run("pin", "2", "eager", "--by", "bob", "--store", store)

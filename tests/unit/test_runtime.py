@@ -583,7 +583,7 @@ def test_a_function_keeps_its_name() -> None:
 
     fast = torchwise.apply(double, make_decision(double, THREADS, X))
     assert isinstance(fast, OptimizedFunction)
-    assert (fast.__name__, fast.__doc__) == ("doubled", "Twice.")  # type: ignore[attr-defined]
+    assert (fast.__name__, fast.__doc__) == ("double", "Twice.")  # type: ignore[attr-defined]
     assert torch.equal(fast(X), X * 2)
     assert fast.statistics.optimized == 1
 
@@ -770,7 +770,7 @@ def test_outputs_are_borrowed_only_on_request(
     net: Net, monkeypatch: pytest.MonkeyPatch, kind: type | None, borrow: bool
 ) -> None:
     asked: list[bool] = []
-    real = dispatch.realize
+    real = dispatch.compile_plan
 
     def realize(*args: Any, borrow: bool, **kwargs: Any) -> object:
         asked.append(borrow)

@@ -52,7 +52,7 @@ def exclusion_reasons(history: History, **space: Any) -> dict[str, str]:
 
 
 def test_what_compiles_nothing_comes_first() -> None:
-    search = Search(Machine(3), a_space(allow="reduced", effort="thorough"), calls=MANY)
+    search = Search(Machine(3), a_space(allow="lower-precision", effort="thorough"), calls=MANY)
     tried: list[float] = []
     search.run(each=lambda history, plan: tried.append(compile_factor_of(plan)))
     compiled = next(index for index, factor in enumerate(tried) if factor > 0)
@@ -212,7 +212,7 @@ def test_a_proposal_says_why() -> None:
 
 
 def test_the_same_history_gives_the_same_answer() -> None:
-    space = a_space(allow="reduced")
+    space = a_space(allow="lower-precision")
     one, other = Search(Machine(5), space).run(), Search(Machine(5), space).run()
     assert one == other
     for count in range(len(one.trials)):  # a study that was broken off goes on where it stood
@@ -310,7 +310,7 @@ def test_a_choice_that_acts_on_nothing_is_left_out_with_its_bound() -> None:
     assert found["eager + capture call"] == (
         "it acts on the gaps between kernels, and could save at most 1.0% of the leader's time"
     )
-    found = exclusion_reasons(make_history(shares={"gemm": 0.01, "conv": 0.5, "launch": 0.5}), allow="reduced")
+    found = exclusion_reasons(make_history(shares={"gemm": 0.01, "conv": 0.5, "launch": 0.5}), allow="lower-precision")
     assert found["eager + tf32"] == (
         "it acts on matrix products and convolutions, and could save at most 0.9% of the leader's time"
     )
@@ -325,9 +325,9 @@ def test_what_saves_memory_alone_is_never_tried_for_its_time_and_told_so() -> No
         asked.append(proposal.plan)
         history = replace(history, trials=(*history.trials, a_trial(proposal.plan, 0.5)))
     assert Plan(optimizer="fused") in asked
-    assert not any(plan.recompute != "none" or plan.pieces > 1 for plan in asked)
+    assert not any(plan.activation_checkpointing != "none" or plan.pieces > 1 for plan in asked)
     told = dict(line.split(": ", 1) for line in StagedSampler(space).list_excluded(history))
-    for name in ("eager + recompute blocks", "eager + 2 pieces", "eager + 4 pieces"):
+    for name in ("eager + activation checkpointing blocks", "eager + 2 pieces", "eager + 4 pieces"):
         assert told[name].startswith("it acts on memory alone")
 
 
@@ -418,7 +418,7 @@ def test_a_value_that_leads_may_be_exchanged_for_another() -> None:
     leader = a_trial(Plan(precision="tf32", capture="call"), 3.0, cold_s=0.0)
     others = [a_trial(Plan(precision="tf32"), 1.5, cold_s=0.0), a_trial(Plan(precision="bf16"), 1.6, cold_s=0.0)]
     history = make_history(leader, a_trial(CAPTURE, 2.0, cold_s=0.0), *others, shares={"gemm": 0.5, "launch": 0.5})
-    assert Plan(precision="bf16", capture="call") in ever_asked(history, allow="reduced")
+    assert Plan(precision="bf16", capture="call") in ever_asked(history, allow="lower-precision")
 
 
 # ---- knowledge that carries over

@@ -27,7 +27,8 @@ from torchwise.training.step import _decide_for_ranks
 
 SCRIPT = Path(__file__).parents[1] / "targets" / "loops_ranks.py"
 TOGETHER = (
-    "exact,accumulating,fused,stale,slow,failing,different,odd_batch,wrong,sharded,slow_sharded,sharded_too_early"
+    "exact,accumulate_gradients,fuse_optimizer,stale,slow,fail_on_one_rank,different,odd_batch,wrong,"
+    "shard_and_train,slow_sharded,shard_too_early"
 )
 LIMIT_S = 150.0
 
@@ -84,7 +85,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
-    return Scenes("compiled,sharded_compiled", tmp_path_factory.mktemp("compiled"))
+    return Scenes("compile_step,shard_and_compile", tmp_path_factory.mktemp("compiled"))
 
 
 def weights_agree(ranks: list[dict[str, Any]]) -> bool:
@@ -92,7 +93,7 @@ def weights_agree(ranks: list[dict[str, Any]]) -> bool:
     return first == second
 
 
-@pytest.mark.parametrize("scene", ["exact", "accumulating", "sharded"])
+@pytest.mark.parametrize("scene", ["exact", "accumulate_gradients", "shard_and_train"])
 def test_an_exact_plan_trains_every_rank_to_the_weights_of_eager(scene: str, scenes: Scenes) -> None:
     for rank in scenes(scene):
         assert rank["optimized"] == 5
@@ -102,10 +103,10 @@ def test_an_exact_plan_trains_every_rank_to_the_weights_of_eager(scene: str, sce
 
 
 def test_a_reordered_plan_trains_every_rank_to_the_loss_of_eager(scenes: Scenes) -> None:
-    for rank in scenes("fused"):
+    for rank in scenes("fuse_optimizer"):
         assert rank["optimized"] == 5
         assert rank["planned"]["losses"] == pytest.approx(rank["eager"]["losses"], rel=1e-5)
-    assert weights_agree(scenes("fused"))
+    assert weights_agree(scenes("fuse_optimizer"))
 
 
 @pytest.mark.parametrize("scene", ["slow", "slow_sharded"])
@@ -120,7 +121,7 @@ def test_a_rank_that_takes_longer_than_collectives_may_holds_nobody_up_for_good(
     ("scene", "why"),
     [
         ("stale", ["another rank cannot", "is stale"]),
-        ("failing", ["another rank cannot", "no such luck"]),
+        ("fail_on_one_rank", ["another rank cannot", "no such luck"]),
         ("different", ["another rank cannot", "rank 0 has another decision"]),
     ],
 )

@@ -147,7 +147,7 @@ def test_stages_are_heard_in_order(launcher: ProcessLauncher) -> None:
 @pytest.mark.parametrize(
     ("target", "error", "said"),
     [
-        (f"{TARGETS}:broken", WorkloadError, "RuntimeError: no weights here"),
+        (f"{TARGETS}:fail_in_factory", WorkloadError, "RuntimeError: no weights here"),
         (f"{TARGETS}:nothing", TargetError, "no 'nothing'"),
         (f"{TARGETS}:refuses", BaselineError, "(4x8 and 16x16); its inputs were [0][0] float32[4, 8]"),
         (f"{TARGETS}:dies", BaselineError, "SIGSEGV"),

@@ -89,7 +89,7 @@ def _find_decision(captured: Captured, request: Request, storage: Storage) -> De
         device=spec.device,
         mode=spec.mode,
         objective=spec.objective,
-        allow=request.allow,
+        allow=request.allow.former_name,
     )
     study = storage.find_study(key, spec.target)
     if study is None or study.state is not StudyState.DECIDED or study.decision is None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from torchwise.environment import Environment
+from torchwise.plan import Numerics
 from torchwise.records import Decision, Interval, Study
 
 DIGITS = 4
@@ -29,7 +30,7 @@ class Entry:
     """
 
     decision: Decision
-    allow: str
+    allow: Numerics
     verdict: str
     plan_s: Interval | None
     notes: tuple[str, ...] = ()

@@ -11,11 +11,12 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from torchwise.environment import Environment
 from torchwise.errors import InputError
+from torchwise.former_names import renamed_fields, with_current_names
 from torchwise.lock.entry import HARDWARE, SOFTWARE, Entry
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.plan import SCHEMA as PLAN_SCHEMA
@@ -32,6 +33,7 @@ _FINITE = ("baseline_s", "saved_s", "cold_s", "warm_s", "error")
 """Figures that are numbers. The calls after which a plan has paid may be infinite."""
 
 
+@renamed_fields(numerics="legality")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Section:
     """The fields in the order in which they are written. Those that are None are left out."""
@@ -39,7 +41,7 @@ class _Section:
     reason: str
     plan: dict[str, Any]
     verdict: str
-    legality: str
+    numerics: str
     allow: str
     objective: str
     calls: int
@@ -73,7 +75,7 @@ def section_of(entry: Entry) -> dict[str, Any]:
         reason=decision.reason,
         plan=plan,
         verdict=entry.verdict,
-        legality=numerics_of(decision.plan).value,
+        numerics=numerics_of(decision.plan).value,
         allow=str(entry.allow),
         objective=spec.objective,
         calls=spec.calls,
@@ -96,8 +98,12 @@ def section_of(entry: Entry) -> dict[str, Any]:
         hardware={name: environment[name] for name in HARDWARE if environment[name] is not None},
         software={name: environment[name] for name in SOFTWARE if environment[name] is not None},
     )
-    data = {f.name: value for f in fields(found) if (value := getattr(found, f.name)) is not None}
+    data = _to_data(found)
     return {**data, "digest": _digest(entry.key, data)}
+
+
+def _to_data(section: _Section) -> dict[str, Any]:
+    return {f.name: value for f in fields(section) if (value := getattr(section, f.name)) is not None}
 
 
 def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
@@ -123,10 +129,16 @@ def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
     if plan.is_eager is not (section.speedup is None):
         raise InputError(f"its plan is {plan}, but a plan has a speedup, and eager has none")
     time = _interval("plan_s", section.plan_s)
-    entry = Entry(_decision(key, section, plan), section.allow, section.verdict, time, section.notes or ())
+    entry = Entry(_decision(key, section, plan), Numerics.of(section.allow), section.verdict, time, section.notes or ())
     if entry.key != key:
         raise InputError(f"its hardware is {entry.hardware!r}, but its heading says {key[2]!r}")
-    if section_of(entry)["digest"] != digest:
+    written = replace(  # an earlier version wrote former names
+        section,
+        plan=with_current_names(section.plan),
+        numerics=Numerics.of(section.numerics).value,
+        allow=Numerics.of(section.allow).value,
+    )
+    if section_of(entry)["digest"] != _digest(key, _to_data(written)):
         raise InputError(f"it is not as `torchwise lock` writes it, which says that {plan} is {level}")
     return entry
 

@@ -107,7 +107,7 @@ def _studies(decision: Decision, storage: Storage, rules: ApprovalPolicy) -> lis
 
     workload, fingerprint = decision.workload, decision.environment.fingerprint
     place = (workload.device, workload.mode, workload.objective)
-    keys = [StudyKey(decision.identity, fingerprint, *place, allow.value) for allow in Numerics]
+    keys = [StudyKey(decision.identity, fingerprint, *place, allow.former_name) for allow in Numerics]
     stored = (storage.find_study(key, workload.target) for key in keys)
     found = sorted(filter(None, stored), key=lambda study: study.decision != decision)
     if rules.name_plans:

@@ -1,0 +1,158 @@
+"""Names of earlier versions still work: packages, fields, arguments, levels, and every kind of stored file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchwise
+from fuzz import kinds
+from torchwise import former_names
+from torchwise.artifact import package
+from torchwise.lock import file as lock_file
+from torchwise.plan import Choice, Numerics, Plan
+from torchwise.records import codec
+from torchwise.records.bisection import Bisection
+from torchwise.records.compile_events import Break
+from torchwise.records.explanation import Explanation, Finding
+
+OLD = Path(__file__).parents[1] / "fixtures" / "formats_0.1"
+
+
+@pytest.fixture(autouse=True)
+def said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(former_names, "_said", set())
+
+
+def read_old(name: str) -> bytes:
+    return (OLD / name).read_bytes()
+
+
+@pytest.mark.parametrize("path", sorted(OLD.iterdir()), ids=lambda path: str(path.name))
+def test_every_kind_of_file_of_the_version_before_is_read(path: Path, tmp_path: Path) -> None:
+    name = path.stem.rpartition("_")[0].replace("_", " ").replace("row ", "row: ")
+    former = {"watched": "compileevents", "ruling": "approval", "parts config": "components config"}
+    known = {kind.name: kind for kind in kinds.kinds(tmp_path)}
+    kind = known.get(name) or known[former[name]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # reading data is no use of an old name
+        found = kind.read(path.read_bytes())
+    if path.suffix == ".json" and kind.told is not None:
+        assert json.dumps(kind.told(found))
+
+
+def test_an_old_plan_keeps_its_id() -> None:
+    plan = Plan.from_json(read_old("plan_3.json"))
+    assert plan == Plan(activation_checkpointing="blocks", microbatches=2)
+    assert plan.id == "3444d699c3e3"  # as the version before computed it
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_renamed_fields_of_old_records_hold_what_they_held() -> None:
+    told = json.loads(read_old("explanation_0.json"))
+    found = Explanation.from_json(read_old("explanation_0.json"))
+    assert found.findings[0].fix == told["findings"][0]["mend"]
+    assert codec.to_builtins(found.findings[0].saving) == told["findings"][0]["price"]
+    assert codec.to_builtins(found.compile_events)["seconds"] == told["watched"]["seconds"]
+    steps = json.loads(read_old("bisection_0.json"))
+    bisected = Bisection.from_json(read_old("bisection_0.json"))
+    assert codec.to_builtins(bisected.cause) == steps["culprit"]
+    assert codec.to_builtins(bisected.observation) == steps["sighting"]
+
+
+def test_an_old_lock_is_taken_and_written_in_new_words(tmp_path: Path) -> None:
+    path = tmp_path / "torchwise.lock"
+    path.write_bytes(read_old("lock_0.toml"))
+    lock = lock_file.read(path)
+    assert len(lock.entries) == read_old("lock_0.toml").count(b"\nlegality = ")
+    written = lock.to_toml()
+    assert "legality" not in written
+    assert 'allow = "same-precision"' in written
+    path.write_text(written)
+    assert lock_file.read(path) == lock
+
+
+def test_an_old_lock_that_was_edited_is_still_refused(tmp_path: Path) -> None:
+    path = tmp_path / "torchwise.lock"
+    path.write_bytes(read_old("lock_0.toml").replace(b'legality = "reordered"', b'legality = "exact"', 1))
+    with pytest.raises(torchwise.TorchwiseError, match="it was edited"):
+        lock_file.read(path)
+
+
+def test_an_old_artifact_is_unpacked() -> None:
+    found = package.unpack("a.tw", read_old("artifact_0.tw"))
+    assert found.code
+
+
+def test_a_former_field_is_an_argument_and_an_attribute_that_warns_once() -> None:
+    with pytest.warns(FutureWarning, match=r"Plan.recompute is called activation_checkpointing now"):
+        plan = Plan(recompute="blocks")  # type: ignore[call-arg]
+    assert plan.activation_checkpointing == "blocks"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Plan(recompute="blocks") == plan  # type: ignore[call-arg]
+    with pytest.warns(FutureWarning, match=r"Plan.pieces is called microbatches now"):
+        assert plan.pieces == 1  # type: ignore[attr-defined]
+
+
+def test_a_plug_in_may_describe_a_choice_by_the_former_words() -> None:
+    with pytest.warns(FutureWarning):
+        choice = Choice(  # type: ignore[call-arg]
+            "scope", "mine", legality=Numerics.EXACT, complexity=1, summary="mine", needs=("gemm",), keeps=0.5
+        )
+    assert (choice.numerics, choice.required_traits, choice.min_remaining_fraction) == ("exact", ("gemm",), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("former", "now"), [("reordered", "same-precision"), ("reduced", "lower-precision"), ("swapped", "substituted")]
+)
+def test_a_level_by_its_former_name_is_the_same_level(former: str, now: str) -> None:
+    level = Numerics.of(former)
+    assert (level, level.former_name) == (now, former)
+    assert Numerics.of(now) is level
+
+
+def test_a_package_by_its_former_name_is_the_same_package_and_warns_once() -> None:
+    code = """
+import warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    from torchwise import shapes, artefact
+    from torchwise.shapes import Padding
+    import torchwise.realize.signature
+    import torchwise.foreign
+    from torchwise import parts
+    from torchwise import Legality
+import torchwise, torchwise.bucketing, torchwise.components, torchwise.compile.signature as signature
+assert shapes is torchwise.bucketing and Padding is torchwise.bucketing.Padding
+assert parts.CompileManager is torchwise.components.CompileManager is torchwise.CompileManager
+assert torchwise.realize.signature is signature and signature.__spec__.name == "torchwise.compile.signature"
+assert Legality is torchwise.Numerics
+words = [str(one.message) for one in said]
+assert len(words) == len(set(words)) == 6, words
+assert all(one.category is FutureWarning for one in said)
+print(*words, sep="\\n")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "torchwise.shapes is called torchwise.bucketing now" in ran.stdout
+
+
+def test_a_package_that_never_was_is_refused() -> None:
+    with pytest.raises(ImportError):
+        import torchwise.shapes.nothing_of_the_kind  # noqa: F401
+
+
+def test_data_of_another_class_with_an_equal_name_stay_as_they_are() -> None:
+    other: dict[str, Any] = {"price": 3, "mend": "x", "anything": []}
+    assert former_names.with_current_names({"a": [other], "b": [1.0, 2.0]}) == {"a": [other], "b": [1.0, 2.0]}
+    finding = {"kind": "guards", "title": "t", "cause": "c", "mend": "m"}
+    assert former_names.with_current_names([finding])[0]["fix"] == "m"
+    assert Finding("guards", "t", "c", "m").fix == "m"
+    assert Break.__dataclass_fields__["fix"] is not None
