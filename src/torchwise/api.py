@@ -22,6 +22,7 @@ from torchwise.workload.user_inputs import device_of, name_of, read_workload
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
+    from torchwise.runtime.fallback_reason import Fallback
     from torchwise.study import Request
     from torchwise.workload.train_step import TrainStep
 
@@ -284,7 +285,8 @@ def apply(
         StorageError: with `strict`, the store cannot be read.
     """
     from torchwise.runtime import stale_because, unwrap
-    from torchwise.study.apply_approvals import EffectiveDecision, apply_stored_approvals
+    from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+    from torchwise.study.apply_approvals import apply_stored_approvals
 
     decision = decision.decision if isinstance(decision, Study) else decision
     if not isinstance(decision, Decision):
@@ -298,14 +300,15 @@ def apply(
         raise StalePlanError(f"the decision is stale ({stale}): tune again")
     if stale:
         logger.warning("torchwise: the decision is stale (%s), so the original answers: tune again", stale)
-        found = EffectiveDecision(decision, f"the decision is stale ({stale})")
-    else:
-        found = apply_stored_approvals(decision, store, strict=strict)
-    return wrap_model(model, found.decision, found.refusal, borrow=borrow, canary=canary)
+        refusal = Fallback(FallbackReason.STALE_DECISION, stale)
+        return wrap_model(model, decision, refusal, borrow=borrow, canary=canary)
+    found = apply_stored_approvals(decision, store, strict=strict)
+    refused = Fallback(FallbackReason.PLAN_REFUSED, found.refusal) if found.refusal else None
+    return wrap_model(model, found.decision, refused, borrow=borrow, canary=canary)
 
 
 def wrap_model(
-    model: Any, decision: Decision, refusal: str | None = None, **options: Any
+    model: Any, decision: Decision, refusal: Fallback | None = None, **options: Any
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
     """Return `model` running by a decision that holds here, regardless of approvals."""
     import torch
@@ -373,6 +376,7 @@ def _optimize_in_background(
     model: Any, args: Any, kwargs: dict[str, Any] | None, canary: int | None, **options: Any
 ) -> OptimizedModule | OptimizedFunction:
     from torchwise.background import Order, initial_decision, start
+    from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
     store = options.pop("store", None)
     options.pop("progress", None)
@@ -384,7 +388,8 @@ def _optimize_in_background(
         )
     assert workload is not None, "optimize takes no target"
     decision = initial_decision(workload, request)
-    optimized: Any = wrap_model(workload.call, decision, decision.reason, canary=canary)
+    searching = Fallback(FallbackReason.TUNING_IN_BACKGROUND)
+    optimized: Any = wrap_model(workload.call, decision, searching, canary=canary)
     order = Order(request, tuple(dict.fromkeys(("quick", request.effort))), store, tuple(sys.path))
     vars(optimized)["background"] = start(optimized, workload, order, canary)
     served: OptimizedModule | OptimizedFunction = optimized

@@ -84,7 +84,8 @@ def both(plan: Plan, wrap: Any = DistributedDataParallel, norm: bool = True, **o
         "eager": eager,
         "planned": planned,
         "optimized": counts.optimized,
-        "original": dict(counts.original),
+        "original": counts.snapshot()["original"],
+        "original_sentences": counts.snapshot()["original_sentences"],
         "plan": str(step.decision.plan),
     }
 
@@ -182,7 +183,14 @@ def stale() -> dict[str, Any]:
         step.clip_norm = 2.0
     applied = torchwise.training.apply(step, decision, patience=60)
     step.clip_norm = 1.0
-    return {"eager": eager, "planned": train(applied), "original": dict(applied.statistics.original), "optimized": 0}
+    planned, counts = train(applied), applied.statistics.snapshot()
+    return {
+        "eager": eager,
+        "planned": planned,
+        "original": counts["original"],
+        "original_sentences": counts["original_sentences"],
+        "optimized": 0,
+    }
 
 
 def different() -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torchwise
 from live_decisions import make_decision
 from torchwise.errors import InputError, PlanError
 from torchwise.plan import Plan
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.module import OptimizedModule
 
 X = torch.randn(4, 8)
@@ -43,7 +44,9 @@ class Scaled(nn.Module):
         return self.inner(x) * SCALE
 
 
-def serve(model: nn.Module, plan: Plan = PLAN, refusal: str | None = None, mode: str = "inference") -> OptimizedModule:
+def serve(
+    model: nn.Module, plan: Plan = PLAN, refusal: Fallback | None = None, mode: str = "inference"
+) -> OptimizedModule:
     decision = make_decision(model, plan, X)
     decision = replace(decision, workload=replace(decision.workload, mode=mode))
     fast = OptimizedModule(model, decision, refusal)
@@ -62,15 +65,16 @@ def agree(fast: Any, model: nn.Module) -> bool:
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))], ids=["copy", "pickle"])
 def test_a_refused_plan_is_refused_in_a_copy(again: Any) -> None:
-    fast = again(serve(Model(), refusal="Ada rejected it"))
+    fast = again(serve(Model(), refusal=Fallback(FallbackReason.PLAN_REFUSED, "Ada rejected it")))
     with torch.no_grad():
         fast(X)
-    assert (fast.statistics.optimized, dict(fast.statistics.original)) == (0, {"Ada rejected it": 1})
+    assert (fast.statistics.optimized, dict(fast.statistics.original)) == (0, {FallbackReason.PLAN_REFUSED: 1})
+    assert fast.statistics.sentences[FallbackReason.PLAN_REFUSED] == "Ada rejected it"
 
 
 def test_a_plan_that_was_given_up_is_so_in_a_copy() -> None:
     fast = serve(Model())
-    fast._dispatcher.close("the canary found something")
+    fast._dispatcher.close(Fallback(FallbackReason.CANARY_MISMATCH, "output is off"))
     again = copy.deepcopy(fast)
     with torch.no_grad():
         again(X)
@@ -132,8 +136,7 @@ def test_a_hook_in_the_place_of_another_runs(plan: Plan) -> None:
     handle.remove()
     model.register_forward_hook(lambda _module, _inputs, output: output * 3)
     assert agree(fast, model)
-    told = {"a hook was registered or removed since the plan was applied": 1}
-    assert dict(fast.statistics.original) == told
+    assert dict(fast.statistics.original) == {FallbackReason.HOOKS_CHANGED: 1}
 
 
 def test_a_scripted_module_is_called_and_its_mode_is_looked_at() -> None:
@@ -194,7 +197,7 @@ def test_a_mode_that_counts_operators_sees_those_of_the_model() -> None:
     with torch.no_grad(), counter:
         fast(X)
     assert counter.get_total_flops() == 2 * 4 * 8 * 8
-    assert dict(fast.statistics.original) == {"a mode that watches or replaces operators is active": 1}
+    assert dict(fast.statistics.original) == {FallbackReason.DISPATCH_MODE_ACTIVE: 1}
 
 
 def test_the_wrappers_mode_is_the_originals_whichever_is_set() -> None:

@@ -28,6 +28,7 @@ from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.records import Costs, Failure, FailureKind, Interval, Study, codec
 from torchwise.runtime import Dispatcher
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.hot_swap import answers_alike, swap
 from torchwise.study import Request
 from torchwise.study.approval_policy import ApprovalPolicy
@@ -127,7 +128,7 @@ def test_it_answers_before_anything_is_found(child: Callable[..., None], caplog:
         fast = optimize_model(model)
         torch.testing.assert_close(fast(X), model(X))
     assert fast.background.state == "searching"
-    assert fast.statistics.original == {"tuning goes on in the background": 1}
+    assert fast.statistics.original == {FallbackReason.TUNING_IN_BACKGROUND: 1}
     assert fast.decision.plan.is_eager
     assert "decision is to stay" not in caplog.text
     fast.background.stop()
@@ -144,7 +145,7 @@ def test_calls_after_a_search_that_found_nothing_are_not_counted_as_during_it(
         fast = optimize_model(model)
         assert fast.background.wait(30)
         torch.testing.assert_close(fast(X), model(X))
-    assert fast.statistics.original == {"tuning in the background is over, and no plan was swapped in": 1}
+    assert fast.statistics.original == {FallbackReason.BACKGROUND_TUNING_ENDED: 1}
 
 
 def test_eight_threads_call_while_plans_are_swapped(child: Callable[..., None]) -> None:
@@ -213,7 +214,7 @@ def test_a_model_that_changed_meanwhile_keeps_its_own_answers(child: Callable[..
         assert fast.background.wait(30)
         assert fast(X).shape == (4, 3)
     assert [news.kind for news in fast.background.news] == ["left", "done"]
-    assert "not here any more" in fast.background.news[0].text
+    assert "the model or machine changed" in fast.background.news[0].text
 
 
 def test_code_that_is_not_what_was_written_is_not_loaded(child: Callable[..., None], tmp_path: Path) -> None:
@@ -331,7 +332,7 @@ def test_a_plan_that_answers_otherwise_here_is_not_swapped_in(
         fast = optimize_model(model)
         assert fast.background.wait(30)
         torch.testing.assert_close(fast(X), model(X))
-    assert "answers otherwise than the original" in fast.background.news[0].text
+    assert "its answer differs from the original's" in fast.background.news[0].text
 
 
 def test_a_program_that_was_frozen_stays_as_it_is(child: Callable[..., None]) -> None:
@@ -397,7 +398,7 @@ def test_training_is_refused() -> None:
 
 def test_what_is_no_wrapper_cannot_be_swapped() -> None:
     model = Model()
-    with pytest.raises(InputError, match=r"only what torchwise\.apply returned"):
+    with pytest.raises(InputError, match=r"only the result of torchwise\.apply"):
         swap(model, Dispatcher(model, make_decision(model, THREADS, X)))
 
 

@@ -16,7 +16,8 @@ from live_decisions import make_decision
 from torchwise.bucketing.padding import Padding, carriers_of
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher
-from torchwise.runtime.module import DIRECT, OptimizedFunction, OptimizedModule
+from torchwise.runtime.fallback_reason import FallbackReason
+from torchwise.runtime.module import OptimizedFunction, OptimizedModule
 from torchwise.runtime.step import OptimizedStep
 from torchwise.training.forward import PlannedForward, _scene
 from torchwise.workload import Example
@@ -203,7 +204,7 @@ def test_what_is_called_itself_is_forward_alone() -> None:
     with torch.no_grad():
         assert torch.allclose(fast.forward(X * 255), model.forward(X * 255))
         assert not torch.allclose(fast.forward(X * 255), model(X * 255))
-    assert dict(fast.statistics.original) == {DIRECT: 2}
+    assert dict(fast.statistics.original) == {FallbackReason.FORWARD_CALLED: 2}
     plain = serve(other := Plain().eval(), COMPILED, X)
     with torch.no_grad():
         assert torch.allclose(plain.forward(X), other(X))
@@ -255,8 +256,7 @@ def test_a_class_that_was_patched_answers_itself_until_the_patch_is_gone(
         patching.setattr(*PATCHES[patch])
         assert agrees(fast, model)
         assert fast.statistics.optimized == 2
-        [reason] = fast.statistics.original
-        assert reason.endswith("was replaced since the plan was applied")
+        assert list(fast.statistics.original) == [FallbackReason.CODE_REPLACED]
     with torch.no_grad():
         fast(X)
     assert fast.statistics.optimized == 3

@@ -17,6 +17,7 @@ from torchwise.compile import CompiledPlan
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, dispatch
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.input_writes import InputWrites
 
 PLAN = Plan(backend="inductor")
@@ -63,7 +64,8 @@ def test_a_wrong_answer_is_replaced_the_plan_given_up_and_an_alert_raised(serve:
     assert alert.kind == "canary_mismatch"
     assert "output is off by" in alert.message
     assert alert.facts["plan"] == "inductor"
-    assert any("the canary found that output is off" in reason for reason in fast.statistics.original)
+    assert FallbackReason.CANARY_MISMATCH in fast.statistics.original
+    assert "output is off" in fast.statistics.sentences[FallbackReason.CANARY_MISMATCH]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from torchwise.compile.guards.same_code import is_same_code
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.call_guard import CallGuard
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.module import OptimizedModule
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
@@ -103,6 +104,10 @@ def unwrap(wrapper: Any) -> Any:
     return inspect.unwrap(wrapper)
 
 
+def replaced(name: str) -> Fallback:
+    return Fallback(FallbackReason.CODE_REPLACED, name)
+
+
 FUNCTIONS: dict[str, tuple[Any, Any]] = {
     "forward": (Net.forward, other),
     "a method": (Net.helper, other),
@@ -125,7 +130,7 @@ def test_code_that_is_replaced_in_a_function_is_noticed_and_named(kind: str, mon
     assert changes.find_change() is None
     with monkeypatch.context() as patch:
         patch.setattr(function, "__code__", another.__code__)
-        assert changes.find_change() == f"the code of {function.__qualname__} was replaced since the plan was applied"
+        assert changes.find_change() == replaced(f"the code of {function.__qualname__}")
         assert changes.find_change() is not None
     assert changes.find_change() is None
 
@@ -134,15 +139,15 @@ def test_defaults_that_are_replaced_in_a_function_are_noticed(monkeypatch: pytes
     changes = CallGuard(Net(), inference=True)
     with monkeypatch.context() as patch:
         patch.setattr(Inner.forward, "__defaults__", (torch.ones(2),))
-        assert changes.find_change() == "a default of Inner.forward was replaced since the plan was applied"
+        assert changes.find_change() == replaced("a default of Inner.forward")
     assert changes.find_change() is None
     with monkeypatch.context() as patch:
         patch.setattr(Inner.forward, "__kwdefaults__", {"shift": 1.0})
-        assert changes.find_change() == "a default of Inner.forward was replaced since the plan was applied"
+        assert changes.find_change() == replaced("a default of Inner.forward")
     with monkeypatch.context() as patch:
         assert Inner.forward.__kwdefaults__ is not None
         patch.setitem(Inner.forward.__kwdefaults__, "shift", 1.0)
-        assert changes.find_change() == "a default of Inner.forward.shift was replaced since the plan was applied"
+        assert changes.find_change() == replaced("a default of Inner.forward.shift")
     assert changes.find_change() is None
 
 
@@ -166,7 +171,8 @@ def test_what_takes_the_place_of_a_method_or_function_is_noticed(kind: str, monk
     changes = CallGuard(net := Net(), inference=True)
     with monkeypatch.context() as patch:
         BOUND[kind](net, patch)
-        assert str(changes.find_change()).endswith(" was replaced since the plan was applied")
+        assert (change := changes.find_change()) is not None
+        assert change.reason is FallbackReason.CODE_REPLACED
     assert changes.find_change() is None
 
 

@@ -19,7 +19,9 @@ from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records.statistics import Interval
 from torchwise.runtime import latency
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.latency import BOUNDS_S, EVERY, RECENT, Histogram, Latency
+from torchwise.runtime.statistics import MAX_ERROR_TYPES, OTHER
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
 X = torch.randn(3, 4)
@@ -152,8 +154,7 @@ def test_prometheus_sees_the_counts_as_they_are_when_it_asks(
     two(X)
     assert sample(registry, "optimized_calls_total", model="one") == EVERY + 2
     assert sample(registry, "optimized_calls_total", model="two") == 1
-    [reason] = one.statistics.original
-    assert sample(registry, "original_calls_total", model="one", reason=reason) == 1
+    assert sample(registry, "original_calls_total", model="one", reason="inputs_not_verified") == 1
     assert sample(registry, "first_calls_total", model="one") == 1
     assert sample(registry, "frozen", model="one") == 0
     torchwise.freeze(one)
@@ -163,6 +164,62 @@ def test_prometheus_sees_the_counts_as_they_are_when_it_asks(
     remove()
     assert sample(registry, "optimized_calls_total", model="one") is None
     assert b"torchwise_optimized_calls_total" in prometheus_client.generate_latest(registry)
+
+
+def label_sets(registry: prometheus_client.CollectorRegistry, name: str, label: str) -> set[str]:
+    samples = [sample for metric in registry.collect() for sample in metric.samples if sample.name == name]
+    return {sample.labels[label] for sample in samples}
+
+
+class Branching(torch.nn.Module):
+    """A model whose calls may fail, of a kind that differs from call to call."""
+
+    fails_with: type[Exception] | None = None
+
+    def forward(self, x: torch.Tensor, note: str = "") -> torch.Tensor:
+        if self.fails_with is not None and torch.get_num_threads() == PLAN.threads:  # under the plan alone
+            raise self.fails_with(note)
+        return x * 2
+
+
+def test_reasons_in_labels_are_bounded_whatever_varies_from_call_to_call(
+    registry: prometheus_client.CollectorRegistry,
+) -> None:
+    made = [(model := Branching().eval(), torchwise.apply(model, make_decision(model, PLAN, X))) for _ in range(30)]
+    _, fast = made[0]
+    torchwise.export_metrics(fast, "it", registry)
+    for i in range(30):  # shapes, values, classes, hooks, modes, settings, devices, errors, and sentences of users
+        with torch.no_grad():
+            fast(torch.randn(i + 4, 2))
+            fast(X, note=f"request {i}")
+            fast(type(f"Tensor{i}", (torch.Tensor,), {})(X))
+            fast(X.to("meta"))
+            with torch.autocast("cpu", torch.bfloat16):
+                fast(X)
+            handle = made[0][0].register_forward_hook(lambda *_: None)
+            fast(X)
+            handle.remove()
+            made[0][0].train()
+            fast(X)
+            made[0][0].eval()
+        torch.func.vmap(fast)(torch.randn(i + 1, 4))
+    for i in range(30):
+        made[0][0].fails_with = type(f"Error{i}", (Exception,), {})
+        with torch.no_grad():
+            fast(X)
+            fast._dispatcher._circuits.clear()
+    dispatcher = fast._dispatcher
+    for i in range(30):
+        dispatcher.close(Fallback(FallbackReason.CLOSED, f"closed by user {i}"))
+        fast(X)
+        dispatcher.close(Fallback(FallbackReason.CANARY_MISMATCH, f"output is off by {i}"))
+        fast(X)
+    reasons = label_sets(registry, "torchwise_original_calls_total", "reason")
+    assert {"inputs_not_verified", "plan_failed", "hooks_changed", "closed", "other_device"} <= reasons
+    assert reasons <= {reason.value for reason in FallbackReason}
+    errors = label_sets(registry, "torchwise_failures_total", "error")
+    assert (len(errors), OTHER in errors) == (MAX_ERROR_TYPES + 1, True)
+    assert len(dispatcher.statistics.sentences) == len(reasons)
 
 
 def test_an_old_remover_leaves_another_model_of_the_name_alone(registry: prometheus_client.CollectorRegistry) -> None:
@@ -182,7 +239,7 @@ def test_a_name_is_taken_once(registry: prometheus_client.CollectorRegistry) -> 
 
 
 def test_only_what_was_optimised_has_metrics(registry: prometheus_client.CollectorRegistry) -> None:
-    with pytest.raises(InputError, match="it is a function, but only what torchwise"):
+    with pytest.raises(InputError, match="it is a function, but only the result of torchwise"):
         torchwise.export_metrics(double, "it", registry)
 
 

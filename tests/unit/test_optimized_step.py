@@ -18,13 +18,13 @@ from live_decisions import make_decision
 from torchwise.compile import train_step as realize_step
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.runtime.dispatch import NOT_VERIFIED
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.step import OptimizedStep
 from torchwise.training.step import RankedStep
 from torchwise.workload.train_step import TrainStep
 
 FUSED = Plan(optimizer="fused")
-FAILED = "the plan failed (RuntimeError)"
+FAILED = FallbackReason.PLAN_FAILED
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_a_plan_that_was_proven_on_another_device_is_not_taken() -> None:
     found = make_decision(step, FUSED, *batch())
     fast = torchwise.apply(step, replace(found, workload=replace(found.workload, device="cuda")))
     assert same(run(fast), run(written))
-    assert fast.statistics.original == {NOT_VERIFIED: 4}
+    assert fast.statistics.original == {FallbackReason.INPUTS_NOT_VERIFIED: 4}
 
 
 def test_another_batch_goes_as_written_and_is_counted() -> None:
@@ -106,7 +106,7 @@ def test_another_batch_goes_as_written_and_is_counted() -> None:
     for given in (batch(6), batch(6), (batch(8)[0].double().float(), batch(8)[1].int().long())):
         fast(*given)
     assert fast.statistics.optimized == 2
-    assert dict(fast.statistics.original) == {NOT_VERIFIED: 2}
+    assert dict(fast.statistics.original) == {FallbackReason.INPUTS_NOT_VERIFIED: 2}
 
 
 def test_attributes_are_the_steps_own() -> None:
@@ -355,7 +355,8 @@ def test_another_loss_ends_the_plan_which_is_said_once(
     assert step.optimizer.param_groups[0]["fused"] is None
     assert fast.statistics.optimized == before
     warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name == "torchwise"]
-    assert warned == ["torchwise: training goes on as written, because loss was set after the plan was decided for"]
+    said = "an attribute of the step was set after the decision for the plan (loss)"
+    assert warned == [f"torchwise: training goes on as written, because {said}"]
 
 
 def test_a_scaler_that_is_set_is_kept_where_the_plan_had_brought_one() -> None:
@@ -373,7 +374,8 @@ def test_other_clipping_ends_a_plan_that_has_it_in_a_graph() -> None:
     fast = apply_plan(make(), Plan(optimizer="fused", capture="step"))
     fast.clip_norm = 0.5
     fast(*batch())
-    assert list(fast.statistics.original) == ["clip_norm was set after the plan was decided for"]
+    assert list(fast.statistics.original) == [FallbackReason.STEP_CHANGED]
+    assert "clip_norm" in fast.statistics.sentences[FallbackReason.STEP_CHANGED]
 
 
 def test_ranks_that_try_a_plan_leave_the_batch_as_it_was() -> None:
@@ -394,7 +396,7 @@ def test_a_stale_decision_is_told_and_the_step_goes_as_written() -> None:
     fast = torchwise.apply(step, decision)
     assert same(run(fast), run(written))
     assert fast.statistics.optimized == 0
-    assert "the decision is stale" in next(iter(fast.statistics.original))
+    assert list(fast.statistics.original) == [FallbackReason.STALE_DECISION]
 
 
 def test_a_step_that_changed_while_it_was_pickled_is_stale() -> None:

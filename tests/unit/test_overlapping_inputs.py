@@ -17,7 +17,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import Outcome
 from torchwise.runtime import Dispatcher
-from torchwise.runtime.input_writes import OVERLAPS
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.step import OptimizedStep
 from torchwise.verify import Subject, verify
 from torchwise.workload import Example, Workload
@@ -90,7 +90,7 @@ def test_a_plan_proven_on_inputs_apart_leaves_others_to_the_original(make: Calla
     for given in (make_separate, make, make_separate, make, make):
         assert agree(fast, wave, given)
     assert fast.statistics.optimized == 2
-    assert dict(fast.statistics.original) == {OVERLAPS: 3}
+    assert dict(fast.statistics.original) == {FallbackReason.INPUTS_SHARE_MEMORY: 3}
 
 
 @pytest.mark.parametrize("nested", [lambda a, b: (([a], {"b": b}), {}), lambda a, b: ((a,), {"b": b})])
@@ -129,7 +129,7 @@ def test_a_plan_proven_on_both_answers_both_whichever_comes_first(order: tuple[C
     assert fast.statistics.optimized == 6
     other = lambda: (lambda whole: (whole[:4], whole[1:]))(draw_tensor(5, 4))  # noqa: E731
     assert agree(fast, wave, other)
-    assert dict(fast.statistics.original) == {OVERLAPS: 1}
+    assert dict(fast.statistics.original) == {FallbackReason.INPUTS_SHARE_MEMORY: 1}
 
 
 @pytest.mark.parametrize("make", SHARING)
@@ -137,7 +137,7 @@ def test_a_call_that_writes_nothing_is_the_plan_s_however_inputs_lie(make: Calla
     fast = make_dispatcher(read_inputs, Example(make_separate()))
     for given in (make, make_separate, make, make):
         assert agree(fast, read_inputs, given)
-    assert (fast.statistics.optimized, dict(fast.statistics.original)) == (3, {OVERLAPS: 1})
+    assert (fast.statistics.optimized, dict(fast.statistics.original)) == (3, {FallbackReason.INPUTS_SHARE_MEMORY: 1})
     other_way_round = make_dispatcher(read_inputs, Example(make()))
     for _ in range(3):
         assert agree(other_way_round, read_inputs, make_separate)

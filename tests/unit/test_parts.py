@@ -15,10 +15,10 @@ from parts_finders import THREADS, Failing, Finder
 
 import torchwise
 from torchwise.components import CompileConfig, CompileManager, component
-from torchwise.components.component import BUSY, DISABLED, FIRST, SWITCHED_OFF, UNUSUAL, WITHIN
 from torchwise.components.kill_switch import VARIABLE
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.plan import EAGER, Plan
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.workload import Example
 
 X = torch.randn(3, 4)
@@ -45,7 +45,7 @@ def test_the_first_call_is_answered_as_written_and_later_ones_by_the_plan() -> N
     for _ in range(3):
         assert torch.equal(call(X), X * 2)
     found = manager.statistics()["double"]
-    assert (found.optimized, found.original) == (2, {FIRST: 1})
+    assert (found.optimized, found.original) == (2, {FallbackReason.FIRST_CALL: 1})
     assert (found.plan, found.failures) == (str(THREADS), {})
     assert found.compile_s > 0
     assert found.speedup is not None
@@ -88,7 +88,7 @@ def test_a_plan_is_kept_only_where_it_is_surely_fast_enough(speedup: float, kept
 def test_a_decision_for_eager_leaves_the_part_alone() -> None:
     manager, call = make_manager(Finder(EAGER), fallback=False)
     call(X), call(X)
-    assert manager.statistics()["double"].original == {FIRST: 1, "because": 1}
+    assert manager.statistics()["double"].original == {FallbackReason.FIRST_CALL: 1, FallbackReason.EAGER_DECISION: 1}
 
 
 def test_a_search_that_failed_is_logged_once_and_not_tried_again_until_clear(caplog: pytest.LogCaptureFixture) -> None:
@@ -137,8 +137,8 @@ def test_the_variable_turns_everything_off_at_once(monkeypatch: pytest.MonkeyPat
     other = manager.register(torch.tanh, "tanh", lazy=False, examples=[Example((X,))])
     other(X)
     statistics = manager.statistics()
-    assert statistics["double"].original[DISABLED] == 1
-    assert statistics["tanh"].original == {DISABLED: 1}
+    assert statistics["double"].original[FallbackReason.DISABLED] == 1
+    assert statistics["tanh"].original == {FallbackReason.DISABLED: 1}
     assert len(find.asked) == 1
     monkeypatch.delenv(VARIABLE)
     call(X)
@@ -151,7 +151,7 @@ def test_a_part_that_is_switched_off_is_plain_and_only_counted() -> None:
     call = manager.register(double, enabled=False)
     call(X)
     assert find.asked == []
-    assert manager.statistics()["double"].original == {SWITCHED_OFF: 1}
+    assert manager.statistics()["double"].original == {FallbackReason.SWITCHED_OFF: 1}
 
 
 def test_profiles_switch_all_parts_and_keep_what_was_found() -> None:
@@ -164,7 +164,10 @@ def test_profiles_switch_all_parts_and_keep_what_was_found() -> None:
     manager.set_mode("production")
     call(X), off(X)
     statistics = manager.statistics()
-    assert (statistics["double"].optimized, statistics["double"].original) == (2, {FIRST: 1, SWITCHED_OFF: 1})
+    assert (statistics["double"].optimized, statistics["double"].original) == (
+        2,
+        {FallbackReason.FIRST_CALL: 1, FallbackReason.SWITCHED_OFF: 1},
+    )
     assert statistics["off"].optimized == 0
     assert len(find.asked) == 1
 
@@ -310,7 +313,7 @@ def test_two_first_calls_seek_once_and_nobody_waits_for_the_other() -> None:
     call(X)
     found = manager.statistics()["double"]
     assert len(find.asked) == 1
-    assert (found.optimized, found.original) == (1, {FIRST: 1, BUSY: 1})
+    assert (found.optimized, found.original) == (1, {FallbackReason.FIRST_CALL: 1, FallbackReason.SEARCH_RUNNING: 1})
 
 
 def test_a_call_that_comes_too_late_to_be_the_first_seeks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +335,7 @@ def test_a_call_that_comes_too_late_to_be_the_first_seeks_no_more(monkeypatch: p
     monkeypatch.setattr(component, "_searching", Race())
     assert torch.equal(call(X), X * 2)
     assert len(find.asked) == 1
-    assert manager.statistics()["double"].original == {FIRST: 1, BUSY: 1}
+    assert manager.statistics()["double"].original == {FallbackReason.FIRST_CALL: 1, FallbackReason.SEARCH_RUNNING: 1}
 
 
 @pytest.mark.timeout(60)
@@ -372,7 +375,7 @@ def test_parts_within_a_part_are_plain_while_that_runs_by_a_plan() -> None:
         assert torch.equal(outer(X), X * 2 + 1)
     statistics = manager.statistics()
     assert statistics["outer"].optimized == 2
-    assert statistics["inner"].original == {BUSY: 1, WITHIN: 2}
+    assert statistics["inner"].original == {FallbackReason.SEARCH_RUNNING: 1, FallbackReason.NESTED_COMPONENT: 2}
     assert len(find.asked) == 1
     inner(X), inner(X)
     assert manager.statistics()["inner"].optimized == 1
@@ -405,7 +408,7 @@ def test_no_plan_is_sought_within_a_transform() -> None:
     manager, call = make_manager(find := Finder())
     torch.vmap(call)(X)
     assert find.asked == []
-    assert manager.statistics()["double"].original == {UNUSUAL: 1}
+    assert manager.statistics()["double"].original == {FallbackReason.SEARCH_POSTPONED: 1}
 
 
 @torch.no_grad()

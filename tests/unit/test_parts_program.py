@@ -15,9 +15,9 @@ import torch
 from parts_finders import Finder
 
 from torchwise.components import CompileManager, compiled, default_manager
-from torchwise.components.component import FIRST, SWITCHED_OFF
 from torchwise.components.kill_switch import VARIABLE
 from torchwise.errors import InputError
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.workload import Example
 
 X = torch.randn(3, 4)
@@ -68,7 +68,7 @@ def test_a_module_is_registered_where_it_stands(manager: CompileManager) -> None
     assert type(program.neuron).__doc__ == "What a neuron is."
     statistics = manager.statistics()
     assert statistics["neuron"].optimized == 2
-    assert statistics["storage"].original == {SWITCHED_OFF: 3}
+    assert statistics["storage"].original == {FallbackReason.SWITCHED_OFF: 3}
 
 
 @torch.no_grad()
@@ -86,7 +86,7 @@ def test_weights_modes_and_hooks_of_the_module_are_those_of_its_plan(manager: Co
     neuron.eval()
     neuron(X)
     reasons = manager.statistics()["Neuron"].original
-    assert any("train() and eval()" in reason for reason in reasons), reasons
+    assert FallbackReason.TRAINING_MODE_CHANGED in reasons
 
 
 def test_gradients_reach_the_weights_of_the_module(manager: CompileManager) -> None:
@@ -270,7 +270,7 @@ def test_a_method_can_be_decorated(manager: CompileManager) -> None:
     holder = Holder()
     assert torch.equal(holder.twice(X), X * 2)
     assert torch.equal(holder.twice(X), X * 2)
-    assert next(iter(manager.statistics().values())).original[FIRST] == 1
+    assert next(iter(manager.statistics().values())).original[FallbackReason.FIRST_CALL] == 1
 
 
 def test_a_manager_that_is_sent_elsewhere_is_switched_off_there(manager: CompileManager) -> None:

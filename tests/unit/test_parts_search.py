@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from torchwise.components import CompileManager, search
-from torchwise.components.component import FIRST
 from torchwise.components.kill_switch import VARIABLE
+from torchwise.runtime.fallback_reason import FallbackReason
 
 
 def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_a_function_is_tuned_by_workers_and_then_answers_compiled(
     for _ in range(3):
         torch.testing.assert_close(call(x), many(x))
     found = manager.statistics()["many"]
-    assert (found.plan, found.optimized, found.original) == ("inductor", 2, {FIRST: 1}), found
+    assert (found.plan, found.optimized, found.original) == ("inductor", 2, {FallbackReason.FIRST_CALL: 1}), found
     assert found.speedup is not None
     assert found.speedup.low > 1.05
     assert found.compile_s > 0

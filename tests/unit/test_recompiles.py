@@ -23,6 +23,7 @@ from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.compile.guards.varying_values import NUMBER, TEXT, VaryingValue
 from torchwise.compile.recompiles import FIRST_WAIT_S, RecompileLimitError, Recompiles
 from torchwise.plan import Plan
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule
 from torchwise.workload import Example
 
@@ -163,11 +164,14 @@ def test_what_cannot_be_an_input_is_compiled_for_so_often_and_then_named(
             torch.testing.assert_close(fast(X), model(X))
     assert count_compiled_graphs() == before + 8
     assert fast.statistics.recompiles == 8
-    [(said, times)] = fast.statistics.original.items()
+    [(counted, times)] = fast.statistics.original.items()
+    assert counted == FallbackReason.RECOMPILE_LIMIT
+    said = fast.statistics.sentences[counted]
     assert re.match(reason, said)
     assert (times >= 6, fast.statistics.optimized + times) == (True, 16)
     [alert] = alerts
-    assert (alert.kind, alert.facts["reason"], alert.facts["recompiles"]) == ("recompile_limit", said, 8)
+    assert (alert.kind, alert.facts["recompiles"]) == ("recompile_limit", 8)
+    assert (alert.facts["reason"], alert.facts["sentence"]) == ("recompile_limit", said)
     assert "it was made anew 8 times" in alert.message
 
 
@@ -326,7 +330,7 @@ def test_in_the_midst_of_a_call_the_plan_goes_to_the_end_and_is_given_up(
             torch.testing.assert_close(answer, model(X))
     assert (fast.statistics.optimized, fast.statistics.recompiles) == (10, 9)
     assert [alert.kind for alert in alerts] == ["recompile_limit"]
-    [reason] = fast.statistics.original
+    [reason] = fast.statistics.sentences.values()
     assert reason.startswith("the global variable `STYLE` is another text on every call")
 
 

@@ -18,6 +18,7 @@ from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.plan import Plan
 from torchwise.runtime import fallbacks
 from torchwise.runtime.dispatch import NOT_VERIFIED
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.step import OptimizedStep
 
 MODEL, LOSS = Plan(backend="inductor"), Plan(backend="inductor", scope="loss")
@@ -107,9 +108,11 @@ def test_what_cannot_be_an_input_ends_the_plan_after_a_whole_step_and_is_named(
     agree(fast, written)
     assert (fast.statistics.optimized, fast.statistics.recompiles) == (10, 9)
     [(reason, times)] = fast.statistics.original.items()
-    assert reason.startswith("the global variable `STYLE` is another text on every call")
+    assert reason == FallbackReason.RECOMPILE_LIMIT
+    sentence = fast.statistics.sentences[reason]
+    assert sentence.startswith("the global variable `STYLE` is another text on every call")
     assert times == 4
-    assert [(alert.kind, alert.facts["reason"]) for alert in alerts] == [("recompile_limit", reason)]
+    assert [(alert.kind, alert.facts["sentence"]) for alert in alerts] == [("recompile_limit", sentence)]
     assert caplog.text.count("training goes on as written") == 1
 
 
@@ -133,7 +136,7 @@ def test_a_setting_of_an_optimizer_that_cannot_be_an_input_ends_the_plan_and_is_
         written(*given)
     agree(fast, written)
     assert (fast.statistics.optimized, fast.statistics.recompiles) == (10, 9)
-    [reason] = fast.statistics.original
+    [reason] = fast.statistics.sentences.values()
     assert reason.startswith("`param_groups[0]['note']` on the AdamW is another text on every call")
 
 
@@ -147,5 +150,6 @@ def test_batches_that_were_not_proven_are_said_once_and_alerted(
             fast(*given)
     assert caplog.text.count(f"a training step is taken as written, because {NOT_VERIFIED}") == 1
     assert [alert.kind for alert in alerts] == ["fallback_rate"]
-    assert alerts[0].facts["reason"] == NOT_VERIFIED
-    assert dict(fast.statistics.original) == {NOT_VERIFIED: 30}
+    assert alerts[0].facts["reason"] == FallbackReason.INPUTS_NOT_VERIFIED
+    assert alerts[0].facts["sentence"] == str(NOT_VERIFIED)
+    assert dict(fast.statistics.original) == {FallbackReason.INPUTS_NOT_VERIFIED: 30}

@@ -14,7 +14,7 @@ from live_decisions import make_decision
 from torchwise.alerts import heard
 from torchwise.compile.backends import inductor
 from torchwise.plan import Plan
-from torchwise.runtime import dispatch
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.module import OptimizedModule
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh", "captured_only")
@@ -142,7 +142,7 @@ def test_a_frozen_plan_is_not_made_anew_for_a_changed_model() -> None:
     kept = model.blocks[1].first
     model.blocks[1].first = nn.Linear(4, 4)
     agree(fast, model)
-    assert dict(fast.statistics.original) == {dispatch.CHANGED: 1}
+    assert dict(fast.statistics.original) == {FallbackReason.FROZEN_CHANGED: 1}
     assert fast.statistics.recompiles == 0
     model.blocks[1].first = kept
     agree(fast, model)
@@ -153,6 +153,6 @@ def test_why_a_plan_is_made_anew_is_said_by_name() -> None:
     fast, model = apply_plan(REGIONAL)
     model.blocks[1].first.weight = nn.Parameter(torch.randn(4, 4))
     agree(fast, model)
-    [reason] = fast.statistics.original
+    [(reason, sentence)] = fast.statistics.sentences.items()
     said = "the model changed since the plan was made for it: `blocks.1.first.weight` on the model is another"
-    assert reason == f"{said}; the plan is made anew"
+    assert (reason, sentence) == (FallbackReason.MODEL_CHANGED, f"{said}; the plan is compiled again")

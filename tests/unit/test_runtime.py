@@ -22,10 +22,10 @@ from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import EAGER, Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit_breaker, dispatch, unwrap
 from torchwise.runtime.circuit_breaker import FAILURES
-from torchwise.runtime.dispatch import FROZEN, MEMORY_WAIT_S, Dispatcher
+from torchwise.runtime.dispatch import MEMORY_WAIT_S, Dispatcher
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.fallbacks import MIN_CALLS
 from torchwise.runtime.module import dispatcher_of
-from torchwise.runtime.statistics import STAYS
 from torchwise.serving import freeze
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
@@ -73,22 +73,23 @@ def test_it_answers_by_the_plan_where_that_was_proven(net: Net) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "reason"),
     [
-        (lambda fast: fast(torch.randn(5, 4)), "not proven on inputs"),
-        (lambda fast: fast(X, scale=2.0), "not proven on inputs"),
-        (lambda fast: fast.train()(X), "train() and eval()"),
-        (lambda fast: torch.enable_grad()(fast)(X), "gradients are enabled"),
-        (lambda fast: torch.autocast("cpu", torch.bfloat16)(fast)(X), "autocast"),
+        (lambda fast: fast(torch.randn(5, 4)), FallbackReason.INPUTS_NOT_VERIFIED),
+        (lambda fast: fast(X, scale=2.0), FallbackReason.INPUTS_NOT_VERIFIED),
+        (lambda fast: fast.train()(X), FallbackReason.TRAINING_MODE_CHANGED),
+        (lambda fast: torch.enable_grad()(fast)(X), FallbackReason.GRADIENTS_ENABLED),
+        (lambda fast: torch.autocast("cpu", torch.bfloat16)(fast)(X), FallbackReason.AUTOCAST_ENABLED),
     ],
 )
-def test_whatever_was_not_proven_is_answered_by_the_original_and_counted(net: Net, call: object, said: str) -> None:
+def test_whatever_was_not_proven_is_answered_by_the_original_and_counted(
+    net: Net, call: object, reason: FallbackReason
+) -> None:
     fast = apply_plan(net)
     call(fast)  # type: ignore[operator]
     assert fast.statistics.optimized == 0
-    ((reason, count),) = fast.statistics.original.items()
-    assert said in reason
-    assert count == 1
+    assert fast.statistics.original == {reason: 1}
+    assert list(fast.statistics.sentences) == [reason]
 
 
 def test_gradients_flow_where_the_caller_wants_them(net: Net) -> None:
@@ -210,7 +211,7 @@ def test_too_many_calls_for_the_original_are_said_once(net: Net, monkeypatch: py
     [alert] = alerts
     assert alert.kind == "fallback_rate"
     assert alert.facts["rate"] == pytest.approx(0.1)
-    assert "not proven on inputs of this shape" in alert.message
+    assert "not verified on inputs of this shape" in alert.message
 
 
 @torch.no_grad()
@@ -245,7 +246,7 @@ def test_a_frozen_plan_answers_what_it_answered_before_and_compiles_nothing_more
     freeze(fast)
     fast(X)
     assert torch.equal(fast(other), net(other))
-    assert (fault.tried, fast.statistics.optimized, fast.statistics.original) == (2, 2, {FROZEN: 1})
+    assert (fault.tried, fast.statistics.optimized, fast.statistics.original) == (2, 2, {FallbackReason.FROZEN: 1})
     fault.error = RuntimeError("broken")
     for _ in range(FAILURES):
         fast(X)
@@ -549,12 +550,18 @@ def test_calls_that_stay_with_eager_are_counted_apart_from_those_after_a_close(n
         fast(X)
     dispatcher = dispatcher_of(fast)
     assert dispatcher is not None
-    dispatcher.close("it is over")
+    dispatcher.close(Fallback(FallbackReason.CLOSED, "it is over"))
     fast(X)
-    assert fast.statistics.original == {STAYS: 2, "it is over": 1}
+    assert fast.statistics.original == {FallbackReason.EAGER_DECISION: 2, FallbackReason.CLOSED: 1}
+    assert fast.statistics.sentences[FallbackReason.CLOSED] == "it is over"
     assert fast.statistics.calls == 3
     assert fast.statistics.fallback_rate == pytest.approx(1 / 3), "what was decided for is no fallback"
-    assert fast.statistics.snapshot()["original"] == {STAYS: 2, "it is over": 1}
+    snapshot = fast.statistics.snapshot()
+    assert snapshot["original"] == {"eager_decision": 2, "closed": 1}
+    assert snapshot["original_sentences"] == {
+        "eager_decision": "the decision is to stay with eager",
+        "closed": "it is over",
+    }
 
 
 @torch.no_grad()
@@ -614,9 +621,9 @@ def test_a_model_in_another_mode_makes_the_decision_stale(net: Net) -> None:
 @torch.no_grad()
 def test_dynamic_plans_take_every_size_of_the_same_rank(net: Net) -> None:
     dispatcher = apply_plan(net, Plan(backend="inductor", shapes="dynamic"))._dispatcher
-    assert dispatcher._unproven((torch.randn(7, 4),), {}) is None
-    assert dispatcher._unproven((torch.randn(7, 4, 1),), {}) is not None
-    assert dispatcher._unproven((torch.randn(7, 4).double(),), {}) is not None
+    assert dispatcher._find_unverified((torch.randn(7, 4),), {}) is None
+    assert dispatcher._find_unverified((torch.randn(7, 4, 1),), {}) is not None
+    assert dispatcher._find_unverified((torch.randn(7, 4).double(),), {}) is not None
 
 
 @torch.no_grad()
@@ -627,7 +634,7 @@ def test_a_hook_registered_later_is_not_passed_over(net: Net) -> None:
     net.register_forward_hook(lambda *_: seen.append("original"))
     fast(X)
     assert seen == ["original"]
-    assert any("hook" in reason for reason in fast.statistics.original)
+    assert FallbackReason.HOOKS_CHANGED in fast.statistics.original
 
 
 def test_a_captured_function_is_not_trusted_with_gradients_it_may_close_over() -> None:
@@ -639,7 +646,7 @@ def test_a_captured_function_is_not_trusted_with_gradients_it_may_close_over() -
     fast = torchwise.apply(call, make_decision(call, Plan(capture="call"), X))
     fast(X).sum().backward()
     assert weight.grad is not None
-    assert any("gradients" in reason for reason in fast.statistics.original)
+    assert FallbackReason.GRADIENTS_ENABLED in fast.statistics.original
 
 
 @torch.no_grad()
@@ -760,7 +767,7 @@ def test_inputs_that_cannot_be_described_and_function_transforms_go_to_the_origi
         eye = torch.eye(3).to_sparse_csr()
         assert torch.equal((fast(eye, eye)).to_dense(), 3 * torch.eye(3))  # type: ignore[operator]
     assert fast.statistics.optimized == 0  # type: ignore[attr-defined]
-    assert not any("failed" in reason for reason in fast.statistics.original)  # type: ignore[attr-defined]
+    assert FallbackReason.PLAN_FAILED not in fast.statistics.original  # type: ignore[attr-defined]
 
 
 @torch.no_grad()

@@ -13,10 +13,11 @@ from live_decisions import make_decision
 from torchwise.compile.cuda_graphs.recorded_graph import check_outputs, record
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
+from torchwise.runtime.fallback_reason import FallbackReason
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
 X, ELSEWHERE = torch.randn(3, 4), torch.ones(3, 4, device="meta")
-REASON = "an input lies on meta, and the plan was proven on cpu"
+REASON = FallbackReason.OTHER_DEVICE
 
 
 def total(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:

@@ -29,7 +29,7 @@ from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.runtime import dispatch
 from torchwise.runtime.circuit_breaker import CircuitBreaker
-from torchwise.runtime.dispatch import CHANGED, FREED, FROZEN
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.module import dispatcher_of
 from torchwise.serving import freeze, unfreeze
 
@@ -153,7 +153,7 @@ def test_pytorch_is_not_asked_again_on_every_call(net: Net, monkeypatch: pytest.
         for _ in range(3):
             torch.testing.assert_close(fast(X), net(X))
         assert len(asked) == expected
-    assert fast.statistics.original == {CHANGED: 18}
+    assert fast.statistics.original == {FallbackReason.FROZEN_CHANGED: 18}
     with torch.enable_grad():  # another grad mode, which says nothing of this one
         fast(X)
     assert len(asked) == 5
@@ -172,7 +172,7 @@ def test_the_original_answers_under_its_own_reason_until_what_changed_changes_ba
     for times in range(1, 5):  # more often than failures open a circuit
         net.factors[0] = 5.0
         torch.testing.assert_close(fast(X), net(X))
-        assert fast.statistics.original == {CHANGED: times}
+        assert fast.statistics.original == {FallbackReason.FROZEN_CHANGED: times}
         net.factors[0] = 1.0
         torch.testing.assert_close(fast(X), net(X))
     assert fast.statistics.optimized == 6
@@ -183,15 +183,15 @@ def test_the_original_answers_under_its_own_reason_until_what_changed_changes_ba
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        (torch.enable_grad, CHANGED),
-        (lambda: torch.autocast("cpu", torch.bfloat16), "autocast is enabled, and the plan was proven without"),
-        (default_dtype, CHANGED),
+        (torch.enable_grad, FallbackReason.FROZEN_CHANGED),
+        (lambda: torch.autocast("cpu", torch.bfloat16), FallbackReason.AUTOCAST_ENABLED),
+        (default_dtype, FallbackReason.FROZEN_CHANGED),
     ],
     ids=["gradients", "autocast", "default dtype"],
 )
 @torch.no_grad()
 def test_pytorchs_settings_that_change_are_never_compiled_for(
-    net: Net, state: Callable[[], AbstractContextManager[None]], reason: str, monkeypatch: pytest.MonkeyPatch
+    net: Net, state: Callable[[], AbstractContextManager[None]], reason: FallbackReason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = warm(net)
     monkeypatch.setattr(dispatch, "REFUSED_WAIT_S", 0.0)
@@ -212,7 +212,7 @@ def test_unfrozen_it_compiles_again_and_may_be_frozen_again(net: Net) -> None:
     assert fast.statistics.compiles is None
     before = count_compiled_graphs()
     torch.testing.assert_close(fast(X), net(X))
-    assert fast.statistics.original == {CHANGED: 1}
+    assert fast.statistics.original == {FallbackReason.FROZEN_CHANGED: 1}
     assert count_compiled_graphs() == before + 1
     freeze(fast)
     torch.testing.assert_close(fast(X), net(X))
@@ -265,7 +265,7 @@ def test_a_plan_whose_memory_was_freed_is_not_made_anew(net: Net, monkeypatch: p
     dispatcher._release("the plan")
     dispatcher._memory.record_success()  # as ten minutes later
     assert torch.equal(fast(X), net(X))
-    assert (made, fast.statistics.original) == (["once"], {FREED: 1})
+    assert (made, fast.statistics.original) == (["once"], {FallbackReason.FROZEN_FREED: 1})
     unfreeze(fast)
     fast(X)
     assert made == ["once", "once"]
@@ -333,7 +333,7 @@ def test_a_freeze_in_the_midst_of_a_first_call_holds_for_the_next(net: Net, monk
     fast(X)
     fast(X)
     assert held == [False, True]
-    assert FROZEN not in fast.statistics.original
+    assert FallbackReason.FROZEN not in fast.statistics.original
 
 
 def test_a_torch_that_does_not_say_when_it_compiles_cannot_be_frozen(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,5 +345,5 @@ def test_a_torch_that_does_not_say_when_it_compiles_cannot_be_frozen(net: Net, m
 
 
 def test_only_what_was_optimised_is_unfrozen(net: Net) -> None:
-    with pytest.raises(InputError, match=r"it is a Net, but only what torchwise\.apply returned"):
+    with pytest.raises(InputError, match=r"it is a Net, but only the result of torchwise\.apply"):
         unfreeze(net)  # type: ignore[arg-type]

@@ -30,15 +30,13 @@ from torchwise.bucketing import (
     warm_up,
 )
 from torchwise.bucketing.auto import DYNAMIC
-from torchwise.bucketing.bucket_dispatch import UNLIKE
-from torchwise.bucketing.dispatch import AUTOCAST, BELOW, BEYOND, CHANGED, EAGER_HERE, GRADIENTS, UNFIT
 from torchwise.bucketing.module import buckets_of
 from torchwise.compile.cuda_graphs.compile_freeze import count_capture
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
 from torchwise.runtime import unwrap
-from torchwise.runtime.dispatch import FROZEN, NOT_VERIFIED
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.serving import unfreeze
 from torchwise.workload import Example, pytree
 from torchwise.workload.identity import describe_example
@@ -179,7 +177,7 @@ def test_a_call_of_another_kind_than_the_proofs_is_answered_as_it_came(args: tup
         same(fast(X[:3], *args), mean(X[:3], *args))
         same(fast(X[:3], *args), mean(X[:3], *args))
         assert sizes == [3, 3, 3, 3]
-        assert fast.statistics.original == {UNLIKE: 2}
+        assert fast.statistics.original == {FallbackReason.PADDING_NOT_VERIFIED: 2}
         same(fast(X[:3], mask[:3]), mean(X[:3], mask[:3]))
         assert (fast.statistics.optimized, sizes[-2:]) == (1, [4, 3])
 
@@ -200,7 +198,7 @@ def test_what_a_failed_plan_leaves_is_answered_as_it_came(net: Net) -> None:
     same(fast(X[:3]), net(X[:3]))
     assert net.sizes == [3, 3]
     assert fast.statistics.failures == {"RuntimeError": 1}
-    route.close("it was wrong")
+    route.close(Fallback(FallbackReason.CLOSED, "it was wrong"))
     same(fast(X[:2]), net(X[:2]))
     assert net.sizes == [3, 3, 2, 2]
 
@@ -229,13 +227,13 @@ def test_warming_up_writes_to_no_buffer_and_not_to_the_example() -> None:
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda fast: fast(torch.randn(9, 3)), BEYOND),
-        (lambda fast: fast(torch.randn(0, 3)), BELOW),
-        (lambda fast: torch.enable_grad()(fast)(torch.randn(3, 3)), GRADIENTS),
-        (lambda fast: torch.autocast("cpu", torch.bfloat16)(fast)(torch.randn(3, 3)), AUTOCAST),
+        (lambda fast: fast(torch.randn(9, 3)), FallbackReason.ABOVE_BUCKETS),
+        (lambda fast: fast(torch.randn(0, 3)), FallbackReason.BELOW_BUCKETS),
+        (lambda fast: torch.enable_grad()(fast)(torch.randn(3, 3)), FallbackReason.GRADIENTS_ENABLED),
+        (lambda fast: torch.autocast("cpu", torch.bfloat16)(fast)(torch.randn(3, 3)), FallbackReason.AUTOCAST_ENABLED),
     ],
 )
-def test_what_is_not_proven_goes_to_the_original_as_it_came(net: Net, call: Any, reason: str) -> None:
+def test_what_is_not_proven_goes_to_the_original_as_it_came(net: Net, call: Any, reason: FallbackReason) -> None:
     fast = serve_buckets(net)
     call(fast)
     assert fast.statistics.original == {reason: 1}
@@ -250,7 +248,7 @@ def test_a_change_anywhere_in_the_model_ends_padding(net: Net) -> None:
     x = torch.randn(3, 3)
     expected = copy.deepcopy(net)(x)
     same(fast(x), expected)
-    assert fast.statistics.original == {CHANGED: 1}
+    assert fast.statistics.original == {FallbackReason.PADDING_OUTDATED: 1}
 
 
 @torch.no_grad()
@@ -281,7 +279,7 @@ def test_attributes_that_no_plan_reads_end_no_padding(net: Net, monkeypatch: pyt
     assert dict(fast.statistics.original) == {}
     net.scale = 3.0
     fast(torch.randn(3, 3))
-    assert dict(fast.statistics.original) == {CHANGED: 1}
+    assert dict(fast.statistics.original) == {FallbackReason.PADDING_OUTDATED: 1}
 
 
 def test_gradients_flow_past_padding(net: Net) -> None:
@@ -298,7 +296,7 @@ def test_the_models_own_errors_are_the_callers(net: Net) -> None:
         fast(torch.randn(3, 5))
     with pytest.raises(TypeError):
         fast()
-    assert fast.statistics.original[UNFIT] == 1
+    assert fast.statistics.original[FallbackReason.PADDING_UNFIT] == 1
 
 
 @torch.no_grad()
@@ -311,7 +309,7 @@ def test_an_answer_that_cannot_be_cut_is_made_by_the_original() -> None:
     fast = apply_buckets(call, decision(call, THREADS), verify_padding(call, (X,), padding=RULE, buckets=BUCKETS))
     odd = X[:3] + 200
     same(fast(odd), odd[1:] * 2)
-    assert fast.statistics.original == {"padding failed (InputError)": 1}
+    assert fast.statistics.original == {FallbackReason.PADDING_FAILED: 1}
 
 
 @torch.no_grad()
@@ -320,7 +318,7 @@ def test_buckets_have_plans_of_their_own_and_eager_is_not_padded_for(net: Net) -
     for size in (3, 6):
         same(fast(X[:size]), net(X[:size]))
     assert net.sizes[::2] == [3, 8]
-    assert fast.statistics.original == {EAGER_HERE: 1}
+    assert fast.statistics.original == {FallbackReason.EAGER_BUCKET: 1}
     assert fast.decision.plan == OTHER
     assert "4, 8" in repr(fast)
 
@@ -351,7 +349,7 @@ def test_all_buckets_are_warmed_and_then_nothing_is_new(net: Net) -> None:
     assert (counts.compiles, counts.captures, counts.first_calls) == (0, 0, 0)
     strided = torch.randn(3, 8).t()  # of a bucket's size, but of other strides
     same(fast(strided), net(strided))
-    assert fast.statistics.original == {NOT_VERIFIED: 1}
+    assert fast.statistics.original == {FallbackReason.INPUTS_NOT_VERIFIED: 1}
     assert counts_of(fast).snapshot()["compiles_since_freeze"] == 0
     count_capture()
     assert counts_of(fast).snapshot()["captures_since_freeze"] == 1
@@ -362,7 +360,7 @@ def test_freezing_without_warming_leaves_all_to_the_original(net: Net) -> None:
     fast = serve_buckets(net)
     torchwise.freeze(fast)
     same(fast(X[:3]), net(X[:3]))
-    assert fast.statistics.original == {FROZEN: 1}
+    assert fast.statistics.original == {FallbackReason.FROZEN: 1}
 
 
 @torch.no_grad()
@@ -382,7 +380,7 @@ def test_unfrozen_all_buckets_take_what_is_new_again(net: Net) -> None:
     unfreeze(fast)
     assert counts_of(fast).first_calls is counts_of(fast).captures is None
     same(fast(X[:3]), net(X[:3]))
-    assert (fast.statistics.original, fast.statistics.optimized) == ({FROZEN: 1}, 1)
+    assert (fast.statistics.original, fast.statistics.optimized) == ({FallbackReason.FROZEN: 1}, 1)
 
 
 @torch.no_grad()
@@ -402,12 +400,12 @@ def test_a_copy_has_the_canary_and_what_was_given_up(net: Net) -> None:
     proof = verify_padding(net, (X,), padding=RULE, buckets=BUCKETS)
     plans = [decision(net, THREADS, (4,)), decision(net, OTHER, (8,))]
     fast = apply_buckets(net, plans, proof, canary=1)
-    buckets_of(fast)._routes[1].close("the canary found it wrong")
+    buckets_of(fast)._routes[1].close(Fallback(FallbackReason.CANARY_MISMATCH, "it is wrong"))
     for copied in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         same(copied(X[:3]), net(X[:3]))
         same(copied(X), net(X))
         assert (copied.statistics.optimized, copied.statistics.compared) == (1, 1)
-        assert copied.statistics.original == {"the canary found it wrong": 1}
+        assert copied.statistics.original == {FallbackReason.CANARY_MISMATCH: 1}
 
 
 @torch.no_grad()
@@ -416,7 +414,7 @@ def test_a_copy_of_what_changed_since_the_proof_pads_nothing(net: Net) -> None:
     net.inner = torch.nn.Linear(3, 3)
     copied = copy.deepcopy(fast)
     same(copied(X[:3]), net(X[:3]))
-    assert copied.statistics.original == {CHANGED: 1}
+    assert copied.statistics.original == {FallbackReason.PADDING_OUTDATED: 1}
 
 
 @torch.no_grad()
@@ -588,7 +586,7 @@ def test_inductor_serves_every_size_and_compiles_nothing_after_the_freeze(tmp_pa
                 torch.testing.assert_close(fast(*given), model(*given))
     counts = counts_of(fast)
     assert (counts.compiles, counts.first_calls, counts.beyond) == (0, 0, 2)
-    assert fast.statistics.original == {BEYOND: 2}
+    assert fast.statistics.original == {FallbackReason.ABOVE_BUCKETS: 2}
     assert fast.statistics.optimized == 32 + 4
 
 

@@ -14,7 +14,7 @@ import torchwise
 from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.records import Decision
-from torchwise.runtime.call_guard import COMPILED
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.staleness import stale_because
 from torchwise.workload.differences import pack_details
 from torchwise.workload.structure_details import details_of
@@ -195,7 +195,7 @@ def test_who_answers_once_the_user_compiled_the_model() -> None:
         net.compile(backend=make_noting_backend("itself"))
         fast(X)
         assert seen == ["beside", "itself"]
-        assert dict(fast.statistics.original) == {COMPILED: 1}
+        assert dict(fast.statistics.original) == {FallbackReason.COMPILE_CHANGED: 1}
         again = torchwise.apply(net, decision)  # as the code is the same, the plan may answer it
         again(X)
         assert (again.statistics.optimized, seen) == (1, ["beside", "itself"])

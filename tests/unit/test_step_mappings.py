@@ -17,7 +17,7 @@ from torchwise.compile import signature_of
 from torchwise.compile.signature import opaque_leaves
 from torchwise.errors import WorkloadError
 from torchwise.plan import Plan
-from torchwise.runtime.dispatch import NOT_VERIFIED
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.workload import pytree
 from torchwise.workload.identity import describe_example
 from torchwise.workload.workload import Example
@@ -104,7 +104,7 @@ def test_other_shapes_are_other_signatures_and_not_proven(kind: Any) -> None:
     fast(make_batch(kind))
     fast(make_batch(kind, 6))
     assert fast.statistics.optimized == 1
-    assert fast.statistics.original == {NOT_VERIFIED: 1}
+    assert fast.statistics.original == {FallbackReason.INPUTS_NOT_VERIFIED: 1}
 
 
 @pytest.mark.parametrize("kind", [UserDict, Kind, Encoding])
@@ -129,7 +129,7 @@ def test_what_hangs_beside_the_items_counts(kind: Any) -> None:
     fast = torchwise.apply(step, make_decision(step, FUSED, make_scaled_batch(1.0)))
     for scale in (1.0, 2.0):
         fast(make_scaled_batch(scale))
-    assert (fast.statistics.optimized, fast.statistics.original) == (1, {NOT_VERIFIED: 1})
+    assert (fast.statistics.optimized, fast.statistics.original) == (1, {FallbackReason.INPUTS_NOT_VERIFIED: 1})
 
 
 @pytest.mark.parametrize("kind", [MappingProxyType, WithAttributes])
@@ -149,7 +149,7 @@ def test_targets_that_cannot_be_looked_into_prove_nothing() -> None:
     step = a_step(loss=lambda outputs, target: torch.nn.functional.cross_entropy(outputs, target.y))
     fast = torchwise.apply(step, make_decision(step, FUSED, x, Target(y)))
     fast(x, Target(y))
-    assert fast.statistics.original == {NOT_VERIFIED: 1}
+    assert fast.statistics.original == {FallbackReason.INPUTS_NOT_VERIFIED: 1}
 
 
 def test_what_a_tokenizer_returns_is_one() -> None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from builders import a_study, a_trial
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.training.distributed import unfit_because
+from torchwise.training.distributed import find_rank_refusal
 from torchwise.training.ranks import Ranks, without_rank
 from torchwise.training.step import _decide_for_ranks
 
@@ -128,7 +128,7 @@ def test_a_rank_that_takes_longer_than_collectives_may_holds_nobody_up_for_good(
 def test_what_one_rank_cannot_take_is_taken_by_none(scene: str, why: list[str], scenes: Scenes) -> None:
     for rank, reason in zip(scenes(scene), why, strict=True):
         assert rank["optimized"] == 0
-        assert [reason in key for key in rank["original"]] == [True]
+        assert [reason in sentence for sentence in rank["original_sentences"].values()] == [True]
         assert rank["planned"] == rank["eager"]
 
 
@@ -249,8 +249,8 @@ def test_a_worker_does_not_take_itself_for_a_rank(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("plan", [Plan(capture="step", optimizer="fused"), Plan(backend="inductor", scope="loss")])
 def test_what_is_for_one_process_alone_is_known(plan: Plan) -> None:
-    assert unfit_because(plan) is not None
-    assert unfit_because(Plan(backend="inductor")) is None
+    assert find_rank_refusal(plan) is not None
+    assert find_rank_refusal(Plan(backend="inductor")) is None
     assert torch.distributed.is_initialized() is False
 
 

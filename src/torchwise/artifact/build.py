@@ -81,8 +81,8 @@ def _first_calls(build: Build) -> float:
     fast = OptimizedModule(call, decision) if isinstance(call, torch.nn.Module) else OptimizedFunction(call, decision)
     with arena.gradients():
         seconds = arena.first_calls(arena.runners(fast))
-    if fast.statistics.original:
-        raise UnsupportedError(f"the plan does not answer these examples: {next(iter(fast.statistics.original))}")
+    if sentences := fast.statistics.sentences:
+        raise UnsupportedError(f"the plan does not answer these examples: {next(iter(sentences.values()))}")
     return seconds
 
 

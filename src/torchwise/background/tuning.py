@@ -28,6 +28,7 @@ from torchwise.errors import StalePlanError, TorchwiseError, UnsupportedError
 from torchwise.plan import EAGER
 from torchwise.records import Decision, codec
 from torchwise.runtime import Dispatcher, stale_because
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.hot_swap import answers_alike, swap
 from torchwise.runtime.module import dispatcher_of
 from torchwise.study import Request
@@ -43,7 +44,7 @@ COMPILER = (
     "torch._functorch._aot_autograd.aot_autograd_result",
 )
 ENDING_S = 10.0
-OVER = "tuning in the background is over, and no plan was swapped in"
+TUNING_ENDED = Fallback(FallbackReason.BACKGROUND_TUNING_ENDED)
 SWITCH_S = 1e-4
 """Switch interval of threads in seconds, while a plan is loaded."""
 
@@ -127,7 +128,7 @@ class Tuning:
             shutil.rmtree(self._folder, ignore_errors=True)
             answering = dispatcher_of(self._optimized())
             if answering is not None and not self.is_promoted:
-                answering.close(OVER)  # otherwise calls would be counted as if the search were running
+                answering.close(TUNING_ENDED)  # otherwise calls would be counted as if the search were running
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()
@@ -162,7 +163,7 @@ class Tuning:
         """
         decision, original = news.parse_decision(), self._workload.call
         if stale := stale_because(original, decision):
-            raise StalePlanError(f"it was made for what is not here any more ({stale})")
+            raise StalePlanError(f"the model or machine changed since it was tuned ({stale})")
         backend = None
         if news.file:
             codes = read_code(Path(news.file), news.sha256)

@@ -10,11 +10,12 @@ from typing import Any
 from torchwise.bucketing.padding_check import VerifiedPadding
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.signature_match import ranks
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 
-UNLIKE = "padding was proven on calls with other arguments, types or values: prove it with such an example"
+UNLIKE = Fallback(FallbackReason.PADDING_NOT_VERIFIED)
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -59,18 +60,18 @@ class BucketDispatch(Dispatcher):
         finally:
             self._here.came = None
 
-    def _original(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         came: Call | None = getattr(self._here, "came", None)
         if came is None:
-            return super()._original(reason, args, kwargs)
-        return UnpaddedAnswer(super()._original(reason, *came))
+            return super()._original(fallback, args, kwargs)
+        return UnpaddedAnswer(super()._original(fallback, *came))
 
-    def _unproven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    def _find_unverified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
         if ranks(describe_example(Example(args, kwargs))) != self._kind:
             return UNLIKE
-        return super()._unproven(args, kwargs)
+        return super()._find_unverified(args, kwargs)
 
 
-def _skip_change_check() -> str | None:
+def _skip_change_check() -> Fallback | None:
     """Replace the check for changes: `Buckets` makes the same check before each call comes here."""
     return None

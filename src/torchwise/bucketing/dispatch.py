@@ -18,15 +18,16 @@ from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
+from torchwise.runtime.dispatch import AUTOCAST, CLOSED
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.workload.module_state import kept_state
 
-BEYOND = "the inputs are larger than the largest bucket"
-BELOW = "the inputs are smaller than what padding is proven for"
-GRADIENTS = "gradients are enabled, and padding is proven for answers alone: call it under torch.no_grad()"
-AUTOCAST = "autocast is enabled, and padding was proven without"
-CHANGED = "the model changed since padding was proven: prove it again"
-UNFIT = "the inputs do not fit the rule for padding"
-EAGER_HERE = "the decision for this bucket is to stay with eager, where padding would only cost"
+BEYOND = Fallback(FallbackReason.ABOVE_BUCKETS)
+BELOW = Fallback(FallbackReason.BELOW_BUCKETS)
+GRADIENTS = Fallback(FallbackReason.GRADIENTS_ENABLED, "padding is verified for answers alone")
+CHANGED = Fallback(FallbackReason.PADDING_OUTDATED)
+UNFIT = Fallback(FallbackReason.PADDING_UNFIT)
+EAGER_HERE = Fallback(FallbackReason.EAGER_BUCKET)
 
 
 class Buckets(Dispatcher):
@@ -63,7 +64,9 @@ class Buckets(Dispatcher):
         shared = Statistics()
         served = {id(decision): _make_route(original, decision, proof, canary, shared) for decision in decisions}
         leading = next((decision for decision in decisions if served[id(decision)]), decisions[0])
-        super().__init__(original, leading, stale_because(original, leading), statistics=shared)
+        stale = stale_because(original, leading)
+        refusal = Fallback(FallbackReason.STALE_DECISION, stale) if stale else None
+        super().__init__(original, leading, refusal, statistics=shared)
         self.canary = canary  # used by the routes
         self.proof, self.decisions, self.counts = proof, tuple(decisions), Counts()
         each = self.decisions if len(decisions) > 1 else self.decisions * len(proof.buckets)
@@ -77,7 +80,7 @@ class Buckets(Dispatcher):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
-        refusal = self._refusal or self._unprovable()
+        refusal = self._refusal or self._find_unverified_state()
         if refusal is not None:
             return self._original(refusal, args, kwargs)
         try:
@@ -105,7 +108,7 @@ class Buckets(Dispatcher):
                 return answer.answer
             return self._padder.cut(answer, size, bucket)
         except Exception as error:  # if padding led to an error, answer the unpadded call
-            return self._original(f"padding failed ({type(error).__name__})", args, kwargs)
+            return self._original(Fallback(FallbackReason.PADDING_FAILED, type(error).__name__), args, kwargs)
 
     def warm(self, bucket: int, calls: int) -> None:
         """Call a bucket's plan on the example, resized to the bucket. Do nothing if the original serves the bucket.
@@ -132,14 +135,14 @@ class Buckets(Dispatcher):
             dispatcher.unfreeze()
         self._at_freeze = None
 
-    def close(self, reason: str = "it was closed") -> None:
-        """Give up the plans of all buckets and free their memory. The original answers from now on."""
-        super().close(reason)
+    def close(self, fallback: Fallback = CLOSED) -> None:
+        """Disable the plans of all buckets and free their memory. The original answers from now on."""
+        super().close(fallback)
         for dispatcher in self._dispatchers:
-            dispatcher.close(reason)
+            dispatcher.close(fallback)
 
     @property
-    def refusals(self) -> tuple[str | None, ...]:
+    def refusals(self) -> tuple[Fallback | None, ...]:
         """The reason why no plan may answer, or None, then the same for each bucket's plan."""
         # The model changed since the verification, which a copy's own check would not notice.
         return (
@@ -147,8 +150,8 @@ class Buckets(Dispatcher):
             *(route.refusal if route is not None else None for route in self._routes),
         )
 
-    def refuse(self, refusals: Sequence[str | None]) -> None:
-        """Give up the plans that the original of this copy had refused or given up."""
+    def refuse(self, refusals: Sequence[Fallback | None]) -> None:
+        """Disable the plans that are refused or disabled in the original of this copy."""
         if refusals[0] is not None:
             self.close(refusals[0])
         for route, refusal in zip(self._routes, refusals[1:], strict=True):
@@ -162,7 +165,7 @@ class Buckets(Dispatcher):
         self.counts.compiles, self.counts.captures = self.statistics.compiles, self.statistics.captures
         return self.counts
 
-    def _unprovable(self) -> str | None:
+    def _find_unverified_state(self) -> Fallback | None:
         """Return why padding is not verified for the current state of the process and the model, or None."""
         if is_grad_enabled():
             return GRADIENTS
@@ -170,7 +173,7 @@ class Buckets(Dispatcher):
             return AUTOCAST
         return self._changed() or self._other_model()
 
-    def _other_model(self) -> str | None:
+    def _other_model(self) -> Fallback | None:
         """Return that the model differs from the verified one, or None.
 
         The location of its weights does not count, nor do attributes that no plan reads.

@@ -13,6 +13,7 @@ from torchwise.bucketing.padding_check import VerifiedPadding
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+from torchwise.runtime.fallback_reason import Fallback, read_fallback
 from torchwise.runtime.module import dispatcher_of
 from torchwise.study.apply_approvals import apply_stored_approvals
 
@@ -113,7 +114,7 @@ def buckets_of(fast: Any) -> Buckets:
     found = dispatcher_of(fast)
     if not isinstance(found, Buckets):
         raise InputError(
-            f"it is of type {type(fast).__name__}, but only what `bucketed` or `apply_buckets` returned pads"
+            f"it is of type {type(fast).__name__}, but only the result of `bucketed` or `apply_buckets` pads"
         )
     return found
 
@@ -127,16 +128,16 @@ def _rebuilt(
     decisions: tuple[Decision, ...],
     proof: VerifiedPadding,
     canary: int | None,
-    refusals: tuple[str | None, ...] | None = None,
+    refusals: tuple[Fallback | str | None, ...] | None = None,
 ) -> Bucketed:
     """Rebuild a wrapper from the decisions in force, as copies and pickles read no store.
 
-    A copy also refuses the plans that were refused or given up.
+    A copy also refuses the plans that were refused or disabled.
     """
     kind = BucketedModule if isinstance(original, torch.nn.Module) else BucketedFunction
     made = kind(original, decisions, proof, canary=canary)
     if refusals is not None:
-        buckets_of(made).refuse(refusals)
+        buckets_of(made).refuse([*map(read_fallback, refusals)])
     return made
 
 

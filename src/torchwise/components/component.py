@@ -15,20 +15,22 @@ import torch
 from torchwise.compile.private import look_up
 from torchwise.components.autocast import autocast_of, device_of, wrap_in_autocast
 from torchwise.components.config import CompileConfig
-from torchwise.components.kill_switch import VARIABLE, is_disabled
+from torchwise.components.kill_switch import is_disabled
 from torchwise.components.search import Find, Found, apply_if_faster, tune_in_workers
 from torchwise.errors import TorchwiseError
 from torchwise.records import Interval
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+from torchwise.runtime.statistics import add_bounded
 from torchwise.workload import Example, pytree
 
 logger = logging.getLogger("torchwise")
 
-FIRST = "it was the first call, with whose inputs a plan is then sought"
-BUSY = "a search is going on"
-DISABLED = f"{VARIABLE} is set"
-SWITCHED_OFF = "it is switched off"
-WITHIN = "a part around it runs by a plan, which was proven with this one plain"
-UNUSUAL = "somebody records a CUDA graph, or a transform of functions is active: no time to seek a plan"
+FIRST = Fallback(FallbackReason.FIRST_CALL)
+BUSY = Fallback(FallbackReason.SEARCH_RUNNING)
+DISABLED = Fallback(FallbackReason.DISABLED)
+SWITCHED_OFF = Fallback(FallbackReason.SWITCHED_OFF)
+WITHIN = Fallback(FallbackReason.NESTED_COMPONENT)
+UNUSUAL = Fallback(FallbackReason.SEARCH_POSTPONED)
 
 _transforms: Callable[[], Any] = look_up("a part of a program", ("torch._C._functorch", "peek_interpreter_stack"))
 _searching = threading.Lock()
@@ -46,6 +48,7 @@ class ComponentStatistics:
         reason: why that plan, or none, is in use, in a sentence.
         optimized: number of calls that the plan answered.
         original: number of calls that the original answered, by reason.
+        sentences: the latest sentence for each of these reasons.
         speedup: the decision's speed-up, whether its plan was kept or not, or None if there is none.
         compile_s: seconds of the calls that compiled or captured the plan in this process.
         search_s: seconds of search.
@@ -55,11 +58,12 @@ class ComponentStatistics:
     plan: str | None = None
     reason: str = "no plan was sought yet"
     optimized: int = 0
-    original: Mapping[str, int] = field(default_factory=dict)
+    original: Mapping[FallbackReason, int] = field(default_factory=dict)
     speedup: Interval | None = None
     compile_s: float = 0.0
     search_s: float = 0.0
     failures: Mapping[str, int] = field(default_factory=dict)
+    sentences: Mapping[FallbackReason, str] = field(default_factory=dict)
 
 
 class Component:
@@ -110,7 +114,8 @@ class Component:
     def clear(self) -> None:
         """Forget the plan, failures and statistics, so that the next call searches again."""
         self._found: Found | None = None
-        self._calls: Counter[str] = Counter()  # a running search writes to the counter that it began with
+        self._calls: Counter[FallbackReason] = Counter()  # a running search writes to the counter that it began with
+        self._latest: dict[FallbackReason, Fallback] = {}
 
     def answer(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call by the plan, or by the original.
@@ -125,16 +130,16 @@ class Component:
         """
         if torch.compiler.is_compiling():
             return plain(*args, **kwargs)
-        reason, found = self._aside(), self._found
-        if reason is None and found is None:
+        fallback, found = self._aside(), self._found
+        if fallback is None and found is None:
             return self._first(plain, args, kwargs)
-        if reason is None and found is not None:
+        if fallback is None and found is not None:
             if found.optimized is not None:
                 return self._call_plan(found.optimized, args, kwargs)
             self._raise_unless_fallback(found)
-            reason = found.reason
-        assert reason is not None
-        return self._plainly(reason, plain, args, kwargs)
+            fallback = found.fallback
+        assert fallback is not None
+        return self._plainly(fallback, plain, args, kwargs)
 
     def seek(self, examples: Sequence[Example] = ()) -> None:
         """Search for a plan now, and wait for it. A running search of another thread is waited for, too.
@@ -152,11 +157,13 @@ class Component:
     def statistics(self) -> ComponentStatistics:
         """The part's statistics so far."""
         found, original = self._found, Counter(self._calls)
+        sentences = {reason: str(fallback) for reason, fallback in self._latest.copy().items()}
         if found is None:
-            return ComponentStatistics(original=dict(original))
+            return ComponentStatistics(original=dict(original), sentences=sentences)
         served = getattr(found.optimized, "statistics", None)
         failures = Counter(served.failures) if served else Counter()
-        failures.update([type(found.error).__name__] if found.error else [])
+        if found.error is not None:
+            add_bounded(failures, type(found.error).__name__)
         decision = found.decision
         return ComponentStatistics(
             str(decision.plan) if decision and found.optimized else None,
@@ -167,9 +174,10 @@ class Component:
             served.first_calls_s if served else 0.0,
             found.seconds,
             dict(failures),
+            {**sentences, **served.sentences} if served else sentences,
         )
 
-    def _aside(self) -> str | None:
+    def _aside(self) -> Fallback | None:
         """Return why no plan may answer now, even one that was found, or None."""
         if is_disabled():
             return DISABLED
@@ -202,7 +210,8 @@ class Component:
             trains = _trains(original, examples) if config.training is None else config.training
             found = apply_if_faster(original, self._find(original, examples, replace(config, training=trains)), config)
         except Exception as error:  # a failed search must not stop the program: log its error, keep it until clear()
-            found = Found(None, f"no plan could be sought ({type(error).__name__}: {error})", error=error)
+            fallback = Fallback(FallbackReason.SEARCH_FAILED, f"{type(error).__name__}: {error}")
+            found = Found(None, str(fallback), fallback, error=error)
             logger.warning("torchwise: part %s stays plain until clear()", self.name, exc_info=error)
         if calls is self._calls:  # not cleared meanwhile
             self._found = replace(found, seconds=time.perf_counter() - begun)
@@ -226,8 +235,11 @@ class Component:
             )
         return result
 
-    def _plainly(self, reason: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._calls[reason] += 1
+    def _plainly(
+        self, fallback: Fallback, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self._calls[fallback.reason] += 1
+        self._latest[fallback.reason] = fallback
         if self.config.autocast is None:
             return plain(*args, **kwargs)
         with autocast_of(self.config):

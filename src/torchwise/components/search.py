@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchwise.components.config import CompileConfig
 from torchwise.records import Decision
 from torchwise.workload import Example
+
+if TYPE_CHECKING:
+    from torchwise.runtime.fallback_reason import Fallback
 
 Find = Callable[[Callable[..., Any], Sequence[Example], CompileConfig], Decision]
 """Decides how to run a callable on such inputs. The config's `training` is already resolved."""
@@ -20,7 +23,8 @@ class Found:
 
     Attributes:
         optimized: the callable that runs by the plan, or None if the original keeps answering.
-        reason: why the plan is used or not.
+        reason: why the plan is used or not, in a sentence.
+        fallback: why the original answers instead, or None if the plan answers.
         decision: the decision, or None if the search failed.
         error: the search's error, or None.
         seconds: duration of the search.
@@ -28,6 +32,7 @@ class Found:
 
     optimized: Callable[..., Any] | None
     reason: str
+    fallback: Fallback | None = None
     decision: Decision | None = None
     error: Exception | None = None
     seconds: float = 0.0
@@ -60,13 +65,14 @@ def tune_in_workers(original: Callable[..., Any], examples: Sequence[Example], c
 def apply_if_faster(original: Callable[..., Any], decision: Decision, config: CompileConfig) -> Found:
     """Apply a decision if its speed-up surely reaches the config's minimum."""
     from torchwise.api import apply
+    from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
     speedup = decision.speedup
     if decision.plan.is_eager:
-        return Found(None, decision.reason, decision)
+        return Found(None, decision.reason, Fallback(FallbackReason.EAGER_DECISION), decision)
     if speedup is None or speedup.low < config.minimum_speedup:
         reason = (
             f"{decision.plan} is {speedup} times as fast, surely less than minimum_speedup {config.minimum_speedup}"
         )
-        return Found(None, reason, decision)
-    return Found(apply(original, decision, store=config.store), decision.reason, decision)
+        return Found(None, reason, Fallback(FallbackReason.NOT_FAST_ENOUGH, f"{speedup}"), decision)
+    return Found(apply(original, decision, store=config.store), decision.reason, decision=decision)

@@ -12,15 +12,26 @@ from torch.nn.modules import module as modules
 
 from torchwise.compile.guards.code_guard import CodeGuard, code_of, version, writes_to
 from torchwise.compile.guards.same_code import is_same_code
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 CALLED = ("forward", "_call_impl")
 """Functions that a module's own attributes may replace."""
 
-REPLACED = "the model's forward or class was replaced since the plan was applied"
-COMPILED = "model.compile() was called since the plan was applied, and so PyTorch's compiled code answers"
-UNCOMPILED = "what model.compile() had made was taken from the model since the plan was applied"
+REPLACED = Fallback(FallbackReason.CODE_REPLACED, "its forward or class")
+COMPILED = Fallback(
+    FallbackReason.COMPILE_CHANGED,
+    "model.compile() was called since the plan was applied, and so PyTorch's compiled code answers",
+)
+UNCOMPILED = Fallback(
+    FallbackReason.COMPILE_CHANGED, "the code of model.compile() was removed since the plan was applied"
+)
+TRANSFORM_ACTIVE = Fallback(FallbackReason.TRANSFORM_ACTIVE)
+DISPATCH_MODE_ACTIVE = Fallback(FallbackReason.DISPATCH_MODE_ACTIVE)
+GLOBAL_HOOK = Fallback(FallbackReason.GLOBAL_HOOK)
+HOOKS_CHANGED = Fallback(FallbackReason.HOOKS_CHANGED)
+TRAINING_MODE_CHANGED = Fallback(FallbackReason.TRAINING_MODE_CHANGED)
 
 
 class CallGuard:
@@ -39,7 +50,7 @@ class CallGuard:
         self._compiled = self._state.get("_compiled_call_impl")
         self._code = CodeGuard(original)
         self._take_code()
-        self._found: str | None = None
+        self._found: Fallback | None = None
         kinds = HOOKS if inference else HOOKS + BACKWARD_HOOKS
         self._hooks = [self._state[kind] for kind in kinds if kind in self._state]
         self._registered = [*map(tuple, self._hooks)]  # each hook has a number of its own
@@ -51,14 +62,14 @@ class CallGuard:
         self._dicts = code.dicts  # the module's own state among them
         self._seen = writes_to(self._dicts)
 
-    def find_change(self) -> str | None:
+    def find_change(self) -> Fallback | None:
         """Return the change, or None. This runs on every call."""
         if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
-            return "a transform of functions (vmap, jvp, grad) is active"
+            return TRANSFORM_ACTIVE
         if _len_torch_dispatch_stack():  # it would see other operators than the model's, or none
-            return "a mode that watches or replaces operators is active"
+            return DISPATCH_MODE_ACTIVE
         if modules._has_any_global_hook():  # a plan enters below the call that would run it
-            return "a hook for all modules is registered"
+            return GLOBAL_HOOK
         written = sum(map(version, self._dicts))
         if written != self._seen or type(self._original) is not self._kind or self._is_scripted:
             self._check_written(written)
@@ -67,9 +78,9 @@ class CallGuard:
         if [*map(code_of, self._functions)] != self._codes or (self._defaults and self._code.has_other_defaults()):
             rewritten = self._code.rewritten()
             if rewritten is not None:
-                return f"{rewritten} was replaced since the plan was applied"
+                return Fallback(FallbackReason.CODE_REPLACED, rewritten)
         if (self._hooked or any(self._hooks)) and [*map(tuple, self._hooks)] != self._registered:
-            return "a hook was registered or removed since the plan was applied"
+            return HOOKS_CHANGED
         return None
 
     def _check_written(self, written: int) -> None:
@@ -79,9 +90,9 @@ class CallGuard:
         if self._dicts is dicts:
             self._seen = written
 
-    def _find_model_change(self) -> str | None:
+    def _find_model_change(self) -> Fallback | None:
         if getattr(self._original, "training", None) is not self._training:
-            return "the model changed between train() and eval() since the plan was applied"
+            return TRAINING_MODE_CHANGED
         compiled = self._state.get("_compiled_call_impl")
         if compiled is not self._compiled:
             return COMPILED if compiled is not None else UNCOMPILED
@@ -89,11 +100,11 @@ class CallGuard:
             return REPLACED
         replaced = self._code.rebound()
         if replaced is not None:
-            return f"{replaced} was replaced since the plan was applied"
+            return Fallback(FallbackReason.CODE_REPLACED, replaced)
         return None if type(self._original) is self._kind else self._change_class()
 
-    def _change_class(self) -> str | None:
-        """Accept another class of the same code for the model's own, for example after its file was loaded anew."""
+    def _change_class(self) -> Fallback | None:
+        """Accept another class of the same code for the model's own, for example after its file was loaded again."""
         if self._code.rewritten() or not is_same_code(type(self._original), self._kind):
             return REPLACED
         self._kind = type(self._original)

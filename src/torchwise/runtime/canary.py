@@ -1,4 +1,4 @@
-"""A canary: now and then a call is also answered by the original, and a plan that answers otherwise is given up."""
+"""A canary: now and then the original also answers a call, and a plan with another answer is disabled."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torchwise.alerts import alert
 from torchwise.errors import InputError, is_count
 from torchwise.records import Decision
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.statistics import Statistics
 from torchwise.verify import Observation, Sensitivity, mismatch, observation_of, state_leaves
 from torchwise.workload import Example
@@ -35,7 +36,7 @@ class Canary:
         original: the callable that the plan was made of.
         decision: its verified error tells how far rounding goes.
         statistics: counts comparisons.
-        close: gives the plan up, with the reason.
+        close: disables the plan, with the reason.
 
     Raises:
         InputError: `every` is no whole number of at least 1.
@@ -47,7 +48,7 @@ class Canary:
         original: Callable[..., Any],
         decision: Decision,
         statistics: Statistics,
-        close: Callable[[str], None],
+        close: Callable[[Fallback], None],
     ) -> None:
         if not is_count(every):
             raise InputError(f"canary is {every!r}, but must be a whole number of calls, at least 1, per comparison")
@@ -89,7 +90,7 @@ class Canary:
             return answer
         if found is None:
             return answer
-        self._give_up(found)
+        self._disable_plan(found)
         model.restore()
         inputs.restore()
         return self._original(*args, **kwargs)
@@ -140,14 +141,14 @@ class Canary:
             drew = not all(map(torch.equal, before, states()))
         return answer, drew
 
-    def _give_up(self, found: str) -> None:
-        reason = f"the canary found that {found}"
+    def _disable_plan(self, found: str) -> None:
+        fallback = Fallback(FallbackReason.CANARY_MISMATCH, found)
         self._statistics.mismatched += 1
         self._statistics.optimized -= 1  # this call, which is about to be counted as the plan's
-        self._statistics.reasons[reason] += 1
-        self._close(reason)
+        self._statistics.count(fallback)
+        self._close(fallback)
         plan = str(self._decision.plan)
-        message = f"plan {plan} answered otherwise than the original, which answers from now on: {found}"
+        message = f"plan {plan} gave another answer than the original, which answers from now on: {found}"
         alert("canary_mismatch", message, plan=plan, found=found)
 
     def _switch_off(self, reason: str, error: Exception | None = None) -> None:

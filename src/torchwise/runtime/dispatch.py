@@ -22,24 +22,29 @@ from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.canary import Canary
 from torchwise.runtime.circuit_breaker import CircuitBreaker
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.input_snapshot import InputSnapshot
 from torchwise.runtime.input_writes import OVERLAPS, InputWrites, OverlapError
 from torchwise.runtime.latency import EVERY, Latency, SpeedMonitor
 from torchwise.runtime.signature_match import Known, is_of, make_recognizer, may_need_gradients, ranks, strip_memory
-from torchwise.runtime.statistics import STAYS, Statistics
+from torchwise.runtime.statistics import EAGER_DECISION, Statistics
 from torchwise.runtime.traceback_utils import pop_traceback
 from torchwise.workload import Example, pytree
 from torchwise.workload.identity import describe_example
 
 logger = logging.getLogger("torchwise")
 
-NOT_VERIFIED = "the plan was not proven on inputs of this shape, type or value: tune with such an example, too"
-FROZEN = "the plan is frozen, and has not answered such a call before"
-FREED = "the plan is frozen, and what it held was freed"
-CHANGED = (
-    "the plan is frozen, and would be compiled or captured anew: the model, its mode or a setting of PyTorch changed"
-)
+NOT_VERIFIED = Fallback(FallbackReason.INPUTS_NOT_VERIFIED)
+UNREADABLE = Fallback(FallbackReason.INPUTS_UNREADABLE)
+FROZEN = Fallback(FallbackReason.FROZEN)
+FREED = Fallback(FallbackReason.FROZEN_FREED)
+FROZEN_CHANGED = Fallback(FallbackReason.FROZEN_CHANGED)
+GRADIENTS = Fallback(FallbackReason.GRADIENTS_ENABLED)
+AUTOCAST = Fallback(FallbackReason.AUTOCAST_ENABLED)
+CIRCUIT_OPEN = Fallback(FallbackReason.CIRCUIT_OPEN)
+OUT_OF_MEMORY = Fallback(FallbackReason.OUT_OF_MEMORY)
+CLOSED = Fallback(FallbackReason.CLOSED)
 MAX_CIRCUITS = 1024
 """Signatures whose failures are remembered: a plan for dynamic shapes may meet any number of them."""
 REFUSED_WAIT_S, MAX_REFUSED_WAIT_S = 1.0, 60.0
@@ -80,7 +85,7 @@ class Dispatcher:
         self,
         original: Callable[..., Any],
         decision: Decision,
-        refusal: str | None = None,
+        refusal: Fallback | None = None,
         *,
         borrow: bool = False,
         canary: int | None = None,
@@ -93,7 +98,8 @@ class Dispatcher:
         self.decision = decision
         self.statistics = Statistics() if statistics is None else statistics
         self.is_frozen = False
-        self._refusal = refusal if refusal or not decision.plan.is_eager else STAYS
+        self._refusal = refusal if refusal or not decision.plan.is_eager else EAGER_DECISION
+        self._said_refusal: Fallback | None = None  # the refusal that calls were counted and logged for
         self.stays = False
         self._proven: dict[Signature, Callable[..., Any]] = {}
         self._last: Known | None = None  # for the last signature that was verified anew
@@ -125,9 +131,10 @@ class Dispatcher:
             if self.stays:
                 self.statistics.stayed += 1
                 return self.original(*args, **kwargs)
-            if refusal not in self._fallbacks.said:
+            if refusal is not self._said_refusal:
+                self._said_refusal = refusal
                 return self._original(refusal, args, kwargs)
-            self.statistics.reasons[refusal] += 1
+            self.statistics.reasons[refusal.reason] += 1
             return self.original(*args, **kwargs)
         last, key = self._last, None
         try:
@@ -136,7 +143,7 @@ class Dispatcher:
                 key = signature_of(args, kwargs)
                 call = self._proven.get(key)
         except Exception:  # an input may be of any kind, and refuse to be looked at
-            return self._original("an input cannot be described", args, kwargs)
+            return self._original(UNREADABLE, args, kwargs)
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
             return self._slow(key or signature_of(args, kwargs), args, kwargs)
         counts = self.statistics
@@ -152,7 +159,7 @@ class Dispatcher:
         """Answer a call whose signature is new or not verified, or whose state may differ from the verification's."""
         refusal = self._state_refusal(args, kwargs)
         if refusal is None and key not in self._proven:
-            refusal = self._unproven(args, kwargs)
+            refusal = self._find_unverified(args, kwargs)
         if refusal is None and self.is_frozen:
             refusal = FROZEN if key not in self._served else FREED if self._realized is None else None
         refusal = refusal or self._waits(key)
@@ -213,15 +220,15 @@ class Dispatcher:
     def _apply_freeze(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return hold(call) if self.is_frozen else call
 
-    def _waits(self, key: Signature) -> str | None:
+    def _waits(self, key: Signature) -> Fallback | None:
         """Return why the plan is left alone for now on such calls, or None if it may answer this one."""
         if (refused := self._refused.get((key, is_grad_enabled()))) is not None and not refused.admits():
-            return CHANGED
+            return FROZEN_CHANGED
         circuit = self._circuits.get(key)
         if circuit is not None and not circuit.admits():
-            return "the plan failed on calls of this signature, and is tried again later"
+            return CIRCUIT_OPEN
         if not self._memory.admits():
-            return "the GPU ran out of memory under the plan, which is tried again later"
+            return OUT_OF_MEMORY
         return None
 
     def _handle_failure(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -234,21 +241,21 @@ class Dispatcher:
             self._refused.setdefault((key, is_grad_enabled()), waits).record_failure()
             self._proven.pop(key, None)
             self._last = None
-            return self._original(CHANGED, args, kwargs)
+            return self._original(FROZEN_CHANGED, args, kwargs)
         if isinstance(error, ChangedModelError):  # nor is that: the next call makes the plan anew
             self._changed_since = error.varied
             self._forget()
-            return self._original(f"{error}; the plan is made anew", args, kwargs)
+            changed = Fallback(FallbackReason.MODEL_CHANGED, f"{error}; the plan is compiled again")
+            return self._original(changed, args, kwargs)
         if isinstance(error, RecompileLimitError):  # nor is that, and code compiled so far goes on answering
-            self._say_limit(error)
-            return self._original(error.reason, args, kwargs)
+            return self._original(self._say_limit(error), args, kwargs)
         kind, plan = type(error).__name__, str(self.decision.plan)
         is_memory, told = isinstance(error, torch.OutOfMemoryError), ""
         if is_memory:  # first, so that the original has room
             told = pop_traceback(error)
             self._release(plan)
-        result = self._original(f"the plan failed ({kind})", args, kwargs)
-        self.statistics.failures[kind] += 1
+        result = self._original(Fallback(FallbackReason.PLAN_FAILED, kind), args, kwargs)
+        self.statistics.count_failure(error)
         if self.statistics.failures.total() == 1:
             logger.warning(
                 "torchwise: plan %s failed, the original answers%s", plan, told, exc_info=None if told else error
@@ -269,22 +276,25 @@ class Dispatcher:
 
     def _count_recompile(self, what: str) -> None:
         self.statistics.recompiles += 1
-        told = "torchwise: plan %s is made anew for a call that it has answered before: %s"
-        logger.info(told, self.decision.plan, what)
+        message = "torchwise: plan %s is compiled again for a call that it has answered before: %s"
+        logger.info(message, self.decision.plan, what)
 
     def _give_up(self, error: RecompileLimitError) -> None:
         """Have the original answer from the next call on. The present call still runs the realised plan."""
-        self._say_limit(error)
-        self._refusal, self.stays = error.reason, False
+        self._refusal, self.stays = self._say_limit(error), False
         self._proven.clear()
         self._last = self._realized = None
 
-    def _say_limit(self, error: RecompileLimitError) -> None:
-        if error.reason not in self._fallbacks.said:
-            self._fallbacks.said.add(error.reason)
+    def _say_limit(self, error: RecompileLimitError) -> Fallback:
+        """Raise the alert once for each place that varies. Return the fallback."""
+        fallback = Fallback(FallbackReason.RECOMPILE_LIMIT, error.reason)
+        if not self._fallbacks.is_said(fallback):
+            self._fallbacks.note_said(fallback)
             plan, count = str(self.decision.plan), self.statistics.recompiles
             said = f"plan {plan}: {error}; the original answers"
-            alert("recompile_limit", said, plan=plan, reason=error.reason, recompiles=count)
+            reason = fallback.reason.value
+            alert("recompile_limit", said, plan=plan, reason=reason, sentence=error.reason, recompiles=count)
+        return fallback
 
     def _release(self, plan: str) -> None:
         """Free the plan's memory on the GPU, captured graphs included, and leave the plan alone for a time."""
@@ -295,12 +305,12 @@ class Dispatcher:
         if not is_first:  # another thread's call failed for the same reason at once
             return
         self.statistics.opened += 1
-        said = f"the GPU ran out of memory under plan {plan}: what it held is freed, and the original answers for now"
+        said = f"the GPU ran out of memory under plan {plan}: its memory is freed, and the original answers for now"
         alert("out_of_memory", said, plan=plan)
 
     @property
-    def refusal(self) -> str | None:
-        """Why the plan may not answer at all, if that is so: it was refused, or given up since."""
+    def refusal(self) -> Fallback | None:
+        """Why the plan may not answer at all, if that is so: it was refused, or closed since."""
         return self._refusal
 
     @property
@@ -333,9 +343,9 @@ class Dispatcher:
             self._refused.clear()
             self._last = None
 
-    def close(self, reason: str = "it was closed") -> None:
-        """Give up the plan and free its memory. The original answers from now on."""
-        self._refusal, self.stays = reason, False
+    def close(self, fallback: Fallback = CLOSED) -> None:
+        """Disable the plan and free its memory. The original answers from now on, with this reason."""
+        self._refusal, self.stays = fallback, False
         self._forget()
 
     def _forget(self) -> None:
@@ -363,31 +373,33 @@ class Dispatcher:
             self._changed_since = None
             if self._refusal is not None:  # it was closed meanwhile
                 self._forget()
-                raise UnsupportedError("the plan was given up while it was made ready")
+                raise UnsupportedError("the plan was closed while it was compiled")
         return self._realized
 
-    def _original(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.stays = reason == STAYS == self._refusal  # another thread may have closed it
-        self._fallbacks.count(reason, self.statistics)
+    def _original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Another thread may have closed it.
+        self.stays = fallback.reason is FallbackReason.EAGER_DECISION and fallback is self._refusal
+        self._fallbacks.count(fallback, self.statistics)
         return self.original(*args, **kwargs)
 
-    def _state_refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    def _state_refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
         """Return why the plan may not answer in the state that the process and the model are in, or None."""
         if is_grad_enabled() and self._inference and may_need_gradients(self._module, self.decision.plan, args, kwargs):
-            return "gradients are enabled, and the plan was proven without: call it under torch.no_grad()"
+            return GRADIENTS
         if is_autocast_enabled(self._device):
-            return "autocast is enabled, and the plan was proven without"
+            return AUTOCAST
         return self._changed()
 
-    def _unproven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    def _find_unverified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
         elsewhere = {t.device.type for t in pytree.tensors((args, kwargs))} - {self.decision.workload.device}
         if elsewhere:
-            return f"an input lies on {elsewhere.pop()}, and the plan was proven on {self.decision.workload.device}"
+            detail = f"{elsewhere.pop()}, and not {self.decision.workload.device}"
+            return Fallback(FallbackReason.OTHER_DEVICE, detail)
         given = strip_memory(describe_example(Example(args, kwargs)))
         if given in map(strip_memory, self.decision.inputs):
             return None
         if self.decision.plan.shapes == "dynamic" and ranks(given) in {ranks(i) for i in self.decision.inputs}:
             return None
-        if NOT_VERIFIED not in self._fallbacks.said:
-            logger.info("torchwise: the plan was proven on %s, and is asked for %s", self.decision.inputs, given)
+        if not self._fallbacks.is_said(NOT_VERIFIED):
+            logger.info("torchwise: the plan was verified on %s, and not on %s", self.decision.inputs, given)
         return NOT_VERIFIED

@@ -6,13 +6,16 @@ import logging
 
 from torchwise.alerts import alert
 from torchwise.records import Decision
-from torchwise.runtime.statistics import STAYS, Statistics
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+from torchwise.runtime.statistics import Statistics
 
 logger = logging.getLogger("torchwise")
 
 MIN_CALLS = 1000
 """Calls before anything is said of the share that the original answers: the first ones of a program are odd."""
 MAX_FALLBACKS = 0.05
+MAX_SENTENCES = 10
+"""Sentences that are logged for one reason. Details may differ from call to call, and would fill the log."""
 
 
 class Fallbacks:
@@ -21,26 +24,33 @@ class Fallbacks:
     Args:
         decision: the decision whose plan was to answer.
         happens: the beginning of the message, such as "the original answers".
-
-    Attributes:
-        said: reasons that were logged, or that need no logging.
     """
 
     def __init__(self, decision: Decision, happens: str) -> None:
         self._decision, self._happens = decision, happens
         self._is_alarmed = decision.plan.is_eager
-        self.said: set[str] = set()
+        self._said: dict[FallbackReason, set[str]] = {}  # details by reason
 
-    def count(self, reason: str, statistics: Statistics) -> None:
-        """Count one more call."""
-        if reason == STAYS:
+    def is_said(self, fallback: Fallback) -> bool:
+        """Whether its sentence was logged, needs no logging, or is one too many for its reason."""
+        details = self._said.get(fallback.reason)
+        return details is not None and (fallback.detail in details or len(details) >= MAX_SENTENCES)
+
+    def note_said(self, fallback: Fallback) -> None:
+        """Note that a sentence was logged, or needs no logging."""
+        if not self.is_said(fallback):
+            self._said.setdefault(fallback.reason, set()).add(fallback.detail)
+
+    def count(self, fallback: Fallback, statistics: Statistics) -> None:
+        """Count one more call, and log its sentence if it is new."""
+        if fallback.reason is FallbackReason.EAGER_DECISION:
             statistics.stayed += 1
         else:
-            statistics.reasons[reason] += 1
-        if reason not in self.said:
-            self.said.add(reason)
+            statistics.count(fallback)
+        if not self.is_said(fallback):
+            self.note_said(fallback)
             level = logging.INFO if self._decision.plan.is_eager else logging.WARNING
-            logger.log(level, "torchwise: %s, because %s", self._happens, reason)
+            logger.log(level, "torchwise: %s, because %s", self._happens, fallback)
         if not self._is_alarmed and statistics.calls >= MIN_CALLS:
             self._check_rate(statistics)
 
@@ -48,6 +58,6 @@ class Fallbacks:
         if (rate := statistics.fallback_rate) > MAX_FALLBACKS:
             self._is_alarmed = True
             [(reason, times)] = statistics.original.most_common(1)
-            plan = str(self._decision.plan)
-            said = f"{rate:.0%} of {statistics.calls:,} calls went to the original and not to plan {plan}: {reason}"
-            alert("fallback_rate", said, plan=plan, rate=rate, reason=reason, times=times)
+            plan, sentence = str(self._decision.plan), statistics.sentences[reason]
+            said = f"{rate:.0%} of {statistics.calls:,} calls went to the original and not to plan {plan}: {sentence}"
+            alert("fallback_rate", said, plan=plan, rate=rate, reason=reason.value, sentence=sentence, times=times)

@@ -25,7 +25,7 @@ def swap(optimized: Any, dispatcher: Dispatcher) -> None:
         InputError: it is nothing that Torchwise optimised.
     """
     if dispatcher_of(optimized) is None:
-        raise InputError(f"it is a {type(optimized).__name__}, but only what torchwise.apply returned can be swapped")
+        raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply can be swapped")
     own = vars(optimized)
     own["_torchwise" if "_torchwise" in own else "_dispatcher"] = dispatcher
 
@@ -36,10 +36,10 @@ def answers_alike(dispatcher: Dispatcher, workload: Workload) -> str | None:
         for example in workload.examples:
             right, ours = _observe_call(workload.call, example), _observe_call(dispatcher, example)
             if dispatcher.statistics.original:
-                return f"it does not answer the example inputs: {next(iter(dispatcher.statistics.original))}"
+                return f"it does not answer the example inputs: {next(iter(dispatcher.statistics.sentences.values()))}"
             moved = Sensitivity(partial(_run_perturbed, workload.call, example))
             if found := mismatch(ours, right, dispatcher.decision.error or 0.0, moved):
-                return f"on the example inputs it answers otherwise than the original: {found}"
+                return f"on the example inputs its answer differs from the original's: {found}"
     return None
 
 

@@ -14,15 +14,14 @@ import torch
 
 from torchwise.compile import Signature
 from torchwise.errors import UnsupportedError
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.signature_match import memory, ranks, strip_memory
 from torchwise.workload import pytree
 from torchwise.workload.memory import overlap_of
 
 logger = logging.getLogger("torchwise")
 
-OVERLAPS = (
-    "inputs share memory, with each other or with the model, as they did in no proof, and the call may write there"
-)
+OVERLAPS = Fallback(FallbackReason.INPUTS_SHARE_MEMORY)
 MAX_READING = 1024
 """Signatures that are remembered to write nothing: views of one memory may lie in any number of ways."""
 Slot = tuple[Mapping[str, Any], str]
@@ -83,16 +82,21 @@ class InputWrites:
             self._written[key] = written
 
     def learn_from_call(
-        self, key: Signature, original: Callable[..., Any], reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        key: Signature,
+        original: Callable[..., Any],
+        fallback: Fallback,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        """Have the original answer a call for a reason, and see whether it writes nothing: the next may be the plan's.
+        """Have the original answer a call, and see whether it writes nothing: the plan may then answer the next.
 
         Each signature is looked at once.
         """
         if key in self._reading or key in self._written:
-            return original(reason, args, kwargs)
+            return original(fallback, args, kwargs)
         look = self.take_snapshot(args, kwargs, closely=True)
-        answer = original(reason, args, kwargs)
+        answer = original(fallback, args, kwargs)
         self._reading[key] = look is not None and not look.inputs_written() and not look.own_written()
         if len(self._reading) > MAX_READING:
             del self._reading[next(iter(self._reading))]
@@ -109,7 +113,7 @@ class InputWrites:
 
         def call_or_raise(*args: Any, **kwargs: Any) -> Any:
             if not self.may_go_on(key, args, kwargs):
-                raise OverlapError(OVERLAPS)
+                raise OverlapError(str(OVERLAPS))
             return call(*args, **kwargs)
 
         return call_or_raise

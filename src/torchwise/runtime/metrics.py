@@ -31,7 +31,7 @@ def export_metrics(optimized: Any, name: str, registry: Any = None) -> Callable[
     """
     dispatcher = dispatcher_of(optimized)
     if dispatcher is None:
-        raise InputError(f"it is a {type(optimized).__name__}, but only what torchwise.apply returned has metrics")
+        raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply has metrics")
     try:
         import prometheus_client
     except ImportError as error:
@@ -78,10 +78,12 @@ class _Collector:
         )
         optimized = CounterMetricFamily("torchwise_optimized_calls", "Calls that the plan answered.", labels=labels)
         failures = CounterMetricFamily("torchwise_failures", "Failures of the plan.", labels=[*labels, "error"])
-        opened = CounterMetricFamily("torchwise_opened", "Times that failures closed the way to it.", labels=labels)
+        opened = CounterMetricFamily(
+            "torchwise_opened", "Times that failures kept the plan from answering.", labels=labels
+        )
         compared = CounterMetricFamily("torchwise_compared", "Calls compared with the original.", labels=labels)
         mismatched = CounterMetricFamily("torchwise_mismatched", "Comparisons that differed.", labels=labels)
-        again = CounterMetricFamily("torchwise_recompiles", "Calls answered before that compiled anew.", labels=labels)
+        again = CounterMetricFamily("torchwise_recompiles", "Calls answered before that compiled again.", labels=labels)
         firsts = CounterMetricFamily("torchwise_first_calls", "Calls that compiled or captured.", labels=labels)
         first_s = CounterMetricFamily("torchwise_first_calls_seconds", "Seconds that these took.", labels=labels)
         frozen = GaugeMetricFamily("torchwise_frozen", "Whether nothing more is compiled or captured.", labels=labels)
@@ -96,7 +98,7 @@ class _Collector:
             counts, of = dispatcher.statistics, [name, str(dispatcher.decision.plan)]
             optimized.add_metric(of, counts.optimized)
             for reason, times in list(counts.original.items()):
-                by_reason.add_metric([*of, reason], times)
+                by_reason.add_metric([*of, reason.value], times)
             for kind, times in list(counts.failures.items()):
                 failures.add_metric([*of, kind], times)
             opened.add_metric(of, counts.opened)

@@ -14,6 +14,7 @@ from torchwise.compile.forward_entry import BY_TORCH, DOES_NO_MORE, calls_forwar
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
 from torchwise.runtime.method_forwarding import like
 from torchwise.runtime.staleness import stale_because
 from torchwise.runtime.statistics import Statistics
@@ -42,7 +43,7 @@ HOOKS = (
 )
 """Attributes that a wrapper has of its own, as does a copy of it."""
 
-DIRECT = "forward was called itself, by which a plan that does what a call does would do too much"
+FORWARD_CALLED = Fallback(FallbackReason.FORWARD_CALLED)
 
 
 class _Entered(threading.local):
@@ -71,7 +72,7 @@ class OptimizedModule(torch.nn.Module):
         self,
         original: torch.nn.Module,
         decision: Decision,
-        refusal: str | None = None,
+        refusal: Fallback | None = None,
         *,
         borrow: bool = False,
         canary: int | None = None,
@@ -113,7 +114,7 @@ class OptimizedModule(torch.nn.Module):
         original: Any = dispatcher.original
         if calls_forward_alone(original):
             return dispatcher(*args, **kwargs)
-        dispatcher.statistics.reasons[DIRECT] += 1
+        dispatcher.statistics.count(FORWARD_CALLED)
         return original.forward(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -189,7 +190,7 @@ class OptimizedModule(torch.nn.Module):
         return memo[id(self)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as the original and the decision: compiled code is made anew."""
+        """Copy and pickle as the original and the decision: code is compiled again."""
         own = self._dispatcher
         hooks = {name: found for name in HOOKS if (found := self.__dict__[name])}
         return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow, own.canary, own.refusal, hooks))
@@ -210,7 +211,7 @@ class OptimizedFunction:
         self,
         original: Callable[..., Any],
         decision: Decision,
-        refusal: str | None = None,
+        refusal: Fallback | None = None,
         *,
         borrow: bool = False,
         canary: int | None = None,
@@ -248,16 +249,16 @@ def _rebuilt(
     decision: Decision,
     borrow: bool = False,
     canary: int | None = None,
-    refusal: str | None = None,
+    refusal: Fallback | str | None = None,
     hooks: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Make a wrapper anew from a copy or a pickle, which may have come to another machine: stale is never trusted.
+    """Make a wrapper again from a copy or a pickle, which may have come to another machine: stale is never trusted.
 
-    A plan that was refused, or given up, is so in a copy as well.
+    A plan that was refused or disabled is so in a copy as well.
     """
     stale = stale_because(original, decision)
-    refusal = f"the decision is stale ({stale})" if stale else refusal
-    made = kind(original, decision, refusal, borrow=borrow, canary=canary)
+    effective = Fallback(FallbackReason.STALE_DECISION, stale) if stale else read_fallback(refusal)
+    made = kind(original, decision, effective, borrow=borrow, canary=canary)
     vars(made).update(hooks or {})  # the very dictionaries, by which copied handles know their hooks
     return made
 
@@ -278,7 +279,7 @@ def freezable(optimized: Any) -> Dispatcher:
     """
     dispatcher = dispatcher_of(optimized)
     if dispatcher is None:
-        raise InputError(f"it is a {type(optimized).__name__}, but only what torchwise.apply returned can be frozen")
+        raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply can be frozen")
     return dispatcher
 
 

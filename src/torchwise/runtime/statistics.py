@@ -8,10 +8,13 @@ from typing import Any
 
 from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.compile.cuda_graphs.compile_freeze import count_captured_graphs
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.latency import Histogram
 
-STAYS = "the decision is to stay with eager"
-"""Why the original answers after a decision for eager."""
+EAGER_DECISION = Fallback(FallbackReason.EAGER_DECISION)
+MAX_ERROR_TYPES = 20
+"""Types of error that are counted apart. Further ones count as `OTHER`, so that metrics stay bounded."""
+OTHER = "other"
 
 
 @dataclass(slots=True)
@@ -24,13 +27,15 @@ class Statistics:
     Attributes:
         optimized: calls that the plan answered.
         reasons: calls that the original answered, by reason, without those that `stayed`.
+        latest: the latest fallback for each reason, with its details.
         stayed: calls that the original answered because the decision is to stay with eager. It is a plain number, as
             next to nothing may stand before a call that a plan does not make faster (`benchmarks/dispatch.py`).
-        failures: failures of the plan, by the type of the error. The original answered those calls.
+        failures: failures of the plan, by the type of the error, or `OTHER` after `MAX_ERROR_TYPES` types. The original
+            answered those calls.
         opened: number of times that failures kept the plan from answering, for a time or for good.
         compared: calls that were also answered by the original, to compare.
         mismatched: those of them in which the answers differed.
-        recompiles: calls that the plan had answered before and that compiled or captured something anew, as something
+        recompiles: calls that the plan had answered before and that compiled or captured something again, as something
             other than the inputs varied.
         first_calls: calls that compiled or captured something.
         first_calls_s: the seconds that these took.
@@ -40,7 +45,8 @@ class Statistics:
     """
 
     optimized: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[FallbackReason] = field(default_factory=Counter)
+    latest: dict[FallbackReason, Fallback] = field(default_factory=dict)
     stayed: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     opened: int = 0
@@ -53,12 +59,20 @@ class Statistics:
     at_freeze: tuple[int, int] | None = None
 
     @property
-    def original(self) -> Counter[str]:
+    def original(self) -> Counter[FallbackReason]:
         """Calls that the original answered, by reason."""
         found = self.reasons.copy()  # at once, while other threads count
         if self.stayed:
-            found[STAYS] += self.stayed
+            found[FallbackReason.EAGER_DECISION] += self.stayed
         return found
+
+    @property
+    def sentences(self) -> dict[FallbackReason, str]:
+        """The latest sentence for each reason in `original`, with names and figures."""
+        latest = self.latest.copy()  # at once, as above
+        if self.stayed:
+            latest[FallbackReason.EAGER_DECISION] = EAGER_DECISION
+        return {reason: str(fallback) for reason, fallback in latest.items()}
 
     @property
     def calls(self) -> int:
@@ -80,6 +94,15 @@ class Statistics:
         """CUDA graphs recorded in this process since the freeze, for any purpose, or None if not frozen."""
         return count_captured_graphs() - self.at_freeze[1] if self.at_freeze else None
 
+    def count(self, fallback: Fallback) -> None:
+        """Count a call that the original answered."""
+        self.reasons[fallback.reason] += 1
+        self.latest[fallback.reason] = fallback
+
+    def count_failure(self, error: BaseException) -> None:
+        """Count a failure of the plan by the type of its error."""
+        add_bounded(self.failures, type(error).__name__)
+
     def freeze(self) -> None:
         """Count compilations and captures from now on, unless they are counted already."""
         self.at_freeze = self.at_freeze or (count_compiled_graphs(), count_captured_graphs())
@@ -89,7 +112,8 @@ class Statistics:
         return {
             "calls": self.calls,
             "optimized": self.optimized,
-            "original": dict(self.original),
+            "original": {reason.value: times for reason, times in self.original.items()},
+            "original_sentences": {reason.value: sentence for reason, sentence in self.sentences.items()},
             "fallback_rate": self.fallback_rate,
             "failures": dict(self.failures),
             "opened": self.opened,
@@ -106,3 +130,8 @@ class Statistics:
                 "p99_s": self.latency.quantile(0.99),
             },
         }
+
+
+def add_bounded(counts: Counter[str], name: str) -> None:
+    """Count a name, or `OTHER` if there are `MAX_ERROR_TYPES` names already."""
+    counts[name if name in counts or len(counts) < MAX_ERROR_TYPES else OTHER] += 1

@@ -19,12 +19,13 @@ from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.dispatch import NOT_VERIFIED
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
 from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.input_snapshot import InputSnapshot
 from torchwise.runtime.input_writes import OVERLAPS, InputWrites
 from torchwise.runtime.signature_match import strip_memory
 from torchwise.runtime.staleness import stale_because
-from torchwise.runtime.statistics import STAYS, Statistics
+from torchwise.runtime.statistics import EAGER_DECISION, Statistics
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 from torchwise.workload.train_step import TrainStep, unwrap_ddp
@@ -64,7 +65,7 @@ class OptimizedStep:
         self,
         original: TrainStep,
         decision: Decision,
-        refusal: str | None = None,
+        refusal: Fallback | None = None,
         *,
         borrow: bool = False,  # noqa: ARG002
         canary: int | None = None,
@@ -74,7 +75,7 @@ class OptimizedStep:
         self.original = original
         self.decision = decision
         self.statistics = Statistics()
-        self._refusal = refusal if refusal or not decision.plan.is_eager else STAYS
+        self._refusal = refusal if refusal or not decision.plan.is_eager else EAGER_DECISION
         self._realized: CompiledStep | None = None
         self._changes: list[CallGuard] = []  # of the model and the loss, since the plan was made of them
         self._fallbacks = Fallbacks(decision, "a training step is taken as written")
@@ -89,12 +90,12 @@ class OptimizedStep:
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Take one training step, and return its loss, detached."""
-        if self._refusal is None and (part := self._set_anew()) is not None:
-            self._give_up(f"{part} was set after the plan was decided for")
+        if self._refusal is None and (name := self._find_changed_attribute()) is not None:
+            self._disable_plan(Fallback(FallbackReason.STEP_CHANGED, name))
         if self._refusal is not None:
             return self._as_written(self._refusal, batch)
-        if (reason := next(filter(None, (changes.find_change() for changes in self._changes)), None)) is not None:
-            return self._as_written(reason, batch)
+        if (change := next(filter(None, (guard.find_change() for guard in self._changes)), None)) is not None:
+            return self._as_written(change, batch)
         key = signature_of(batch, {})
         taken = self._taken.get(key)
         if taken is None:
@@ -118,7 +119,7 @@ class OptimizedStep:
         return loss
 
     def close(self) -> None:
-        """Free the plan's memory, and restore the optimizer's own form. The next step makes the plan anew."""
+        """Free the plan's memory, and restore the optimizer's own form. The next step compiles the plan again."""
         if self._realized is not None:
             self._realized.close()
         self._realized, self._changes = None, []
@@ -147,7 +148,7 @@ class OptimizedStep:
             setattr(self.original, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as the original and the decision: compiled code is made anew, here, too."""
+        """Copy and pickle as the original and the decision. Code is compiled again, here, too."""
         self.close()
         return _rebuilt, (self.original, self.decision, self._refusal)
 
@@ -176,10 +177,10 @@ class OptimizedStep:
     def _has_verified_overlap(self, key: Signature, batch: tuple[Any, ...]) -> bool:
         return self._writes.is_verified(key, describe_example(Example(batch)), batch, {})
 
-    def _set_anew(self) -> str | None:
+    def _find_changed_attribute(self) -> str | None:
         """Return the name of a part that the plan was not made of, and does not look at."""
         made_of = self._made_of
-        if self._realized is not None:  # a plan in float16 brings a scaler along
+        if self._realized is not None:  # a plan in float16 implies a scaler
             made_of = {**made_of, "scaler": self._realized.parts.scaler}
         for name, part in made_of.items():
             now = getattr(self.original, name)
@@ -214,31 +215,31 @@ class OptimizedStep:
         if undo is not None:
             undo()  # while the optimizer has the form in which the state was copied
         self.close()
-        reason = f"the plan failed ({type(error).__name__})"
-        self._fallbacks.said.add(reason)  # by the lines below
-        loss = self._as_written(reason, batch)
-        self._give_up(reason, f": {error}")
-        self.statistics.failures[type(error).__name__] += 1
+        failed = Fallback(FallbackReason.PLAN_FAILED, type(error).__name__)
+        self._fallbacks.note_said(failed)  # by the lines below
+        loss = self._as_written(failed, batch)
+        self._disable_plan(failed, f": {error}")
+        self.statistics.count_failure(error)
         self.statistics.opened += 1
         logger.debug("torchwise: how it failed", exc_info=error)
         return loss
 
-    def _give_up(self, reason: str, details: str = "") -> None:
+    def _disable_plan(self, fallback: Fallback, details: str = "") -> None:
         self.close()
-        self._refusal = reason
-        self._fallbacks.said.add(reason)
-        logger.warning("torchwise: training goes on as written, because %s%s", reason, details)
+        self._refusal = fallback
+        self._fallbacks.note_said(fallback)
+        logger.warning("torchwise: training goes on as written, because %s%s", fallback, details)
 
-    def _as_written_with(self, reason: str, batch: tuple[Any, ...], _named: Mapping[str, Any]) -> torch.Tensor:
-        return self._as_written(reason, batch)
+    def _as_written_with(self, fallback: Fallback, batch: tuple[Any, ...], _named: Mapping[str, Any]) -> torch.Tensor:
+        return self._as_written(fallback, batch)
 
-    def _as_written(self, reason: str, batch: tuple[Any, ...]) -> torch.Tensor:
-        self._fallbacks.count(reason, self.statistics)
+    def _as_written(self, fallback: Fallback, batch: tuple[Any, ...]) -> torch.Tensor:
+        self._fallbacks.count(fallback, self.statistics)
         return self.original(*batch)
 
     def _count_recompile(self, what: str) -> None:
         self.statistics.recompiles += 1
-        logger.info("torchwise: plan %s is compiled anew for a batch like one before: %s", self.decision.plan, what)
+        logger.info("torchwise: plan %s is compiled again for a batch like one before: %s", self.decision.plan, what)
 
     def _limit_reached(self, error: RecompileLimitError) -> None:
         self._limit = error  # the step is under way, and taken by the plan to its end
@@ -246,11 +247,21 @@ class OptimizedStep:
     def _stop_compiling(self, error: RecompileLimitError) -> None:
         """Take the steps that follow as written."""
         self._limit = None
-        self._give_up(error.reason)
+        fallback = Fallback(FallbackReason.RECOMPILE_LIMIT, error.reason)
+        self._disable_plan(fallback)
         plan, count = str(self.decision.plan), self.statistics.recompiles
-        alert("recompile_limit", f"plan {plan}: {error}", plan=plan, reason=error.reason, recompiles=count)
+        reason = fallback.reason.value
+        alert(
+            "recompile_limit",
+            f"plan {plan}: {error}",
+            plan=plan,
+            reason=reason,
+            sentence=error.reason,
+            recompiles=count,
+        )
 
 
-def _rebuilt(original: TrainStep, decision: Decision, refusal: str | None = None) -> OptimizedStep:
+def _rebuilt(original: TrainStep, decision: Decision, refusal: Fallback | str | None = None) -> OptimizedStep:
     stale = stale_because(original, decision)
-    return OptimizedStep(original, decision, f"the decision is stale ({stale})" if stale else refusal)
+    effective = Fallback(FallbackReason.STALE_DECISION, stale) if stale else read_fallback(refusal)
+    return OptimizedStep(original, decision, effective)

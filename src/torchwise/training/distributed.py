@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchwise.compile.private import look_up
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.workload.train_step import TrainStep, find_sharded_modules, unwrap_ddp
 
 WHO = "training with sharded weights"
@@ -57,13 +58,14 @@ def as_decided_for(step: TrainStep) -> Iterator[TrainStep]:
             attributes.update(held)
 
 
-def unfit_because(plan: Plan) -> str | None:
-    """Return the part of a plan that only works in one process, or None if several ranks can run the plan together."""
+def find_rank_refusal(plan: Plan) -> Fallback | None:
+    """Return why a plan only works in one process, or None if several ranks can run the plan together."""
+    detail = ""
     if plan.capture != "none":
-        return f"capture is {plan.capture!r}, but what is exchanged between ranks is not captured"
-    if plan.scope == "loss":
-        return "scope is 'loss', but what spreads the model over ranks must see it called"
-    return None
+        detail = f"capture is {plan.capture!r}, but exchanges between ranks are not captured"
+    elif plan.scope == "loss":
+        detail = "scope is 'loss', but the wrapper that spreads the model over ranks must see its call"
+    return Fallback(FallbackReason.NOT_FOR_RANKS, detail) if detail else None
 
 
 @contextlib.contextmanager

@@ -20,11 +20,13 @@ from torchwise.compile.train_step import written_in_class
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
-from torchwise.runtime.statistics import STAYS
+from torchwise.runtime.dispatch import NOT_VERIFIED
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+from torchwise.runtime.statistics import EAGER_DECISION
 from torchwise.study.apply_approvals import apply_stored_approvals
-from torchwise.training.distributed import unfit_because
+from torchwise.training.distributed import find_rank_refusal
 from torchwise.training.ranks import PATIENCE_S, Ranks
-from torchwise.training.step import tune
+from torchwise.training.step import OTHER_RANK, tune
 from torchwise.workload import Example
 from torchwise.workload.module_state import kept_state, preserve_generators
 from torchwise.workload.surrogate_loss import loss_of
@@ -152,29 +154,28 @@ class PlannedForward:
         )
         self._decision = Decision.from_json(ruled)
         found = Dispatcher(call, self._decision)
-        refusal = unfit_because(self._decision.plan) if ranks.are_several else None
-        refusal = refusal or self._refusal(found, call)
+        refusal = find_rank_refusal(self._decision.plan) if ranks.are_several else None
+        refusal = refusal or self._find_refusal(found, call)
         (all_can,) = ranks.everywhere(refusal is None)
         if all_can:
             found.statistics = self._statistics = Statistics(latency=found.statistics.latency)  # rehearsal excluded
             self._dispatcher = found
         elif not self._decision.plan.is_eager:
-            why = refusal or "another rank cannot take the plan, so none does"
-            logger.warning("torchwise: training goes on as written: %s", why)
+            logger.warning("torchwise: training goes on as written: %s", refusal or OTHER_RANK)
 
-    def _refusal(self, found: Dispatcher, call: torch.nn.Module) -> str | None:
+    def _find_refusal(self, found: Dispatcher, call: torch.nn.Module) -> Fallback | None:
         """Return why the plan cannot be used here, or None."""
         assert self._seen is not None, "seen before they meet"
         if found.decision.plan.is_eager:
-            return STAYS
+            return EAGER_DECISION
         if stale := stale_because(call, found.decision):
-            return f"the decision is stale ({stale}): tune again"
+            return Fallback(FallbackReason.STALE_DECISION, stale)
         try:
             _rehearse(found, call, self._seen.example, self._device)
         except Exception as error:  # compilation and backward may raise any error: train with the original
-            return f"the plan failed ({type(error).__name__}: {error})"
+            return Fallback(FallbackReason.PLAN_FAILED, f"{type(error).__name__}: {error}")
         counts = found.statistics
-        return None if counts.optimized else f"the plan did not answer: {counts.snapshot()}"
+        return None if counts.optimized else next(iter(counts.latest.values()), NOT_VERIFIED)
 
 
 class _Seen:

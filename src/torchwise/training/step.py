@@ -19,9 +19,10 @@ from torchwise.decide import History, decide
 from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, stale_because, unwrap
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.step import FIRST_CALLS
 from torchwise.study.apply_approvals import apply_stored_approvals
-from torchwise.training.distributed import as_decided_for, bare, rehearsing, unfit_because
+from torchwise.training.distributed import as_decided_for, bare, find_rank_refusal, rehearsing
 from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
 from torchwise.workload import Example
 from torchwise.workload.module_state import preserve_generators
@@ -29,7 +30,7 @@ from torchwise.workload.train_step import TrainStep, find_sharded_modules
 
 logger = logging.getLogger("torchwise")
 
-ELSEWHERE = "another rank cannot take the plan, so none does"
+OTHER_RANK = Fallback(FallbackReason.OTHER_RANK)
 FAILED = "the plan failed in this step, on this rank alone: the ranks could not take it again as written together"
 
 
@@ -90,9 +91,9 @@ def apply(
     )
     with as_decided_for(step) as before:
         stale = stale_because(before, decision)
-    refusal = f"the decision is stale ({stale})" if stale else unfit_because(decision.plan)
+    refusal = Fallback(FallbackReason.STALE_DECISION, stale) if stale else find_rank_refusal(decision.plan)
     if is_another:
-        refusal = "rank 0 has another decision"
+        refusal = Fallback(FallbackReason.RANKS_DISAGREE)
     return RankedStep(step, decision, refusal, ranks, patience)
 
 
@@ -128,7 +129,7 @@ class RankedStep(OptimizedStep):
     """
 
     def __init__(
-        self, original: TrainStep, decision: Decision, refusal: str | None, ranks: Ranks, patience: float
+        self, original: TrainStep, decision: Decision, refusal: Fallback | None, ranks: Ranks, patience: float
     ) -> None:
         super().__init__(original, decision, refusal)
         self._ranks: Ranks | None = ranks
@@ -148,15 +149,17 @@ class RankedStep(OptimizedStep):
         is_proven = super()._is_verified(batch) and self._has_verified_overlap(signature_of(batch, {}), batch)
         holds, can_try = ranks.everywhere(self._refusal is None, is_proven)
         if not holds:
-            self._end_meeting(self._refusal or ELSEWHERE)
+            self._end_meeting(self._refusal or OTHER_RANK)
         elif can_try:
             failure = self._rehearse(batch)
             (all_came,) = ranks.everywhere(failure is None)
             self._taken = {signature_of(batch, {}): FIRST_CALLS}
-            why = f"the plan failed ({type(failure).__name__}: {failure})" if failure else ELSEWHERE
-            self._end_meeting(None if all_came else why)
+            refusal = OTHER_RANK
+            if failure is not None:
+                refusal = Fallback(FallbackReason.PLAN_FAILED, f"{type(failure).__name__}: {failure}")
+            self._end_meeting(None if all_came else refusal)
 
-    def _end_meeting(self, refusal: str | None) -> None:
+    def _end_meeting(self, refusal: Fallback | None) -> None:
         assert self._ranks is not None, "they meet once"
         self._ranks.close()
         self._ranks = None
@@ -189,17 +192,19 @@ class RankedStep(OptimizedStep):
     def _stop_compiling(self, error: RecompileLimitError) -> None:
         """Continue with the plan, as one rank cannot stop alone, and log that once."""
         self._limit = None
-        if error.reason not in self._fallbacks.said:
-            self._fallbacks.said.add(error.reason)
+        fallback = Fallback(FallbackReason.RECOMPILE_LIMIT, error.reason)
+        if not self._fallbacks.is_said(fallback):
+            self._fallbacks.note_said(fallback)
             plan, count = str(self.decision.plan), self.statistics.recompiles
             said = f"plan {plan}: {error}; it goes on compiling, as one rank cannot stop alone"
-            alert("recompile_limit", said, plan=plan, reason=error.reason, recompiles=count)
+            reason = fallback.reason.value
+            alert("recompile_limit", said, plan=plan, reason=reason, sentence=error.reason, recompiles=count)
 
     def _handle_failure(
         self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]
     ) -> torch.Tensor:
         del undo, batch
-        self.statistics.failures[type(error).__name__] += 1
+        self.statistics.count_failure(error)
         error.add_note(f"torchwise: {FAILED}; without Torchwise it may not fail")
         raise error
 
@@ -207,8 +212,8 @@ class RankedStep(OptimizedStep):
 def _decide_for_ranks(record: StudyRecord) -> Decision:
     """Return the decision, or the best one that several ranks can run together."""
     assert record.decision is not None, "tune returns decided studies only"
-    if unfit_because(record.decision.plan) is None:
+    if find_rank_refusal(record.decision.plan) is None:
         return record.decision
-    fit = tuple(trial for trial in record.trials if unfit_because(trial.plan) is None)
+    fit = tuple(trial for trial in record.trials if find_rank_refusal(trial.plan) is None)
     history = History(record.decision.workload, record.inspection, fit)
     return decide(history, environment.detect(record.workload.device))

@@ -48,5 +48,5 @@ def check_served(call: Callable[..., Any]) -> None:
 
     if not isinstance(call, (OptimizedModule, OptimizedFunction, OptimizedStep)) or call.decision.plan.is_eager:
         return
-    if refused := call.statistics.original:
-        raise StalePlanError(f"the original answered instead of the plan: {', '.join(refused)}")
+    if sentences := call.statistics.sentences:
+        raise StalePlanError(f"the original answered instead of the plan: {', '.join(sentences.values())}")
