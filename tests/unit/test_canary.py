@@ -19,6 +19,7 @@ from torchwise.plan import Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, dispatch
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.input_writes import InputWrites
+from torchwise.runtime.signature_match import VerifiedInputs
 
 PLAN = Plan(backend="inductor")
 X = torch.arange(12.0).reshape(3, 4)
@@ -207,8 +208,8 @@ def test_calls_whose_inputs_share_memory_are_compared_on_copies_that_do(serve: C
 
     fast = serve(add_in_place, add_in_place, X, X.clone(), canary=1)
     inputs = (*fast.decision.inputs, same_twice(add_in_place))
-    fast._dispatcher.decision = replace(fast.decision, inputs=inputs)
-    fast._dispatcher._writes = InputWrites(add_in_place, inputs, dynamic=False)
+    verified = VerifiedInputs(inputs, dynamic=False)
+    fast._dispatcher._verified, fast._dispatcher._writes = verified, InputWrites(add_in_place, verified)
     x = X.clone()
     [answer] = call_repeatedly(fast, 1, x, x)
     assert torch.equal(answer, 2 * (X + 1))
@@ -257,7 +258,7 @@ def test_a_plan_that_leaves_an_inputs_state_behind_is_mended(serve: Callable[...
 
     holder = Holder()
     fast = serve(keep, lambda x, holder: x * 1, canary=1)
-    fast._dispatcher.decision = replace(fast.decision, inputs=(make_decision(keep, PLAN, X, holder).inputs[0],))
+    fast._dispatcher._verified = VerifiedInputs(make_decision(keep, PLAN, X, holder).inputs, dynamic=False)
     answers = call_repeatedly(fast, 2, X, holder)  # type: ignore[arg-type]
     assert len(holder.given) == 2
     assert torch.equal(answers[1], 2 * X)
@@ -293,7 +294,7 @@ def test_an_input_that_is_an_object_is_never_given_to_the_original_as_well(serve
 
     holder = Holder()
     fast = serve(keep, keep, canary=1)
-    fast._dispatcher.decision = replace(fast.decision, inputs=(make_decision(keep, PLAN, X, holder).inputs[0],))
+    fast._dispatcher._verified = VerifiedInputs(make_decision(keep, PLAN, X, holder).inputs, dynamic=False)
     call_repeatedly(fast, 3, X, holder)  # type: ignore[arg-type]
     assert len(holder.given) == 3
 
@@ -315,7 +316,7 @@ def test_once_a_plan_is_found_wrong_its_answer_is_never_returned(serve: Callable
         return several[0] * 2
 
     fast = serve(grow, lambda several: several[0] * 3, canary=1)
-    fast._dispatcher.decision = replace(fast.decision, inputs=(make_decision(grow, PLAN, [X]).inputs[0],))
+    fast._dispatcher._verified = VerifiedInputs(make_decision(grow, PLAN, [X]).inputs, dynamic=False)
     [answer] = call_repeatedly(fast, 1, [X])  # type: ignore[arg-type]
     assert torch.equal(answer, X * 2)
     assert (fast.statistics.optimized, fast.statistics.original.total()) == (0, 1)

@@ -11,9 +11,8 @@ from torchwise.bucketing.padding_check import VerifiedPadding
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.signature_match import ranks
 from torchwise.workload import Example
-from torchwise.workload.identity import describe_example
+from torchwise.workload.identity import specify_inputs
 
 UNLIKE = Fallback(FallbackReason.PADDING_NOT_VERIFIED)
 
@@ -48,7 +47,7 @@ class BucketDispatch(Dispatcher):
         statistics: Statistics,
     ) -> None:
         super().__init__(original, decision, canary=canary, statistics=statistics)
-        self._kind = ranks(describe_example(proof.example))
+        self._form = specify_inputs(proof.example).strip_sizes()
         self._here = threading.local()
         self._changed = _skip_change_check
 
@@ -67,7 +66,7 @@ class BucketDispatch(Dispatcher):
         return UnpaddedAnswer(super()._original(fallback, *came))
 
     def _find_unverified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
-        if ranks(describe_example(Example(args, kwargs))) != self._kind:
+        if specify_inputs(Example(args, kwargs)).strip_sizes() != self._form:
             return UNLIKE
         return super()._find_unverified(args, kwargs)
 

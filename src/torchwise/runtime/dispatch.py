@@ -27,11 +27,11 @@ from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.input_snapshot import InputSnapshot
 from torchwise.runtime.input_writes import OVERLAPS, InputWrites, OverlapError
 from torchwise.runtime.latency import EVERY, Latency, SpeedMonitor
-from torchwise.runtime.signature_match import Known, is_of, make_recognizer, may_need_gradients, ranks, strip_memory
+from torchwise.runtime.signature_match import Known, VerifiedInputs, is_of, make_recognizer, may_need_gradients
 from torchwise.runtime.statistics import EAGER_DECISION, Statistics
 from torchwise.runtime.traceback_utils import pop_traceback
 from torchwise.workload import Example, pytree
-from torchwise.workload.identity import describe_example
+from torchwise.workload.identity import specify_inputs
 
 logger = logging.getLogger("torchwise")
 
@@ -106,7 +106,8 @@ class Dispatcher:
         self._realized: CompiledPlan | None = None
         self._changed_since: VaryingValue | None = None  # the change, so that the plan must be made anew
         self._served: set[Signature] = set()  # signatures that the plan has answered at any time
-        self._writes = InputWrites(original, decision.inputs, dynamic=decision.plan.shapes == "dynamic")
+        self._verified = VerifiedInputs(decision.inputs, dynamic=decision.plan.shapes == "dynamic")
+        self._writes = InputWrites(original, self._verified)
         self._circuits: dict[Signature, CircuitBreaker] = {}
         self._refused: dict[Any, CircuitBreaker] = {}  # as `_circuits`, of a frozen plan, by signature and grad mode
         self._memory = CircuitBreaker(failures=1, first_wait_s=MEMORY_WAIT_S)
@@ -192,7 +193,7 @@ class Dispatcher:
         return result
 
     def _has_verified_overlap(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return self._writes.is_verified(key, describe_example(Example(args, kwargs)), args, kwargs)
+        return self._writes.is_verified(key, specify_inputs(Example(args, kwargs)), args, kwargs)
 
     def _run_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledPlan, Any]:
         with self._lock:  # two first calls at once would compile twice
@@ -395,11 +396,9 @@ class Dispatcher:
         if elsewhere:
             detail = f"{elsewhere.pop()}, and not {self.decision.workload.device}"
             return Fallback(FallbackReason.OTHER_DEVICE, detail)
-        given = strip_memory(describe_example(Example(args, kwargs)))
-        if given in map(strip_memory, self.decision.inputs):
-            return None
-        if self.decision.plan.shapes == "dynamic" and ranks(given) in {ranks(i) for i in self.decision.inputs}:
+        spec = specify_inputs(Example(args, kwargs))
+        if self._verified.cover(spec):
             return None
         if not self._fallbacks.is_said(NOT_VERIFIED):
-            logger.info("torchwise: the plan was verified on %s, and not on %s", self.decision.inputs, given)
+            logger.info("torchwise: the plan was verified on %s, and not on %s", self.decision.inputs, spec)
         return NOT_VERIFIED

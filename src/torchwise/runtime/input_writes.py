@@ -7,7 +7,7 @@ reads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ import torch
 from torchwise.compile import Signature
 from torchwise.errors import UnsupportedError
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.signature_match import memory, ranks, strip_memory
+from torchwise.runtime.signature_match import VerifiedInputs
 from torchwise.workload import pytree
+from torchwise.workload.input_spec import InputSpec
 from torchwise.workload.memory import overlap_of
 
 logger = logging.getLogger("torchwise")
@@ -37,23 +38,20 @@ class InputWrites:
 
     Args:
         original: if it is a module, its own tensors are checked.
-        inputs: descriptions of the inputs that the plan was verified on.
-        dynamic: whether it was verified for other sizes as well.
+        verified: the inputs that the plan was verified on.
     """
 
-    def __init__(self, original: Any, inputs: Sequence[str], *, dynamic: bool) -> None:
+    def __init__(self, original: Any, verified: VerifiedInputs) -> None:
         self._module = original if isinstance(original, torch.nn.Module) else None
-        self._kind = ranks if dynamic else strip_memory
-        self._proven = {(self._kind(given), memory(given)) for given in inputs}
+        self._verified = verified
         self._reading: dict[Signature, bool] = {}  # whether the original wrote nothing
         self._written: dict[Signature, list[Slot]] = {}
 
-    def is_verified(self, key: Signature, description: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def is_verified(self, key: Signature, spec: InputSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a first call of a signature shares memory as verified, or may do so as it writes nothing."""
         if self._reading.get(key, False):
             return True
-        lies = (self._kind(description), memory(description))
-        return lies in self._proven and not self._meet(_slots(self._module), args, kwargs)
+        return self._verified.cover_memory(spec) and not self._meet(_slots(self._module), args, kwargs)
 
     def may_go_on(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a later call's inputs are apart from the tensors that the first one wrote to."""

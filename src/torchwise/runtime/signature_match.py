@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from torchwise.compile import Recognizer, Signature, signature_of
 from torchwise.plan import Plan
 from torchwise.workload import pytree
-from torchwise.workload.identity import MEMORY
+from torchwise.workload.input_spec import InputSpec, parse_inputs
 
 Known = tuple[Recognizer, Callable[..., Any]]
 """Recognizes calls like one that was answered, with the function that answers them."""
@@ -33,19 +32,40 @@ def make_recognizer(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callabl
         return None
 
 
-def ranks(description: str) -> str:
-    """Blank out the sizes and strides of a description, keeping names, dtypes and ranks. Shared memory is left out."""
-    return re.sub(r"\d+(?=[,\]\)])", "·", strip_memory(description))
+class VerifiedInputs:
+    """The inputs that a plan was verified on.
+
+    Args:
+        inputs: one line for each example, as a decision stores it.
+        dynamic: whether the plan was verified for other sizes of the same ranks, too.
+    """
+
+    def __init__(self, inputs: Sequence[str], *, dynamic: bool) -> None:
+        self._strips_sizes = dynamic
+        specs = [*map(parse_inputs, inputs)]
+        self._forms = {self._form_of(spec) for spec in specs}
+        self._memory = {(self._form_of(spec), spec.overlaps) for spec in specs}
+
+    def cover(self, spec: InputSpec) -> bool:
+        """Whether they have the same form: paths, dtypes, shapes and strides (or ranks), and other values.
+
+        The memory that inputs share is left out.
+        """
+        return any(self._form_of(same) in self._forms for same in _read_both_ways(spec))
+
+    def cover_memory(self, spec: InputSpec) -> bool:
+        """Whether they have the same form, and share memory in the same way."""
+        return any((self._form_of(same), same.overlaps) in self._memory for same in _read_both_ways(spec))
+
+    def _form_of(self, spec: InputSpec) -> Hashable:
+        return spec.strip_sizes() if self._strips_sizes else spec.leaves
 
 
-def strip_memory(description: str) -> str:
-    """Leave out of a description of inputs how they share memory."""
-    return description.partition(MEMORY)[0]
-
-
-def memory(description: str) -> str:
-    """Return the part of a description of inputs about shared memory, or "" if they share none."""
-    return description.partition(MEMORY)[2]
+def _read_both_ways(spec: InputSpec) -> Iterator[InputSpec]:
+    """Yield inputs as they are, and as their line is read: a printed form with unpaired quotes is cut elsewhere."""
+    yield spec
+    if not spec.is_tensors_only:
+        yield parse_inputs(str(spec))
 
 
 def may_need_gradients(

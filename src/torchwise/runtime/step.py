@@ -23,11 +23,11 @@ from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fal
 from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.input_snapshot import InputSnapshot
 from torchwise.runtime.input_writes import OVERLAPS, InputWrites
-from torchwise.runtime.signature_match import strip_memory
+from torchwise.runtime.signature_match import VerifiedInputs
 from torchwise.runtime.staleness import stale_because
 from torchwise.runtime.statistics import EAGER_DECISION, Statistics
 from torchwise.workload import Example
-from torchwise.workload.identity import describe_example
+from torchwise.workload.identity import specify_inputs
 from torchwise.workload.train_step import TrainStep, unwrap_ddp
 
 logger = logging.getLogger("torchwise")
@@ -81,9 +81,8 @@ class OptimizedStep:
         self._fallbacks = Fallbacks(decision, "a training step is taken as written")
         self._recompiles = Recompiles(told=self._count_recompile, give_up=self._limit_reached, is_part=True)
         self._limit: RecompileLimitError | None = None
-        self._writes = InputWrites(
-            None, decision.inputs, dynamic=False
-        )  # to batches, as every step writes to the model
+        self._verified = VerifiedInputs(decision.inputs, dynamic=False)
+        self._writes = InputWrites(None, self._verified)  # to batches, as every step writes to the model
         self._taken: dict[Signature, int] = {}  # steps on batches of a verified kind, up to FIRST_CALLS
         names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
         self._made_of = {name: getattr(original, name) for name in names}
@@ -171,11 +170,10 @@ class OptimizedStep:
     def _is_verified(self, batch: tuple[Any, ...]) -> bool:
         if any(p.device.type != self.decision.workload.device for p in self.original.trained()):
             return False
-        given = strip_memory(describe_example(Example(batch)))
-        return given in map(strip_memory, self.decision.inputs) and not opaque_leaves(batch)
+        return self._verified.cover(specify_inputs(Example(batch))) and not opaque_leaves(batch)
 
     def _has_verified_overlap(self, key: Signature, batch: tuple[Any, ...]) -> bool:
-        return self._writes.is_verified(key, describe_example(Example(batch)), batch, {})
+        return self._writes.is_verified(key, specify_inputs(Example(batch)), batch, {})
 
     def _find_changed_attribute(self) -> str | None:
         """Return the name of a part that the plan was not made of, and does not look at."""

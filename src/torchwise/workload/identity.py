@@ -36,6 +36,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torchwise.workload.input_spec import InputSpec, LeafSpec, OverlapSpec, TensorSpec
 from torchwise.workload.memory import overlap_of
 from torchwise.workload.pytree import list_named_leaves
 from torchwise.workload.train_step import TrainStep
@@ -44,8 +45,6 @@ from torchwise.workload.workload import Example, Workload
 if TYPE_CHECKING:
     import torch
 
-MEMORY = "; memory: "
-"""Separates the inputs from the memory they share in a description of inputs."""
 Attributes = Mapping[int, Mapping[str, str | None]]
 """The printed form of attributes by name, or None for a missing attribute, for each module by its `id`."""
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
@@ -86,36 +85,40 @@ def structure(call: Callable[..., Any], attributes: Attributes | None = None) ->
 
 def describe_example(example: Example) -> str:
     """Describe the inputs in a line: "path dtype[shape] strides" or "path value" for each leaf, and shared memory."""
+    return str(specify_inputs(example))
+
+
+def specify_inputs(example: Example) -> InputSpec:
+    """Describe the inputs as data."""
     leaves = list_named_leaves((example.args, dict(sorted(example.kwargs.items()))))
-    return "; ".join(f"{path} {_describe_leaf(leaf)}" for path, leaf in leaves) + _describe_memory(leaves)
+    return InputSpec(tuple(LeafSpec(path, _specify_leaf(leaf)) for path, leaf in leaves), _specify_overlaps(leaves))
 
 
-def _describe_memory(leaves: list[tuple[str, Any]]) -> str:
-    """Say how far each tensor begins behind another one that it overlaps with, or "" if none overlap."""
+def _specify_overlaps(leaves: list[tuple[str, Any]]) -> tuple[OverlapSpec, ...]:
+    """Return how far each tensor begins behind another one that it overlaps with."""
     import torch
 
     tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
     overlap = overlap_of([tensor for _, tensor in tensors])
     if overlap is None:
-        return ""
+        return ()
     places = enumerate(zip(tensors, overlap, strict=True))
-    behind = [(path, tensors[first][0], by) for at, ((path, _), (first, by)) in places if first != at]
-    return MEMORY + ", ".join(f"{path} is {first} {by:+d} bytes" for path, first, by in behind)
+    return tuple(OverlapSpec(path, tensors[first][0], by) for at, ((path, _), (first, by)) in places if first != at)
 
 
 def _digest(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _describe_leaf(leaf: Any) -> str:
+def _specify_leaf(leaf: Any) -> TensorSpec | str:
     import torch
 
     if isinstance(leaf, torch.Tensor):
         dtype = str(leaf.dtype).removeprefix("torch.")
         if leaf.is_nested:
-            return f"{dtype} nested {leaf.layout}"
-        strides = tuple(leaf.stride()) if leaf.layout is torch.strided else leaf.layout
-        return f"{dtype}{list(leaf.shape)} {strides}"
+            return TensorSpec(dtype, None, None, str(leaf.layout))
+        strides = tuple(leaf.stride()) if leaf.layout is torch.strided else None
+        return TensorSpec(dtype, tuple(leaf.shape), strides, str(leaf.layout))
     by_repr = (*_PLAIN, enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
     return text_of(leaf) if isinstance(leaf, by_repr) else type(leaf).__qualname__
 
