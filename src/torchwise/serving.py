@@ -23,7 +23,7 @@ def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
     """Compile and capture nothing more. The original answers all calls that the plan has not answered by now.
 
     It is for a service that has called its plan once on inputs of every signature that will come, and must not stop for
-    a new one. If the model or PyTorch's settings change so that the plan would be compiled or captured anew, the
+    a new one. If the model or PyTorch's settings change so that the plan would be compiled or captured again, the
     original answers, too.
 
     Raises:

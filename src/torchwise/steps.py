@@ -18,9 +18,9 @@ def rollout(step: Callable[[Any], Any], state: Any, steps: int, every: int | Non
     """Take `steps` steps of a simulation.
 
     On CUDA, if no gradient is needed, many iterations run as one CUDA graph, with fresh noise in each. Recording must
-    pay within this one call, so it is done from about twenty steps on. To call again and again without recording anew,
-    keep a `captured_loop`. Otherwise, and if a step cannot be captured (the log says why), it is a plain loop, through
-    which gradients flow.
+    pay within this one call, so it is done from about twenty steps on. To call again and again without another
+    recording, keep a `captured_loop`. Otherwise, and if a step cannot be captured (the log says why), it is a plain
+    loop, through which gradients flow.
 
     Args:
         step: takes a state and returns the next, of the same structure, shapes, dtypes and devices. It is a function, a

@@ -134,7 +134,7 @@ def test_a_damaged_one_is_refused_by_its_url(url: str, place: Path, damage: Any)
     name = put(url, a_decision())
     folder = Folder(url).place
     folder.write(name, damage(folder.read(name)))
-    with pytest.raises(InputError, match=r"is no artifact, or is damaged .*make it anew") as raised:
+    with pytest.raises(InputError, match=r"is no artifact, or is damaged .*build it again") as raised:
         artifact.load(url, NET, trust=True)
     assert f"{url.rstrip('/')}/{name}" in str(raised.value)
     assert read_files(place) == {}

@@ -41,7 +41,7 @@ def make_manager(find: Finder, config: str = "production", **changes: Any) -> tu
 def test_the_first_call_is_answered_as_written_and_later_ones_by_the_plan() -> None:
     find = Finder()
     manager, call = make_manager(find)
-    assert manager.statistics()["double"].reason == "no plan was sought yet"
+    assert manager.statistics()["double"].reason == "no search has run yet"
     for _ in range(3):
         assert torch.equal(call(X), X * 2)
     found = manager.statistics()["double"]
@@ -98,7 +98,7 @@ def test_a_search_that_failed_is_logged_once_and_not_tried_again_until_clear(cap
         for _ in range(3):
             assert torch.equal(call(X), X * 2)
     assert len(find.asked) == 1
-    assert len([r for r in caplog.records if "stays plain" in r.message]) == 1
+    assert len([r for r in caplog.records if "runs its original code until" in r.message]) == 1
     found = manager.statistics()["double"]
     assert found.failures == {"OSError": 1}
     assert "no room for a worker" in found.reason
@@ -112,7 +112,9 @@ def test_without_fallback_a_failed_search_raises_now_and_later() -> None:
     find = Failing()
     _, call = make_manager(find, "research")
     for _ in range(2):
-        with pytest.raises(TorchwiseError, match=r"part 'double': no plan could be sought \(OSError.*clear\(\) seeks"):
+        with pytest.raises(
+            TorchwiseError, match=r"component 'double': the search for a plan failed \(OSError.*clear\(\) searches"
+        ):
             call(X)
     assert len(find.asked) == 1
 
@@ -124,7 +126,7 @@ def test_a_plan_that_fails_is_answered_by_the_original_or_raises_as_asked() -> N
     assert torch.equal(call(X), X * 2)
     assert sum(manager.statistics()["double"].failures.values()) == 1
     manager.set_mode("research")
-    with pytest.raises(TorchwiseError, match="the plan of part 'double' failed"):
+    with pytest.raises(TorchwiseError, match="the plan of component 'double' failed"):
         call(X)
 
 
@@ -262,7 +264,7 @@ def many(x: torch.Tensor) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize(
     ("target", "options", "said"),
     [
-        (3, {}, "the part is of type int"),
+        (3, {}, "the component is of type int"),
         (dict, {}, "dict is a class"),
         (double, {"lazy": False}, "lazy is False, but there are no examples"),
         (double, {"examples": [X]}, "an example is of type Tensor"),
@@ -284,7 +286,7 @@ def test_what_runs_by_a_plan_already_is_no_part() -> None:
 
 def test_bad_arguments_of_the_manager_are_refused() -> None:
     manager, call = make_manager(Finder())
-    with pytest.raises(InputError, match="there is no part 'triple', but double"):
+    with pytest.raises(InputError, match="there is no component 'triple', but double"):
         manager.clear("triple")
     with pytest.raises(InputError, match="mode is 'turbo', but must be one of development"):
         manager.set_mode("turbo")

@@ -140,7 +140,7 @@ def test_functions_that_call_parts_travel_with_those_switched_off(manager: Compi
 
 def test_a_module_is_registered_once(manager: CompileManager) -> None:
     neuron = manager.register(Neuron(), "first")
-    with pytest.raises(InputError, match="this Neuron is part 'first' already"):
+    with pytest.raises(InputError, match="this Neuron is component 'first' already"):
         manager.register(neuron)
     assert list(manager.components) == ["first"]
 

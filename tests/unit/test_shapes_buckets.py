@@ -90,7 +90,7 @@ def test_a_number_of_sizes_that_is_none_is_refused_whatever_is_chosen(count: int
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"proven": False}, "no rule for padding is proven"),
+        ({"proven": False}, "no rule for padding is verified"),
         ({"proven": True, "count": 1}, "of the work is padding, which is more than 25%"),
         ({"proven": True, "most": 0}, "padding reaches 0%"),
         ({"proven": True, "most": 49}, "padding reaches 49%"),

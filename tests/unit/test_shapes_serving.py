@@ -192,7 +192,7 @@ def test_what_a_failed_plan_leaves_is_answered_as_it_came(net: Net) -> None:
         raise RuntimeError("out of luck")
 
     fast(X[:3])
-    route._proven = dict.fromkeys(route._proven, fails)
+    route._calls = dict.fromkeys(route._calls, fails)
     route._last = None
     net.sizes.clear()
     same(fast(X[:3]), net(X[:3]))
@@ -271,7 +271,7 @@ def test_attributes_that_no_plan_reads_end_no_padding(net: Net, monkeypatch: pyt
     fast(torch.randn(3, 3))
     [dispatcher] = buckets_of(fast)._dispatchers
     assert dispatcher.active_plan is not None
-    monkeypatch.setattr(dispatcher, "_realized", replace(dispatcher.active_plan, reads=lambda: {(): {"scale"}}))
+    monkeypatch.setattr(dispatcher, "_compiled", replace(dispatcher.active_plan, reads=lambda: {(): {"scale"}}))
     fast(torch.randn(3, 3))
     for number in range(3):
         net.last_request = number

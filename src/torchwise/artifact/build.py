@@ -75,12 +75,12 @@ def _first_calls(build: Build) -> float:
     from torchwise.runtime import OptimizedFunction, OptimizedModule
     from torchwise.trial.harness import Harness
 
-    arena, decision = Harness(build.job), Decision.from_json(build.decision)
-    call = arena.workload.call  # the caller has checked that the decision holds for it here
+    harness, decision = Harness(build.job), Decision.from_json(build.decision)
+    call = harness.workload.call  # the caller has checked that the decision holds for it here
     fast: OptimizedModule | OptimizedFunction
     fast = OptimizedModule(call, decision) if isinstance(call, torch.nn.Module) else OptimizedFunction(call, decision)
-    with arena.gradients():
-        seconds = arena.first_calls(arena.runners(fast))
+    with harness.gradients():
+        seconds = harness.first_calls(harness.runners(fast))
     if sentences := fast.statistics.sentences:
         raise UnsupportedError(f"the plan does not answer these examples: {next(iter(sentences.values()))}")
     return seconds

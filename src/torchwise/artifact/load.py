@@ -59,7 +59,7 @@ def load(
     """Put an artifact's code into PyTorch's cache folders, and return the decision for `apply`.
 
     The compiler is imported here, too. If you load before building the model's weights, the first call only has to find
-    the compiled code. If PyTorch does not recognize code there as its own, it compiles anew, and never uses that code.
+    the compiled code. If PyTorch does not recognize code there as its own, it compiles again, and never uses that code.
 
     Args:
         path: the output of `save`: a file, its URL, or the URL of the folder that it was saved in.

@@ -97,7 +97,7 @@ def unpack(path: str, data: bytes, sha256: str | None = None) -> Package:
     # zipfile lets its decompressors' errors through besides its own, and has two for unsupported features.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"{path} is no artifact, or is damaged ({brief(error)}): copy it again, or make it anew"
+            f"{path} is no artifact, or is damaged ({brief(error)}): copy it again, or build it again"
         ) from None
     return Package(Info(decision, manifest, digest, len(data)), members)
 
@@ -149,14 +149,14 @@ def _decision(text: bytes) -> Decision:
     try:
         return Decision.from_json(text)
     except InputError as error:
-        raise InputError(f"{DECISION}: {error}; make the artifact anew") from None
+        raise InputError(f"{DECISION}: {error}; build the artifact again") from None
 
 
 def _manifest(text: bytes) -> Manifest:
     try:
         return Manifest.from_json(text)
     except InputError as error:
-        raise InputError(f"{MANIFEST}: {error}; make the artifact anew") from None
+        raise InputError(f"{MANIFEST}: {error}; build the artifact again") from None
 
 
 def _read_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, member: Member) -> bytes:

@@ -1,8 +1,8 @@
 """Compiled code shared between machines through Redis: Inductor's own remote cache, set up so that it cannot block.
 
 By itself PyTorch connects without a time limit. So a server that accepts and never answers stops the first compilation
-for good. PyTorch also tries a server that is down anew for each of its caches. Here one connection serves all of them,
-with a limit, and the first failure ends its use in this process.
+for good. For each of its caches, PyTorch also tries a server that is down once more. Here one connection serves all of
+them, with a limit, and the first failure ends its use in this process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def use_redis(url: str, *, timeout_s: float = 2.0) -> bool:
 
 
 class _Server:
-    """One connection for all caches, given up at its first failure."""
+    """One connection for all caches, disabled at its first failure."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         try:
@@ -92,7 +92,7 @@ class _Server:
         return self.ask("ping") is not None
 
     def ask(self, command: str, *arguments: Any) -> Any:
-        """Return the server's answer, or None if it has none, or was given up."""
+        """Return the server's answer, or None if it has none, or was disabled."""
         if self._given_up:
             return None
         try:

@@ -68,13 +68,13 @@ def make(preparation: Preparation, stage: Callable[[str], None]) -> AotCode:
         UnsupportedError: the plan or the model cannot be compiled ahead of time.
     """
     job, maker = preparation.job, Maker()
-    arena = Harness(job)
-    workload = arena.workload
+    harness = Harness(job)
+    workload = harness.workload
     _name_in_main(workload.call)
     stage("compile ahead")
     with cpu_isa_cache.recording() as checks, torch.no_grad():
         plan = compile_plan(
-            workload.call, job.plan, workload.examples[0], device=arena.device, mode=arena.mode, backend=maker
+            workload.call, job.plan, workload.examples[0], device=harness.device, mode=harness.mode, backend=maker
         )
         for example in workload.examples:
             given = example.clone()

@@ -31,14 +31,14 @@ def warm_up_plan(call: Callable[..., Any], plan: Plan, backend: Backend, workloa
     """
     if IOCasts.is_needed(plan):  # it would run the original and rewind the generators under the program's draws
         raise UnsupportedError(f"plan {plan} runs the model as it is before its first call")
-    realized = compile_plan(call, plan, workload.examples[0], device=device, mode="inference", backend=backend)
+    compiled = compile_plan(call, plan, workload.examples[0], device=device, mode="inference", backend=backend)
     try:
         for example in workload.examples:
             given = example.clone()
             with torch.no_grad(), isolate_rng(device):
-                realized.call(*given.args, **given.kwargs)
+                compiled.call(*given.args, **given.kwargs)
     finally:
-        realized.close()
+        compiled.close()
 
 
 @contextlib.contextmanager

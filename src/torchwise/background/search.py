@@ -31,7 +31,7 @@ from torchwise.trial.job import EFFORTS, Attempt
 MAX_PREPARED = 3
 """Maximum number of plans to prepare per tier, the most promising first, until one is verified and faster."""
 BETTER = 1.02
-"""Minimum speed of a new plan, relative to the current one, that is worth a swap."""
+"""Minimum speed of a new plan, relative to the current one, from which it is swapped in."""
 
 PRIORITY = "TORCHWISE_BACKGROUND_PRIORITY"
 """Environment variable: "idle" (the default) or "normal"."""
@@ -122,7 +122,7 @@ def _prepare_plan(
             tell(Message("stays", f"plan {plan} is {speedup}× eager, which is no better than what answers"))
             return None
         decided = _update_decision(decision, plan, attempt)
-        text = f"plan {plan} is proven, {speedup}× eager's speed"
+        text = f"plan {plan} is verified, {speedup}× eager's speed"
         code = (str(file), made.sha256, made.checks) if made else ("", "", {})
         return Message("promoted", text, decided.to_json(), *code, checked.extra_calls)
     return None
@@ -165,7 +165,7 @@ def _compile_and_verify(
     checked = codec.from_json(answer, CheckResult)
     attempt = checked.attempt
     if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
-        return f"not proven: {attempt.verdict.reason}"
+        return f"not verified: {attempt.verdict.reason}"
     if attempt.measurement.speedup.low <= 1:
         return f"it is {attempt.measurement.speedup}× eager's speed here"
     return made, checked

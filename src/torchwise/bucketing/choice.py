@@ -74,7 +74,7 @@ def choose(
         reason = f"{said}, which is more than {MAX_PADDED:.0%}"
     else:
         reason = f"{len(histogram)} sizes were seen, {_sizes(len(common))} are only {share:.1%} of the calls, " + (
-            f"and padding reaches {reached:.0%}" if proven else "and no rule for padding is proven"
+            f"and padding reaches {reached:.0%}" if proven else "and no rule for padding is verified"
         )
     return Choice("dynamic", _representative(histogram), reason)
 

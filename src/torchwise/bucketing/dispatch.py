@@ -60,7 +60,7 @@ class Buckets(Dispatcher):
                 "each, or one for all"
             )
         if any(decision.workload.mode != "inference" for decision in decisions):
-            raise InputError("a decision is for training, but padding is proven for answers alone, not for gradients")
+            raise InputError("a decision is for training, but padding is verified for answers alone, not for gradients")
         shared = Statistics()
         served = {id(decision): _make_route(original, decision, proof, canary, shared) for decision in decisions}
         leading = next((decision for decision in decisions if served[id(decision)]), decisions[0])

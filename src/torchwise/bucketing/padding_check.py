@@ -187,8 +187,8 @@ def _warn_of_one_side(model: Callable[..., Any], padding: Padding, example: Exam
         low, high = (bound.item() for bound in given.detach().float().aminmax())
         if low != high and (low > carrier.fill or high < carrier.fill):
             logger.warning(
-                "torchwise: all values of %s lie on one side of %g, with which it is padded: the proof holds for such "
-                "alone; give an example with values of both signs if others may come, or the fill itself",
+                "torchwise: all values of %s lie on one side of %g, with which it is padded: the verification holds "
+                "for such alone; give an example with values of both signs if others may come, or the fill itself",
                 carrier,
                 carrier.fill,
             )

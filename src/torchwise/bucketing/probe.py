@@ -46,8 +46,8 @@ def with_outputs(model: Callable[..., Any], padding: Padding, example: Example, 
 
 def make_size_error(size: int, error: Exception) -> BaselineError:
     """Return the error to raise if the model itself fails at a size."""
-    told = f"the model raised {type(error).__name__} on inputs of size {size}: {error}"
-    return BaselineError(f"{told}; leave out such sizes by least and most of the rule")
+    message = f"the model raised {type(error).__name__} on inputs of size {size}: {error}"
+    return BaselineError(f"{message}; leave out such sizes by least and most of the rule")
 
 
 def answer_at(model: Callable[..., Any], example: Example, size: int) -> Any:

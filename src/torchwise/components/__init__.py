@@ -1,4 +1,4 @@
-"""Compile a program part by part: each part is tuned separately, and uses a plan only if the plan is worth it."""
+"""Compile a program by components: each is tuned separately, and uses a plan only if the plan is surely faster."""
 
 from torchwise.components.config import PROFILES, CompileConfig
 from torchwise.components.decorator import compiled, default_manager

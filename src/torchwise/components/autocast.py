@@ -1,4 +1,4 @@
-"""Autocast for parts: a part is tuned, verified and timed under the config's autocast, and so is its original."""
+"""Autocast for components: the config's autocast holds for tuning, verifying and timing, and for the original."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def device_of(config: CompileConfig) -> str:
-    """Return the device for parts: "cuda" if there is a GPU, unless the config says otherwise."""
+    """Return the device for components: "cuda" if there is a GPU, unless the config says otherwise."""
     import torch
 
     return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def autocast_of(config: CompileConfig) -> AbstractContextManager[Any]:
-    """Return the autocast context for a part, or a null context if the config has no autocast."""
+    """Return the autocast context for a component, or a null context if the config has no autocast."""
     import torch
 
     if config.autocast is None:

@@ -1,4 +1,4 @@
-"""One part of a program: it runs its original code unless it has a plan that is worth it and allowed."""
+"""One component of a program: it runs its original code unless it has a plan that is faster and allowed."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ SWITCHED_OFF = Fallback(FallbackReason.SWITCHED_OFF)
 WITHIN = Fallback(FallbackReason.NESTED_COMPONENT)
 UNUSUAL = Fallback(FallbackReason.SEARCH_POSTPONED)
 
-_transforms: Callable[[], Any] = look_up("a part of a program", ("torch._C._functorch", "peek_interpreter_stack"))
+_transforms: Callable[[], Any] = look_up("a component of a program", ("torch._C._functorch", "peek_interpreter_stack"))
 _searching = threading.Lock()
 """Allows one search at a time per process: two would disturb each other's timings. The original answers meanwhile."""
 _here = threading.local()
-"""`within`: this thread is inside a part that runs by a plan. `first`: it is inside a part's first call."""
+"""`within`: this thread is inside a component that runs by a plan. `first`: it is inside a component's first call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentStatistics:
-    """Statistics of a part, since it was registered or last cleared.
+    """Statistics of a component, since it was registered or last cleared.
 
     Attributes:
         plan: the plan in use, or None if the original answers.
@@ -56,7 +56,7 @@ class ComponentStatistics:
     """
 
     plan: str | None = None
-    reason: str = "no plan was sought yet"
+    reason: str = "no search has run yet"
     optimized: int = 0
     original: Mapping[FallbackReason, int] = field(default_factory=dict)
     speedup: Interval | None = None
@@ -67,7 +67,7 @@ class ComponentStatistics:
 
 
 class Component:
-    """Answers the calls of one part of a program.
+    """Answers the calls of one component of a program.
 
     The original answers the first call, so its errors reach the caller and cost no search. Then the caller waits for a
     search with the call's inputs, while the original answers other threads. The result, or the failure of the search,
@@ -83,12 +83,12 @@ class Component:
         examples: Sequence[Example] = (),
         changes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Create a part without a plan.
+        """Create a component without a plan.
 
         Args:
-            name: the part's name in statistics and logs.
+            name: the component's name in statistics and logs.
             original: the function or module to tune. It answers whenever the plan does not.
-            config: the part's settings.
+            config: the component's settings.
             find: the function that finds a plan.
             examples: inputs for the search, by default those of the first call.
             changes: fields of the config that differ from the manager's.
@@ -102,7 +102,7 @@ class Component:
         self.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as disabled: a worker must run the original code, and a copy is no part of the program."""
+        """Pickle as disabled: a worker must run the original code, and a copy does not belong to the program."""
         return Component, (self.name, self.original, CompileConfig.of("development", autocast=self.config.autocast))
 
     def configure(self, config: CompileConfig) -> None:
@@ -155,7 +155,7 @@ class Component:
 
     @property
     def statistics(self) -> ComponentStatistics:
-        """The part's statistics so far."""
+        """The component's statistics so far."""
         found, original = self._found, Counter(self._calls)
         sentences = {reason: str(fallback) for reason, fallback in self._latest.copy().items()}
         if found is None:
@@ -204,7 +204,7 @@ class Component:
 
     def _seek(self, examples: tuple[Example, ...]) -> None:
         calls, config, begun = self._calls, self.config, time.perf_counter()
-        logger.info("torchwise: seeking a plan for part %s; the caller waits", self.name)
+        logger.info("torchwise: searching for a plan for component %s; the caller waits", self.name)
         try:
             original = wrap_in_autocast(self.original, config)
             trains = _trains(original, examples) if config.training is None else config.training
@@ -212,10 +212,10 @@ class Component:
         except Exception as error:  # a failed search must not stop the program: log its error, keep it until clear()
             fallback = Fallback(FallbackReason.SEARCH_FAILED, f"{type(error).__name__}: {error}")
             found = Found(None, str(fallback), fallback, error=error)
-            logger.warning("torchwise: part %s stays plain until clear()", self.name, exc_info=error)
+            logger.warning("torchwise: component %s runs its original code until clear()", self.name, exc_info=error)
         if calls is self._calls:  # not cleared meanwhile
             self._found = replace(found, seconds=time.perf_counter() - begun)
-            logger.info("torchwise: part %s: %s", self.name, found.reason)
+            logger.info("torchwise: component %s: %s", self.name, found.reason)
         self._raise_unless_fallback(found)
 
     def _call_plan(self, optimized: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -230,8 +230,8 @@ class Component:
             _here.within = False
         if not self.config.fallback and (failures := self.statistics.failures):
             raise TorchwiseError(
-                f"the plan of part {self.name!r} failed ({', '.join(failures)}; the log says how): clear() seeks anew, "
-                "and fallback=True lets the original answer"
+                f"the plan of component {self.name!r} failed ({', '.join(failures)}; the log says how): clear() "
+                "searches again, and fallback=True lets the original answer"
             )
         return result
 
@@ -248,7 +248,8 @@ class Component:
     def _raise_unless_fallback(self, found: Found) -> None:
         if found.error is not None and not self.config.fallback:
             raise TorchwiseError(
-                f"part {self.name!r}: {found.reason}: clear() seeks anew, and fallback=True lets the original answer"
+                f"component {self.name!r}: {found.reason}: clear() searches again, and fallback=True lets the original "
+                "answer"
             ) from found.error
 
 

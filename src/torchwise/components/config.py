@@ -1,4 +1,4 @@
-"""The settings of a program's parts: whether, how and at which minimum speed-up they run by a plan."""
+"""The settings of a program's components: whether, how and at which minimum speed-up they run by a plan."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class CompileConfig:
-    """The settings of a part. The default is the profile "production".
+    """The settings of a component. The default is the profile "production".
 
     Attributes:
-        enabled: whether the part may run by a plan at all. Calls are counted in any case.
+        enabled: whether the component may run by a plan at all. Calls are counted in any case.
         mode: "auto" to search for a plan by evidence, or one mode of `torch.compile`. Such a mode is then the only plan
             to try. It is verified and timed, too, and used only if it is right and fast enough.
         lazy: whether the search starts at the first call, with its inputs. Otherwise it starts at registration, which
@@ -45,12 +45,12 @@ class CompileConfig:
         allow: how far a plan may change the outputs: "exact", "same-precision", "lower-precision" or "substituted".
         budget_s: seconds of search after which no further trial starts, or None for the effort's own limit. A running
             trial is finished.
-        calls: expected number of calls over the part's lifetime.
+        calls: expected number of calls over the component's lifetime.
         restarts: expected number of process starts over that lifetime.
         fallback: whether the original answers if no plan is found or a plan fails. If false, that raises.
         training: whether a plan must support gradients, or None to decide by the first call.
         autocast: "bfloat16" or "float16", the autocast for both the original and its plan, or None for no autocast.
-        device: "cpu" or "cuda", the device for parts, or None for CUDA if there is a GPU.
+        device: "cpu" or "cuda", the device for components, or None for CUDA if there is a GPU.
         store: URL or file of the store, or None for the user's own.
         progress: whether a search shows its trials on standard error.
     """

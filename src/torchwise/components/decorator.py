@@ -1,4 +1,4 @@
-"""The decorator `compiled`, and the one manager of all parts that it registers."""
+"""The decorator `compiled`, and the one manager of all components that it registers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _default = CompileManager()
 
 
 def default_manager() -> CompileManager:
-    """Return the manager of all decorated parts. Its profile is "production" until its mode is set."""
+    """Return the manager of all decorated components. Its profile is "production" until its mode is set."""
     return _default
 
 
@@ -57,11 +57,11 @@ def compiled(
         target: the function, module or class of modules to decorate.
         name: as for `CompileManager.register`.
         examples: as for `CompileManager.register`.
-        manager: the manager that registers the part, by default `default_manager()`.
+        manager: the manager that registers the component, by default `default_manager()`.
         **changes: fields of `CompileConfig` to change.
 
     Raises:
-        InputError: the target cannot be a part, or a field or its value is wrong.
+        InputError: the target cannot be a component, or a field or its value is wrong.
         TorchwiseError: with `lazy=False` and `fallback=False`, the search failed.
     """
 

@@ -1,4 +1,4 @@
-"""The environment variable `TORCHWISE_DISABLE`, which makes every part run its original code."""
+"""The environment variable `TORCHWISE_DISABLE`, which makes every component run its original code."""
 
 from __future__ import annotations
 

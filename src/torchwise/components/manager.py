@@ -1,4 +1,4 @@
-"""The manager of a program's parts and of their settings."""
+"""The manager of a program's components and of their settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class CompileManager:
-    """Holds the parts of a program: functions, modules, and classes of modules.
+    """Holds the components of a program: functions, modules, and classes of modules.
 
     ::
 
@@ -40,17 +40,17 @@ class CompileManager:
         manager.register(model.storage, "storage", enabled=False)
         carry = manager.register(carry)
 
-    A part runs its original code for its first call, which shows the kind of its inputs. Then Torchwise searches for a
-    plan (`torchwise.tune`). It uses the plan if the plan is right and surely fast enough. If anything goes wrong, the
-    original answers, unless the config says `fallback=False`. A part lives as long as its function or module.
+    A component runs its original code for its first call, which shows the kind of its inputs. Then Torchwise searches
+    for a plan (`torchwise.tune`). It uses the plan if the plan is right and surely fast enough. If anything goes wrong,
+    the original answers, unless the config says `fallback=False`. A component lives as long as its function or module.
 
-    With the environment variable `TORCHWISE_DISABLE=1`, every part runs its original code, and no search starts.
+    With the environment variable `TORCHWISE_DISABLE=1`, every component runs its original code, and no search starts.
     """
 
     def __init__(
         self, config: CompileConfig | str = "production", *, find: Find = tune_in_workers, **changes: Any
     ) -> None:
-        """Create a manager without parts.
+        """Create a manager without components.
 
         Args:
             config: the settings, or the name of a profile: "development", "production" or "research".
@@ -65,35 +65,36 @@ class CompileManager:
         self._config = CompileConfig.of(config, **changes) if isinstance(config, str) else config.changed(**changes)
         self._find = find
         self._lock = threading.RLock()  # reentrant: `set_mode` holds it and reads `components`, which takes it as well
-        self._parts: WeakValueDictionary[str, Component] = WeakValueDictionary()
+        self._components: WeakValueDictionary[str, Component] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as disabled and without parts: a class that registers its instances may be sent to a worker."""
+        """Pickle as disabled and without components: a class that registers its instances may be sent to a worker."""
         return CompileManager, ("development",)
 
     @property
     def config(self) -> CompileConfig:
-        """The settings of all parts that were registered without changes."""
+        """The settings of all components that were registered without changes."""
         return self._config
 
     @property
     def components(self) -> dict[str, Component]:
-        """The living parts by name."""
-        with self._lock:  # other threads may register meanwhile, and `items` leaves out parts that die meanwhile
-            return dict(self._parts.items())
+        """The living components by name."""
+        with self._lock:  # other threads may register meanwhile, and `items` leaves out components that die meanwhile
+            return dict(self._components.items())
 
     def register(self, target: T, name: str | None = None, *, examples: Sequence[Example] = (), **changes: Any) -> T:
-        """Make `target` a part, and return it for use as before.
+        """Make `target` a component, and return it for use as before.
 
         Args:
             target: a function, a module, or a class of modules. A function is replaced by another one (a static method
-                stays static). A module stays the same object. Each new instance of a class becomes a part.
-            name: the part's name in statistics, with "#2" appended if it is taken. By default, the target's own name.
+                stays static). A module stays the same object. Each new instance of a class becomes a component.
+            name: the component's name in statistics, with "#2" appended if it is taken. By default, the target's own
+                name.
             examples: inputs for the search, by default those of the first call.
-            **changes: fields of the config to change for this part.
+            **changes: fields of the config to change for this component.
 
         Raises:
-            InputError: the target cannot be a part, or a field or its value is wrong.
+            InputError: the target cannot be a component, or a field or its value is wrong.
             TorchwiseError: with `lazy=False` and `fallback=False`, the search failed.
         """
         if isinstance(target, staticmethod):  # a plain function would be passed the instance, as methods are
@@ -108,15 +109,15 @@ class CompileManager:
         return cast("T", self._add(target, name, tuple(examples), changes))
 
     def device(self) -> str:
-        """Return the device for parts: "cuda" if there is a GPU, unless the config says otherwise."""
+        """Return the device for components: "cuda" if there is a GPU, unless the config says otherwise."""
         return device_of(self._config)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the autocast context of parts, for code around them, or a null context without `autocast`."""
+        """Return the autocast context of components, for code around them, or a null context without `autocast`."""
         return autocast_of(self._config)
 
     def set_mode(self, mode: str) -> None:
-        """Switch all parts to a profile or a mode, except for the fields that a part was registered with.
+        """Switch all components to a profile or a mode, except for the fields that a component was registered with.
 
         Args:
             mode: "development", "production", "research", "auto" or a mode of `torch.compile`. For "auto" and those
@@ -128,30 +129,30 @@ class CompileManager:
         if mode not in PROFILES and mode not in MODES:
             raise InputError(f"mode is {mode!r}, but must be one of {', '.join((*PROFILES, *MODES))}")
         with self._lock:
-            config, parts = self._config.changed(**PROFILES.get(mode, {"mode": mode})), self.components.values()
-            each = [config.changed(**part.changes) for part in parts]  # check all before switching any
+            config, components = self._config.changed(**PROFILES.get(mode, {"mode": mode})), self.components.values()
+            each = [config.changed(**component.changes) for component in components]  # check all before switching any
             self._config = config
-            for part, asked in zip(parts, each, strict=True):
-                part.configure(asked)
+            for component, asked in zip(components, each, strict=True):
+                component.configure(asked)
 
     def clear(self, name: str | None = None) -> None:
         """Forget plans, failures and statistics, so that the next calls search again. Stored results stay on disk.
 
         Args:
-            name: the part to clear, by default all parts.
+            name: the component to clear, by default all components.
 
         Raises:
-            InputError: there is no such part.
+            InputError: there is no such component.
         """
-        parts = self.components
-        if name is not None and name not in parts:
-            raise InputError(f"there is no part {name!r}, but {', '.join(parts) or 'none at all'}")
-        for part in parts.values() if name is None else [parts[name]]:
-            part.clear()
+        components = self.components
+        if name is not None and name not in components:
+            raise InputError(f"there is no component {name!r}, but {', '.join(components) or 'none at all'}")
+        for component in components.values() if name is None else [components[name]]:
+            component.clear()
 
     def statistics(self) -> dict[str, ComponentStatistics]:
-        """Return the statistics of each part by name."""
-        return {name: part.statistics for name, part in self.components.items()}
+        """Return the statistics of each component by name."""
+        return {name: component.statistics for name, component in self.components.items()}
 
     def _add(
         self,
@@ -173,13 +174,13 @@ class CompileManager:
         with self._lock:
             config = self._config.changed(**changes)
             name = self._free(name)
-            part = Component(name, original, config, self._find, examples, changes)
+            component = Component(name, original, config, self._find, examples, changes)
             if module is not None:
-                place(module, part)
-            self._parts[name] = part
+                place(module, component)
+            self._components[name] = component
         if not config.lazy and is_whole:  # otherwise the first call starts the search
-            part.seek()
-        return function_of(part) if module is None else module
+            component.seek()
+        return function_of(component) if module is None else module
 
     def _instance(
         self,
@@ -198,7 +199,7 @@ class CompileManager:
     def _free(self, name: str) -> str:
         """Return the name, or the first free one of "name#2", "name#3" and so on."""
         return next(
-            n for n in itertools.chain([name], (f"{name}#{i}" for i in itertools.count(2))) if n not in self._parts
+            n for n in itertools.chain([name], (f"{name}#{i}" for i in itertools.count(2))) if n not in self._components
         )
 
 
@@ -206,26 +207,28 @@ def _check(target: object, examples: Sequence[Example], config: CompileConfig) -
     """Refuse a target or examples that cannot be registered.
 
     Raises:
-        InputError: the target cannot be a part, or examples are missing or do not fit.
+        InputError: the target cannot be a component, or examples are missing or do not fit.
     """
     import torch
 
     from torchwise.runtime import unwrap
 
     if isinstance(target, type) and not issubclass(target, torch.nn.Module):
-        raise InputError(f"{target.__name__} is a class, but only classes of torch.nn.Module have parts for instances")
+        raise InputError(
+            f"{target.__name__} is a class, but only classes of torch.nn.Module have components for instances"
+        )
     if not callable(target):
-        raise InputError(f"the part is of type {type(target).__name__}, but must be a function, a module or its class")
+        raise InputError(
+            f"the component is of type {type(target).__name__}, but must be a function, a module or its class"
+        )
     if any(is_late(target) for is_late in LATE):
         raise InputError(
             f"{getattr(target, '__qualname__', target)} is a coroutine or a generator function, whose call computes "
-            "nothing yet: register what it calls"
+            "nothing yet: register the function that it calls"
         )
     if unwrap(target) is not target:
-        raise InputError("the part runs by a plan already: register what that was applied to, or leave it as it is")
+        raise InputError("the component runs by a plan already: register its original, or leave it as it is")
     if wrong := [example for example in examples if not isinstance(example, Example)]:
         raise InputError(f"an example is of type {type(wrong[0]).__name__}, but must be torchwise.Example((x,))")
     if not config.lazy and not examples:
-        raise InputError(
-            "lazy is False, but there are no examples to seek a plan with: examples=[torchwise.Example((x,))]"
-        )
+        raise InputError("lazy is False, but there are no examples to search with: examples=[torchwise.Example((x,))]")

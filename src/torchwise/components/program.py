@@ -1,8 +1,9 @@
-"""Put a part in the place of its original, so that nothing else in the program changes.
+"""Put a component in the place of its original, so that nothing else in the program changes.
 
-A function is replaced by one that calls the part. A module stays the same object, with its parameters, hooks and place
-in the tree. It gets a new class, derived from its own, whose `__call__` calls the part (as `torch.nn.utils.parametrize`
-does for properties). The part tunes and compiles the module's twin, an object of the original class.
+A function is replaced by one that calls the component. A module stays the same object, with its parameters, hooks and
+place in the tree. It gets a new class, derived from its own, whose `__call__` calls the component (as
+`torch.nn.utils.parametrize` does for properties). The component tunes and compiles the module's twin, an object of the
+original class.
 """
 
 from __future__ import annotations
@@ -20,41 +21,43 @@ from torchwise.components.component import Component
 from torchwise.components.shared_dict_copy import copy_with_shared_dict
 from torchwise.errors import InputError
 
-_parts: WeakKeyDictionary[torch.nn.Module, Component] = WeakKeyDictionary()
+_components: WeakKeyDictionary[torch.nn.Module, Component] = WeakKeyDictionary()
 """No attribute of the module, as an attribute would get into copies, files and fingerprints."""
 
 
 def is_component(module: object) -> bool:
-    """Return whether a module is a part of any manager."""
-    return isinstance(module, torch.nn.Module) and module in _parts
+    """Return whether a module is a component of any manager."""
+    return isinstance(module, torch.nn.Module) and module in _components
 
 
-def function_of(part: Component) -> Callable[..., Any]:
-    """Return the function that replaces the part's original, which is no module."""
-    original = part.original
+def function_of(component: Component) -> Callable[..., Any]:
+    """Return the function that replaces the component's original, which is no module."""
+    original = component.original
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return part.answer(original, args, kwargs)
+        return component.answer(original, args, kwargs)
 
     return call
 
 
-def place(module: torch.nn.Module, part: Component) -> None:
-    """Make `part` answer calls of `module`, in place.
+def place(module: torch.nn.Module, component: Component) -> None:
+    """Make `component` answer calls of `module`, in place.
 
     Raises:
-        InputError: its class cannot be changed, or it is a part already.
+        InputError: its class cannot be changed, or it is a component already.
     """
     if is_component(module):
-        raise InputError(f"this {type(module).__name__} is part {_parts[module].name!r} already: register it once")
+        raise InputError(
+            f"this {type(module).__name__} is component {_components[module].name!r} already: register it once"
+        )
     try:
         object.__setattr__(module, "__class__", _derive_class(type(module)))  # type: ignore[arg-type]
     except TypeError as error:
         raise InputError(
             f"a {type(module).__name__} cannot be registered in place ({error}): register a function that calls it"
         ) from error
-    _parts[module] = part
+    _components[module] = component
 
 
 def place_instances(cls: type[torch.nn.Module], register: Callable[[torch.nn.Module, bool], object]) -> None:
@@ -75,13 +78,13 @@ def place_instances(cls: type[torch.nn.Module], register: Callable[[torch.nn.Mod
 
 @functools.cache
 def _derive_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """Return a class derived from `cls` whose instances call their part, but are copied and pickled as `cls`."""
+    """Return a class derived from `cls` whose instances call their component, but are copied and pickled as `cls`."""
 
     def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         # A class derived from this one later (as parametrisations do) has attributes that the twin lacks.
-        if torch.compiler.is_compiling() or type(self) is not asking or (part := _parts.get(self)) is None:
+        if torch.compiler.is_compiling() or type(self) is not asking or (component := _components.get(self)) is None:
             return cls.__call__(self, *args, **kwargs)
-        return part.answer(functools.partial(cls.__call__, self), args, kwargs)
+        return component.answer(functools.partial(cls.__call__, self), args, kwargs)
 
     def __reduce_ex__(self: torch.nn.Module, protocol: Any) -> Any:  # noqa: N807
         reduced: Any = copy_with_shared_dict(self, cls).__reduce_ex__(protocol)

@@ -1,4 +1,4 @@
-"""Find a plan for one part, and decide whether it is worth keeping."""
+"""Find a plan for one component, and decide whether to keep it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def tune_in_workers(original: Callable[..., Any], examples: Sequence[Example], c
     """Tune in worker processes, and wait for the decision.
 
     Raises:
-        InputError: the part or its inputs cannot be sent to a worker.
-        BaselineError: the part raises in a worker, on inputs that it answered here.
+        InputError: the component or its inputs cannot be sent to a worker.
+        BaselineError: the component raises in a worker, on inputs that it answered here.
     """
     from torchwise.api import tune
 

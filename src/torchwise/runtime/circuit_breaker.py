@@ -66,7 +66,7 @@ class CircuitBreaker:
             return True
 
     def record_failure(self) -> bool:
-        """Count a failure. Return whether it opened the circuit, or opened it anew.
+        """Count a failure. Return whether it opened the circuit, or opened it again.
 
         If several calls were under way when it opened, the others change nothing.
         """

@@ -57,7 +57,7 @@ class Dispatcher:
     """Answers calls by a decided plan if it is verified for them, and by the original otherwise.
 
     The plan answers a call whose inputs have a verified signature (for a plan with dynamic shapes: the same dtypes and
-    ranks), in the grad mode of the verification. It is realised on the first such call.
+    ranks), in the grad mode of the verification. It is compiled on the first such call.
 
     If the plan fails, the original answers that very call, which is logged once. After some failures it answers calls
     of that signature for a time, and then the plan is tried again (`CircuitBreaker`). If the GPU ran out of memory, the
@@ -101,10 +101,10 @@ class Dispatcher:
         self._refusal = refusal if refusal or not decision.plan.is_eager else EAGER_DECISION
         self._said_refusal: Fallback | None = None  # the refusal that calls were counted and logged for
         self.stays = False
-        self._proven: dict[Signature, Callable[..., Any]] = {}
-        self._last: Known | None = None  # for the last signature that was verified anew
-        self._realized: CompiledPlan | None = None
-        self._changed_since: VaryingValue | None = None  # the change, so that the plan must be made anew
+        self._calls: dict[Signature, Callable[..., Any]] = {}
+        self._last: Known | None = None  # for the last signature that a plan answered at length
+        self._compiled: CompiledPlan | None = None
+        self._changed_since: VaryingValue | None = None  # the change after which the plan must be compiled again
         self._served: set[Signature] = set()  # signatures that the plan has answered at any time
         self._verified = VerifiedInputs(decision.inputs, dynamic=decision.plan.shapes == "dynamic")
         self._writes = InputWrites(original, self._verified)
@@ -113,7 +113,7 @@ class Dispatcher:
         self._memory = CircuitBreaker(failures=1, first_wait_s=MEMORY_WAIT_S)
         self._lock = threading.Lock()
         self._fallbacks = Fallbacks(decision, "the original answers")
-        self._recompiles = Recompiles(told=self._count_recompile, give_up=self._give_up)
+        self._recompiles = Recompiles(told=self._count_recompile, give_up=self._disable_plan)
         self._device, self._inference = decision.workload.device, decision.workload.mode == "inference"
         if canary is not None and not self._inference:
             raise InputError(
@@ -142,7 +142,7 @@ class Dispatcher:
             call = last[1] if last is not None and last[0](args, kwargs) else None
             if call is None:
                 key = signature_of(args, kwargs)
-                call = self._proven.get(key)
+                call = self._calls.get(key)
         except Exception:  # an input may be of any kind, and refuse to be looked at
             return self._original(UNREADABLE, args, kwargs)
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
@@ -159,10 +159,10 @@ class Dispatcher:
     def _slow(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call whose signature is new or not verified, or whose state may differ from the verification's."""
         refusal = self._state_refusal(args, kwargs)
-        if refusal is None and key not in self._proven:
+        if refusal is None and key not in self._calls:
             refusal = self._find_unverified(args, kwargs)
         if refusal is None and self.is_frozen:
-            refusal = FROZEN if key not in self._served else FREED if self._realized is None else None
+            refusal = FROZEN if key not in self._served else FREED if self._compiled is None else None
         refusal = refusal or self._waits(key)
         if refusal is not None:
             return self._original(refusal, args, kwargs)
@@ -172,7 +172,7 @@ class Dispatcher:
         look = self._writes.take_snapshot(args, kwargs) if is_first else None
         start, undo = time.perf_counter(), InputSnapshot(self.original, args, kwargs) if is_first else None
         try:
-            realized, result = self._run_plan(args, kwargs)
+            compiled, result = self._run_plan(args, kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way
             if undo is not None:
                 undo()
@@ -182,14 +182,14 @@ class Dispatcher:
         self._refused.pop((key, is_grad_enabled()), None)
         self._memory.record_success()
         self.statistics.optimized += 1
-        # Another thread may have given the plan up, and the call may have changed its inputs.
-        if self._refusal is None and self._realized is realized and is_of(key, args, kwargs):
+        # Another thread may have disabled the plan, and the call may have changed its inputs.
+        if self._refusal is None and self._compiled is compiled and is_of(key, args, kwargs):
             if is_first:
                 self._served.add(key)
                 self._writes.note(key, look)
                 self.statistics.first_calls += 1
                 self.statistics.first_calls_s += time.perf_counter() - start
-            self._shorten(realized, key, args, kwargs)
+            self._add_fast_path(compiled, key, args, kwargs)
         return result
 
     def _has_verified_overlap(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -197,19 +197,21 @@ class Dispatcher:
 
     def _run_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledPlan, Any]:
         with self._lock:  # two first calls at once would compile twice
-            realized = self._compile_plan(args, kwargs)
-        return realized, self._add_canary(self._apply_freeze(realized.call))(*args, **kwargs)
+            compiled = self._compile_plan(args, kwargs)
+        return compiled, self._add_canary(self._apply_freeze(compiled.call))(*args, **kwargs)
 
-    def _shorten(self, realized: CompiledPlan, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Find the shorter way for calls like one that was answered. If that fails, the longer one stays in use."""
+    def _add_fast_path(
+        self, compiled: CompiledPlan, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Find the fast path for calls like one that was answered. If that fails, the full checks stay in use."""
         try:
-            lean = realized.bypass(args, kwargs)
+            bypass = compiled.bypass(args, kwargs)
         except Exception as error:  # the call is answered, despite any error here
-            logger.debug("torchwise: no shorter way for calls of this signature", exc_info=error)
+            logger.debug("torchwise: no fast path for calls of this signature", exc_info=error)
             return
-        with self._lock:  # or a freeze meanwhile would pass this way by
-            self._proven[key] = lean = self._add_canary(self._apply_freeze(self._writes.guard_overlaps(key, lean)))
-            self._last = make_recognizer(args, kwargs, lean)
+        with self._lock:  # or a freeze meanwhile would miss this path
+            self._calls[key] = bypass = self._add_canary(self._apply_freeze(self._writes.guard_overlaps(key, bypass)))
+            self._last = make_recognizer(args, kwargs, bypass)
 
     def _time_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Time a call without the comparison that may be around it."""
@@ -240,10 +242,10 @@ class Dispatcher:
         if isinstance(error, FrozenError) or (self.is_frozen and is_stale):  # nor is that
             waits = CircuitBreaker(1, REFUSED_WAIT_S, longest_wait_s=MAX_REFUSED_WAIT_S)
             self._refused.setdefault((key, is_grad_enabled()), waits).record_failure()
-            self._proven.pop(key, None)
+            self._calls.pop(key, None)
             self._last = None
             return self._original(FROZEN_CHANGED, args, kwargs)
-        if isinstance(error, ChangedModelError):  # nor is that: the next call makes the plan anew
+        if isinstance(error, ChangedModelError):  # nor is that: the next call compiles the plan again
             self._changed_since = error.varied
             self._forget()
             changed = Fallback(FallbackReason.MODEL_CHANGED, f"{error}; the plan is compiled again")
@@ -251,15 +253,15 @@ class Dispatcher:
         if isinstance(error, RecompileLimitError):  # nor is that, and code compiled so far goes on answering
             return self._original(self._say_limit(error), args, kwargs)
         kind, plan = type(error).__name__, str(self.decision.plan)
-        is_memory, told = isinstance(error, torch.OutOfMemoryError), ""
+        is_memory, text = isinstance(error, torch.OutOfMemoryError), ""
         if is_memory:  # first, so that the original has room
-            told = pop_traceback(error)
+            text = pop_traceback(error)
             self._release(plan)
         result = self._original(Fallback(FallbackReason.PLAN_FAILED, kind), args, kwargs)
         self.statistics.count_failure(error)
         if self.statistics.failures.total() == 1:
             logger.warning(
-                "torchwise: plan %s failed, the original answers%s", plan, told, exc_info=None if told else error
+                "torchwise: plan %s failed, the original answers%s", plan, text, exc_info=None if text else error
             )
         if is_memory:
             return result
@@ -267,7 +269,7 @@ class Dispatcher:
         if len(self._circuits) > MAX_CIRCUITS:
             del self._circuits[next(iter(self._circuits))]
         if circuit.record_failure():
-            self._proven.pop(key, None)
+            self._calls.pop(key, None)
             self._last = None
             self.statistics.opened += 1
             wait_s = circuit.wait_s
@@ -280,11 +282,11 @@ class Dispatcher:
         message = "torchwise: plan %s is compiled again for a call that it has answered before: %s"
         logger.info(message, self.decision.plan, what)
 
-    def _give_up(self, error: RecompileLimitError) -> None:
-        """Have the original answer from the next call on. The present call still runs the realised plan."""
+    def _disable_plan(self, error: RecompileLimitError) -> None:
+        """Have the original answer from the next call on. The present call still runs the compiled plan."""
         self._refusal, self.stays = self._say_limit(error), False
-        self._proven.clear()
-        self._last = self._realized = None
+        self._calls.clear()
+        self._last = self._compiled = None
 
     def _say_limit(self, error: RecompileLimitError) -> Fallback:
         """Raise the alert once for each place that varies. Return the fallback."""
@@ -316,8 +318,8 @@ class Dispatcher:
 
     @property
     def active_plan(self) -> CompiledPlan | None:
-        """The realised plan, or None before the first call that it answers and after it was given up."""
-        return self._realized
+        """The compiled plan, or None before the first call that it answers and after it was disabled."""
+        return self._compiled
 
     def freeze(self) -> None:
         """Compile and capture nothing more: the original answers every call that needs it.
@@ -340,7 +342,7 @@ class Dispatcher:
     def _set_frozen(self, frozen: bool) -> None:
         with self._lock:
             self.is_frozen = frozen
-            self._proven.clear()  # the next calls find their ways anew, held or not
+            self._calls.clear()  # the next calls find their fast paths again, frozen or not
             self._refused.clear()
             self._last = None
 
@@ -350,18 +352,18 @@ class Dispatcher:
         self._forget()
 
     def _forget(self) -> None:
-        self._proven.clear()
+        self._calls.clear()
         self._last = None
-        realized, self._realized = self._realized, None
-        if realized is not None:
-            realized.close()
+        compiled, self._compiled = self._compiled, None
+        if compiled is not None:
+            compiled.close()
 
     def _compile_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledPlan:
-        if self._realized is None:
+        if self._compiled is None:
             if self._changed_since is not None:
                 self._recompiles.again([self._changed_since], at_start=True)
             workload = self.decision.workload
-            self._realized = compile_plan(
+            self._compiled = compile_plan(
                 self.original,
                 self.decision.plan,
                 Example(args, kwargs),
@@ -375,7 +377,7 @@ class Dispatcher:
             if self._refusal is not None:  # it was closed meanwhile
                 self._forget()
                 raise UnsupportedError("the plan was closed while it was compiled")
-        return self._realized
+        return self._compiled
 
     def _original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Another thread may have closed it.

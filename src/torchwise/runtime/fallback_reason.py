@@ -147,15 +147,15 @@ _WORDS = {
     FallbackReason.NOT_FOR_RANKS: _Words("the plan works in one process only", is_replaced=True),
     FallbackReason.TUNING_IN_BACKGROUND: _Words("tuning goes on in the background"),
     FallbackReason.BACKGROUND_TUNING_ENDED: _Words("tuning in the background is over, and no plan was swapped in"),
-    FallbackReason.FIRST_CALL: _Words("it was the first call, with whose inputs a plan is then sought"),
+    FallbackReason.FIRST_CALL: _Words("it was the first call, whose inputs the search then uses"),
     FallbackReason.SEARCH_RUNNING: _Words("a search is going on"),
     FallbackReason.SEARCH_POSTPONED: _Words(
-        "a CUDA graph is being recorded, or a transform of functions is active, and no plan can be sought now"
+        "a CUDA graph is being recorded, or a transform of functions is active, and no search can start now"
     ),
-    FallbackReason.SEARCH_FAILED: _Words("no plan could be sought"),
+    FallbackReason.SEARCH_FAILED: _Words("the search for a plan failed"),
     FallbackReason.NOT_FAST_ENOUGH: _Words("the plan is not surely as much faster as minimum_speedup asks for"),
     FallbackReason.NESTED_COMPONENT: _Words(
-        "a component around it runs by a plan, which was verified with this one plain"
+        "a component around it runs by a plan, which was verified with the original code of this one"
     ),
     FallbackReason.SWITCHED_OFF: _Words("it is switched off"),
     FallbackReason.DISABLED: _Words("TORCHWISE_DISABLE is set"),

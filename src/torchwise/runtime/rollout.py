@@ -43,10 +43,10 @@ class Rollout:
     its closure, its globals and the object it is bound to, and keep it from being captured. In lists and dicts they are
     not found.
 
-    A step that is an `nn.Module`, or a method of one, is watched. Weights changed in place are read anew. Other weights
-    in their place lead to a new recording, as does another method in a class. So do weights of a result of `apply` that
-    changed in place, because a plan may answer from copies of them. The closures of other functions are not watched:
-    make a new Rollout after replacing tensors there, or changing weights of a result of `apply`.
+    A step that is an `nn.Module`, or a method of one, is watched. Weights changed in place are read again. Other
+    weights in their place lead to a new recording, as does another method in a class. So do weights of a result of
+    `apply` that changed in place, because a plan may answer from copies of them. The closures of other functions are
+    not watched: make a new Rollout after replacing tensors there, or changing weights of a result of `apply`.
 
     Attributes:
         reason: why the last call ran step by step on CUDA, or None.
@@ -94,21 +94,21 @@ class Rollout:
         if _to_int("steps", steps) < 0:
             raise InputError(f"steps is {steps}, but must be at least 0")
         gradients, graphs = torch.is_grad_enabled(), steps > 0 and any(map(is_on_gpu, pytree.tensors(state)))
-        # Graphs are outside inference mode, whose tensors can neither be written elsewhere nor be told to have been.
+        # Graphs are outside inference mode, whose tensors can neither be written elsewhere nor count their writes.
         with torch.inference_mode(torch.is_inference_mode_enabled() and not graphs), torch.set_grad_enabled(gradients):
-            course = LoopProgress(copies(state), steps, self._every)
+            progress = LoopProgress(copies(state), steps, self._every)
             if graphs:
-                self._run_on_gpu(course)
-            while course.done < steps:
-                course.advance(self._step)
-        return course.state if self._every is None else (course.state, course.snapshots)
+                self._run_on_gpu(progress)
+            while progress.done < steps:
+                progress.advance(self._step)
+        return progress.state if self._every is None else (progress.state, progress.snapshots)
 
     def close(self) -> None:
         """Free the recordings and their memory."""
         with self._lock:
             self._loops.clear()
 
-    def _run_on_gpu(self, course: LoopProgress) -> None:
+    def _run_on_gpu(self, progress: LoopProgress) -> None:
         """Go as far as graphs go. A rollout inside another one, or in another thread meanwhile, runs as written."""
         if steps_aside() or not self._lock.acquire(blocking=False):
             return
@@ -116,15 +116,17 @@ class Rollout:
             self.reason = None
             if self._plans() != self._standing:
                 self._forget()
-            key = situation_of((course.state,), {})
+            key = situation_of((progress.state,), {})
             if torch.is_grad_enabled() or find_tied_tensors(
-                course.state
+                progress.state
             ):  # as in `(u, u)`, which part with the first step
-                course.advance(self._step)
-                if any(t.requires_grad for t in pytree.tensors(course.state)):
+                progress.advance(self._step)
+                if any(t.requires_grad for t in pytree.tensors(progress.state)):
                     self.reason = "gradients flow through the steps"  # which is as asked, and not for the log
                     return
-            self._replay_or_record(key, course)  # in the grad mode that it is in, which a step may use within (forces)
+            self._replay_or_record(
+                key, progress
+            )  # in the grad mode that it is in, which a step may use within (forces)
         except UnsupportedError as error:
             self._refused[key] = self.reason = str(error)
             if self.reason not in self._logged:
@@ -138,7 +140,7 @@ class Rollout:
         """Return the plans by which applied models answer, held so that no graph outlives their memory."""
         return [*self._watch.versions(), *(d.active_plan for d in self._applied)] if self._applied else []
 
-    def _replay_or_record(self, key: Situation, course: LoopProgress) -> None:
+    def _replay_or_record(self, key: Situation, progress: LoopProgress) -> None:
         if self._watch.has_changed() or self._code.find_replaced():
             self._forget()
         if key in self._refused:
@@ -146,12 +148,12 @@ class Rollout:
             return
         found = self._loops.get(key)
         if found is None or not found[1]():
-            self._warm_up(self._warm.setdefault(key, []), course)
-            to_go = course.steps - course.done
+            self._warm_up(self._warm.setdefault(key, []), progress)
+            to_go = progress.steps - progress.done
             if len(self._warm[key]) < WARM_UP_STEPS or to_go < (MIN_STEPS if self._once else 1):
                 return
-            found = self._loops[key] = self._record(min(self._warm[key]), course), settings_now()
-        self._replay(found[0], course)
+            found = self._loops[key] = self._record(min(self._warm[key]), progress), settings_now()
+        self._replay(found[0], progress)
 
     def _forget(self) -> None:
         self._loops.clear()
@@ -160,53 +162,55 @@ class Rollout:
         self._watch.take_snapshot()
         self._code.take_snapshot()
 
-    def _warm_up(self, took: list[float], course: LoopProgress) -> None:
+    def _warm_up(self, took: list[float], progress: LoopProgress) -> None:
         """Take the first steps as written, the last of them under watch."""
-        if opaque := opaque_leaves(course.state):
+        if opaque := opaque_leaves(progress.state):
             raise UnsupportedError(f"the state holds {opaque[0]}, which no graph can carry on")
-        while len(took) < WARM_UP_STEPS and course.done < course.steps:
+        while len(took) < WARM_UP_STEPS and progress.done < progress.steps:
             before = read_python_state(self._step)
             start = time.perf_counter()
             with synchronisations() as places:
-                course.advance(self._step)
+                progress.advance(self._step)
             took.append(time.perf_counter() - start)
             if len(took) == WARM_UP_STEPS and places:
                 raise synchronises(places, "the step")
-            if course.varies:
+            if progress.varies:
                 raise UnsupportedError("a number in the state changes from step to step: make it a tensor on CUDA")
             if len(took) == WARM_UP_STEPS and (name := find_difference(before, read_python_state(self._step))):
                 raise UnsupportedError(f"{name} changes in Python from step to step: carry it in the state as a tensor")
 
-    def _record(self, step_s: float, course: LoopProgress) -> CapturedLoop:
+    def _record(self, step_s: float, progress: LoopProgress) -> CapturedLoop:
         if not self._loops:  # a pool whose graphs are gone takes no new ones while anything lies in it
             self._pool = torch.cuda.graph_pool_handle()
         if self._watch.has_changed():  # lazy modules and caches took shape
             self._watch.take_snapshot()
-        most = (course.steps - course.done) // 8 if self._once else course.steps
-        length, inside = iterations(step_s, course.state, self._every, min(most, MAX_ITERATIONS))
-        loop = CapturedLoop(self._step, course.state, length=length, inside=inside, pool=self._pool, stream=self._side)
+        most = (progress.steps - progress.done) // 8 if self._once else progress.steps
+        length, inside = iterations(step_s, progress.state, self._every, min(most, MAX_ITERATIONS))
+        loop = CapturedLoop(
+            self._step, progress.state, length=length, inside=inside, pool=self._pool, stream=self._side
+        )
         if self._watch.has_changed():
             self._watch.take_snapshot()
             raise UnsupportedError("the step replaces tensors, attributes or the mode of its own module")
         return loop
 
-    def _replay(self, loop: CapturedLoop, course: LoopProgress) -> None:
+    def _replay(self, loop: CapturedLoop, progress: LoopProgress) -> None:
         current = torch.cuda.current_stream()
         if self._last is not None:
             current.wait_stream(self._last)  # which may be using the graph's memory still
         self._last = current
-        loop.enter(course.state)
-        while course.done < course.steps:
+        loop.enter(progress.state)
+        while progress.done < progress.steps:
             inside: list[Any] = []
-            if course.fits(loop.length):
+            if progress.fits(loop.length):
                 inside = loop.many()
-                course.done += loop.length
+                progress.done += loop.length
             else:
                 loop.one()
-                course.done += 1
-            if course.every and course.done % course.every == 0:
-                course.snapshots += [*inside, loop.state()]
-        course.state = loop.state()
+                progress.done += 1
+            if progress.every and progress.done % progress.every == 0:
+                progress.snapshots += [*inside, loop.state()]
+        progress.state = loop.state()
 
 
 def _to_int(name: str, number: Any) -> int:

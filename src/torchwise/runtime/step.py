@@ -76,7 +76,7 @@ class OptimizedStep:
         self.decision = decision
         self.statistics = Statistics()
         self._refusal = refusal if refusal or not decision.plan.is_eager else EAGER_DECISION
-        self._realized: CompiledStep | None = None
+        self._compiled: CompiledStep | None = None
         self._changes: list[CallGuard] = []  # of the model and the loss, since the plan was made of them
         self._fallbacks = Fallbacks(decision, "a training step is taken as written")
         self._recompiles = Recompiles(told=self._count_recompile, give_up=self._limit_reached, is_part=True)
@@ -119,9 +119,9 @@ class OptimizedStep:
 
     def close(self) -> None:
         """Free the plan's memory, and restore the optimizer's own form. The next step compiles the plan again."""
-        if self._realized is not None:
-            self._realized.close()
-        self._realized, self._changes = None, []
+        if self._compiled is not None:
+            self._compiled.close()
+        self._compiled, self._changes = None, []
         self._taken.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,17 +155,17 @@ class OptimizedStep:
         return f"<OptimizedStep of {type(self.original.model).__name__}, plan: {self.decision.plan}>"
 
     def _plan(self, batch: tuple[Any, ...]) -> CompiledStep:
-        if self._realized is None:
+        if self._compiled is None:
             device = self.decision.workload.device
             plan, given = self.decision.plan, Example(batch)
             made = compile_plan(
                 self.original, plan, given, device=device, mode="training", recompiles=self._recompiles
             ).call
             assert isinstance(made, CompiledStep), "a plan that is not eager changes something of a step"
-            self._realized = made
+            self._compiled = made
             called = (unwrap_ddp(self.original.model), self.original.loss)
             self._changes = [CallGuard(call, inference=False) for call in called if call is not None]
-        return self._realized
+        return self._compiled
 
     def _is_verified(self, batch: tuple[Any, ...]) -> bool:
         if any(p.device.type != self.decision.workload.device for p in self.original.trained()):
@@ -178,8 +178,8 @@ class OptimizedStep:
     def _find_changed_attribute(self) -> str | None:
         """Return the name of a part that the plan was not made of, and does not look at."""
         made_of = self._made_of
-        if self._realized is not None:  # a plan in float16 implies a scaler
-            made_of = {**made_of, "scaler": self._realized.parts.scaler}
+        if self._compiled is not None:  # a plan in float16 implies a scaler
+            made_of = {**made_of, "scaler": self._compiled.parts.scaler}
         for name, part in made_of.items():
             now = getattr(self.original, name)
             if now is not part and not (is_plain(now) and type(now) is type(part) and now == part):

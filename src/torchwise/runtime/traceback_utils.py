@@ -10,10 +10,10 @@ def pop_traceback(error: BaseException) -> str:
 
     Frames hold tensors, and the code that was run, with weights that may be frozen into it.
     """
-    told = "\n" + "".join(traceback.format_exception(error))
+    text = "\n" + "".join(traceback.format_exception(error))
     seen: BaseException | None = error
     while seen is not None:
         behind = seen.__cause__ or seen.__context__
         seen.__traceback__ = seen.__cause__ = seen.__context__ = None  # so that a circle ends, too
         seen = behind
-    return told
+    return text

@@ -141,7 +141,7 @@ class PlannedForward:
         (are_ready,) = ranks.everywhere(self._seen is not None)
         if not are_ready or self._seen is None:
             name = type(self._model).__name__
-            logger.warning("torchwise: no plan is sought, for the first step did not call the forward of %s", name)
+            logger.warning("torchwise: no search runs, as the first step did not call the forward of %s", name)
             return
         call = _scene(self._model, self._written, self._seen.autocast, self._device)
         if self._decision is None:
@@ -149,10 +149,10 @@ class PlannedForward:
             asked: dict[str, Any] = {**self._options, "mode": "training", "patience": self._patience}
             self._decision = tune(call, example.args, dict(example.kwargs), **asked)
         decided = self._decision
-        ruled = ranks.broadcast_from_rank0(
+        approved = ranks.broadcast_from_rank0(
             lambda: apply_stored_approvals(decided, self._options.get("store")).decision.to_json()
         )
-        self._decision = Decision.from_json(ruled)
+        self._decision = Decision.from_json(approved)
         found = Dispatcher(call, self._decision)
         refusal = find_rank_refusal(self._decision.plan) if ranks.are_several else None
         refusal = refusal or self._find_refusal(found, call)

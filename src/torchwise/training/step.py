@@ -146,8 +146,8 @@ class RankedStep(OptimizedStep):
         return False  # `_taken` holds the kind of the meeting, and no rank may start another one alone
 
     def _meet(self, ranks: Ranks, batch: tuple[Any, ...]) -> None:
-        is_proven = super()._is_verified(batch) and self._has_verified_overlap(signature_of(batch, {}), batch)
-        holds, can_try = ranks.everywhere(self._refusal is None, is_proven)
+        is_verified = super()._is_verified(batch) and self._has_verified_overlap(signature_of(batch, {}), batch)
+        holds, can_try = ranks.everywhere(self._refusal is None, is_verified)
         if not holds:
             self._end_meeting(self._refusal or OTHER_RANK)
         elif can_try:

@@ -57,7 +57,7 @@ class _Hooks:
             self._open(model)
         if getattr(args, "n_gpu", 1) > 1:
             logger.warning(
-                "torchwise: no plan is sought, for DataParallel spreads the model over %d GPUs: start it by torchrun, "
+                "torchwise: no search runs, as DataParallel spreads the model over %d GPUs: start it by torchrun, "
                 "with a process for each",
                 args.n_gpu,
             )
