@@ -56,7 +56,11 @@ def test_every_name_of_the_reference_shows_its_docstring(site: Path) -> None:
     text = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     for name in torchwise.__all__:
         assert f'id="torchwise.{name}"' in text
-    for said in ("Find the fastest verified way to run", "Say where the compiled", "Base of every error raised on purpose"):
+    for said in (
+        "Find the fastest verified way to run",
+        "Say where the compiled",
+        "Base of every error raised on purpose",
+    ):
         assert said in text
 
 

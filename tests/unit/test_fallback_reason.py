@@ -33,7 +33,7 @@ def test_every_reason_has_a_short_value_and_a_sentence(reason: FallbackReason) -
 
 
 def test_the_docs_list_every_reason_with_its_sentence() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "fallback-reasons.md").read_text()
     missing = [reason for reason in FallbackReason if f"| `{reason}` | {Fallback(reason)} |" not in page]
     assert not missing
 

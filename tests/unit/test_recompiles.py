@@ -389,7 +389,7 @@ def test_each_is_said_and_scraped(caplog: pytest.LogCaptureFixture) -> None:
     model.step = 1001
     with caplog.at_level(logging.INFO, "torchwise"):
         fast(X)
-    assert "made anew for a call that it has answered before: `step` on the model is now 1001" in caplog.text
+    assert "compiled again for a call that it has answered before: `step` on the model is now 1001" in caplog.text
     found = registry.get_sample_value("torchwise_recompiles_total", {"model": "net", "plan": str(PLAN)})
     assert found == 1
 
