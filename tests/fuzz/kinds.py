@@ -343,7 +343,8 @@ def _backend_options() -> Kind:
 def _parts_config() -> Kind:
     sample = {
         "enabled": True, "mode": "max-autotune", "lazy": False, "minimum_speedup": 1.5, "effort": "quick", "calls": 9,
-        "budget_s": 5.0, "allow": "exact", "restarts": 2, "training": None, "autocast": "bfloat16", "device": "cpu",
+        "budget_s": 5.0, "allow": "same-precision",
+        "restarts": 2, "training": None, "autocast": "bfloat16", "device": "cpu",
     }  # fmt: skip
     read = _wrap_reader(lambda data: CompileConfig().changed(**data))
     return Kind("parts config", (json.dumps(sample).encode(),), read, asdict, of_python=True)

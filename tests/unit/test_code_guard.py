@@ -328,7 +328,7 @@ def test_a_write_to_one_part_has_no_other_looked_at() -> None:
 
         def find_replaced(self) -> str | None:
             looked_at.append(self.names.owner)
-            found: str | None = self.names.replaced()
+            found: str | None = self.names.find_replaced()
             return found
 
     guard._names = [Watched(names) for names in guard._names]  # type: ignore[misc]

@@ -89,7 +89,7 @@ def test_options_reach_the_decision(bench: Bench) -> None:
     torch._dynamo.reset()
     torch.compile(torch.sin, backend=entry)(torch.ones(2))
     assert bench.asked == [Options("standard", 7, "exact", "a.db", 3), Options()]
-    assert bench.asked[1].allow == "reordered"
+    assert bench.asked[1].allow == "same-precision"
 
 
 def test_each_graph_of_a_broken_model_is_decided(bench: Bench) -> None:

@@ -87,7 +87,7 @@ import sys
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from test_ecosystem import optimized
+from test_ecosystem import apply_plan
 
 
 class Scored(Dataset):  # a data set whose items a model computes, in the workers of the loader
@@ -105,7 +105,7 @@ class Scored(Dataset):  # a data set whose items a model computes, in the worker
 if __name__ == "__main__":
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh()).eval()
-    scored = Scored(optimized(model, torch.zeros(1, 4)))
+    scored = Scored(apply_plan(model, torch.zeros(1, 4)))
     loader = DataLoader(scored, batch_size=3, num_workers=2, multiprocessing_context=sys.argv[1])
     with torch.no_grad():
         expected = torch.stack([model(torch.full((1, 4), float(index))) for index in range(6)])

@@ -99,7 +99,7 @@ def test_check_fails_and_renew_accepts(
 def count(benchmark: Callable[[str], ModuleType], plan: Plan) -> int:
     """Count a call by a plan that compiles nothing."""
     paths, x = benchmark("host_paths"), torch.ones(4, 2)
-    fast = paths.applied(paths.Product().eval(), plan, Example((x,)), "cpu")
+    fast = paths.apply_plan(paths.Product().eval(), plan, Example((x,)), "cpu")
     counted: int = paths.count_paths({"here": partial(fast, x)})["here"]
     return counted
 

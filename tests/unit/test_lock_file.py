@@ -104,8 +104,8 @@ def test_a_reviewer_reads_plan_worth_proof_and_machine(tmp_path: Path) -> None:
     for line in (
         'plan = {backend = "inductor", options = {coordinate_descent_tuning = true}}',
         'verdict = "1 checks passed"',
-        'legality = "reordered"',
-        'allow = "reordered"',
+        'numerics = "same-precision"',
+        'allow = "same-precision"',
         "calls = 12345",
         "baseline_s = 0.01001",
         "error = 1.235e-07",

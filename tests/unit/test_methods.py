@@ -44,9 +44,9 @@ LOADING = """
     import sys
     from types import SimpleNamespace
     import torch
-    from torchwise.trial.loading import _loaded
+    from torchwise.trial.loading import _load_workload
     workload = SimpleNamespace(device="cpu")
-    loaded = _loaded(SimpleNamespace(source=sys.argv[1], workload=workload))
+    loaded = _load_workload(SimpleNamespace(source=sys.argv[1], workload=workload))
     print(loaded.call(*loaded.examples[0].args).tolist(), loaded.call.head(torch.ones(1, 1)).tolist())
 """
 

@@ -46,7 +46,12 @@ def test_a_value_that_means_nothing_is_refused_with_the_rule(changes: dict[str, 
 def test_the_default_is_the_profile_production_and_never_fails() -> None:
     config = CompileConfig()
     assert config == CompileConfig.of("production")
-    assert (config.enabled, config.fallback, config.allow, config.minimum_speedup) == (True, True, "reordered", 1.05)
+    assert (config.enabled, config.fallback, config.allow, config.minimum_speedup) == (
+        True,
+        True,
+        "same-precision",
+        1.05,
+    )
 
 
 def test_development_is_off_and_research_is_quick_and_raises() -> None:

@@ -60,7 +60,7 @@ def child(code: str) -> str:
 
 
 def test_parts_with_names_of_their_own_need_no_import_of_theirs() -> None:
-    parts = ("training.tune", "zoo.load", "errors.InputError", "shapes", "artifact")
+    parts = ("training.tune", "zoo.load", "errors.InputError", "bucketing", "artifact")
     names = ", ".join(f"torchwise.{name}.__name__" for name in parts)
     assert child(f"import torchwise; print({names})") == "tune load InputError torchwise.bucketing torchwise.artifact"
 
@@ -81,8 +81,8 @@ def test_every_public_name_is_documented() -> None:
 
 
 def test_an_unknown_name_is_refused_as_by_any_module() -> None:
-    with pytest.raises(AttributeError, match="module 'torchwise' has no attribute 'compile'"):
-        _ = torchwise.compile
+    with pytest.raises(AttributeError, match="module 'torchwise' has no attribute 'speed_up'"):
+        _ = torchwise.speed_up
     assert not hasattr(torchwise, "_private")
 
 

@@ -634,7 +634,9 @@ def make_capture_error(message: str) -> Exception:
 )
 def test_a_failed_recording_names_its_line_and_the_way_out(message: str, why: str) -> None:
     told = str(capture_error(make_capture_error(message), "the loop"))
-    assert re.search(r"^the loop cannot be captured, because of test_rollout.py:\d+, in failing: `raise Runtime", told)
+    assert re.search(
+        r"^the loop cannot be captured, because of test_rollout.py:\d+, in make_capture_error: `raise Runtime", told
+    )
     assert re.search(why, told)
 
 

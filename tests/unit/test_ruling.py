@@ -69,7 +69,7 @@ def test_a_ruling_comes_back_from_json_and_says_who_and_why() -> None:
     assert replace(ruling, reason="").describe("inductor") == "bob pinned inductor"
     with pytest.raises(InputError, match=r"schema is 'torchwise.ruling/9', but this version reads"):
         Approval.from_json(ruling.to_json().replace("ruling/1", "ruling/9"))
-    with pytest.raises(InputError, match=r"this is no Ruling: .*banished"):
+    with pytest.raises(InputError, match=r"this is no Approval: .*banished"):
         Approval.from_json(ruling.to_json().replace("pinned", "banished"))
 
 

@@ -150,10 +150,10 @@ def test_a_store_that_is_not_there_or_holds_no_ruling_on_the_target_costs_no_imp
     (tmp_path / "decision.json").write_text(DECISION.to_json())
     code = (
         "import os, sys\nfrom torchwise.records import Decision\n"
-        "from torchwise.study.apply_approvals import Ruled, in_force\n"
+        "from torchwise.study.apply_approvals import EffectiveDecision, in_force\n"
         "decision = Decision.from_json(open('decision.json').read())\n"
         "os.environ['TORCHWISE_STORE'] = sys.argv[1]\n"
-        "print(in_force(decision, strict=True) == Ruled(decision), 'sqlalchemy' in sys.modules, 'torch' in sys.modules)"
+        "print(in_force(decision, strict=True) == EffectiveDecision(decision), 'sqlalchemy' in sys.modules, 'torch' in sys.modules)"
     )
 
     def run_code(store: Path) -> str:

@@ -23,9 +23,9 @@ from torchwise.bucketing import (
     VerifiedPadding,
     WarmedBucket,
     apply_buckets,
-    auto,
     bucketed,
     counts_of,
+    fit,
     verify_padding,
     warm_up,
 )
@@ -514,12 +514,12 @@ def test_no_size_within_the_rule_is_refused(net: Net) -> None:
 
 @torch.no_grad()
 def test_what_the_sizes_speak_for_is_chosen(net: Net) -> None:
-    fast, choice = auto(net, (X,), padding=RULE, sizes=[3, 8], tune=Tuning())
+    fast, choice = fit(net, (X,), padding=RULE, sizes=[3, 8], tune=Tuning())
     assert (choice.kind, choice.sizes) == ("static", (3, 8))
     assert not isinstance(fast, BucketedModule)
     same(fast(X[:3]), net(X[:3]))
     assert fast.statistics.optimized == 1
-    fast, choice = auto(net, (X,), padding=RULE, sizes=range(1, 9), count=4, tune=Tuning())
+    fast, choice = fit(net, (X,), padding=RULE, sizes=range(1, 9), count=4, tune=Tuning())
     assert choice.kind == "buckets"
     same(fast(X[:3]), net(X[:3]))
     assert counts_of(fast).calls == {choice.sizes[1]: 1}
@@ -531,7 +531,7 @@ def test_a_rule_that_is_refused_is_not_served() -> None:
         return x.mean(0)
 
     tune = Tuning()
-    fast, choice = auto(mean, (X,), padding=RULE, sizes=range(1, 9), count=4, tune=tune)
+    fast, choice = fit(mean, (X,), padding=RULE, sizes=range(1, 9), count=4, tune=tune)
     assert choice.kind == "dynamic"
     assert "changes the answer: output is off by" in choice.reason
     assert [len(e.args[0]) for e in tune.asked[0]] == [1, 4, 8]
@@ -613,6 +613,6 @@ def test_where_one_plan_is_to_serve_every_size_no_other_is_sought(options: dict[
         asked.append(given.get("plans"))
         return Found(decision(model, THREADS))
 
-    _, choice = auto(cumulate, (torch.randn(99, 3),), padding=RULE, sizes=range(1, 100), count=1, tune=tune, **options)
+    _, choice = fit(cumulate, (torch.randn(99, 3),), padding=RULE, sizes=range(1, 100), count=1, tune=tune, **options)
     assert choice.kind == "dynamic"
     assert asked == [plans]

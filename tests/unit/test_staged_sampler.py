@@ -327,7 +327,7 @@ def test_what_saves_memory_alone_is_never_tried_for_its_time_and_told_so() -> No
     assert Plan(optimizer="fused") in asked
     assert not any(plan.activation_checkpointing != "none" or plan.pieces > 1 for plan in asked)
     told = dict(line.split(": ", 1) for line in StagedSampler(space).list_excluded(history))
-    for name in ("eager + activation checkpointing blocks", "eager + 2 pieces", "eager + 4 pieces"):
+    for name in ("eager + activation checkpointing blocks", "eager + 2 microbatches", "eager + 4 microbatches"):
         assert told[name].startswith("it acts on memory alone")
 
 

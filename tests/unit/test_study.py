@@ -396,7 +396,7 @@ def test_a_search_that_its_budget_ended_goes_on_when_asked_again(storage: Storag
 
 def test_a_plan_the_user_did_not_allow_is_refused_before_anything_runs() -> None:
     with pytest.raises(
-        InputError, match="bf16 is reduced, but only up to same-precision is allowed: --allow lower-precision"
+        InputError, match="bf16 is lower-precision, but only up to same-precision is allowed: --allow lower-precision"
     ):
         request(plans=(Plan(precision="bf16"),))
 
@@ -405,7 +405,9 @@ def test_a_misspelt_option_is_named_and_not_called_forbidden() -> None:
     misspelt, unknown = (INDUCTOR.with_choice("options", (name, True)) for name in ("max_autotun", "epilogue_fusion"))
     with pytest.raises(InputError, match=r"option 'max_autotun' does not exist in torch .*; did you mean max_autotune"):
         request(plans=(misspelt,))
-    with pytest.raises(InputError, match="is swapped, but only up to same-precision is allowed: --allow substituted"):
+    with pytest.raises(
+        InputError, match="is substituted, but only up to same-precision is allowed: --allow substituted"
+    ):
         request(plans=(unknown,))
 
 
@@ -486,7 +488,7 @@ def test_the_listener_hears_everything_in_order(storage: Storage, table: Table) 
             return lambda *args: heard.append(name)
 
     run_study(request(plans=(INDUCTOR,)), storage, table, Ears())  # type: ignore[arg-type]
-    assert heard == ["start_inspection", "finish_inspection", "start_trial", "finished", "leading"]
+    assert heard == ["start_inspection", "finish_inspection", "start_trial", "finish_trial", "change_leader"]
 
 
 MAX_AUTOTUNE = INDUCTOR.with_choice("mode", "max-autotune-no-cudagraphs")
