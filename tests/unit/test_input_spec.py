@@ -15,6 +15,7 @@ from torchwise.workload.identity import describe_example, specify_inputs
 from torchwise.workload.input_spec import InputSpec, LeafSpec, OverlapSpec, TensorSpec, parse_inputs
 
 WHOLE = torch.rand(8, 4)
+X = torch.rand(3)
 
 
 class Colour(enum.Enum):
@@ -74,6 +75,13 @@ def test_lines_of_stored_decisions_are_read() -> None:
         (OverlapSpec("[1]['m']", "[0][0]", -8),),
     )
     assert str(parse_inputs(line)) == line
+
+
+@pytest.mark.parametrize(
+    ("value", "is_regular"), [(1.5, True), ("it's ; [", True), (X, True), (Odd.ONE, False), (Colour.RED, True)]
+)
+def test_a_printed_form_that_leaves_quotes_open_is_irregular(value: Any, is_regular: bool) -> None:
+    assert specify_inputs(Example((value,))).is_regular is is_regular
 
 
 @pytest.mark.parametrize("line", ["", "x", "[0][0] ", "; ;", "memory: nothing known", "[0][0] float32[", "'", "a]; b"])

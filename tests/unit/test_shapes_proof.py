@@ -74,7 +74,7 @@ def test_a_batch_is_padded_to_more_rows() -> None:
         (net(lambda _, x: x.flip(0)), (torch.randn(12, 8),), BATCH, "output is off by"),
         (net(lambda _, x: x.add_(1) * 2), (torch.randn(12, 8),), BATCH, "input after the call"),
         (net(lambda _, x: x), (torch.randn(12, 8),), BATCH, "share memory"),
-        (net(lambda _, x: torch.dropout(x, 0.5, True)), (torch.randn(12, 8),), BATCH, "not the same twice"),
+        (net(lambda _, x: torch.dropout(x, 0.5, True)), (torch.randn(12, 8),), BATCH, "differ from call to call"),
         (net(lambda _, x: x[3:]), (torch.randn(12, 8),), BATCH, "only a dimension that is as long as the size"),
         (net(lambda _, x: x.flatten()), (torch.randn(12, 8),), BATCH, "has shape .88,. at size 11"),
         (net(lambda _, x: list(x)), (torch.randn(12, 8),), BATCH, "needs the same outputs at every size"),

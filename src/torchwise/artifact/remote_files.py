@@ -132,7 +132,7 @@ class RemoteFolder:
         except InputError:
             raise
         except FileNotFoundError:
-            raise InputError(f"{where} cannot be {what}: it, or what it lies in, is not there") from None
+            raise InputError(f"{where} cannot be {what}: it, or its folder, is missing") from None
         except Exception as error:  # each store's library has its own errors: the cause is named
             raise InputError(
                 f"{where} cannot be {what} ({type(error).__name__}: {error}): see whether the address, the "

@@ -119,7 +119,7 @@ def _prepare_plan(
         assert attempt.measurement is not None
         speedup = attempt.measurement.speedup
         if best is not None and speedup.low < best.mid * BETTER:
-            tell(Message("stays", f"plan {plan} is {speedup}× eager, which is no better than what answers"))
+            tell(Message("stays", f"plan {plan} is {speedup}× eager, which is no better than the current plan"))
             return None
         decided = _update_decision(decision, plan, attempt)
         text = f"plan {plan} is verified, {speedup}× eager's speed"

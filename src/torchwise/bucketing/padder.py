@@ -109,7 +109,7 @@ class Padder:
             if carrier.position is not None and carrier.position < len(args):
                 changed[carrier.position] = change(carrier, given)
             else:
-                assert carrier.name is not None, "what is given and has no position has a name"
+                assert carrier.name is not None, "an argument without a position has a name"
                 named[carrier.name] = change(carrier, given)
         return tuple(changed), named
 

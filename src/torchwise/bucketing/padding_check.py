@@ -158,7 +158,7 @@ def _plainly_differs(ours: Observation, theirs: Observation) -> str | None:
         if isinstance(mine, torch.Tensor) or not name.startswith("output"):
             continue
         if not is_plain(mine):
-            return f"{name} is of type {type(mine).__name__}, which cannot be looked into for what is to be cut back"
+            return f"{name} is of type {type(mine).__name__}, which cannot be searched for outputs to cut back"
         close = isinstance(mine, float) and isinstance(plain, float) and math.isclose(mine, plain, rel_tol=PLAIN_ERROR)
         if plain_key(mine) != plain_key(plain) and not close:
             return f"{name} is {mine!r}, without padding {plain!r}"
@@ -173,8 +173,8 @@ def _refuse_noise(model: Callable[..., Any], example: Example) -> None:
 
     if is_stochastic(call, model)[0]:
         raise InputError(
-            "the model's answers are not the same twice, so none can be compared with that to padded inputs; where it "
-            "drops out, call model.eval() first"
+            "the model's answers differ from call to call, so that none can be compared with the answer to padded "
+            "inputs: if it has dropout, call model.eval() first"
         )
 
 
@@ -198,7 +198,7 @@ def _refuse(found: str | None, model: Callable[..., Any], padding: Padding, size
     if not found:
         return
     training = getattr(model, "training", False)
-    way = "call model.eval() first" if training else "give every input that tells what is padding, such as a mask"
+    way = "call model.eval() first" if training else "give every input that marks the padding, such as a mask"
     raise InputError(f"padding {[*padding.inputs]} from {size} to {bucket} changes the answer: {found}; {way}")
 
 

@@ -22,7 +22,7 @@ class InputSnapshot:
         try:
             self._state = State.from_call(original, args, kwargs)
         except Exception as error:  # an input may be of any kind, and memory may be short: the call goes on without
-            logger.debug("torchwise: what a first call writes could not be put back", exc_info=error)
+            logger.debug("torchwise: the inputs and state of a first call could not be copied", exc_info=error)
 
     def __call__(self) -> None:
         """Restore the places written to since, and release the copies."""
@@ -31,4 +31,4 @@ class InputSnapshot:
             if state is not None:
                 state.restore()
         except Exception as error:  # a tensor may have become of any kind, and the original must still answer
-            logger.warning("torchwise: what a plan wrote before it failed cannot be put back", exc_info=error)
+            logger.warning("torchwise: the writes of a plan before its failure cannot be undone", exc_info=error)

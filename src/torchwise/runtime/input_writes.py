@@ -70,7 +70,7 @@ class InputWrites:
         try:
             return TensorSnapshot(pytree.tensors((args, kwargs)), _slots(self._module), closely=closely)
         except Exception as error:  # an input may be of any kind, and memory may be short
-            logger.debug("torchwise: what a call writes to could not be seen", exc_info=error)
+            logger.debug("torchwise: the writes of a call could not be observed", exc_info=error)
             return None
 
     def note(self, key: Signature, look: TensorSnapshot | None) -> None:

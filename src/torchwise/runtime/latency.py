@@ -20,9 +20,9 @@ BOUNDS_S = tuple(float(f"{digit}e{power}") for power in range(-6, 2) for digit i
 """Upper bounds of the histogram's buckets in seconds, 1 microsecond to 50 seconds. Longer durations have a bucket, too.
 """
 RECENT = 64
-"""Timed calls over which the median is taken that is held against the promise."""
+"""Timed calls of which the median is compared with the measurement of the decision."""
 SLOWER = 1.5
-"""Times the promised duration beyond which it is said that the plan is slower: one machine differs by less."""
+"""Times the measured duration beyond which an alert says that the plan is slower: one machine differs by less."""
 
 
 class Histogram:
@@ -122,7 +122,9 @@ class SpeedMonitor:
         elif not self._is_slower:
             self._is_slower = True
             plan = str(self._decision.plan)
-            said = f"plan {plan} takes {seconds * 1e3:.3g} ms; it took {promised * 1e3:.3g} ms when it was decided for"
+            said = (
+                f"plan {plan} takes {seconds * 1e3:.3g} ms, but {promised * 1e3:.3g} ms were measured for the decision"
+            )
             alert("slow_down", said, plan=plan, seconds=seconds, promised_s=promised)
 
     def _plan_duration_s(self) -> float | None:

@@ -43,6 +43,7 @@ class VerifiedInputs:
     def __init__(self, inputs: Sequence[str], *, dynamic: bool) -> None:
         self._strips_sizes = dynamic
         specs = [*map(parse_inputs, inputs)]
+        self._are_regular = all(spec.is_regular for spec in specs)
         self._forms = {self._form_of(spec) for spec in specs}
         self._memory = {(self._form_of(spec), spec.overlaps) for spec in specs}
 
@@ -51,21 +52,20 @@ class VerifiedInputs:
 
         The memory that inputs share is left out.
         """
-        return any(self._form_of(same) in self._forms for same in _read_both_ways(spec))
+        return any(self._form_of(same) in self._forms for same in self._read_both_ways(spec))
 
     def cover_memory(self, spec: InputSpec) -> bool:
         """Whether they have the same form, and share memory in the same way."""
-        return any((self._form_of(same), same.overlaps) in self._memory for same in _read_both_ways(spec))
+        return any((self._form_of(same), same.overlaps) in self._memory for same in self._read_both_ways(spec))
 
     def _form_of(self, spec: InputSpec) -> Hashable:
         return spec.strip_sizes() if self._strips_sizes else spec.leaves
 
-
-def _read_both_ways(spec: InputSpec) -> Iterator[InputSpec]:
-    """Yield inputs as they are, and as their line is read: a printed form with unpaired quotes is cut elsewhere."""
-    yield spec
-    if not spec.is_tensors_only:
-        yield parse_inputs(str(spec))
+    def _read_both_ways(self, spec: InputSpec) -> Iterator[InputSpec]:
+        """Yield inputs as they are, and as their line is read: a printed form with unpaired quotes is cut elsewhere."""
+        yield spec
+        if not self._are_regular:
+            yield parse_inputs(str(spec))
 
 
 def may_need_gradients(

@@ -98,7 +98,7 @@ class Ranks:
     def _broadcast(self, text: str) -> str:
         words = torch.tensor(list(text.encode()), dtype=torch.uint8)
         length = torch.tensor([len(words)])
-        with self._together("wait for what rank 0 decides"):
+        with self._together("wait for the decision of rank 0"):
             dist.broadcast(length, 0, group=self._group)
             words = words if dist.get_rank() == 0 else torch.empty(int(length), dtype=torch.uint8)
             dist.broadcast(words, 0, group=self._group)
@@ -111,7 +111,7 @@ class Ranks:
         except RuntimeError as error:  # gloo's error for a closed connection, and for a time-out
             raise TorchwiseError(
                 f"a rank ended, or was away for more than {self._patience:.0f} s, while the ranks of this job {what}: "
-                f"see what that rank says, and start the job again ({error})"
+                f"read the log of that rank, and start the job again ({error})"
             ) from error
 
 

@@ -94,9 +94,9 @@ class InputSpec:
         return tuple((leaf.path, _strip_sizes(leaf.value)) for leaf in self.leaves)
 
     @property
-    def is_tensors_only(self) -> bool:
-        """Whether every leaf is a tensor."""
-        return all(isinstance(leaf.value, TensorSpec) for leaf in self.leaves)
+    def is_regular(self) -> bool:
+        """Whether every path begins with a bracket, and every printed form closes its quotes and brackets."""
+        return all(leaf.path.startswith("[") and _is_closed(f"{leaf.value}") for leaf in self.leaves)
 
 
 def parse_inputs(line: str) -> InputSpec:
@@ -160,6 +160,10 @@ def _split(text: str, separator: str, most: int | None = None) -> list[str]:
             found.append(text[start:at])
             start = at + len(separator)
     return [*found, text[start:]]
+
+
+def _is_closed(text: str) -> bool:
+    return len(text) in _outer_positions(f"{text} ")
 
 
 def _outer_positions(text: str) -> Iterator[int]:
