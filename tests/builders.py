@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from torchwise.environment import Environment
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Plan, Trait
 from torchwise.records import (
     Check,
     Costs,
@@ -115,7 +115,7 @@ def an_inspection(**changes: Any) -> Inspection:
         "structure": "a0b1c2d3e4f5",
         "description": "ResNet, 25.6 M parameters, float32",
         "inputs": ("float32[32, 3, 224, 224]",),
-        "traits": frozenset({"module", "floating", "float32", "gemm", "conv"}),
+        "traits": frozenset(map(Trait, {"module", "floating", "float32", "gemm", "conv"})),
         "measurement": a_measurement(1.0, seed=90),
         "first_call_s": 0.31,
         "peak_memory": 280 << 20,

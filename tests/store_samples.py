@@ -21,7 +21,7 @@ from unittest import mock
 from sqlalchemy import create_engine, text
 
 from torchwise.environment import Environment
-from torchwise.plan import EAGER, Numerics, Plan
+from torchwise.plan import EAGER, Numerics, Plan, Trait
 from torchwise.records import (
     Approval,
     Check,
@@ -67,7 +67,7 @@ def a_study(identity: str = "1d" * 8, target: str = "zoo:tutorial.fusion_demo", 
         structure="57" * 8,
         description="Net, 25.6 M parameters, float32",
         inputs=("[0][0] float32[8, 16] (16, 1)",),
-        traits=frozenset({"module", "floating", "gemm"}),
+        traits=frozenset(map(Trait, {"module", "floating", "gemm"})),
         measurement=Measurement((1.0, 1.25, 1.5), (1.0, 1.25, 1.5)),
         first_call_s=0.01,
         shares={"gemm": 0.75},

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchwise.decide import History
 from torchwise.environment import Environment
-from torchwise.plan import Plan
+from torchwise.plan import Plan, Trait
 from torchwise.records import Check, Costs, Inspection, Measurement, Outcome, Trial, TrialState, Verdict
 from torchwise.workload import WorkloadSpec
 
@@ -82,7 +82,7 @@ def an_inspection(baseline_s: float = 1.0, **changes: Any) -> Inspection:
         "structure": "57" * 8,
         "description": "Net, 25.6 M parameters, float32",
         "inputs": ("[0][0] float32[8, 16] (16, 1)",),
-        "traits": frozenset({"module", "floating", "float32", "gemm"}),
+        "traits": frozenset(map(Trait, {"module", "floating", "float32", "gemm"})),
         "measurement": Measurement((baseline_s,), (baseline_s,)),
         "first_call_s": 0.01,
         "shares": {},

@@ -196,7 +196,7 @@ def test_times_that_tell_no_ratio_are_measured_again_while_the_budget_lasts(monk
     ],
 )
 def test_what_is_beyond_tenfold_is_no_percentage(eager: tuple[float, ...], said: list[str]) -> None:
-    notes = Watch("cpu").notes(Measurement((1.0,) * 9, eager), 0.02)
+    notes = Watch("cpu").judge(Measurement((1.0,) * 9, eager), 0.02).notes
     for text in said:
         assert any(text in note for note in notes), notes
     if len(said) > 1:

@@ -9,9 +9,8 @@ from typing import Any
 
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.space import compile_factor_of, iter_changes
-from torchwise.records import FailureKind, Inspection, Outcome, Trial
+from torchwise.records import CheckName, FailureKind, Inspection, Outcome, Trial
 from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory
-from torchwise.records.verdict import STRIDES
 from torchwise.workload import WorkloadSpec
 
 PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 4.0}
@@ -82,7 +81,7 @@ class History:
         """The traits of the workload: from the inspection, and those that only compiling it showed."""
         verdicts = [t.verdict for t in self.trials if t.verdict and lays_out_by_itself(t.plan)]
         checks = (check for verdict in verdicts for check in verdict.checks)
-        is_restrided = any(check.name == STRIDES and check.outcome is Outcome.FAIL for check in checks)
+        is_restrided = any(check.name == CheckName.STRIDES and check.outcome is Outcome.FAIL for check in checks)
         if is_restrided and all(verdict.outcome is not Outcome.PASS for verdict in verdicts):
             return self.inspection.traits | {Trait.RESTRIDED}
         return self.inspection.traits

@@ -14,7 +14,6 @@ from torchwise.lock.file import Lock
 from torchwise.lock.slowdown_test import THRESHOLD, Judge
 from torchwise.records import Decision, Inspection, Trial, TrialState
 from torchwise.records.answer import Answer, Trust, judge_trust
-from torchwise.records.measurement import find_disturbances
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS, Effort
 from torchwise.workload.differences import another_model
@@ -176,7 +175,7 @@ def _judge_measurement(entry: Entry, trial: Trial, judge: Judge) -> Checked:
 
 def _trust(rows: list[Checked]) -> Trust | None:
     """Return how far the new measurements can be trusted."""
-    notes = find_disturbances(note for row in rows for note in row.notes)
+    notes = [note for row in rows for note in row.notes]
     found = [row.found for row in rows if row.found]
     return judge_trust(found, notes) if found else None
 

@@ -47,7 +47,7 @@ class Checked:
         found: the speed-up measured now, or None if it was not measured.
         speedup: `found` over `locked`, or None if either is.
         time: seconds per call of the plan now over the locked ones, likewise.
-        notes: doubts about the measurement. `Check.trust` says which of them count.
+        notes: disturbances of the measurement.
     """
 
     target: str

@@ -58,7 +58,7 @@ def entry_of(study: Study) -> Entry:
     trial = next((t for t in study.trials if t.plan == decision.plan and t.is_verified), None)
     verdict = trial.verdict.reason if trial and trial.verdict else "eager is the model as it is"
     timed = trial.measurement if trial else None
-    plan_s, notes = (timed.candidate_time, timed.notes) if timed else (None, ())
+    plan_s, notes = (timed.candidate_time, timed.caveats) if timed else (None, ())
     return Entry(_round_decision(decision), study.allow, verdict, _interval(plan_s), notes)
 
 

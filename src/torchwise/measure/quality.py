@@ -10,7 +10,7 @@ import psutil
 from torchwise.environment import query_gpu
 from torchwise.measure.cores import CoreWatch
 from torchwise.records import CoreUse, Measurement
-from torchwise.records.measurement import WIDE, Throttling
+from torchwise.records.measurement import Throttling
 
 NOISY = 0.25
 """Relative interquartile range of eager's own samples above which the machine counts as noisy."""
@@ -52,21 +52,22 @@ class Watch:
         clocks = sorted(state[0] for state in states)
         throttling = tuple(why for why in Throttling if any(why in reasons for _, reasons in states))
         seen = replace(measurement, sm_clock_mhz=tuple(clocks[:1] + clocks[-1:]), throttling=throttling, cores=cores)
-        return replace(seen, notes=tuple(self.notes(seen, target)))
+        gpu = _gpu(seen) if self._device == "cuda" else []
+        notes = (*_load(cores), *gpu, *_spread(seen))  # causes first
+        return replace(seen, notes=notes, width_note=_describe_width(seen, target))
 
-    def notes(self, measurement: Measurement, target: float) -> list[str]:
-        """List the caveats of `measurement`, each in a sentence with its figure."""
-        gpu = _gpu(measurement) if self._device == "cuda" else []
-        found = [*_load(measurement.cores), *gpu, *_spread(measurement)]  # causes first
-        speedup = measurement.speedup
-        if not measurement.pruned and speedup.half_width > target:
-            # Beyond 100 % the interval is far from symmetrical, and its ends say more.
-            is_wide = speedup.half_width > 1
-            width = f"[{speedup.low:.3g}, {speedup.high:.3g}]" if is_wide else f"±{speedup.half_width:.1%}"
-            found.append(
-                f"{WIDE} {width} after {len(measurement.candidate_s)} rounds, wider than the ±{target:.0%} asked for"
-            )
-        return found
+
+def _describe_width(measurement: Measurement, target: float) -> str:
+    """Say that the speed-up's interval is wider than `target`, a relative half-width, or return ""."""
+    speedup = measurement.speedup
+    if measurement.pruned or speedup.half_width <= target:
+        return ""
+    # Beyond 100 % the interval is far from symmetrical, and its ends say more.
+    is_wide = speedup.half_width > 1
+    width = f"[{speedup.low:.3g}, {speedup.high:.3g}]" if is_wide else f"±{speedup.half_width:.1%}"
+    return (
+        f"the interval is {width} after {len(measurement.candidate_s)} rounds, wider than the ±{target:.0%} asked for"
+    )
 
 
 def _load(cores: CoreUse | None) -> list[str]:

@@ -9,11 +9,13 @@ from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.study import Study, StudyState
 from torchwise.records.trial import Costs, Duel, Failure, FailureKind, Trial, TrialState
-from torchwise.records.verdict import Check, Outcome, Verdict
+from torchwise.records.verdict import Check, CheckCause, CheckName, Figure, Outcome, Verdict
 
 __all__ = [
     "Approval",
     "Check",
+    "CheckCause",
+    "CheckName",
     "CoreUse",
     "CostModel",
     "Costs",
@@ -21,6 +23,7 @@ __all__ = [
     "Duel",
     "Failure",
     "FailureKind",
+    "Figure",
     "Inspection",
     "Interval",
     "Measurement",

@@ -16,7 +16,7 @@ from torchwise.records.bounds import Amount, Count, Duration, Positive, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.cost_model import CostModel, eager_measured
 from torchwise.records.inspection import Inspection
-from torchwise.records.measurement import Measurement, find_disturbances
+from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Trial
 from torchwise.workload import WorkloadSpec
@@ -337,5 +337,5 @@ class Analysis(Document):
         looked_at = [self.inspection.measurement.speedup] if self.inspection.measurement.baseline_s else []
         ratios = [self.speedup] if self.speedup else looked_at
         observed = [one.speedup for one in self.tried.processes] or looked_at
-        notes = find_disturbances(note for one in measured for note in one.notes)
+        notes = [note for one in measured for note in one.notes]
         return judge_trust(ratios, notes, observed)

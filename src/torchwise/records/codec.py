@@ -167,9 +167,11 @@ class _Check:
             raise InputError(f"schema is {short_repr(value.schema)}, but must be {known!r}")
 
     def _list(self, data: Any, value: Any, place: str) -> None:
-        if len(data) != len(value):  # of a set
-            raise InputError(f"{place} holds something twice, but each may stand there once")
-        if value and not isinstance(value, (set, frozenset)) and not isinstance(value[0], float):
+        if isinstance(value, (set, frozenset)):
+            if len(data) != len(value):
+                raise InputError(f"{place} holds something twice, but each may stand there once")
+        elif len(data) == len(value) and value and not isinstance(value[0], float):
+            # A record may keep items of earlier versions elsewhere, such as notes. They are texts, which hold nothing.
             for index, (item, made) in enumerate(zip(data, value, strict=True)):
                 self.check(item, made, f"{place}[{index}]")
 

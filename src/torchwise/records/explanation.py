@@ -14,7 +14,7 @@ from torchwise.records.answer import Answer, Reliability, Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Rate, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.compile_events import CompileEvents
-from torchwise.records.measurement import Measurement, find_disturbances
+from torchwise.records.measurement import Measurement
 from torchwise.records.saving import Basis as Basis
 from torchwise.records.saving import Saving as Saving
 from torchwise.records.saving import clamp_saving, withhold
@@ -280,7 +280,7 @@ class Explanation(Document):
     @property
     def _own_notes(self) -> tuple[str, ...]:
         """The notes that do not repeat those of the measurement, from which `trust` is judged."""
-        return tuple(note for note in self.notes if note not in self.measurement.notes)
+        return tuple(note for note in self.notes if note not in self.measurement.caveats)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data of schema `torchwise.explanation/1`."""
@@ -293,7 +293,7 @@ def judge_measurement(measured: Measurement) -> Trust:
     if not measured.candidate_s:
         return judge_trust(())
     wider = max(measured.speedup, measured.candidate_time, key=lambda interval: interval.half_width)
-    return judge_trust([wider], find_disturbances(measured.notes))
+    return judge_trust([wider], measured.notes)
 
 
 def settle(finding: Finding, call_s: float, trust: Trust) -> Finding:

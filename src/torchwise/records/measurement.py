@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,15 +15,8 @@ INTERFERENCE_FACTOR = 1.5
 cores, since each of them waits for the last. It hardly delays a computation on one core. So the ratio of a pair does
 not cancel it, and a slower plan looks faster than eager."""
 
-WIDE = "the interval is"
-"""Begins the note that an interval is wider than requested. The note says how wide, and not what disturbed."""
-NOT_COLD = "not timed with cold processor caches"
-"""Begins the note that says why the caches could not be emptied. That disturbed nothing."""
-
-
-def find_disturbances(notes: Iterable[str]) -> list[str]:
-    """Return the notes of measurements that name a disturbance."""
-    return [note for note in notes if not note.startswith((WIDE, NOT_COLD))]
+_FORMER_NOTES = {"width_note": "the interval is", "not_cold": "not timed with cold processor caches"}
+"""The beginnings of notes that name no disturbance. Such notes of earlier versions go into fields of their own."""
 
 
 class Throttling(StrEnum):
@@ -49,7 +41,7 @@ class Measurement:
         baseline_device_s: likewise for eager.
         busy_s: seconds per call in which a GPU kernel of the candidate runs, by PyTorch's profiler; None if unknown.
         pruned: whether measuring stopped early because the candidate could no longer lead.
-        notes: doubts about the measurement: noise, drift, foreign load, throttling.
+        notes: disturbances of the measurement: noise, drift, foreign load, throttling.
         sm_clock_mhz: lowest and highest clock of the GPU's multiprocessors, at the beginning and at the end of
             measuring. Empty on the CPU or if unknown.
         throttling: why the GPU held its clocks back at either of these times.
@@ -57,6 +49,8 @@ class Measurement:
         cold_candidate_s: seconds per call of the candidate with the processor's caches emptied before each call, in the
             same process. Empty if that was not timed.
         cold_baseline_s: likewise for eager, in the same rounds.
+        width_note: says that the interval is wider than was asked for, or "" if it is not.
+        not_cold: says why the processor's caches could not be emptied, or "".
     """
 
     candidate_s: tuple[Duration, ...]
@@ -72,6 +66,20 @@ class Measurement:
     cores: CoreUse | None = None
     cold_candidate_s: tuple[Duration, ...] = ()
     cold_baseline_s: tuple[Duration, ...] = ()
+    width_note: str = ""
+    not_cold: str = ""
+
+    def __post_init__(self) -> None:
+        """Move notes of earlier versions that name no disturbance into their fields."""
+        for field, beginning in _FORMER_NOTES.items():
+            for note in (note for note in self.notes if note.startswith(beginning)):
+                object.__setattr__(self, field, note)
+                object.__setattr__(self, "notes", tuple(other for other in self.notes if other != note))
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """All doubts about the measurement, for people: the disturbances first."""
+        return (*self.notes, *filter(None, (self.width_note, self.not_cold)))
 
     def check_read(self) -> None:
         """Refuse rounds that are no pairs.

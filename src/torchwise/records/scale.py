@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Row
 from torchwise.records.cost_model import eager_peak_memory
-from torchwise.records.measurement import find_disturbances
 from torchwise.records.statistics import Interval, ratio_of
 from torchwise.workload import WorkloadSpec
 
@@ -101,7 +100,7 @@ def trust_of(benchmark: Benchmark) -> Trust:
     scaled = [found for workload in benchmark.workloads for found in scale_of(benchmark, workload).rows]
     ratios = [_eager_self_ratio(one.row) if one.row.contender == EAGER else one.speedup for one in scaled]
     ratios += [row.speed_over_rival for row in benchmark.rows if row.speed_over_rival]
-    notes = find_disturbances(note for row in benchmark.rows for one in row.measurements for note in one.notes)
+    notes = [note for row in benchmark.rows for one in row.measurements for note in one.notes]
     observed = [ratio for row in benchmark.rows for ratio in row.observed]
     return judge_trust(ratios, notes, observed)
 

@@ -16,7 +16,7 @@ from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory
 from torchwise.records.decision import Decision
 from torchwise.records.inspection import Inspection
-from torchwise.records.measurement import Measurement, find_disturbances
+from torchwise.records.measurement import Measurement
 from torchwise.records.trial import Trial, TrialState
 from torchwise.workload import WorkloadSpec
 
@@ -113,7 +113,7 @@ class Study:
         observed = [*eager, *(process.speedup for trial in timed for process in trial.processes)]
         found = (own, *(trial.measurement for trial in timed if trial.measurement))
         held_up = [] if self.eager is own else ["something held eager up while it was profiled"]
-        notes = find_disturbances(note for measurement in found for note in measurement.notes)
+        notes = [note for measurement in found for note in measurement.notes]
         return judge_trust(ratios, [*notes, *held_up], observed)
 
     def to_json(self) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torchwise.errors import InputError
-
-STRIDES = "strides"
-"""The check that fails if an answer has eager's structure, dtypes and shapes, but another memory layout."""
+from torchwise.open_enum import OpenEnum
 
 
 class Outcome(StrEnum):
@@ -19,23 +18,116 @@ class Outcome(StrEnum):
     NOT_COMPARABLE = "not comparable"
 
 
+class CheckName(OpenEnum):
+    """The checks of a candidate."""
+
+    STRUCTURE = "structure"
+    """Containers, types, dtypes, shapes, strides and shared memory are eager's."""
+    STRIDES = "strides"
+    """An output has eager's structure, dtype and shape, but another memory layout. It is never passed."""
+    VALUES = "values"
+    """Values are no further from the reference than eager's."""
+    REPRODUCED_NOISE = "reproduced noise"
+    """The candidate cannot draw eager's random numbers, so that only their distribution is compared."""
+    DISTRIBUTION = "distribution"
+    """Answers of a stochastic model have eager's distribution."""
+    INDEPENDENCE = "independence"
+    """Successive answers of a stochastic model vary as eager's."""
+    RETAINED_OUTPUTS = "held outputs"
+    """Outputs stay as they are while later calls are made."""
+    FIRST_CALL = "first call"
+    """The first call, which compiles, answers as later ones do."""
+    GRADIENT_STRUCTURE = "gradients' structure"
+    """Gradients of a training step have eager's types, dtypes and shapes."""
+    GRADIENTS = "gradients"
+    """Gradients of a training step are no further from the reference than eager's."""
+    GRADIENT_SCALE = "gradients' scale"
+    """Gradients of a training step are as large as the reference's."""
+    STATE = "state"
+    """Parameters, buffers and the optimizer's state are right after a few steps."""
+    RETAINED_LOSS = "held loss"
+    """A loss stays as it is while later steps are taken."""
+    LOSS_CURVES = "trajectories"
+    """The losses of several seeds go the way of eager's."""
+    WEIGHTS = "weights"
+    """The plain model has the candidate's loss with the weights that the candidate trained."""
+
+
+class CheckCause(OpenEnum):
+    """Causes of a check's outcome that Torchwise acts on."""
+
+    NOT_FINITE = "not finite"
+    """The candidate has infinities or NaN where eager or the reference has none, or other ones."""
+    NONE_IN_EAGER = "none in eager"
+    """The candidate returns a value, or a gradient, where eager returns None."""
+    NOISE_NOT_REPRODUCIBLE = "noise not reproducible"
+    """The candidate draws other random numbers than eager from the same seed."""
+
+
+class Figure(OpenEnum):
+    """The figures of a check, beside its errors. A figure that does not apply, or is not finite, is left out."""
+
+    LIMIT = "limit"
+    """The largest error that passes, relative like the error itself."""
+    SAMPLES = "samples"
+    """How many were compared: values, draws of the inputs, calls, or seeds."""
+    STEPS = "steps"
+    """Training steps in each sample."""
+    HALF_WIDTH = "half_width"
+    """Half the width of the error's confidence interval."""
+    TESTS = "tests"
+    """How many statistical tests were made."""
+    P_VALUE = "p_value"
+    """The p-value of the test that fails."""
+    LEVEL = "level"
+    """The p-value below which a test fails, or the false-alarm rate of all tests."""
+    FIRST_LOSS = "first_loss"
+    """The candidate's loss at the first step, averaged over the seeds."""
+    LAST_LOSS = "last_loss"
+    """The same at the last step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One property that was checked.
 
     Attributes:
-        name: such as "values", "held outputs", "distribution".
+        name: the property.
         outcome: the result.
-        detail: a sentence with the place and the figures.
+        detail: a sentence for people, with the place and the figures. Nothing reads it but people.
         error: error of the candidate against the reference, relative (root mean square), or None if it has none.
         floor: the same error of eager at the candidate's precision: the noise floor.
+        cause: why it ended so, if that is a cause that Torchwise acts on.
+        figures: its other figures.
     """
 
-    name: str
+    name: CheckName
     outcome: Outcome
     detail: str
     error: float | None = None
     floor: float | None = None
+    cause: CheckCause | None = None
+    figures: dict[Figure, float] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        """Leave out figures that are not finite, which JSON cannot hold."""
+        if not all(map(math.isfinite, self.figures.values())):
+            finite = {figure: value for figure, value in self.figures.items() if math.isfinite(value)}
+            object.__setattr__(self, "figures", finite)
+
+    @property
+    def is_noise_unreproducible(self) -> bool:
+        """Whether it shows that the candidate draws other random numbers than eager from the same seed.
+
+        Records of earlier versions say so by the name alone.
+        """
+        return self.cause == CheckCause.NOISE_NOT_REPRODUCIBLE or self.name == CheckName.REPRODUCED_NOISE
+
+    def describe_loss(self) -> str:
+        """Return such as "the loss goes from 2.31 to 0.4", or "" for a check that trained nothing."""
+        if not {Figure.FIRST_LOSS, Figure.LAST_LOSS} <= self.figures.keys():
+            return ""
+        return f"the loss goes from {self.figures[Figure.FIRST_LOSS]:.4g} to {self.figures[Figure.LAST_LOSS]:.4g}"
 
     def check_read(self) -> None:
         """Refuse errors below 0. An error that is not finite is kept in a store.

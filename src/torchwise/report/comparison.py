@@ -17,7 +17,6 @@ from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer, Trust, judge_tru
 from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.bounds import Amount, Share
 from torchwise.records.codec import Document
-from torchwise.records.measurement import find_disturbances
 from torchwise.records.scale import scale_of
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
@@ -126,7 +125,7 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
 
 def _causes(*benchmarks: Benchmark) -> list[str]:
     rows = (row for benchmark in benchmarks for row in benchmark.rows)
-    return find_disturbances(note for row in rows for one in row.measurements for note in one.notes)
+    return [note for row in rows for one in row.measurements for note in one.notes]
 
 
 @dataclass(frozen=True, slots=True)

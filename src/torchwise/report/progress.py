@@ -15,7 +15,7 @@ from torchwise.plan import Plan
 from torchwise.records import Inspection, Interval, StepWork, Trial
 from torchwise.report import format as show
 from torchwise.report.outcome_text import own_fault
-from torchwise.report.throughput import learnt, throughput
+from torchwise.report.throughput import describe_loss, throughput
 from torchwise.report.trial_table import verdict_word
 from torchwise.trial import WAITING
 
@@ -74,7 +74,7 @@ class Progress:
             each = f", {show.seconds(seconds)} per call{work}"
         self._work = inspection.work
         self._say(f"eager: {show.one_line(inspection.description)}{each}")
-        for text in (*inspection.notes, *measurement.notes[:1]):
+        for text in (*inspection.notes, *measurement.caveats[:1]):
             self.note(text)
 
     def start_trial(self, number: int, plan: Plan, reason: str) -> None:
@@ -133,7 +133,7 @@ class Progress:
         if self._work is None or trial.speedup is None:
             return ""
         seconds = self._eager_s / trial.speedup.mid
-        words = [throughput(self._work, seconds) if self._eager_s else "", learnt(trial)]
+        words = [throughput(self._work, seconds) if self._eager_s else "", describe_loss(trial)]
         return "".join(f"; {word}" for word in words if word)
 
     def _begin(self, task: str, because: str = "") -> None:

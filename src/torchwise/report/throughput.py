@@ -22,12 +22,10 @@ def throughput(work: StepWork, seconds: float) -> str:
     return ", ".join(words)
 
 
-def learnt(trial: Trial) -> str:
-    """Return the course of a trial's loss curves in words, or "" if it is no training step, or was not trained."""
-    details = [
-        check.detail for check in (trial.verdict.checks if trial.verdict else ()) if check.name == "trajectories"
-    ]
-    return show.one_line(details[0].rpartition("; ")[2]) if details and "; " in details[0] else ""
+def describe_loss(trial: Trial) -> str:
+    """Say from where to where the loss went in a trial, or return "" if it is no training step, or was not trained."""
+    checks = trial.verdict.checks if trial.verdict else ()
+    return next(filter(None, (check.describe_loss() for check in checks)), "")
 
 
 def throughputs(study: Study) -> list[str]:

@@ -53,7 +53,7 @@ def _details(study: Study, row: Row, trial: Trial) -> Details:
         choices=_choices(trial),
         checks=summary.list_checks(trial.verdict),
         facts=tuple(_facts(trial, study)),
-        notes=measurement.notes if measurement else (),
+        notes=measurement.caveats if measurement else (),
         message=failure.message if failure and len(failure.message) > len(show.truncate(failure.message, 200)) else "",
         traceback=failure.traceback if failure else "",
         command=reproduce(study, trial.plan),

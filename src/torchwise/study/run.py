@@ -285,7 +285,7 @@ class _Loop:
             return
         if self._cold and isinstance(found, Measurement) and not found.cold_candidate_s:
             self._cold = False  # nor would another process
-            self._why_not_cold = ", ".join(found.notes[-1:])
+            self._why_not_cold = found.not_cold
         kept = self._storage.keep_repeat(self._id, trial.plan, found)
         self._listener.finish_repeat(kept or with_repeat(trial, found))
         self._report_leader()
@@ -303,8 +303,10 @@ class _Loop:
 
     def _traits(self, history: History) -> frozenset[Trait]:
         """Return the workload's traits, with facts about its noise from earlier trials."""
-        checks = {check.name for trial in history.trials if trial.verdict for check in trial.verdict.checks}
-        return self._inspection.traits | ({Trait.NOISE_NOT_REPRODUCIBLE} if "reproduced noise" in checks else set())
+        verdicts = (trial.verdict for trial in history.trials if trial.verdict)
+        if any(check.is_noise_unreproducible for verdict in verdicts for check in verdict.checks):
+            return self._inspection.traits | {Trait.NOISE_NOT_REPRODUCIBLE}
+        return self._inspection.traits
 
     def _report_leader(self) -> None:
         history = self._history()

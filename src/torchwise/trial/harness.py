@@ -23,7 +23,6 @@ from torchwise.measure import (
 )
 from torchwise.plan import Trait
 from torchwise.records import Measurement
-from torchwise.records.measurement import NOT_COLD
 from torchwise.trial.compile_lock import compiling_aside
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.job import Job
@@ -139,12 +138,12 @@ class Harness:
     def with_cold(self, found: Measurement, candidate: Calls, baseline: Calls) -> Measurement:
         """Return a measurement of two sides with their times from cold processor caches, measured now.
 
-        If the caches cannot be emptied, a note says so.
+        If the caches cannot be emptied, `not_cold` says why.
         """
         try:
             evict = make_eviction(self.device)
         except UnsupportedError as error:
-            return replace(found, notes=(*found.notes, f"{NOT_COLD}: {error}"))
+            return replace(found, not_cold=f"not timed with cold processor caches: {error}")
         cold = self.measure(candidate, baseline, evict=evict)
         return replace(found, cold_candidate_s=cold.candidate_s, cold_baseline_s=cold.baseline_s)
 

@@ -10,8 +10,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from torchwise.records import Check, Outcome
-from torchwise.records.verdict import STRIDES
+from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.deviation import Errors
 from torchwise.verify.leaves import is_same_code, is_unread, is_value
 from torchwise.verify.noise_floor import BLIND, Bounds, Sensitivity, judge
@@ -44,7 +43,7 @@ def compare(
         return [structure]
     values = _values(candidate, native, floor, reference, epsilon, moved)
     if values.outcome is Outcome.NOT_COMPARABLE and is_eagers_own(candidate, native):
-        values = Check("values", Outcome.PASS, f"equal to eager bit by bit, where {values.detail}", 0.0, 0.0)
+        values = Check(CheckName.VALUES, Outcome.PASS, f"equal to eager bit by bit, where {values.detail}", 0.0, 0.0)
     return [structure, values]
 
 
@@ -68,8 +67,8 @@ def is_eagers_own(candidate: Observation, native: Observation) -> bool:
 def check_structure(candidate: Observation, native: Observation) -> Check:
     """Compare everything but values: paths, types, dtypes, shapes, strides, devices, and shared memory."""
 
-    def make_failure(detail: str) -> Check:
-        return Check("structure", Outcome.FAIL, detail)
+    def make_failure(detail: str, cause: CheckCause | None = None) -> Check:
+        return Check(CheckName.STRUCTURE, Outcome.FAIL, detail, cause=cause)
 
     if candidate.form != native.form:
         return make_failure(f"the outputs differ in structure: {_first_difference(candidate.form, native.form)}")
@@ -79,23 +78,25 @@ def check_structure(candidate: Observation, native: Observation) -> Check:
         return make_failure(f"the outputs differ in structure at {odd[0]}")
     for name, leaf in ours.items():
         if problem := _form_problem(leaf, theirs[name]):
-            return make_failure(f"{name} {problem}")
+            return make_failure(f"{name} {problem}", CheckCause.NONE_IN_EAGER if theirs[name] is None else None)
     for name, leaf in ours.items():
         if _lies_otherwise(leaf, theirs[name]):
             strides = tuple(leaf.stride()), tuple(theirs[name].stride())
-            what = STRIDES if name.startswith("output") else "structure"  # buffers and inputs are not laid out anew
-            return Check(what, Outcome.FAIL, f"{name} has strides {strides[0]}, in eager {strides[1]}")
+            # Buffers and inputs are never laid out again.
+            kind = CheckName.STRIDES if name.startswith("output") else CheckName.STRUCTURE
+            return Check(kind, Outcome.FAIL, f"{name} has strides {strides[0]}, in eager {strides[1]}")
     if candidate.aliases != native.aliases:
         return make_failure(f"outputs share memory with inputs at {_pairs(candidate)}, in eager at {_pairs(native)}")
     if shared := candidate.shared - native.shared:
         one, other = min(shared)
         return make_failure(f"outputs {one} and {other} share memory, in eager they do not")
-    return Check("structure", Outcome.PASS, f"{len(ours)} values agree in form, dtype, shape, strides and aliasing")
+    detail = f"{len(ours)} values agree in form, dtype, shape, strides and aliasing"
+    return Check(CheckName.STRUCTURE, Outcome.PASS, detail, figures={Figure.SAMPLES: len(ours)})
 
 
-def _first_difference(ours: str, theirs: str) -> str:
+def _first_difference(ours: tuple[str, ...], theirs: tuple[str, ...]) -> str:
     """Return the first difference of two forms. Outer containers come first, then arrays and objects in the outputs."""
-    pairs = itertools.zip_longest(ours.split("; "), theirs.split("; "), fillvalue="nothing")
+    pairs = itertools.zip_longest(ours, theirs, fillvalue="nothing")
     mine, eagers = next((one, other) for one, other in pairs if one != other)
     return f"{mine}, in eager {eagers}"
 
@@ -143,39 +144,44 @@ def _values(
     import torch
 
     worst: Errors | None = None
-    normal, unseen = Errors(0.0, 0.0), ""
+    normal, limit, unseen, count = Errors(0.0, 0.0), 0.0, "", 0
     void: Check | None = None
     plain, floors, references = dict(native.leaves), dict(floor.leaves), dict((reference or native).leaves)
     for name, leaf in candidate.leaves:
         if not isinstance(leaf, torch.Tensor):
             if problem := _plain_problem(leaf, plain[name]):
-                return Check("values", Outcome.FAIL, f"{name} {problem}")
+                return Check(CheckName.VALUES, Outcome.FAIL, f"{name} {problem}")
             if name.startswith("output") and not is_value(leaf) and not is_same_code(leaf, plain[name]):
                 unseen = unseen or f"{name} is a {type(leaf).__qualname__}, which {_why_unseen(leaf)}"
             continue
         against = references.get(name)
         if not isinstance(against, torch.Tensor) or against.shape != leaf.shape:
-            return Check("values", Outcome.NOT_COMPARABLE, f"{name} has no counterpart in the reference")
+            return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, f"{name} has no counterpart in the reference")
         bounds = Bounds.from_tensor(leaf, epsilon, has_reference=reference is not None)
         found = judge(name, leaf, floors[name], against, bounds, moved)
         if found.outcome is not Outcome.PASS:
-            check = Check("values", found.outcome, f"{name} {found.detail}", found.errors.rms, found.usual.rms)
+            detail, figures = f"{name} {found.detail}", {Figure.LIMIT: found.limit}
+            check = Check(
+                CheckName.VALUES, found.outcome, detail, found.errors.rms, found.usual.rms, found.cause, figures
+            )
             if found.outcome is Outcome.FAIL:
                 return check
             void = void or check
+        count += 1
         telling = found.usual.rms < BLIND, found.errors.rms  # the error of a tensor that is all rounding says nothing
         if worst is None or telling > (normal.rms < BLIND, worst.rms):
-            worst, normal = found.errors, found.usual
+            worst, normal, limit = found.errors, found.usual, found.limit
     # Reported last: comparable values may be wrong, which says more.
     if void:
         return void
     if unseen:
-        return Check("values", Outcome.NOT_COMPARABLE, unseen)
+        return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, unseen)
     if worst is None:
-        return Check("values", Outcome.PASS, "every value is equal (there is no tensor among them)")
+        return Check(CheckName.VALUES, Outcome.PASS, "every value is equal (there is no tensor among them)")
     yardstick = "the float64 reference" if reference else "eager (there is no float64 reference)"
     detail = f"error {worst.rms:.2g} against {yardstick}, eager's own is {normal.rms:.2g}"
-    return Check("values", Outcome.PASS, detail, worst.rms, normal.rms)
+    figures = {Figure.LIMIT: limit, Figure.SAMPLES: count}
+    return Check(CheckName.VALUES, Outcome.PASS, detail, worst.rms, normal.rms, figures=figures)
 
 
 def _why_unseen(leaf: Any) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchwise.records import Check, Outcome
+from torchwise.records import Check, CheckName, Outcome
 from torchwise.verify.deviation import errors_of
 from torchwise.verify.observe import Observation
 from torchwise.verify.reference import widen_tensor
@@ -25,7 +25,7 @@ from torchwise.workload.workload import Example
 if TYPE_CHECKING:
     import torch
 
-NUMBERS = ("values", "gradients", "gradients' scale")
+NUMBERS = (CheckName.VALUES, CheckName.GRADIENTS, CheckName.GRADIENT_SCALE)
 """Names of the checks that hold numbers against the reference."""
 MAX_S = 0.1
 """Seconds that float64 may take on the device: a CPU takes hundreds of times as long as a GPU made for it."""

@@ -64,14 +64,19 @@ def legible(tensor: torch.Tensor) -> torch.Tensor:
 def problem_of(ours: torch.Tensor, errors: Errors, usual: Errors, granted: float) -> str | None:
     """Describe the problem of a tensor with these errors, compared with eager's errors, or return None."""
     if not is_rounded(ours):
-        if errors.rms > most_flipped(usual):
+        if errors.rms > limit_of(ours, usual, granted):
             return f"differs in {errors.rms:.2%} of its elements, eager in {usual.rms:.2%}"
         return None
-    if errors.rms > RMS_FACTOR * usual.rms + granted:
+    if errors.rms > limit_of(ours, usual, granted):
         return f"is off by {errors.rms:.2g} (root mean square), eager by {usual.rms:.2g}"
     if errors.worst > WORST_FACTOR * (usual.worst + granted):
         return f"is off by {errors.worst:.2g} in its worst element, eager by {usual.worst:.2g}"
     return None
+
+
+def limit_of(ours: torch.Tensor, usual: Errors, granted: float) -> float:
+    """Return the largest error (root mean square, or share of elements) that a tensor may have beside eager's."""
+    return RMS_FACTOR * usual.rms + granted if is_rounded(ours) else most_flipped(usual)
 
 
 def most_flipped(usual: Errors) -> float:

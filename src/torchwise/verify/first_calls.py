@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchwise.records import Check, Outcome
+from torchwise.records import Check, CheckName, Outcome
 from torchwise.verify.observe import Observation, observation_of
 from torchwise.verify.spot_check import differs
 
@@ -61,8 +61,10 @@ def check_first(first: Observation, later: Observation, error: float) -> Check:
     known = dict(later.leaves)
     for name, leaf in first.leaves:
         if found := differs(leaf, known.get(name), error):
-            return Check("first call", Outcome.FAIL, f"of the first call {name} {found}, of later ones it is right")
-    return Check("first call", Outcome.PASS, "the first call answers as later ones do")
+            return Check(
+                CheckName.FIRST_CALL, Outcome.FAIL, f"of the first call {name} {found}, of later ones it is right"
+            )
+    return Check(CheckName.FIRST_CALL, Outcome.PASS, "the first call answers as later ones do")
 
 
 def _observe_outputs(answer: Any) -> Observation:

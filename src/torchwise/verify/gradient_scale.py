@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from torchwise.records import Check, Outcome
+from torchwise.records import Check, CheckName, Figure, Outcome
 from torchwise.verify.deviation import errors_of
 
 if TYPE_CHECKING:
@@ -50,9 +50,12 @@ class GradientScales:
         middles = [[statistics.median(column) for column in zip(*draw.values(), strict=True)] for draw in self._draws]
         shared = statistics.median(middle[0] for middle in middles) if middles else 1.0
         usual = math.sqrt(statistics.fmean((middle[1] - 1) ** 2 for middle in middles)) if middles else 0.0
-        if not abs(shared - 1) <= max(SCALE, 4 * usual):
+        limit = max(SCALE, 4 * usual)
+        if not abs(shared - 1) <= limit:
             detail = f"gradients are {shared:.4f} times as large as the reference's, eager's off by {usual:.4f}"
-            return Check("gradients' scale", Outcome.FAIL, detail, abs(shared - 1), usual)
+            return Check(
+                CheckName.GRADIENT_SCALE, Outcome.FAIL, detail, abs(shared - 1), usual, figures={Figure.LIMIT: limit}
+            )
         beside: dict[str, list[tuple[float, float, float]]] = {}
         for draw, (our_middle, their_middle, _) in zip(self._draws, middles, strict=True):
             for name, (ours, theirs, noise) in draw.items():
@@ -67,11 +70,15 @@ class GradientScales:
             found[name] = ours, theirs, max(noise, TINY) / len(draws) ** 0.5
         times = max((abs(theirs) / noise for _, theirs, noise in found.values()), default=1.0)
         for name, (ours, theirs, noise) in found.items():
-            if not abs(ours) <= max(SCALE, max(4.0, 2 * times) * noise):
+            limit = max(SCALE, max(4.0, 2 * times) * noise)
+            if not abs(ours) <= limit:
                 detail = f"{name} is {1 + ours:.4f} times as large as the reference's, eager's off by {abs(theirs):.4f}"
-                return Check("gradients' scale", Outcome.FAIL, detail, abs(ours), abs(theirs))
+                figures = {Figure.LIMIT: limit}
+                return Check(CheckName.GRADIENT_SCALE, Outcome.FAIL, detail, abs(ours), abs(theirs), figures=figures)
             worst = max(worst, abs(ours))
-        return Check("gradients' scale", Outcome.PASS, f"each is as large as the reference's, to {worst:.2g}", worst)
+        return Check(
+            CheckName.GRADIENT_SCALE, Outcome.PASS, f"each is as large as the reference's, to {worst:.2g}", worst
+        )
 
 
 def is_rounding(floor: Any, exact: Any) -> bool:

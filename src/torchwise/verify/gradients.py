@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchwise.records import Check, Outcome
+from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, Errors, errors_of, finiteness_problem, problem_of
 from torchwise.verify.gradient_scale import MAX_ROUNDING, TINY, GradientScales, is_rounding
@@ -107,8 +107,8 @@ class Gradients:
         """
         structure = check_structure(ours, native)
         if structure.outcome is not Outcome.PASS:
-            hint = IDLE if structure.detail.endswith("in eager NoneType") else ""
-            self._problem = Check("gradients' structure", structure.outcome, structure.detail + hint)
+            hint = IDLE if structure.cause == CheckCause.NONE_IN_EAGER else ""
+            self._problem = replace(structure, name=CheckName.GRADIENT_STRUCTURE, detail=structure.detail + hint)
             return
         usual, exact = dict(floor.leaves), dict((reference or native).leaves)
         rounding = {name for name, leaf in exact.items() if is_rounding(usual.get(name), leaf)}
@@ -122,7 +122,8 @@ class Gradients:
 
     def _compare(self, name: str, ours: Any, floor: Any, exact: Any, bounds: Bounds, moved: Sensitivity) -> None:
         if problem := finiteness_problem(ours, floor, exact):
-            self._problem = Check("gradients", Outcome.FAIL, f"{name} {problem}")
+            detail, cause = f"{name} {problem}", CheckCause.NOT_FINITE
+            self._problem = Check(CheckName.GRADIENTS, Outcome.FAIL, detail, cause=cause)
         seen = self._seen.setdefault(name, _GradientErrors(bounds.granted))
         errors, usual = errors_of(ours, exact), errors_of(floor, exact)
         if bounds.is_own and problem_of(ours, errors, usual, bounds.granted):
@@ -168,15 +169,19 @@ class Gradients:
             ):
                 if found:
                     detail = f"{name} is off by {found[0]:.2g} {where}, eager by {found[1]:.2g}"
-                    return Check("gradients", Outcome.FAIL, detail, *found)
+                    return Check(
+                        CheckName.GRADIENTS, Outcome.FAIL, detail, *found, figures={Figure.SAMPLES: len(seen.ours)}
+                    )
         for name, seen in self._seen.items():
             if why := seen.why_void:
-                return Check("gradients", Outcome.NOT_COMPARABLE, f"{name} {why}", seen.ours[0].rms, seen.usual[0].rms)
+                errors = seen.ours[0].rms, seen.usual[0].rms
+                return Check(CheckName.GRADIENTS, Outcome.NOT_COMPARABLE, f"{name} {why}", *errors)
         telling = [seen for seen in self._seen.values() if max(one.rms for one in seen.usual) < MAX_ROUNDING]
         worst = max(telling or self._seen.values(), key=lambda seen: max(one.rms for one in seen.ours))
         ours, usual = (max(one.rms for one in side) for side in (worst.ours, worst.usual))
         detail = f"{len(self._seen)} values are off by {ours:.2g} at most over {len(worst.ours)} draws, eager's by "
-        return Check("gradients", Outcome.PASS, f"{detail}{usual:.2g}", ours, usual)
+        figures = {Figure.LIMIT: RMS_FACTOR * usual + worst.granted, Figure.SAMPLES: len(worst.ours)}
+        return Check(CheckName.GRADIENTS, Outcome.PASS, f"{detail}{usual:.2g}", ours, usual, figures=figures)
 
 
 def _replace_roundings(

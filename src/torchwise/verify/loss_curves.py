@@ -11,14 +11,13 @@ its confidence interval (Student's t). A candidate whose d is truly within the m
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
 
-from torchwise.records import Check, Outcome
+from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 
-TRAJECTORIES = "trajectories"
-"""The name of the check. Its detail ends with the start and the end of the loss."""
 FALSE_ALARM_RATE = 1e-3
 MARGIN, MARGIN_REDUCED = 0.01, 0.02
 """Relative difference of the mean loss that is granted, at the model's own and at a lower precision."""
@@ -34,19 +33,33 @@ def check_trajectories(ours: list[list[float]], theirs: list[list[float]], *, re
     """
     candidate, eager = np.array(ours), np.array(theirs)
     if bool((np.isfinite(eager) & ~np.isfinite(candidate)).any()):
-        return Check(TRAJECTORIES, Outcome.FAIL, "the loss is not finite where eager's is")
+        return Check(
+            CheckName.LOSS_CURVES,
+            Outcome.FAIL,
+            "the loss is not finite where eager's is",
+            cause=CheckCause.NOT_FINITE,
+        )
     if not np.isfinite(eager).all():
-        return Check(TRAJECTORIES, Outcome.NOT_COMPARABLE, "eager's own loss is not finite")
+        return Check(CheckName.LOSS_CURVES, Outcome.NOT_COMPARABLE, "eager's own loss is not finite")
     half = eager.shape[1] // 2
     scale = np.abs(eager).mean() or 1.0
     differences = (candidate[:, half:].mean(axis=1) - eager[:, half:].mean(axis=1)) / scale
     mean, margin = float(differences.mean()), MARGIN_REDUCED if reduced else MARGIN
     spread = float(differences.std(ddof=1)) / math.sqrt(len(differences))
     reach = float(stats.t.ppf(1 - FALSE_ALARM_RATE, len(differences) - 1)) * spread
-    ends = f"the loss goes from {candidate[:, 0].mean():.4g} to {candidate[:, -1].mean():.4g}"
     told = (
         f"over {eager.shape[0]} seeds of {eager.shape[1]} steps the mean loss differs from eager's by {mean:+.2%} ± "
-        f"{reach:.2%}, and {margin:.0%} is granted (false alarms: {FALSE_ALARM_RATE:g}); {ends}"
+        f"{reach:.2%}, and {margin:.0%} is granted (false alarms: {FALSE_ALARM_RATE:g})"
     )
-    failed = abs(mean) - reach > margin
-    return Check(TRAJECTORIES, Outcome.FAIL if failed else Outcome.PASS, told, abs(mean))
+    figures = {
+        Figure.LIMIT: margin,
+        Figure.SAMPLES: eager.shape[0],
+        Figure.STEPS: eager.shape[1],
+        Figure.HALF_WIDTH: reach,
+        Figure.LEVEL: FALSE_ALARM_RATE,
+        Figure.FIRST_LOSS: float(candidate[:, 0].mean()),
+        Figure.LAST_LOSS: float(candidate[:, -1].mean()),
+    }
+    outcome = Outcome.FAIL if abs(mean) - reach > margin else Outcome.PASS
+    check = Check(CheckName.LOSS_CURVES, outcome, told, abs(mean), figures=figures)
+    return replace(check, detail=f"{told}; {check.describe_loss()}")

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchwise.records import Outcome
+from torchwise.records import CheckCause, Outcome
 from torchwise.verify.deviation import (
     RMS_FACTOR,
     WORST_FACTOR,
@@ -26,6 +26,7 @@ from torchwise.verify.deviation import (
     errors_of,
     finiteness_problem,
     is_rounded,
+    limit_of,
     median_error,
     most_flipped,
     problem_of,
@@ -169,12 +170,14 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The judgement of one tensor: in words, with the candidate's errors and eager's."""
+    """The judgement of one tensor: in words, with the candidate's errors, eager's, and the limit of the former."""
 
     outcome: Outcome
     detail: str
     errors: Errors
     usual: Errors
+    limit: float
+    cause: CheckCause | None = None
 
 
 def judge(
@@ -192,14 +195,15 @@ def judge(
     """
     errors, usual = errors_of(ours, exact), errors_of(floor, exact)
     if problem := finiteness_problem(ours, floor, exact):
-        return Judgement(Outcome.FAIL, problem, Errors(1.0, 1.0), usual)
+        cause = CheckCause.NOT_FINITE
+        return Judgement(Outcome.FAIL, problem, Errors(1.0, 1.0), usual, limit_of(ours, usual, bounds.granted), cause)
     problem = problem_of(ours, errors, usual, bounds.granted)
     if bounds.is_own and problem:
         usual = usual.or_larger(moved.measure_rounding_move(name, exact))
         problem = problem_of(ours, errors, usual, bounds.granted)
     why = why_in_doubt(name, ours, floor, exact, (errors, usual), bounds, moved)
     outcome = Outcome.NOT_COMPARABLE if why else Outcome.FAIL if problem else Outcome.PASS
-    return Judgement(outcome, why or problem or "", errors, usual)
+    return Judgement(outcome, why or problem or "", errors, usual, limit_of(ours, usual, bounds.granted))
 
 
 def why_in_doubt(

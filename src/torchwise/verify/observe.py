@@ -37,7 +37,7 @@ class Observation:
     leaves: tuple[tuple[str, Any], ...]
     aliases: Aliases
     shared: Aliases = frozenset()
-    form: str = ""
+    form: tuple[str, ...] = ()
     calls: int = 1
 
 
@@ -95,7 +95,9 @@ def _merge_observations(seen: list[Observation]) -> Observation:
         for number, one in enumerate(seen, 1)
         for name, leaf in one.leaves
     ]
-    form = " then ".join(one.form for one in seen)
+    form = tuple(
+        kind if number == 1 else f"{kind} in call {number}" for number, one in enumerate(seen, 1) for kind in one.form
+    )
     return Observation(tuple(leaves), seen[0].aliases, seen[0].shared, form, len(seen))
 
 
@@ -129,7 +131,7 @@ def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = 
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
     given = [part for tensor in pytree.tensors(inputs) for _, part in layouts.list_strided_parts(tensor)]
     form = [*returned.form, *(kind for found in (after, *beside) for kind in found.form[1:])]
-    return Observation(copied, _aliases(returned.tensors, given), _find_shared_pairs(returned.tensors), "; ".join(form))
+    return Observation(copied, _aliases(returned.tensors, given), _find_shared_pairs(returned.tensors), tuple(form))
 
 
 def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:

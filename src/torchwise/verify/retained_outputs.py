@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torchwise.records import Check, Outcome
+from torchwise.records import Check, CheckName, Outcome
 from torchwise.verify.leaves import leaves_of
 from torchwise.workload import pytree
 from torchwise.workload.workload import Example
@@ -27,15 +27,19 @@ def check_retained_outputs(
         same, shares = _hold(call, first, second)
     except RuntimeError as error:  # PyTorch's CUDA-graph trees raise on the access itself
         _hold(eager, first, second)  # which raises if it is no fault of the candidate's
-        return Check("held outputs", Outcome.FAIL, f"an output cannot be read after the next call: {error}"[:300])
+        return _make_check(Outcome.FAIL, f"an output cannot be read after the next call: {error}"[:300])
     if same and not shares:
-        return Check("held outputs", Outcome.PASS, "outputs stay as they are while later calls are made")
+        return _make_check(Outcome.PASS, "outputs stay as they are while later calls are made")
     stays, shared = _hold(eager, first, second)  # a model may return the very memory that its next call writes to
     if not same and stays:
-        return Check("held outputs", Outcome.FAIL, "an output held by the caller was overwritten by a later call")
+        return _make_check(Outcome.FAIL, "an output held by the caller was overwritten by a later call")
     if shares and not shared:
-        return Check("held outputs", Outcome.FAIL, "answers of different calls lie in the same memory")
-    return Check("held outputs", Outcome.PASS, "outputs are held as in eager")
+        return _make_check(Outcome.FAIL, "answers of different calls lie in the same memory")
+    return _make_check(Outcome.PASS, "outputs are held as in eager")
+
+
+def _make_check(outcome: Outcome, detail: str) -> Check:
+    return Check(CheckName.RETAINED_OUTPUTS, outcome, detail)
 
 
 def _hold(call: Callable[..., Any], first: Example, second: Example) -> tuple[bool, bool]:

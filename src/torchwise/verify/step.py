@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torchwise.records import Check, Outcome, Verdict
+from torchwise.records import Check, CheckName, Figure, Outcome, Verdict
 from torchwise.verify.cpu_reference import compare_with_cpu, is_doubtful, to_cpu
 from torchwise.verify.first_calls import check_first
 from torchwise.verify.gradients import Gradients
 from torchwise.verify.inputs import draws, further
-from torchwise.verify.loss_curves import TRAJECTORIES, check_trajectories
+from torchwise.verify.loss_curves import check_trajectories
 from torchwise.verify.noise_floor import Bounds, Sensitivity
 from torchwise.verify.observe import Observation
 from torchwise.verify.step_runner import Maker, ReferenceStepRunner, StepRunner, quiet
@@ -115,7 +115,7 @@ def verify_step(
     checks: list[Check] = []
     for check in _checks(subject, extra_draws, noise_budget_s):
         checks.append(check)
-        tell(f"verify: {check.detail.rpartition('; ')[2] if check.name == TRAJECTORIES else check.name}")
+        tell(f"verify: {check.describe_loss() or check.name}")
         if check.outcome is not Outcome.PASS:  # nothing that follows could make it one
             break
     return Verdict(tuple(checks))
@@ -247,8 +247,10 @@ def check_retained_loss(candidate: StepRunner, inputs: list[Example]) -> Check:
     kept = held.detach().clone()
     later = [candidate.take(example) for example in (inputs * 2)[-2:]]
     if not pytree.equal(held, kept) or held.data_ptr() in {loss.data_ptr() for loss in later}:
-        return Check("held loss", Outcome.FAIL, "a loss that the caller holds is overwritten by a later step")
-    return Check("held loss", Outcome.PASS, "a loss stays as it is while later steps are taken")
+        return Check(
+            CheckName.RETAINED_LOSS, Outcome.FAIL, "a loss that the caller holds is overwritten by a later step"
+        )
+    return Check(CheckName.RETAINED_LOSS, Outcome.PASS, "a loss stays as it is while later steps are taken")
 
 
 def _settle_trainee(trainee: StepRunner, inputs: list[Example]) -> StepRunner:
@@ -302,4 +304,4 @@ def _weights(subject: StepSubject, candidate: StepRunner, inputs: list[Example])
     most = LOOSE if subject.precision == "native" and subject.base.autocast is None else LOOSE_REDUCED
     failed = not off <= most
     detail = f"with the weights it has trained, the plain model's loss is {plain:.5g}, and its own {own:.5g}"
-    return Check("weights", Outcome.FAIL if failed else Outcome.PASS, detail, off)
+    return Check(CheckName.WEIGHTS, Outcome.FAIL if failed else Outcome.PASS, detail, off, figures={Figure.LIMIT: most})

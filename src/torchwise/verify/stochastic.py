@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchwise.records import Check, Outcome
+from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.leaves import leaves_of
 from torchwise.workload.module_state import kept_state
 
@@ -171,32 +171,39 @@ def judge(
         A check of the distribution and one of the independence of successive calls.
     """
     if not np.isfinite(candidate).all() and np.isfinite(eager).all():
-        return [Check("distribution", Outcome.FAIL, "outputs are not finite where eager's are")]
+        detail, cause = "outputs are not finite where eager's are", CheckCause.NOT_FINITE
+        return [Check(CheckName.DISTRIBUTION, Outcome.FAIL, detail, cause=cause)]
     unit = _units(calibration, tensor_of)
     candidate, eager, calibration = candidate / unit, eager / unit, calibration / unit
     spread = calibration.std(axis=0)
     noisy = spread > 1e-6
     if not noisy.any():
-        return [Check("distribution", Outcome.NOT_COMPARABLE, "eager's outputs do not vary in the calibration calls")]
+        return [
+            Check(
+                CheckName.DISTRIBUTION, Outcome.NOT_COMPARABLE, "eager's outputs do not vary in the calibration calls"
+            )
+        ]
     ours, theirs, known = (side[:, ~noisy] for side in (candidate, eager, calibration))
     if problem := _still_problem(ours, theirs, known, tensor_of[~noisy], exact=exact):
-        return [Check("distribution", Outcome.FAIL, problem)]
+        return [Check(CheckName.DISTRIBUTION, Outcome.FAIL, problem)]
     middle = calibration.mean(axis=0)[noisy]
     ours, theirs = ((s[:, noisy] - middle) / spread[noisy] for s in (candidate, eager))
     tests = [
-        *_scalars(ours.shape[1]),
-        *_tensor_scalars(tensor_of[noisy]),
-        ("products of successive calls", _successive),
+        *((CheckName.DISTRIBUTION, *test) for test in (*_scalars(ours.shape[1]), *_tensor_scalars(tensor_of[noisy]))),
+        (CheckName.INDEPENDENCE, "products of successive calls", _successive),
     ]
     level = FALSE_ALARM_RATE / len(tests)
-    failures = [f for name, scalar in tests if (f := _differs(name, scalar(ours), scalar(theirs), level, exact))]
-    dependent = [f for f in failures if f.name == "independence"]
-    shifted = [f for f in failures if f.name == "distribution"]
+    failures: dict[CheckName, Check] = {}
+    for kind, name, scalar in tests:
+        if kind not in failures and (failure := _differs(kind, name, scalar(ours), scalar(theirs), level, exact)):
+            failures[kind] = failure
     said = f"no difference over {len(tests)} tests of {len(ours)} calls each, false-alarm rate {FALSE_ALARM_RATE:g}"
-    return [
-        shifted[0] if shifted else Check("distribution", Outcome.PASS, said),
-        dependent[0] if dependent else Check("independence", Outcome.PASS, "successive calls vary as eager's do"),
-    ]
+    figures = {Figure.TESTS: len(tests), Figure.SAMPLES: len(ours), Figure.LEVEL: FALSE_ALARM_RATE}
+    passed = (
+        Check(CheckName.DISTRIBUTION, Outcome.PASS, said, figures=figures),
+        Check(CheckName.INDEPENDENCE, Outcome.PASS, "successive calls vary as eager's do"),
+    )
+    return [failures.get(check.name, check) for check in passed]
 
 
 def _units(calibration: Samples, tensor_of: NDArray[np.intp]) -> Samples:
@@ -279,7 +286,7 @@ def _successive(z: Samples) -> Samples:
     return np.asarray((z[0:even:2] * z[1:even:2]).mean(axis=1))
 
 
-def _differs(name: str, ours: Samples, theirs: Samples, level: float, exact: bool) -> Check | None:
+def _differs(kind: CheckName, name: str, ours: Samples, theirs: Samples, level: float, exact: bool) -> Check | None:
     p_value = _p_value(ours, theirs)
     if p_value >= level:
         return None
@@ -287,9 +294,9 @@ def _differs(name: str, ours: Samples, theirs: Samples, level: float, exact: boo
     shift, scale = float(np.median(ours) - np.median(theirs)), float(ours.std() - theirs.std())
     if not exact and max(abs(shift), abs(scale)) < NEGLIGIBLE:
         return None
-    kind = "independence" if name.startswith("products of successive") else "distribution"
     detail = (
         f"{name} differs from eager's: median {np.median(ours):.3g} against {np.median(theirs):.3g} in units of "
         f"eager's noise, p = {p_value:.1g} below {level:.1g}"
     )
-    return Check(kind, Outcome.FAIL, detail)
+    figures = {Figure.P_VALUE: p_value, Figure.LEVEL: level, Figure.SAMPLES: len(ours)}
+    return Check(kind, Outcome.FAIL, detail, figures=figures)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchwise.records import Check, Outcome
+from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.deviation import RMS_FACTOR, Errors
 from torchwise.verify.noise_floor import Bounds, Sensitivity, why_unexplained, why_unsteady
 from torchwise.verify.step_runner import StateAfter, form_of
@@ -88,6 +88,7 @@ class _Comparison:
     def __init__(self, sides: Sides, steps: int, rounding: Collection[str], bounds: Bounds, moved: Sensitivity) -> None:
         self.undecided: set[int] = set()
         self._sides = sides
+        self._steps = steps
         self._after = f"after {steps} steps"
         self._rounding = rounding
         self._bounds = bounds
@@ -99,7 +100,7 @@ class _Comparison:
         self.undecided = {number for number, _ in self._find_undecided()}
         mine, names = ([name for name in side.state if not self._is_left_out(name, side)] for side in (ours, reference))
         if missing := set(mine) ^ set(names):
-            return Check("state", Outcome.FAIL, f"{min(missing)} is there on one side alone")
+            return Check(CheckName.STATE, Outcome.FAIL, f"{min(missing)} is there on one side alone")
         void = None
         for name in names:
             found = self._judge_leaf(name, reference.state[name])
@@ -111,8 +112,9 @@ class _Comparison:
         detail = f"{self._after} {len(names)} tensors of state are off by {self._worst:.2g} at most, eager's by "
         detail += f"{self._usual:.2g}"
         if self.undecided:
-            detail += ", and what the optimizer keeps, which rounding decides, is held to its effect"
-        return Check("state", Outcome.PASS, detail, self._worst, self._usual)
+            detail += ". The optimizer's own state depends on rounding, and is judged by its effect"
+        figures = {Figure.LIMIT: self._limit_of(self._usual), Figure.SAMPLES: len(names), Figure.STEPS: self._steps}
+        return Check(CheckName.STATE, Outcome.PASS, detail, self._worst, self._usual, figures=figures)
 
     def _find_undecided(self) -> set[tuple[int, str]]:
         """Return the slots whose form differs between sides, if rounding alone explains that."""
@@ -134,7 +136,8 @@ class _Comparison:
         value, eagers = self._sides.ours.state[name], self._sides.floor.state.get(name)
         if not isinstance(exact, torch.Tensor) or not (exact.is_floating_point() or exact.is_complex()):
             same = _equal(value, exact)
-            return None if same else Check("state", Outcome.FAIL, f"{name} is {value}, in the reference {exact}")
+            detail = f"{name} is {value}, in the reference {exact}"
+            return None if same else Check(CheckName.STATE, Outcome.FAIL, detail)
         parameter = self._sides.reference.of.get(name, "")
         quiet = self._sides.reference.quiet.get(parameter)
         off, normal = (_relative_error(side, exact, quiet) for side in (value, eagers))
@@ -142,7 +145,7 @@ class _Comparison:
             return None
         if math.isnan(off) and not math.isnan(normal):
             detail = f"{name} is not finite just where the reference is not"
-            return Check("state", Outcome.FAIL, detail, off, normal)
+            return Check(CheckName.STATE, Outcome.FAIL, detail, off, normal, CheckCause.NOT_FINITE)
         slot = self._sides.reference.slots.get(name)
         if self._is_off(off, normal) and (self._bounds.is_own or self.undecided or slot):
             by_rounding = self._moved.measure_rounding_move(name, exact).rms
@@ -153,10 +156,11 @@ class _Comparison:
         if eagers is not None and (
             why := self._why_in_doubt(name, exact, (off, normal), _relative_error(value, eagers, quiet))
         ):
-            return Check("state", Outcome.NOT_COMPARABLE, f"{self._after} {name} {why}", off, normal)
+            return Check(CheckName.STATE, Outcome.NOT_COMPARABLE, f"{self._after} {name} {why}", off, normal)
         if self._is_off(off, normal):
             detail = f"{self._after} {name} is off by {off:.2g} (root mean square), eager by {normal:.2g}"
-            return Check("state", Outcome.FAIL, detail, off, normal)
+            figures = {Figure.LIMIT: self._limit_of(normal), Figure.STEPS: self._steps}
+            return Check(CheckName.STATE, Outcome.FAIL, detail, off, normal, figures=figures)
         if off > self._worst:
             self._worst, self._usual = off, normal
         return self._check_update_scale(name, value, eagers, exact) if parameter not in self._rounding else None
@@ -169,7 +173,10 @@ class _Comparison:
         return why_unsteady(name, exact, Errors(off, 0.0), self._bounds, self._moved) if is_off else None
 
     def _is_off(self, off: float, normal: float) -> bool:
-        return off > RMS_FACTOR * normal + self._bounds.granted
+        return off > self._limit_of(normal)
+
+    def _limit_of(self, normal: float) -> float:
+        return RMS_FACTOR * normal + self._bounds.granted
 
     def _check_update_scale(self, name: str, value: Any, eagers: Any, exact: torch.Tensor) -> Check | None:
         if not name.startswith("update of"):
@@ -178,7 +185,7 @@ class _Comparison:
         if not abs(normally - 1) < ASTRAY / 2 or abs(moved - 1) < ASTRAY:
             return None
         detail = f"{self._after} {name} is {moved:.2g} times the reference's, eager's {normally:.2g}"
-        return Check("state", Outcome.FAIL, detail, abs(moved - 1), abs(normally - 1))
+        return Check(CheckName.STATE, Outcome.FAIL, detail, abs(moved - 1), abs(normally - 1))
 
 
 def _drop_slots(side: StateAfter) -> StateAfter:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import format_error
-from torchwise.records import Check, Outcome, Verdict
+from torchwise.records import Check, CheckCause, CheckName, Outcome, Verdict
 from torchwise.verify.compare import check_structure, compare
 from torchwise.verify.cpu_reference import compare_with_cpu, is_doubtful, to_cpu
 from torchwise.verify.deviation import errors_of
@@ -108,11 +108,11 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
         if native is None:
             if position >= len(subject.workload.examples):
                 continue  # the model refuses a draw that was made up for it
-            yield Check("values", Outcome.NOT_COMPARABLE, _why_unseen(subject, example, position))
+            yield Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, _why_unseen(subject, example, position))
             return
         floor = native if subject.floor is subject.workload.call else _run(subject, subject.floor, example, position)
         if floor is None:
-            yield Check("values", Outcome.NOT_COMPARABLE, f"eager fails at precision {subject.precision}")
+            yield Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, f"eager fails at precision {subject.precision}")
             return
         ours = _observe_call(subject, candidate, example, position, native.calls)
         exact = reference.observe_example(example, position, native.calls)
@@ -162,7 +162,7 @@ def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator
     for number, example in enumerate(subject.workload.examples):
         native = _run(subject, subject.workload.call, example, number)
         if native is None:
-            yield Check("structure", Outcome.NOT_COMPARABLE, _why_unseen(subject, example, number))
+            yield Check(CheckName.STRUCTURE, Outcome.NOT_COMPARABLE, _why_unseen(subject, example, number))
             return
         ours = _observe_call(subject, subject.candidate, example, number)
         yield check_structure(ours, native)
@@ -197,7 +197,10 @@ def _check_with_eager_noise(subject: Subject, candidate: Callable[..., Any], inp
     for check in _deterministic(subject, candidate, inputs):
         if check.outcome is Outcome.FAIL and check.error is not None and check.error > MATCHED:
             yield Check(
-                "reproduced noise", Outcome.PASS, "eager's own random numbers cannot be drawn: distribution only"
+                CheckName.REPRODUCED_NOISE,
+                Outcome.PASS,
+                "eager's own random numbers cannot be drawn: distribution only",
+                cause=CheckCause.NOISE_NOT_REPRODUCIBLE,
             )
             return
         yield check

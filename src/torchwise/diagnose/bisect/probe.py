@@ -17,7 +17,7 @@ from torchwise.diagnose.bisect.job import Probe, ProbeResult
 from torchwise.errors import BaselineError, InputError
 from torchwise.measure import Clock, Precision, measure_pair
 from torchwise.plan import EAGER, Trait
-from torchwise.records import Measurement, Outcome, Verdict
+from torchwise.records import CheckCause, Measurement, Outcome, Verdict
 from torchwise.records.bisection import Observation, Symptom
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.loading import load, refuse_step, runner
@@ -111,7 +111,7 @@ def classify_verdict(verdict: Verdict) -> Observation:
     if verdict.outcome is not Outcome.FAIL:
         right = verdict.outcome is Outcome.PASS
         return Observation(Symptom.NONE if right else Symptom.NOT_COMPARABLE, verdict.reason)
-    lost = any("finite" in check.detail or "NaN" in check.detail for check in verdict.checks)
+    lost = any(check.cause == CheckCause.NOT_FINITE for check in verdict.checks)
     return Observation(Symptom.NAN if lost else Symptom.WRONG, verdict.reason)
 
 

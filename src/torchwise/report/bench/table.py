@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torchwise.records import Interval, Outcome
 from torchwise.records.answer import Answer, exceeds
 from torchwise.records.benchmark import EAGER, Benchmark, Row
-from torchwise.records.measurement import NOT_COLD
 from torchwise.records.processes import is_level_across
 from torchwise.records.scale import Scale, ScaledRow, scale_of
 from torchwise.report import format as show
@@ -231,7 +230,7 @@ def _caches(row: Row, scaled: ScaledRow | None) -> str:
     """Return the speed-ups with hot and cold caches, or why there are none, or nothing if not asked."""
     if scaled is not None and row.cold_speedup:
         return ". ".join(hot_and_cold(scaled.speedup, row.cold_speedup))
-    return next((note for one in row.measurements for note in one.notes if note.startswith(NOT_COLD)), "")
+    return next((one.not_cold for one in row.measurements if one.not_cold), "")
 
 
 def _search(row: Row) -> str:
