@@ -137,7 +137,7 @@ def test_a_scheduler_costs_no_recording(caplog: pytest.LogCaptureFixture) -> Non
         made.call(*batch(seed))
     captured: Any = made.call
     assert len(captured._compute._graphs) == 1, "it is captured"
-    assert "captured anew" not in caplog.text
+    assert "captured again" not in caplog.text
 
 
 def test_noise_is_fresh_on_every_replay() -> None:

@@ -21,8 +21,11 @@ from torchwise.verify.compare import compare
 from torchwise.verify.gradients import IDLE, Gradients
 from torchwise.verify.loss_curves import check_trajectories
 from torchwise.verify.noise_floor import Sensitivity
-from torchwise.verify.observe import Observation, observation_of
+from torchwise.verify.observe import Observation, observation_of, observe
+from torchwise.verify.step_runner import StepRunner, name_gradient
 from torchwise.verify.stochastic import judge
+from torchwise.workload import Example
+from torchwise.workload.train_step import TrainStep
 
 SOURCE = Path(torchwise.__file__).parent
 FOLDERS = ("verify", "study", "decide", "report", "diagnose")
@@ -162,3 +165,29 @@ def test_notes_of_earlier_versions_that_name_no_disturbance_have_fields_now() ->
     assert (found.notes, found.width_note, found.not_cold) == (("the machine is noisy",), wide, cold)
     assert found.caveats == ("the machine is noisy", wide, cold)
     assert from_builtins(to_builtins(found), Measurement) == found
+
+
+def test_an_observation_says_which_leaves_are_outputs() -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("output", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            self.output += 1
+            return {"a": x + self.output}
+
+    model = Counts()
+    twice = observe(model, model, Example((torch.ones(2),)), seed=0, calls=2)
+    assert twice.outputs == {"output['a']", "output['a'] of call 2"}
+    assert {name for name, _ in twice.leaves} > twice.outputs
+
+
+def test_a_step_says_which_of_its_state_are_updates_and_how_gradients_are_named() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = TrainStep(model, lambda out, y: ((out - y) ** 2).mean(), optimizer)
+    runner, batch = StepRunner(step), Example((torch.ones(3, 2), torch.ones(3, 1)))
+    seen, after = runner.gradients(batch, 0), runner.take_steps([batch], 0)
+    assert {name_gradient(name) for name in runner.list_parameter_names()} == {n for n, _ in seen.leaves} - {"loss"}
+    assert {after.of[name] for name in after.updates} == {"weight", "bias"}

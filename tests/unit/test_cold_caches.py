@@ -27,13 +27,13 @@ from torchwise.measure import Mix, Precision, cache_eviction, clock, make_evicti
 from torchwise.measure.clock import Clock
 from torchwise.measure.paired_timing import STOPPING_ROUNDS
 from torchwise.plan import Plan
-from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, codec
+from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, WorkerStage, codec
 from torchwise.report import Progress, render_study
 from torchwise.report.html import render_html
 from torchwise.store import open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.trial import Job, candidate
-from torchwise.trial.job import COLD_STAGE, EFFORTS
+from torchwise.trial.job import EFFORTS
 from torchwise.workload import WorkloadSpec
 
 FAST = Plan(backend="inductor")
@@ -196,7 +196,7 @@ def test_caches_that_cannot_be_emptied_leave_the_rest_as_it_is(monkeypatch: pyte
     found = candidate.start_warm(job, lambda stage: None).measurement
     assert found.candidate_s
     assert found.cold_speedup is None
-    assert found.notes[-1] == "not timed with cold processor caches: no memory"
+    assert found.not_cold == "not timed with cold processor caches: no memory"
 
 
 # ---- records
@@ -389,7 +389,7 @@ def test_a_worker_that_ends_while_it_times_them_costs_the_plan_nothing(store: An
     class Dying(Machine):
         def run(self, job: Job, *more: Any) -> Any:
             answer = super().run(job, *more)
-            return Failure(FailureKind.OUT_OF_MEMORY, COLD_STAGE, "SIGKILL") if job.cold else answer
+            return Failure(FailureKind.OUT_OF_MEMORY, WorkerStage.MEASURE_COLD, "SIGKILL") if job.cold else answer
 
     dying = Dying()
     study = run_study(a_request(cold=True), store, dying, Silent())  # type: ignore[arg-type]
@@ -398,7 +398,8 @@ def test_a_worker_that_ends_while_it_times_them_costs_the_plan_nothing(store: An
     assert hot.decision is not None
     assert (study.decision.plan, study.trials[0].state) == (hot.decision.plan, TrialState.COMPLETE)
     assert sum(cold for _, cold in dying.ran) == 1
-    assert any(text.startswith("cold processor caches: ") and COLD_STAGE in text for text in study.excluded)
+    said = [text for text in study.excluded if text.startswith("cold processor caches: ")]
+    assert any(WorkerStage.MEASURE_COLD in text for text in said)
 
 
 def test_a_spent_budget_is_why_as_well(store: Any, machine: Machine, spent_clock: Any) -> None:

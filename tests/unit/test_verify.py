@@ -112,8 +112,10 @@ def test_where_float64_finds_another_number_of_elements_only_eagers_own_answer_i
 
 @pytest.mark.parametrize(("name", "check"), [("output[1]", "strides"), ("buffer cache after the call", "structure")])
 def test_only_outputs_can_be_laid_out_anew(name: str, check: str) -> None:
+    none = frozenset()
     ours, theirs = (
-        Observation(((name, t),), frozenset(), frozenset(), "*") for t in (torch.ones(2, 3).t(), torch.ones(3, 2))
+        Observation(((name, t),), none, none, ("*",), outputs=frozenset({"output[1]"}))
+        for t in (torch.ones(2, 3).t(), torch.ones(3, 2))
     )
     found = check_structure(ours, theirs)
     assert (found.name, found.outcome) == (check, Outcome.FAIL)

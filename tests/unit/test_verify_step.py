@@ -509,7 +509,7 @@ def test_an_update_left_out_is_caught_where_eager_is_far_off_too(taken: float, o
     generator = torch.Generator().manual_seed(0)
     exact, mine, theirs = (torch.randn(4096, generator=generator) for _ in range(3))
     sides = [
-        StateAfter({"update of w": value}, {"update of w": "w"}, {})
+        StateAfter({"update of w": value}, {"update of w": "w"}, {}, updates=frozenset({"update of w"}))
         for value in (taken * (exact + 0.3 * mine), exact + 0.3 * theirs, exact)
     ]
     assert compare_updates(Sides(*sides), 4)[0].outcome is outcome

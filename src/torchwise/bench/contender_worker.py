@@ -12,11 +12,11 @@ from torchwise.bench.contenders.torchwise import check_served
 from torchwise.bench.job import ContenderJob
 from torchwise.compile import compile_plan
 from torchwise.plan import Plan, Trait
-from torchwise.records import Costs, Decision, Measurement, Outcome, Verdict
+from torchwise.records import Costs, Decision, Measurement, Outcome, Verdict, WorkerStage
 from torchwise.records.benchmark import Performance
 from torchwise.trial.error_origin import run_checks
 from torchwise.trial.harness import Calls, Harness
-from torchwise.trial.job import COLD_STAGE, Restart
+from torchwise.trial.job import Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.first_calls import FirstAnswer, very_first
 from torchwise.verify.inputs import draws
@@ -32,14 +32,14 @@ def contend(contest: ContenderJob, stage: Callable[[str], None]) -> Performance:
     """Build the contender with empty caches, verify it, alternate timings with eager, and measure its memory."""
     ring = _ContenderHarness(contest)
     with ring.arena.gradients():
-        stage("compile")
+        stage(WorkerStage.COMPILE)
         call = ring.build(contest.contender)
         candidate = ring.arena.runners(call)
         first = ring.keep_first_answers(candidate)
         cold = ring.built_s + ring.arena.first_calls(list(first))
-        stage("verify")
+        stage(WorkerStage.VERIFY)
         verdict, overwrites = ring.judge(call, first)
-        stage("measure")
+        stage(WorkerStage.MEASURE)
         measurement = ring.measure(candidate, ring.arena.eager)
         own, eager = ring.arena.memory(candidate)
         check_served(call)
@@ -52,10 +52,10 @@ def warm(contest: ContenderJob, stage: Callable[[str], None]) -> Restart:
     """Build the contender from warm caches in this fresh process, and time it against eager once more."""
     ring = _ContenderHarness(contest)
     with ring.arena.gradients():
-        stage("warm compile")
+        stage(WorkerStage.WARM_COMPILE)
         candidate = ring.arena.runners(ring.build(contest.contender))
         warm_s = ring.built_s + ring.arena.first_calls(candidate)
-        stage("measure")
+        stage(WorkerStage.MEASURE)
         return Restart(warm_s, ring.with_cold(ring.measure(candidate, ring.arena.eager), candidate, stage))
 
 
@@ -63,11 +63,11 @@ def duel(contest: ContenderJob, stage: Callable[[str], None]) -> Measurement:
     """Time the contender against its rival in alternation."""
     ring = _ContenderHarness(contest)
     with ring.arena.gradients():
-        stage("compile")
+        stage(WorkerStage.COMPILE)
         sides = [ring.arena.runners(ring.build(name)) for name in (contest.contender, contest.rival)]
         for side in sides:
             ring.arena.first_calls(side)
-        stage("measure")
+        stage(WorkerStage.MEASURE)
         return ring.measure(*sides)
 
 
@@ -155,7 +155,7 @@ class _ContenderHarness:
         """Also time the candidate against eager with cold processor caches, if requested."""
         if not self._contest.job.cold:
             return found
-        stage(COLD_STAGE)
+        stage(WorkerStage.MEASURE_COLD)
         return self.arena.with_cold(found, candidate, self.arena.eager)
 
 

@@ -18,13 +18,13 @@ from torchwise.bench.repeats import next_duel, next_repeat
 from torchwise.bench.request import OURS, BenchRequest
 from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan import Plan
-from torchwise.records import Failure, Measurement, codec
+from torchwise.records import Failure, Measurement, WorkerStage, codec
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Performance, Row, RowState, rivals_of
 from torchwise.records.scale import scale_of
 from torchwise.report.outcome_text import why
 from torchwise.study import Caches, Silent, run_study
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, own_caches
-from torchwise.trial.job import COLD_STAGE, EFFORTS, Restart
+from torchwise.trial.job import EFFORTS, Restart
 from torchwise.workload import WorkloadSpec
 
 
@@ -292,7 +292,7 @@ class _Loop:
     def _ask(self, contest: ContenderJob) -> str | Failure:
         """Run a worker, and without cold caches once more if it ended while it timed them."""
         answer = self._launcher.run(contest, self._limits(), self._listener.stage)
-        if isinstance(answer, Failure) and answer.stage == COLD_STAGE:
+        if isinstance(answer, Failure) and answer.stage == WorkerStage.MEASURE_COLD:
             job = replace(contest.job, cold=False)
             answer = self._launcher.run(replace(contest, job=job), self._limits(), self._listener.stage)
         return answer

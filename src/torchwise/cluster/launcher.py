@@ -15,7 +15,7 @@ from torchwise.cluster.device_actor import HEARD_S, ActorInfo, DeviceActor
 from torchwise.cluster.library import connect, nodes_with
 from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.records import Failure, FailureKind
+from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.trial import WAITING, Job, Limits
 from torchwise.trial.launcher import OnStage
 from torchwise.trial.worker import Assignment
@@ -66,7 +66,7 @@ class RayLauncher:
         self._device, self._note, self._patience_s = device, note or _unheard, patience_s
         self._ray = connect(address)
         self._seat: Any = None
-        self._stage = "start"
+        self._stage = WorkerStage.START
         self._kind: Environment | None = None
         self._take(_unheard)
 
@@ -127,7 +127,7 @@ class RayLauncher:
                 if kind == "answer":
                     answer: str | Failure = payload
                     return answer
-                self._stage = payload
+                self._stage = WorkerStage(payload)
                 on_stage(payload)
 
     def _take(self, on_stage: OnStage) -> None:
@@ -151,7 +151,7 @@ class RayLauncher:
                     break
                 unlike |= {about.node} if about else set()
                 self.close()
-        on_stage("start")
+        on_stage(WorkerStage.START)
 
     def _is_of_the_kind(self, about: ActorInfo) -> bool:
         self._kind = self._kind or about.environment

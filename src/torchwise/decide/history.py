@@ -9,7 +9,7 @@ from typing import Any
 
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.space import compile_factor_of, iter_changes
-from torchwise.records import CheckName, FailureKind, Inspection, Outcome, Trial
+from torchwise.records import CheckName, FailureKind, Inspection, Outcome, Trial, WorkerStage
 from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory
 from torchwise.workload import WorkloadSpec
 
@@ -234,7 +234,8 @@ class History:
         """Return the trial that ran out of time while it compiled the very code that `plan` needs, or None."""
         for trial in self.trials:
             failure = trial.failure
-            is_late = failure is not None and (failure.kind, failure.stage) == (FailureKind.TIMED_OUT, "compile")
+            late = (FailureKind.TIMED_OUT, WorkerStage.COMPILE)
+            is_late = failure is not None and (failure.kind, failure.stage) == late
             if is_late and plan.backend != "eager" and code_of(trial.plan) == code_of(plan):
                 return trial
         return None

@@ -8,7 +8,7 @@ from torchwise.records.inspection import Inspection, StepWork
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.study import Study, StudyState
-from torchwise.records.trial import Costs, Duel, Failure, FailureKind, Trial, TrialState
+from torchwise.records.trial import Costs, Duel, Failure, FailureKind, Trial, TrialState, WorkerStage
 from torchwise.records.verdict import Check, CheckCause, CheckName, Figure, Outcome, Verdict
 
 __all__ = [
@@ -35,4 +35,5 @@ __all__ = [
     "Trial",
     "TrialState",
     "Verdict",
+    "WorkerStage",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from torchwise.open_enum import OpenEnum
 from torchwise.plan import Plan
 from torchwise.records.answer import Answer
 from torchwise.records.bounds import Amount, Count, Seconds
@@ -41,21 +42,38 @@ class FailureKind(StrEnum):
     INTERFERED = "was held up"
 
 
+class WorkerStage(OpenEnum):
+    """The stages of workers that Torchwise acts on. Other tasks have further stages of their own."""
+
+    START = "start"
+    LOAD = "load"
+    RUN_EAGER = "run eager"
+    LOOK = "look"
+    EAGER = "eager"
+    CAPTURE = "capture"
+    COMPILE = "compile"
+    VERIFY = "verify"
+    MEASURE = "measure"
+    MEASURE_COLD = "measure with cold caches"
+    """Times cold processor caches. A failure in it fails neither the plan nor the row."""
+    WARM_COMPILE = "warm compile"
+    PROFILE = "profile"
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a worker ended without a result.
 
     Attributes:
         kind: the way it ended.
-        stage: the worker's stage: "start", "load", "run eager", "compile", "verify", "measure", "warm compile", or a
-            name of another task's own stages.
+        stage: the worker's stage then.
         message: the exception, the signal's name, or the limit that was exceeded.
         traceback: of the exception, or of the worker's current code when its time was up, if there is one.
         no_effect: a part of the plan that changed nothing, by its field and value, or None if that is not the reason.
     """
 
     kind: FailureKind
-    stage: str
+    stage: WorkerStage
     message: str
     traceback: str = ""
     no_effect: tuple[str, str] | None = None

@@ -41,6 +41,7 @@ from torchwise.records import (
     StudyState,
     Trial,
     TrialState,
+    WorkerStage,
 )
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage, StudyKey
@@ -48,7 +49,6 @@ from torchwise.study.caches import Caches
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
 from torchwise.trial import Job, Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan
-from torchwise.trial.job import COLD_STAGE
 from torchwise.trial.job import EFFORTS as CARE
 from torchwise.workload.differences import another_model
 
@@ -279,7 +279,7 @@ class _Loop:
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
         limits = Limits.from_free_memory(self._limit_s(history))
         found = measure_again(self._launcher, job, limits, self._spent.stage, self._caches.list_folders(trial.plan))
-        if isinstance(found, Failure) and found.stage == COLD_STAGE:
+        if isinstance(found, Failure) and found.stage == WorkerStage.MEASURE_COLD:
             self._cold = False  # what ended the worker is no fault of the plan
             self._why_not_cold = f"cold processor caches: {found}"
             return

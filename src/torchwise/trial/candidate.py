@@ -13,10 +13,10 @@ from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.measure import profile_of
 from torchwise.plan import EAGER, Plan, Trait
-from torchwise.records import Costs, Measurement, Outcome, Verdict
+from torchwise.records import Costs, Measurement, Outcome, Verdict, WorkerStage
 from torchwise.trial.error_origin import run_checks
 from torchwise.trial.harness import Calls, Harness
-from torchwise.trial.job import COLD_STAGE, Attempt, Job, Restart
+from torchwise.trial.job import Attempt, Job, Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.first_calls import FirstAnswer, very_first
 from torchwise.verify.observe import Observation
@@ -39,14 +39,14 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
     """
     trial = _CandidateTrial(job, backend)
     with trial.arena.gradients():
-        stage("compile")
+        stage(WorkerStage.COMPILE)
         cold = trial.first_calls()
         trial.check_that_it_settles()
-        stage("verify")
+        stage(WorkerStage.VERIFY)
         verdict = trial.verdict(stage)
         if verdict.outcome is not Outcome.PASS:
             return Attempt(Costs(cold_s=cold, cache_bytes=_size(job.cache_dir)), verdict)
-        stage("measure")
+        stage(WorkerStage.MEASURE)
         measurement = trial.measurement()
         own, eager = trial.arena.memory(trial.candidate)
     costs = Costs(cold, peak_memory=own, baseline_peak_memory=eager, cache_bytes=_size(job.cache_dir))
@@ -60,12 +60,12 @@ def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
     """
     trial = _CandidateTrial(job)
     with trial.arena.gradients():
-        stage("warm compile")
+        stage(WorkerStage.WARM_COMPILE)
         warm_s = trial.first_calls()
-        stage("measure")
+        stage(WorkerStage.MEASURE)
         found = trial.measurement()
         if job.cold:
-            stage(COLD_STAGE)
+            stage(WorkerStage.MEASURE_COLD)
             found = trial.arena.with_cold(found, trial.candidate, trial.arena.eager)
         return Restart(warm_s, found)
 
@@ -75,9 +75,9 @@ def duel(job: Job, stage: Callable[[str], None]) -> Measurement:
     assert job.rival is not None, "a duel is with a rival"
     arena = Harness(job)
     with arena.gradients():
-        stage("compile")
+        stage(WorkerStage.COMPILE)
         sides = [calls_of(arena, plan) for plan in (job.plan, job.rival)]
-        stage("measure")
+        stage(WorkerStage.MEASURE)
         return arena.measure(*sides, usual_s=job.usual_s)
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchwise.errors import BaselineError, InternalError, TorchwiseError, first_line, format_error
-from torchwise.records import Failure, FailureKind
+from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.trial.job import Job
 
 if TYPE_CHECKING:
     from torchwise.workload import Example, Workload
 
-PLAIN = ("start", "load", "run eager", "eager", "measure")
+PLAIN = (WorkerStage.START, WorkerStage.LOAD, WorkerStage.RUN_EAGER, WorkerStage.EAGER, WorkerStage.MEASURE)
 """Stages of a worker in which the model runs plainly, or not at all."""
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ def check(job: Job, stage: Callable[[str], None]) -> bool:
     from torchwise.trial.loading import load
 
     workload = load(job)
-    stage("run eager")
+    stage(WorkerStage.RUN_EAGER)
     with torch.set_grad_enabled(job.workload.mode == "training"):
         check_plainly(workload)
     return True

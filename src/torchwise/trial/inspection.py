@@ -18,7 +18,7 @@ from torchwise.compile.transforms.static_form import has_static_form
 from torchwise.compile.transforms.structure_of_arrays import reads_across
 from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
-from torchwise.records import Inspection, Measurement
+from torchwise.records import Inspection, Measurement, WorkerStage
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
@@ -67,7 +67,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     model = job.structure or structure(workload.call)
     details = job.structure_details or pack_details(details_of(workload.call))
     named = job.identity_of(identity(workload, mode, model))
-    stage("run eager")
+    stage(WorkerStage.RUN_EAGER)
     instruments = Instruments(lambda: check_plainly(workload))
     with torch.set_grad_enabled(mode == "training"):
         seen_once = run_plainly(workload, mode)
@@ -77,7 +77,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         calls = [runner(taken, e, how, original=original, restores=restores) for e in workload.examples]
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
-        stage("look")
+        stage(WorkerStage.LOOK)
         stochastic, unsteady = instruments.use(
             "whether it draws random numbers", lambda: _is_stochastic(workload, calls[0]), (False, False)
         )
@@ -85,11 +85,11 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         seen, counted = _trace_operators(calls[0])
         counts = [counted, *(_trace_operators(call)[1] for call in calls[1:])]
         work = work_of(workload, calls[0], instruments) if workload.step else None
-        stage("measure")
+        stage(WorkerStage.MEASURE)
         mix = mix_of(calls, workload)
         measurement = measure_pair(mix, mix, clock, Precision(job.effort.half_width, job.effort.measure_s))
         memory = peak_memory(calls[0], job.workload.device)
-        stage("profile")
+        stage(WorkerStage.PROFILE)
         profile = profile_of(calls[0], job.workload.device)
     shares = dict(profile.shares)
     if profile.busy_s is not None:

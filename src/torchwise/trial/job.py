@@ -14,9 +14,6 @@ from torchwise.workload import WorkloadSpec
 
 Task = Literal["inspect", "check", "try", "warm", "duel"]
 
-COLD_STAGE = "measure with cold caches"
-"""The stage of a worker that times cold processor caches. A failure in it fails neither the plan nor the row."""
-
 
 @dataclass(frozen=True, slots=True)
 class Effort:

@@ -27,7 +27,7 @@ from typing import Protocol
 import psutil
 
 from torchwise import errors
-from torchwise.records import Failure, FailureKind, codec
+from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.trial import worker
 from torchwise.trial.worker import Assignment
 
@@ -52,7 +52,7 @@ TELLING_S = 2.0
 _INNERMOST = re.compile(
     r'^Current thread .*\n  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE
 )
-WAITING = "wait for the device, where another measures or compiles"
+WAITING = "wait for another Torchwise process"
 """Stage that a listener hears of while the worker waits.
 
 See `torchwise.measure.device_lock`.
@@ -126,7 +126,7 @@ class _Conversation:
         self._limits = limits
         self._on_stage = on_stage
         self._log = log
-        self._stage = "start"
+        self._stage = WorkerStage.START
         self._deadline = float("inf")
         self._waits_since: float | None = None
 
@@ -151,7 +151,7 @@ class _Conversation:
 
     def _hear(self, kind: str, payload: str) -> str | Failure | None:
         if kind == "stage":
-            self._stage = payload
+            self._stage = WorkerStage(payload)
             self._on_stage(payload)
             return None
         if kind == "waits":

@@ -19,6 +19,7 @@ from torchwise.records import (
     Outcome,
     Trial,
     TrialState,
+    WorkerStage,
     codec,
 )
 from torchwise.records.measurement import INTERFERENCE_FACTOR
@@ -100,7 +101,7 @@ def hold_duel(
         times := found.times_as_long(job.usual_s)
     ) > INTERFERENCE_FACTOR:  # another program may slow down one of them and not both
         reason = f"one of the plans took {times:.1f} times as long as in its trial"
-        return Duel(rival, failure=Failure(FailureKind.INTERFERED, "measure", reason), seconds=spent.seconds)
+        return Duel(rival, failure=Failure(FailureKind.INTERFERED, WorkerStage.MEASURE, reason), seconds=spent.seconds)
     return Duel(rival, found, seconds=spent.seconds)
 
 

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, format_error
 from torchwise.measure import device_lock
-from torchwise.records import Failure, FailureKind, codec
+from torchwise.records import Failure, FailureKind, WorkerStage, codec
 
 Stage = Callable[[str], None]
 TRACEBACK_LINES = 40
@@ -90,9 +90,9 @@ def _report(error: BaseException, stage: str) -> tuple[str, str]:
     if isinstance(error, (InputError, BaselineError)):
         return ("error", f"{type(error).__name__}|{error}")
     text = "".join(traceback.format_exception(error)[-TRACEBACK_LINES:])
-    failure = Failure(_kind(error), stage, format_error(error)[:2000], text[-8000:])
+    failure = Failure(_kind(error), WorkerStage(stage), format_error(error)[:2000], text[-8000:])
     if isinstance(error, TorchwiseError):
-        failure = Failure(_kind(error), stage, str(error), no_effect=getattr(error, "part", None))
+        failure = Failure(_kind(error), WorkerStage(stage), str(error), no_effect=getattr(error, "part", None))
     return ("failure", codec.to_json(failure))
 
 

@@ -83,7 +83,7 @@ def check_structure(candidate: Observation, native: Observation) -> Check:
         if _lies_otherwise(leaf, theirs[name]):
             strides = tuple(leaf.stride()), tuple(theirs[name].stride())
             # Buffers and inputs are never laid out again.
-            kind = CheckName.STRIDES if name.startswith("output") else CheckName.STRUCTURE
+            kind = CheckName.STRIDES if name in candidate.outputs else CheckName.STRUCTURE
             return Check(kind, Outcome.FAIL, f"{name} has strides {strides[0]}, in eager {strides[1]}")
     if candidate.aliases != native.aliases:
         return make_failure(f"outputs share memory with inputs at {_pairs(candidate)}, in eager at {_pairs(native)}")
@@ -151,7 +151,7 @@ def _values(
         if not isinstance(leaf, torch.Tensor):
             if problem := _plain_problem(leaf, plain[name]):
                 return Check(CheckName.VALUES, Outcome.FAIL, f"{name} {problem}")
-            if name.startswith("output") and not is_value(leaf) and not is_same_code(leaf, plain[name]):
+            if name in candidate.outputs and not is_value(leaf) and not is_same_code(leaf, plain[name]):
                 unseen = unseen or f"{name} is a {type(leaf).__qualname__}, which {_why_unseen(leaf)}"
             continue
         against = references.get(name)

@@ -32,6 +32,7 @@ class Observation:
         shared: pairs of positions of outputs that share memory.
         form: the containers around the outputs, empty ones included, and which of them are arrays or objects.
         calls: number of successive calls made.
+        outputs: the names of the leaves that are outputs.
     """
 
     leaves: tuple[tuple[str, Any], ...]
@@ -39,6 +40,7 @@ class Observation:
     shared: Aliases = frozenset()
     form: tuple[str, ...] = ()
     calls: int = 1
+    outputs: frozenset[str] = frozenset()
 
 
 def observe(
@@ -90,15 +92,16 @@ def _merge_observations(seen: list[Observation]) -> Observation:
     """Return one observation of several successive calls."""
     if len(seen) == 1:
         return seen[0]
-    leaves = [
-        (name if number == 1 else f"{name} of call {number}", leaf)
-        for number, one in enumerate(seen, 1)
-        for name, leaf in one.leaves
-    ]
+    leaves = [(_name_in_call(name, number), leaf) for number, one in enumerate(seen, 1) for name, leaf in one.leaves]
+    outputs = frozenset(_name_in_call(name, number) for number, one in enumerate(seen, 1) for name in one.outputs)
     form = tuple(
         kind if number == 1 else f"{kind} in call {number}" for number, one in enumerate(seen, 1) for kind in one.form
     )
-    return Observation(tuple(leaves), seen[0].aliases, seen[0].shared, form, len(seen))
+    return Observation(tuple(leaves), seen[0].aliases, seen[0].shared, form, len(seen), outputs)
+
+
+def _name_in_call(name: str, number: int) -> str:
+    return name if number == 1 else f"{name} of call {number}"
 
 
 def state_leaves(state: State, original: Any, inputs: Any, outputs: Any) -> list[tuple[str, Any]]:
@@ -131,7 +134,13 @@ def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = 
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
     given = [part for tensor in pytree.tensors(inputs) for _, part in layouts.list_strided_parts(tensor)]
     form = [*returned.form, *(kind for found in (after, *beside) for kind in found.form[1:])]
-    return Observation(copied, _aliases(returned.tensors, given), _find_shared_pairs(returned.tensors), tuple(form))
+    return Observation(
+        copied,
+        _aliases(returned.tensors, given),
+        _find_shared_pairs(returned.tensors),
+        tuple(form),
+        outputs=frozenset(name for name, _ in returned.named),
+    )
 
 
 def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:

@@ -31,7 +31,7 @@ from torchwise.verify.inputs import draws, further
 from torchwise.verify.loss_curves import check_trajectories
 from torchwise.verify.noise_floor import Bounds, Sensitivity
 from torchwise.verify.observe import Observation
-from torchwise.verify.step_runner import Maker, ReferenceStepRunner, StepRunner, quiet
+from torchwise.verify.step_runner import Maker, ReferenceStepRunner, StepRunner, name_gradient, quiet
 from torchwise.verify.stochastic import check_noise, is_stochastic
 from torchwise.verify.updates import Sides, bounds_of, compare_updates
 from torchwise.verify.verify import EPSILON
@@ -167,7 +167,7 @@ def _arithmetic(
     yield from (_recheck_on_cpu(check, base, ours, reference, inputs[0]) for check in checks)
     if subject.first and later:
         yield check_first(subject.first[1], later, checks[0].error or 0.0)
-    rounding = {name.removeprefix("gradient of ") for name in gradients.rounding}
+    rounding = {name for name in ours.list_parameter_names() if name_gradient(name) in gradients.rounding}
     yield _updates((ours, floor, reference or native), inputs, rounding, subject.bounds(has_reference=bool(reference)))
 
 

@@ -40,12 +40,14 @@ class StateAfter:
         quiet: for each parameter the elements whose gradients were nearly zero at some step. An optimizer that divides
             by their size turns a rounding into an update of either sign.
         slots: the parameter and the key of each entry of the optimizer's state: `{name: (0, "exp_avg")}`.
+        updates: the names of the state that says how parameters moved.
     """
 
     state: dict[str, Any]
     of: dict[str, str]
     quiet: dict[str, torch.Tensor]
     slots: dict[str, Slot] = field(default_factory=dict)
+    updates: frozenset[str] = frozenset()
 
     def forms(self) -> dict[Slot, str]:
         """Return each slot without the numbers in it: the shapes of its tensors, and its counts."""
@@ -57,6 +59,11 @@ class StateAfter:
     def leaves(self) -> dict[str, Any]:
         """Return the state by name, with the form of each slot."""
         return {**self.state, **{form_of(slot): form for slot, form in self.forms().items()}}
+
+
+def name_gradient(parameter: str) -> str:
+    """Return the name of a parameter's gradient among the observed leaves."""
+    return f"gradient of {parameter}"
 
 
 class StepRunner:
@@ -141,7 +148,7 @@ class StepRunner:
     def observe_gradients(self, loss: torch.Tensor) -> Observation:
         """Return a step's loss, and the gradients that it left."""
         wanted = [(name, p.grad) for name, p in self._list_parameters() if p.requires_grad]
-        found = [(f"gradient of {name}", None if grad is None else _dense(grad)) for name, grad in wanted]
+        found = [(name_gradient(name), None if grad is None else _dense(grad)) for name, grad in wanted]
         return Observation((("loss", loss.detach().clone()), *found), frozenset())
 
     def answer(self, example: Example) -> list[Any]:
@@ -168,10 +175,13 @@ class StepRunner:
         found: dict[str, Any] = {}
         of: dict[str, str] = {}
         slots: dict[str, Slot] = {}
+        updates: set[str] = set()
         for name, parameter in self._list_parameters(averages=True):
             if id(parameter) in trained or name.startswith("ema."):
-                found[f"update of {name}"] = _dense(parameter).double() - _dense(self._start[name]).double()
-                of[f"update of {name}"] = name
+                update = f"update of {name}"
+                found[update] = _dense(parameter).double() - _dense(self._start[name]).double()
+                of[update] = name
+                updates.add(update)
             else:
                 found[f"{name}, which is not trained,"] = "moved" if self._has_moved(name, parameter) else "as it was"
         for name, module in self.step.modules().items():
@@ -185,7 +195,7 @@ class StepRunner:
                 for path, value in pytree.list_named_leaves(held, str(key)):
                     leaf = f"optimizer's {path} of parameter {number}"
                     found[leaf], of[leaf], slots[leaf] = _copy_value(value), names.get(number, ""), (number, str(key))
-        return StateAfter(found, of, quiet, slots)
+        return StateAfter(found, of, quiet, slots, frozenset(updates))
 
     def _has_moved(self, name: str, parameter: torch.Tensor) -> bool:
         return not pytree.equal(parameter, self._start[name])
@@ -204,6 +214,10 @@ class StepRunner:
         self.restart(seed)
         kept = [self.take(example) for example in examples]
         return [float(loss) for loss in kept]
+
+    def list_parameter_names(self) -> list[str]:
+        """List the names of the parameters."""
+        return [name for name, _ in self._list_parameters()]
 
     def _list_parameters(self, *, averages: bool = False) -> list[tuple[str, torch.nn.Parameter]]:
         return [

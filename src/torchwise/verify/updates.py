@@ -179,7 +179,7 @@ class _Comparison:
         return RMS_FACTOR * normal + self._bounds.granted
 
     def _check_update_scale(self, name: str, value: Any, eagers: Any, exact: torch.Tensor) -> Check | None:
-        if not name.startswith("update of"):
+        if name not in self._sides.reference.updates:
             return None
         moved, normally = (_projection_ratio(side, exact) for side in (value, eagers))
         if not abs(normally - 1) < ASTRAY / 2 or abs(moved - 1) < ASTRAY:

@@ -19,7 +19,7 @@ from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.graph_key import Situation, is_on_gpu, settings_now, situation_of, steps_aside
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, overlap, record, tensors_of
 from torchwise.compile.cuda_graphs.step_recording import Grads, StepRecording, detach_tensors
-from torchwise.compile.cuda_graphs.training_state import TrainingState
+from torchwise.compile.cuda_graphs.training_state import StateChange, TrainingState
 from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.varying_values import STATE, VaryingValue
 from torchwise.compile.recompiles import Recompiles
@@ -134,8 +134,8 @@ class CapturedStep:
     def _answer(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._refusal is not None:
             raise UnsupportedError(self._refusal)
-        if reason := self._state.find_change() or self._find_replaced_code():
-            self._start_over(reason)
+        if change := self._state.find_change() or self._find_replaced_code():
+            self._start_over(change)
         recorded = self._graphs.get(key)
         if recorded is None and key not in self._seen:
             return self._first(key, args, kwargs)
@@ -167,17 +167,16 @@ class CapturedStep:
         self._seen.add(key)
         return answer
 
-    def _find_replaced_code(self) -> str | None:
+    def _find_replaced_code(self) -> StateChange | None:
         replaced = self._code.find_replaced()
-        return None if replaced is None else f"{replaced} was replaced"
+        return None if replaced is None else StateChange(replaced, f"{replaced} was replaced")
 
-    def _start_over(self, reason: str) -> None:
+    def _start_over(self, change: StateChange) -> None:
         if self._graphs:
             if self._recompiles is not None:
-                place = reason.partition(" was ")[0]
-                self._recompiles.again([VaryingValue(place, place, STATE)], at_start=True)
-            way_out = "; a tensor on CUDA in its place could change without that" if " of group " in reason else ""
-            self._tell(f"the training step is captured anew, because {reason}{way_out}", reason.partition(" was ")[0])
+                self._recompiles.again([VaryingValue(change.subject, change.subject, STATE)], at_start=True)
+            way_out = "; a tensor on CUDA in its place could change without that" if change.is_setting else ""
+            self._tell(f"the training step is captured again, because {change}{way_out}", change.subject)
         self._graphs.clear()
         self._seen.clear()
         self._state.take_snapshot()

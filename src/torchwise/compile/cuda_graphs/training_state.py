@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -28,6 +29,25 @@ def _scaler_tensors(attributes: dict[str, Any]) -> tuple[Any, Any]:
 
 Slot = tuple[dict[Any, Any], Any, Any, str]
 """A dict, a key, the value that hung there, and its name in messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A change of the state or the code of a training step.
+
+    Attributes:
+        subject: the changed thing. A warning is given once for each.
+        text: the change in words, with the values.
+        is_setting: whether it is a number in a parameter group of an optimizer.
+    """
+
+    subject: str
+    text: str
+    is_setting: bool = False
+
+    def __str__(self) -> str:
+        """Return the change in words."""
+        return self.text
 
 
 class TrainingState:
@@ -68,22 +88,28 @@ class TrainingState:
         self._trained = [p.requires_grad for p in self.parameters]
         self._unchanged = self._make_quick_check()
 
-    def find_change(self) -> str | None:
-        """Return the change since the last look, in words, or None. Values of tensors are not looked at."""
+    def find_change(self) -> StateChange | None:
+        """Return the change since the last look, or None. Values of tensors are not looked at."""
         if self._watch.has_changed():
-            return "a module changed: its mode, its structure, or where its tensors lie"
+            text = "a module changed: its mode, its structure, or where its tensors lie"
+            return StateChange(text, text)
         if self._unchanged():
             return None
         if [p.requires_grad for p in self.parameters] != self._trained:
-            return "requires_grad of a parameter changed"
+            text = "requires_grad of a parameter changed"
+            return StateChange(text, text)
         if self._counts() != self._sizes or [*map(id, self._holders())] != [*map(id, self._kept)]:
-            return "an optimizer or a scaler has other groups or state"
-        for holder, key, was, name in (*self._settings, *self._states):
+            text = "an optimizer or a scaler has other groups or state"
+            return StateChange(text, text)
+        settings = len(self._settings)
+        for position, (holder, key, was, name) in enumerate((*self._settings, *self._states)):
             now = holder.get(key)
             if now is not was and not (is_plain(now) and is_plain(was) and plain_key(now) == plain_key(was)):
-                return f"{name} was {_format_value(was)} and is {_format_value(now)}"
+                text = f"{name} was {_format_value(was)} and is {_format_value(now)}"
+                return StateChange(name, text, is_setting=position < settings)
         if [slot[2].data_ptr() for slot in self._tensors()] != self._pointers:
-            return "the memory of an optimizer's state moved"
+            text = "the memory of an optimizer's state moved"
+            return StateChange(text, text)
         return None
 
     def _make_quick_check(self) -> Callable[[], bool]:

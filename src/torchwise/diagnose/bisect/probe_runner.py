@@ -11,7 +11,7 @@ from torchwise.diagnose.bisect.job import Probe, ProbeResult
 from torchwise.diagnose.bisect.request import BisectRequest
 from torchwise.errors import BaselineError, TorchwiseError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.records import Failure, FailureKind, codec
+from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.records.bisection import Observation, Stage, Step, Symptom
 from torchwise.trial import Job, Launcher, Limits
 from torchwise.trial.error_origin import make_failure_error
@@ -19,7 +19,7 @@ from torchwise.trial.error_origin import make_failure_error
 PATIENCE = 3.0
 """Multiple of the longest finished probe after which a probe for a known hang is ended."""
 MIN_PATIENCE_S = 20.0
-BEFORE = ("start", "load", "eager", "capture")
+BEFORE = (WorkerStage.START, WorkerStage.LOAD, WorkerStage.EAGER, WorkerStage.CAPTURE)
 """Stages of a worker before the probed code runs."""
 _NAMES = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Failed|Unsupported)\b")
 
