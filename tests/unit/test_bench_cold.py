@@ -29,7 +29,7 @@ from torchwise.report.bench.page import render_bench_html
 from torchwise.report.bench.terminal import render_benchmark
 from torchwise.report.comparison import compare
 from torchwise.trial import Job
-from torchwise.trial.job import COLD_STAGE, EFFORTS
+from torchwise.trial.job import EFFORTS
 from torchwise.workload import WorkloadSpec
 
 TARGET = f"{Path(__file__).parent.parent / 'targets' / 'misbehaving.py'}:wrong"
@@ -76,7 +76,7 @@ def test_a_worker_that_ends_while_it_times_them_costs_the_row_nothing() -> None:
         def run(self, job: Any, *more: Any) -> Any:
             answer = super().run(job, *more)
             dies = isinstance(job, ContenderJob) and job.job.cold
-            return Failure(FailureKind.OUT_OF_MEMORY, COLD_STAGE, "SIGKILL") if dies else answer
+            return Failure(FailureKind.OUT_OF_MEMORY, WorkerStage.MEASURE_COLD, "SIGKILL") if dies else answer
 
     request = BenchRequest(("zoo:tutorial.fusion_demo",), ("eager", "default"), cold=True)
     rows = run_benchmark(request, Dying(), Heard()).rows  # type: ignore[arg-type]
