@@ -21,7 +21,7 @@ from torchwise.bench.job import ContenderJob
 from torchwise.bench.run import run_benchmark
 from torchwise.cli import app
 from torchwise.errors import InputError
-from torchwise.records import Failure, FailureKind
+from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.benchmark import Benchmark, Row
 from torchwise.report.bench.csv import to_csv
 from torchwise.report.bench.markdown import to_markdown
