@@ -20,7 +20,7 @@ from torchwise.lock import entry
 from torchwise.lock.schema import entry_in, section_of
 from torchwise.plan import EAGER
 from torchwise.records import Decision
-from torchwise.workload.differences import another_model, pack_details, unpack_details
+from torchwise.workload.differences import DetailKind, DetailName, another_model, pack_details, unpack_details
 from torchwise.workload.identity import structure
 from torchwise.workload.structure_details import details_of
 
@@ -180,3 +180,28 @@ def test_a_large_model_has_few_details_and_soon() -> None:
     word = pack_details(details_of(model))
     assert len(word) < 8_000
     assert time.perf_counter() - start < 5.0
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "path", "is_mode"),
+    [
+        ("part a.b", DetailKind.PART, "a.b", False),
+        ("part a.b's mode", DetailKind.PART, "a.b", True),
+        ("the model's mode", DetailKind.OTHER, "the model", True),
+        ("net's mode", DetailKind.OTHER, "net", True),
+        ("attribute a.scale", DetailKind.ATTRIBUTE, "a.scale", False),
+        ("weight a.weight", DetailKind.WEIGHT, "a.weight", False),
+        ("the code of part a", DetailKind.OTHER, "the code of part a", False),
+        ("autocast", DetailKind.OTHER, "autocast", False),
+    ],
+)
+def test_a_name_is_taken_apart_in_one_place(text: str, kind: DetailKind, path: str, is_mode: bool) -> None:
+    name = DetailName.from_text(text)
+    assert (name.kind, name.path, name.is_mode) == (kind, path, is_mode)
+    assert name.owner == text.removesuffix("'s mode")
+
+
+def test_a_detail_is_inside_a_part_by_its_whole_path() -> None:
+    inside = ("part a.b", "part a's mode", "weight a.weight", "attribute a.b.scale")
+    assert all(DetailName.from_text(text).is_inside("a") for text in inside)
+    assert not any(DetailName.from_text(text).is_inside("a") for text in ("part ab", "part a", "the code of a.b"))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
 
 Details = dict[str, str]
 """The details of a structure: the name of each part, and its description."""
@@ -39,35 +43,88 @@ def another_model(before: str, now: str) -> str:
     return "the model's code, mode or structure of weights is another" + (f": {named}" if named else "")
 
 
+class DetailKind(StrEnum):
+    """Kinds of details. The value begins the detail's name."""
+
+    PART = "part"
+    ATTRIBUTE = "attribute"
+    WEIGHT = "weight"
+    BUFFER = "buffer"
+    OTHER = ""
+
+
+_NAMED_KINDS = {kind.value for kind in DetailKind if kind is not DetailKind.OTHER}
+
+
+@dataclass(frozen=True, slots=True)
+class DetailName:
+    """The name of a detail, taken apart. Decisions keep names as texts, and no other code reads those.
+
+    Attributes:
+        kind: its kind.
+        path: the path of the part, attribute, weight or buffer, or the whole name of another detail.
+        is_mode: whether the detail is the mode of that part.
+    """
+
+    kind: DetailKind
+    path: str
+    is_mode: bool = False
+
+    @classmethod
+    def from_text(cls, text: str) -> DetailName:
+        """Read a name as `details_of` writes it."""
+        whose, is_mode = text.removesuffix(MODE), text.endswith(MODE)
+        word, _, path = whose.partition(" ")
+        if path and word in _NAMED_KINDS:
+            return cls(DetailKind(word), path, is_mode)
+        return cls(DetailKind.OTHER, whose, is_mode)
+
+    @property
+    def owner(self) -> str:
+        """The name without the mode, for people."""
+        return f"{self.kind} {self.path}".strip()
+
+    def is_inside(self, part: str) -> bool:
+        """Whether it is a detail of a part, or of a part of it."""
+        is_its_mode = self.is_mode and self.path == part
+        return self.kind is not DetailKind.OTHER and (is_its_mode or self.path.startswith(f"{part}."))
+
+
+MODEL_MODE = DetailName(DetailKind.OTHER, "the model", is_mode=True)
+
+
 def differences(before: Details, now: Details) -> str:
     """Describe how a model differs. Return "" if either side is unknown, or if details show no difference."""
     if not before or not now:
         return ""
-    names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
-    whole = [name.removeprefix("part ") for name in names if name.startswith("part ") and not name.endswith(MODE)]
-    whole = [name for name in whole if f"part {name}" not in before or f"part {name}" not in now]
-    names = [name for name in names if not _follows(name, names, whole)]
-    named = [_difference(name, before.get(name), now.get(name)) for name in names[:MAX_NAMED]]
+    differing = {name: DetailName.from_text(name) for name in {**now, **before} if before.get(name) != now.get(name)}
+    # A new part, or one that is gone, implies the differences of its details.
+    whole = [
+        name.path
+        for text, name in differing.items()
+        if name.kind is DetailKind.PART and not name.is_mode and (text not in before or text not in now)
+    ]
+    names = {text: name for text, name in differing.items() if not _follows(name, differing.values(), whole)}
+    named = [_difference(*item, before, now) for item in itertools.islice(names.items(), MAX_NAMED)]
     more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
     return "; ".join([*named, *more])
 
 
-def _follows(name: str, names: list[str], whole: list[str]) -> bool:
+def _follows(name: DetailName, names: Collection[DetailName], whole: list[str]) -> bool:
     """Whether another difference implies this one: a part's mode by the model's, a part's details by a new part."""
-    what, _, path = name.partition(" ")
-    if what == "part" and path.endswith(MODE) and "the model's mode" in names:
+    if name.kind is DetailKind.PART and name.is_mode and MODEL_MODE in names:
         return True
-    return any(path.startswith((f"{part}.", f"{part}'s")) for part in whole)
+    return any(name.is_inside(part) for part in whole)
 
 
-def _difference(name: str, before: str | None, now: str | None) -> str:
-    if name.endswith(MODE):
-        whose = name.removesuffix(MODE)
-        return f"{whose} is in {now or EVAL}, and was in {before or EVAL}"
+def _difference(text: str, name: DetailName, all_before: Details, all_now: Details) -> str:
+    before, now = all_before.get(text), all_now.get(text)
+    if name.is_mode:
+        return f"{name.owner} is in {now or EVAL}, and was in {before or EVAL}"
     if before is None:
-        return f"{name} is new" if (now or "").startswith(CODE) else f"{name} is new ({now})"
+        return f"{text} is new" if (now or "").startswith(CODE) else f"{text} is new ({now})"
     if now is None:
-        return f"{name} is gone" if before.startswith(CODE) else f"{name} is gone ({before})"
+        return f"{text} is gone" if before.startswith(CODE) else f"{text} is gone ({before})"
     if CODE in (before[:1], now[:1]):
-        return f"{name} is another"
-    return f"{name} is {now}, and was {before}"
+        return f"{text} is another"
+    return f"{text} is {now}, and was {before}"
