@@ -154,10 +154,18 @@ def prepare_artifacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"model": model, "x": x, "study": study, "log": logging.getLogger("service")}
 
 
+def prepare_fallback_reasons(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    fast = torchwise.optimize(small(), (torch.randn(4, 8),))
+    with torch.no_grad():
+        fast(torch.randn(3, 8))  # another signature: the original answers
+    return {"fast": fast}
+
+
 OF_PAGE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
     "docs/artifacts.md": prepare_artifacts,
     "docs/loops.md": lambda _monkeypatch: {"starts": [torch.rand(64, 64)]},
     "docs/components.md": prepare_components,
+    "docs/reference/fallback-reasons.md": prepare_fallback_reasons,
     "docs/serving.md": prepare_serving,
     "docs/bucketing.md": prepare_bucketing,
     "docs/training.md": prepare_training,

@@ -20,6 +20,7 @@ from torchwise.records.answer import EXIT_INCONCLUSIVE
 
 ONLY_READ = {
     "pip install": "needs a network",
+    "scripts/": "installs what it needs; tested by tests/unit/test_scripts.py",
     "ray start": "stays, for whoever comes next; tests/unit/test_cluster_ray.py starts a cluster of its own",
     "sudo": "is the administrator's",
     "python service.py": "is the reader's own program",
