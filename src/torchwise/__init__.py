@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torchwise.former_names import PACKAGES, install
+from torchwise.former_packages import PACKAGES, install
 from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:

@@ -1,40 +1,18 @@
-"""Former names of packages, fields and functions: each still works, and says once by which name it goes now."""
+"""Former names of fields: they work as arguments and attributes, with one warning each, and in stored data."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
-from types import ModuleType
 from typing import Any, TypeVar
+
+from torchwise.former_packages import warn_once
 
 C = TypeVar("C", bound=type)
 
-PACKAGES = {
-    "artefact": "artifact",
-    "foreign": "model_libraries",
-    "parts": "components",
-    "realize": "compile",
-    "shapes": "bucketing",
-}
-"""Packages of `torchwise` by the names that they had before 0.2."""
-
 _FIELDS: dict[type, dict[str, str]] = {}
 """The former names of each class's fields, with the names that they have now."""
-_said: set[str] = set()
-
-
-def warn_once(former: str, now: str) -> None:
-    """Warn, once in a process, that something has another name now."""
-    if former not in _said:
-        _said.add(former)
-        warnings.warn(f"{former} is called {now} now", FutureWarning, stacklevel=3)
 
 
 def renamed_fields(**names: str) -> Callable[[C], C]:
@@ -91,37 +69,3 @@ def _read(former: str, name: str) -> Callable[[Any], Any]:
         return getattr(self, name)
 
     return read
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports a package of `torchwise`, or a module in it, by its former name."""
-
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        root, _, rest = fullname.partition(".")
-        package, _, inner = rest.partition(".")
-        if root != "torchwise" or package not in PACKAGES:
-            return None
-        now = f"torchwise.{PACKAGES[package]}" + (f".{inner}" if inner else "")
-        if importlib.util.find_spec(now) is None:
-            return None
-        warn_once(f"torchwise.{package}", f"torchwise.{PACKAGES[package]}")
-        return importlib.machinery.ModuleSpec(fullname, self, loader_state=now)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        module = importlib.import_module(spec.loader_state)
-        spec.loader_state = module.__spec__  # the import system writes its own over it
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__spec__ = module.__spec__.loader_state
-
-
-def install() -> None:
-    """Let packages be imported by their former names."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(
-            0, _Finder()
-        )  # before folders of that name, in which caches of an earlier version are left

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torchwise.former_names import warn_once
+from torchwise.former_packages import warn_once
 
 
 def load_attributes(

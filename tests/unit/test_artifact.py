@@ -121,7 +121,8 @@ def test_it_is_readable_by_whomever_the_umask_lets(file: Path, tmp_path: Path) -
 
 def test_the_compiler_is_imported_by_loading_and_not_by_the_first_call(file: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from torchwise import artifact; from torchwise.compile import cpu_isa_cache; cpu_isa_cache.replay = lambda known: 0\n"
+        "import sys; from torchwise import artifact; from torchwise.compile import cpu_isa_cache\n"
+        "cpu_isa_cache.replay = lambda known: 0\n"
         f"artifact.load({str(file)!r}, trust=True); before = set(sys.modules); import torch; "
         "torch.compile(lambda x: x.unsqueeze(0))(torch.ones(3)); new = set(sys.modules) - before; "
         "print(len([name for name in new if name.startswith('torch')]))"

@@ -13,7 +13,7 @@ import pytest
 
 import torchwise
 from fuzz import kinds
-from torchwise import former_names
+from torchwise import former_names, former_packages
 from torchwise.artifact import package
 from torchwise.lock import file as lock_file
 from torchwise.plan import Choice, Numerics, Plan
@@ -27,7 +27,7 @@ OLD = Path(__file__).parents[1] / "fixtures" / "formats_0.1"
 
 @pytest.fixture(autouse=True)
 def said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(former_names, "_said", set())
+    monkeypatch.setattr(former_packages, "_said", set())
 
 
 def read_old(name: str) -> bytes:

@@ -61,8 +61,8 @@ IDS = [
     ),
     (
         STEP,
-        '{"backend":"inductor","capture":"step","optimizer":"fused","microbatches":4,"precision":"autocast_fp16",'
-        '"activation_checkpointing":"blocks","schema":"torchwise.plan/1","scope":"loss"}',
+        '{"activation_checkpointing":"blocks","backend":"inductor","capture":"step","microbatches":4,"optimizer":"fused",'
+        '"precision":"autocast_fp16","schema":"torchwise.plan/1","scope":"loss"}',
         "729c73fa54c7",
     ),
 ]
@@ -493,7 +493,7 @@ def test_field_names_of_any_type_are_refused() -> None:
 
 
 def test_levels_are_ordered_from_harmless_to_lossy() -> None:
-    assert [str(level) for level in Numerics] == ["exact", "reordered", "reduced", "swapped"]
+    assert [str(level) for level in Numerics] == ["exact", "same-precision", "lower-precision", "substituted"]
     for allowed in Numerics:
         for level in Numerics:
             assert allowed.allows(level) is (level.rank <= allowed.rank)

@@ -153,7 +153,8 @@ def test_a_store_that_is_not_there_or_holds_no_ruling_on_the_target_costs_no_imp
         "from torchwise.study.apply_approvals import EffectiveDecision, in_force\n"
         "decision = Decision.from_json(open('decision.json').read())\n"
         "os.environ['TORCHWISE_STORE'] = sys.argv[1]\n"
-        "print(in_force(decision, strict=True) == EffectiveDecision(decision), 'sqlalchemy' in sys.modules, 'torch' in sys.modules)"
+        "same = in_force(decision, strict=True) == EffectiveDecision(decision)\n"
+        "print(same, 'sqlalchemy' in sys.modules, 'torch' in sys.modules)"
     )
 
     def run_code(store: Path) -> str:

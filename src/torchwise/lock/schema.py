@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torchwise.environment import Environment
@@ -98,12 +98,8 @@ def section_of(entry: Entry) -> dict[str, Any]:
         hardware={name: environment[name] for name in HARDWARE if environment[name] is not None},
         software={name: environment[name] for name in SOFTWARE if environment[name] is not None},
     )
-    data = _to_data(found)
+    data = {f.name: value for f in fields(found) if (value := getattr(found, f.name)) is not None}
     return {**data, "digest": _digest(entry.key, data)}
-
-
-def _to_data(section: _Section) -> dict[str, Any]:
-    return {f.name: value for f in fields(section) if (value := getattr(section, f.name)) is not None}
 
 
 def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
@@ -132,13 +128,9 @@ def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
     entry = Entry(_decision(key, section, plan), Numerics.of(section.allow), section.verdict, time, section.notes or ())
     if entry.key != key:
         raise InputError(f"its hardware is {entry.hardware!r}, but its heading says {key[2]!r}")
-    written = replace(  # an earlier version wrote former names
-        section,
-        plan=with_current_names(section.plan),
-        numerics=Numerics.of(section.numerics).value,
-        allow=Numerics.of(section.allow).value,
-    )
-    if section_of(entry)["digest"] != _digest(key, _to_data(written)):
+    levels = {"numerics": Numerics.of(section.numerics).value, "allow": Numerics.of(section.allow).value}
+    written = {**with_current_names(data), "plan": with_current_names(section.plan), **levels}
+    if section_of(entry)["digest"] != _digest(key, written):  # an earlier version wrote former names
         raise InputError(f"it is not as `torchwise lock` writes it, which says that {plan} is {level}")
     return entry
 
