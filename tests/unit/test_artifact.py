@@ -264,7 +264,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a manifest of a list": (
         write_list_manifest,
-        "manifest.json: this is no Manifest: it is .*, but must be an object; make",
+        "manifest.json: this is no Manifest: it is .*, but must be an object; build",
     ),
     "a missing field": (lambda f: rewritten(f, manifest=lambda m: m.pop("environment")), "this is no Manifest"),
     "far too large": (

@@ -228,4 +228,4 @@ def test_what_cannot_be_copied_or_written_stops_nobody(caplog: pytest.LogCapture
     undo = InputSnapshot(None, (draws,), {})
     next(draws)
     undo()
-    assert "cannot be put back" in caplog.text
+    assert "cannot be undone" in caplog.text
