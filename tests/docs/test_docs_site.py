@@ -69,3 +69,16 @@ def test_the_tutorial_quotes_its_example_as_it_stands() -> None:
     quoted = [block for _line, block in blocks("docs/tutorial.md", "python") if block.startswith("class ")]
     assert len(quoted) == 2
     assert [block for block in quoted if block.strip() not in source] == []
+
+
+def test_every_decision_is_dated_listed_and_has_its_evidence() -> None:
+    folder = ROOT / "docs" / "design" / "decisions"
+    listed = (folder / "index.md").read_text()
+    pages = [page for page in folder.glob("*.md") if page.name != "index.md"]
+    assert len(pages) == len(re.findall(r"\]\(20", listed)) > 0
+    for page in pages:
+        text, date = page.read_text(), page.name[:10]
+        title = text.splitlines()[0].removeprefix("# ")
+        assert f"- {date}: [{title}]({page.name})" in listed.replace("\n  ", " ")
+        assert text.splitlines()[2] == date
+        assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences", "Evidence"]
