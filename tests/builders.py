@@ -89,7 +89,7 @@ def a_trial(number: int = 0, plan: Plan | None = None, speedup: float | None = 1
     """Return a finished trial, verified unless changed. A trial without a speed-up was not timed."""
     fields: dict[str, Any] = {
         "state": TrialState.COMPLETE,
-        "reason": f"proven, {speedup}× eager's speed",
+        "reason": f"verified, {speedup}× eager's speed",
         "measurement": None if speedup is None else a_measurement(speedup, seed=number),
         "verdict": PASSED,
         "costs": Costs(38.2, 4.1, 312 << 20, 280 << 20, 5 << 20),
@@ -134,7 +134,7 @@ def a_decision(trial: Trial | None = None, workload: WorkloadSpec | None = None,
     gains = [eager_s * (1 - 1 / factor) for factor in (found.high, found.mid, found.low)] if found else []
     fields: dict[str, Any] = {
         "plan": trial.plan if trial else EAGER,
-        "reason": f"Run {trial.plan}: {found} times eager's speed, proven right."
+        "reason": f"Run {trial.plan}: {found} times eager's speed, verified."
         if trial
         else "Stay with eager: nothing pays back.",
         "speedup": found,

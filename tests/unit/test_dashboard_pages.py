@@ -169,7 +169,7 @@ def test_what_cannot_be_ruled_is_refused_in_words(store: str) -> None:
         number = storage.import_study(replace(whole, trials=(*whole.trials, wrong))).id
     drawn = the_page("study", study=str(number))
     rule(drawn, wrong.plan.id, "pinned")
-    assert "has not proven inductor + regional" in texts(drawn)
+    assert "has not verified inductor + regional" in texts(drawn)
     drawn.button[0].click().run()
     drawn = the_page("study", study=str(number))
     drawn.button[0].click().run()

@@ -53,7 +53,7 @@ def test_compiling_pays() -> None:
     assert (decision.saved_s, decision.baseline_s) == (490.0, 1.0)
     assert (decision.cold_s, decision.warm_s, decision.error) == (10.0, 2.0, 1e-7)
     assert decision.reason == (
-        "Run inductor: 2 [2, 2] times eager's speed, proven right, paid back after 20 of your 1,000 calls; "
+        "Run inductor: 2 [2, 2] times eager's speed, verified, paid back after 20 of your 1,000 calls; "
         "it saves about 8 min 10 s."
     )
 
@@ -69,7 +69,7 @@ def test_the_decision_names_what_it_holds_for() -> None:
 
 def test_what_compiles_nothing_has_nothing_to_pay_back() -> None:
     reason = decide_trials(a_trial(CAPTURE, 1.5, cold_s=0.0), device="cuda").reason
-    assert "proven right, with nothing to pay back; it saves about 5 min 33 s." in reason
+    assert "verified, with nothing to pay back; it saves about 5 min 33 s." in reason
 
 
 def test_the_least_cost_is_chosen_not_the_highest_speed() -> None:
@@ -103,7 +103,7 @@ def test_eager_wins() -> None:
     decision = decide_trials(a_trial(INDUCTOR, 0.7), a_trial(AUTOTUNED, 0.9, 0.95), calls=10**9)
     assert decision.plan == EAGER
     assert decision.reason == (
-        "Stay with eager: nothing proven was surely faster; the best, inductor max-autotune-no-cudagraphs, "
+        "Stay with eager: no verified plan was surely faster; the best, inductor max-autotune-no-cudagraphs, "
         "reached 0.925 [0.9, 0.95] times its speed."
     )
 
@@ -132,7 +132,7 @@ def test_a_plan_that_is_faster_by_an_unknown_factor_is_told_by_the_least() -> No
     decision = decide_trials(a_trial(INDUCTOR, 40.0, 100.0, cold_s=0.0), calls=1000)
     assert decision.plan == INDUCTOR
     assert decision.reason == (
-        "Run inductor: 40 to 100 times eager's speed, proven right, with nothing to pay back; it saves at "
+        "Run inductor: 40 to 100 times eager's speed, verified, with nothing to pay back; it saves at "
         "least 16 min 15 s."
     )
     assert decision.saved_s == pytest.approx(1000 * (1 - 1 / 40))
@@ -164,7 +164,7 @@ def test_everything_failed() -> None:
 def test_no_answer_could_be_compared() -> None:
     unclear = (a_trial(INDUCTOR, 5.0, verdict=NOT_COMPARABLE), a_trial(AUTOTUNED, 5.0, verdict=NOT_COMPARABLE))
     assert decide_trials(*unclear).reason == (
-        "Stay with eager: no candidate's answer could be compared with eager's, so none is proven "
+        "Stay with eager: no candidate's answer could be compared with eager's, so none is verified "
         "(values: eager disagrees with itself)."
     )
     assert "could be compared" not in decide_trials(*unclear, a_trial(AUTOTUNED, 5.0, verdict=FAILED)).reason
@@ -272,7 +272,7 @@ def test_for_speed_memory_does_not_count() -> None:
 def test_the_sentence_for_eager_speaks_of_memory_where_that_was_asked() -> None:
     trials = [lighter(INDUCTOR, 1.5, 2.0), lighter(CAPTURE, 0.5, verdict=FAILED)]
     assert decide_trials(*trials, objective="memory", calls=10**6).reason == (
-        "Stay with eager: of 1 proven plans none needs surely less memory and is not slower."
+        "Stay with eager: of 1 verified plans none needs surely less memory and is not slower."
     )
 
 
@@ -390,7 +390,8 @@ def test_where_nothing_fits_that_is_said() -> None:
     decision = decide(a_history(light(INDUCTOR, 2.0, 3 * GIB), inspection=inspection, memory_limit=2 * GIB), HERE)
     assert decision.plan == EAGER
     assert decision.reason == (
-        "Stay with eager, which takes 4096 MiB a call and passes the limit of 2048 MiB: no proven plan keeps it either."
+        "Stay with eager, which takes 4096 MiB a call and passes the limit of 2048 MiB: "
+        "no verified plan keeps it either."
     )
 
 

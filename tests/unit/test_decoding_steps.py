@@ -120,7 +120,7 @@ def test_tune_finds_a_plan_for_a_step_with_a_cache_that_grows(tmp_path: Any) -> 
     study = torchwise.tune(model, (), given, store=str(tmp_path / "studies.db"), **asked)
     static, dynamic = study.trials
     assert static.failure is not None
-    assert "every call compiles anew, as each gives another shape to" in static.failure.message
+    assert "every call compiles again, as each gives another shape to" in static.failure.message
     assert "['past_key_values'].layers[0].keys" in static.failure.message
     assert "shapes='dynamic'" in static.failure.message
     assert dynamic.is_verified, dynamic.reason

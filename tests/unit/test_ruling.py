@@ -146,7 +146,7 @@ def test_eager_is_permitted_unless_another_is_pinned(storage: Storage) -> None:
 def test_a_pin_that_was_not_proven_here_is_refused(storage: Storage, plan: Plan) -> None:
     rule(storage, (plan, PINNED))
     found = apply_approvals(DECISION, storage)
-    said = f"plan inductor is refused (bob pinned {plan}: it is calm), and nothing that is permitted is proven here"
+    said = f"plan inductor is refused (bob pinned {plan}: it is calm), and no permitted plan is verified here"
     assert found.refusal == said
     assert found.decision.plan == EAGER
     assert said in found.decision.reason

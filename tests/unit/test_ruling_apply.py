@@ -90,7 +90,8 @@ def test_a_rejected_plan_never_runs_and_the_log_says_so_once(store: str, caplog:
 
 def test_strict_refuses_what_is_not_permitted(store: str) -> None:
     rule(store, PLAN, Standing.REJECTED)
-    with pytest.raises(RefusedPlanError, match=r"bob rejected it: .* torchwise plans rulings lists .* withdraw undoes"):
+    text = r"bob rejected it: .* torchwise plans rulings lists .* withdraw removes"
+    with pytest.raises(RefusedPlanError, match=text):
         torchwise.apply(NET, DECISION, strict=True)
 
 
@@ -150,10 +151,10 @@ def test_a_store_that_is_not_there_or_holds_no_ruling_on_the_target_costs_no_imp
     (tmp_path / "decision.json").write_text(DECISION.to_json())
     code = (
         "import os, sys\nfrom torchwise.records import Decision\n"
-        "from torchwise.study.apply_approvals import EffectiveDecision, in_force\n"
+        "from torchwise.study.apply_approvals import EffectiveDecision, apply_stored_approvals\n"
         "decision = Decision.from_json(open('decision.json').read())\n"
         "os.environ['TORCHWISE_STORE'] = sys.argv[1]\n"
-        "same = in_force(decision, strict=True) == EffectiveDecision(decision)\n"
+        "same = apply_stored_approvals(decision, strict=True) == EffectiveDecision(decision)\n"
         "print(same, 'sqlalchemy' in sys.modules, 'torch' in sys.modules)"
     )
 

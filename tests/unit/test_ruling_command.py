@@ -68,10 +68,10 @@ def test_a_plan_is_named_by_its_id_or_the_beginning_of_one(store: str) -> None:
     [
         (("pin", "1", "nothing"), rf"plan is 'nothing', but must be an id, .* of study 1:(.|\n)*  {WRONG.id}  "),
         (("pin", "1", ""), r"plan is '', but must be an id"),
-        (("pin", "1", WRONG.id), r"study 1 has not proven .*, so it can be rejected only"),
-        (("approve", "1", WRONG.id), r"study 1 has not proven"),
+        (("pin", "1", WRONG.id), r"study 1 has not verified .*, so it can be rejected only"),
+        (("approve", "1", WRONG.id), r"study 1 has not verified"),
         (("reject", "1", "eager"), r"eager cannot be rejected: .*; pin another plan instead"),
-        (("pin", "1", "--by", " "), r"by is empty, but a ruling needs the name"),
+        (("pin", "1", "--by", " "), r"by is empty, but an approval needs the name"),
         (("pin", "soon"), r"study is 'soon', but must be a number"),
     ],
 )

@@ -31,62 +31,62 @@ from torchwise.workload.train_step import TrainStep
 def contend(contest: ContenderJob, stage: Callable[[str], None]) -> Performance:
     """Build the contender with empty caches, verify it, alternate timings with eager, and measure its memory."""
     ring = _ContenderHarness(contest)
-    with ring.arena.gradients():
+    with ring.harness.gradients():
         stage(WorkerStage.COMPILE)
         call = ring.build(contest.contender)
-        candidate = ring.arena.runners(call)
+        candidate = ring.harness.runners(call)
         first = ring.keep_first_answers(candidate)
-        cold = ring.built_s + ring.arena.first_calls(list(first))
+        cold = ring.built_s + ring.harness.first_calls(list(first))
         stage(WorkerStage.VERIFY)
         verdict, overwrites = ring.judge(call, first)
         stage(WorkerStage.MEASURE)
-        measurement = ring.measure(candidate, ring.arena.eager)
-        own, eager = ring.arena.memory(candidate)
+        measurement = ring.measure(candidate, ring.harness.eager)
+        own, eager = ring.harness.memory(candidate)
         check_served(call)
         measurement = ring.with_cold(measurement, candidate, stage)
-    costs, workload = Costs(cold, peak_memory=own, baseline_peak_memory=eager), ring.arena.workload
+    costs, workload = Costs(cold, peak_memory=own, baseline_peak_memory=eager), ring.harness.workload
     return Performance(costs, verdict, measurement, overwrites, _dtype(workload), workload.roofline)
 
 
 def warm(contest: ContenderJob, stage: Callable[[str], None]) -> Restart:
     """Build the contender from warm caches in this fresh process, and time it against eager once more."""
     ring = _ContenderHarness(contest)
-    with ring.arena.gradients():
+    with ring.harness.gradients():
         stage(WorkerStage.WARM_COMPILE)
-        candidate = ring.arena.runners(ring.build(contest.contender))
-        warm_s = ring.built_s + ring.arena.first_calls(candidate)
+        candidate = ring.harness.runners(ring.build(contest.contender))
+        warm_s = ring.built_s + ring.harness.first_calls(candidate)
         stage(WorkerStage.MEASURE)
-        return Restart(warm_s, ring.with_cold(ring.measure(candidate, ring.arena.eager), candidate, stage))
+        return Restart(warm_s, ring.with_cold(ring.measure(candidate, ring.harness.eager), candidate, stage))
 
 
 def duel(contest: ContenderJob, stage: Callable[[str], None]) -> Measurement:
     """Time the contender against its rival in alternation."""
     ring = _ContenderHarness(contest)
-    with ring.arena.gradients():
+    with ring.harness.gradients():
         stage(WorkerStage.COMPILE)
-        sides = [ring.arena.runners(ring.build(name)) for name in (contest.contender, contest.rival)]
+        sides = [ring.harness.runners(ring.build(name)) for name in (contest.contender, contest.rival)]
         for side in sides:
-            ring.arena.first_calls(side)
+            ring.harness.first_calls(side)
         stage(WorkerStage.MEASURE)
         return ring.measure(*sides)
 
 
 class _ContenderHarness:
-    """An arena that builds contenders by name."""
+    """A harness that builds contenders by name."""
 
     def __init__(self, contest: ContenderJob) -> None:
         self._contest = contest
-        self.arena = Harness(contest.job)
+        self.harness = Harness(contest.job)
         self.built_s = 0.0
         self._trainee: StepRunner | None = None
 
     def build(self, name: str) -> Callable[..., Any]:
         """Build a contender. The build time counts as part of its first call."""
         built: list[Callable[..., Any]] = []
-        workload, setting = self.arena.workload, self._contest.setting
+        workload, setting = self.harness.workload, self._contest.setting
 
         def make(call: Callable[..., Any]) -> Callable[..., Any]:
-            self.built_s = self.arena.once(
+            self.built_s = self.harness.once(
                 lambda: built.append(load_contenders()[name].build(replace(workload, call=call), setting))
             )
             return built[-1]
@@ -102,7 +102,7 @@ class _ContenderHarness:
 
     def judge(self, call: Callable[..., Any], first: Sequence[FirstAnswer] = ()) -> tuple[Any, bool]:
         """Verify copies of the answers. Whether a caller may keep an answer is checked separately."""
-        workload, job = self.arena.workload, self._contest.job
+        workload, job = self.harness.workload, self._contest.job
         if self._trainee is not None:
             return self._judge_step(self._trainee, first)
         eager = Subject(
@@ -110,7 +110,7 @@ class _ContenderHarness:
             workload.call,
             workload.call,
             stochastic=Trait.STOCHASTIC in job.traits,
-            training=self.arena.mode == "training",
+            training=self.harness.mode == "training",
         )
         seen = [answer.seen for answer in first]
         care = {"extra_draws": job.effort.extra_draws, "noise_budget_s": job.effort.noise_s}
@@ -124,7 +124,7 @@ class _ContenderHarness:
 
     def _judge_step(self, trainee: StepRunner, first: Sequence[FirstAnswer]) -> tuple[Verdict, bool]:
         job, setting, contender = self._contest.job, self._contest.setting, load_contenders()[self._contest.contender]
-        workload, device = self.arena.workload, self.arena.device
+        workload, device = self.harness.workload, self.harness.device
         precision = Decision.from_json(setting.decision).plan.precision if setting.decision else "native"
 
         def eager_at_precision(step: TrainStep) -> Callable[..., Any]:
@@ -148,7 +148,7 @@ class _ContenderHarness:
 
     def measure(self, candidate: Calls, baseline: Calls) -> Measurement:
         """Time two sides. The device's own timings are dropped, as the record holds many rows."""
-        found = self.arena.measure(candidate, baseline)
+        found = self.harness.measure(candidate, baseline)
         return replace(found, candidate_device_s=(), baseline_device_s=())
 
     def with_cold(self, found: Measurement, candidate: Calls, stage: Callable[[str], None]) -> Measurement:
@@ -156,7 +156,7 @@ class _ContenderHarness:
         if not self._contest.job.cold:
             return found
         stage(WorkerStage.MEASURE_COLD)
-        return self.arena.with_cold(found, candidate, self.arena.eager)
+        return self.harness.with_cold(found, candidate, self.harness.eager)
 
 
 def _adapt_decision(setting: Setting, step: TrainStep) -> Setting:

@@ -119,13 +119,13 @@ def _why(chosen: Trial, history: History) -> str:
         needs = f"{chosen.costs.peak_memory / 2**20:.0f} MiB at its peak"
         return f"{speed}, with {needs} against eager's {(history.eager_peak_memory or 0) / 2**20:.0f} MiB."
     if not history.eager_fits:
-        return f"{speed}, proven right, and it keeps the memory limit, which eager passes."
+        return f"{speed}, verified, and it keeps the memory limit, which eager passes."
     if break_even is None or break_even.mid < 1:
         paid = "with nothing to pay back"
     else:
         paid = f"paid back after {count(break_even.mid)} of your {history.workload.calls:,} calls"
     least = "about" if chosen.speedup and chosen.speedup.is_usable else "at least"
-    return f"{speed}, proven right, {paid}; it saves {least} {seconds(economics.compute_saving(chosen))}."
+    return f"{speed}, verified, {paid}; it saves {least} {seconds(economics.compute_saving(chosen))}."
 
 
 def _compare_with_closest(chosen: Trial, history: History) -> str:
@@ -181,14 +181,14 @@ def _loss(chosen: Trial) -> str:
 
 def _why_eager(history: History) -> str:
     economics = history.economics
-    proven = [t for t in history.trials if t.is_verified and history.fits(t)]
+    verified = [t for t in history.trials if t.is_verified and history.fits(t)]
     if not history.eager_fits:
         limit = f"the limit of {(history.workload.memory_limit or 0) / 2**20:.0f} MiB"
         took = f"{(history.eager_peak_memory or 0) / 2**20:.0f} MiB"
-        return f"Stay with eager, which takes {took} a call and passes {limit}: no proven plan keeps it either."
+        return f"Stay with eager, which takes {took} a call and passes {limit}: no verified plan keeps it either."
     if history.workload.objective == "memory":
-        return f"Stay with eager: of {len(proven)} proven plans none needs surely less memory and is not slower."
-    faster = [t for t in proven if t.speedup and t.speedup.low > 1]
+        return f"Stay with eager: of {len(verified)} verified plans none needs surely less memory and is not slower."
+    faster = [t for t in verified if t.speedup and t.speedup.low > 1]
     if faster:
         best = max(faster, key=lambda t: t.speedup.mid if t.speedup else 0.0)
         reasons = [_shortfall(best, economics)]
@@ -199,14 +199,14 @@ def _why_eager(history: History) -> str:
             is_clearly_faster = best.speedup.low > cheapest.speedup.high
             reasons = [_describe_tie(cheapest, economics), *(reasons if is_clearly_faster else [])]
         return f"Stay with eager: {'; '.join(reasons)}."
-    if proven and not _too_few_calls(history):
-        best = max(proven, key=lambda t: t.speedup.mid if t.speedup else 0.0)
+    if verified and not _too_few_calls(history):
+        best = max(verified, key=lambda t: t.speedup.mid if t.speedup else 0.0)
         return (
-            f"Stay with eager: nothing proven was surely faster; the best, {best.plan}, "
+            f"Stay with eager: no verified plan was surely faster; the best, {best.plan}, "
             f"reached {best.speedup} times its speed."
         )
     if unseen := _not_comparable(history):
-        return f"Stay with eager: no candidate's answer could be compared with eager's, so none is proven ({unseen})."
+        return f"Stay with eager: no candidate's answer could be compared with eager's, so none is verified ({unseen})."
     if any(t.state.is_finished for t in history.trials):
         return f"Stay with eager: no candidate was both right and faster.{_too_few_calls(history)}"
     return f"Stay with eager: nothing is worth a trial.{_too_few_calls(history)}"

@@ -152,10 +152,10 @@ class History:
         """
         economics = self.economics
         most = economics.baseline_cost * (1 - TIE)
-        proven = [t for t in self.trials if t.is_verified and self.fits(t)]
+        verified = [t for t in self.trials if t.is_verified and self.fits(t)]
         if not self.eager_fits:
-            return proven
-        return [t for t in proven if economics.surely_pays(t) and economics.cost(t).mid < most]
+            return verified
+        return [t for t in verified if economics.surely_pays(t) and economics.cost(t).mid < most]
 
     def list_promising(self) -> list[Trial]:
         """List the verified plans that fit and may cost less than eager by more than a tie, the likeliest first.
@@ -164,8 +164,8 @@ class History:
         """
         economics = self.economics
         most = economics.baseline_cost * (1 - TIE) if self.eager_fits else math.inf
-        proven = [t for t in self.trials if self.fits(t) and (t.is_promising if self.eager_fits else t.is_verified)]
-        return sorted((t for t in proven if economics.cost(t).mid < most), key=lambda t: economics.cost(t).mid)
+        verified = [t for t in self.trials if self.fits(t) and (t.is_promising if self.eager_fits else t.is_verified)]
+        return sorted((t for t in verified if economics.cost(t).mid < most), key=lambda t: economics.cost(t).mid)
 
     def incumbent(self) -> Plan:
         """Return the promising plan of least expected cost, or eager if there is none."""

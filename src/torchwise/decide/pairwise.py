@@ -41,7 +41,7 @@ def next_duel(history: History, limit: int, cached: Container[Plan] = ()) -> tup
     Args:
         history: the facts so far.
         limit: duels, held or failed, among the plans that duels lead to from the cheapest.
-        cached: plans that start from warm caches. All others compile anew.
+        cached: plans that start from warm caches. All others compile again.
     """
     leader = cheapest(history)
     if leader is None or history.workload.objective == "memory":

@@ -208,7 +208,7 @@ def with_repeat(trial: Trial, found: Measurement | Failure) -> Trial:
     if isinstance(found, Failure):
         return replace(trial, state=TrialState.FAIL, failure=found, reason=str(found))
     trial = replace(trial, repeats=(*trial.repeats, found))
-    return replace(trial, reason=f"proven, {trial.speedup}× eager's speed")
+    return replace(trial, reason=f"verified, {trial.speedup}× eager's speed")
 
 
 def relative_speeds(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]:

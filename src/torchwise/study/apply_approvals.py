@@ -33,7 +33,7 @@ class EffectiveDecision:
 
 
 def apply_stored_approvals(decision: Decision, store: str | None = None, *, strict: bool = False) -> EffectiveDecision:
-    """Return the decision in force under the rulings in a store, which is read once, without waiting.
+    """Return the decision in force under the approvals in a store, which is read once, without waiting.
 
     If a store cannot be read, the log says so, and the decision holds unchanged. It also holds, without a message, if
     the file of the default store does not exist.
@@ -55,7 +55,9 @@ def apply_stored_approvals(decision: Decision, store: str | None = None, *, stri
         logger.warning("torchwise: the decision holds, whatever was ruled about its plan: %s", error)
         return EffectiveDecision(decision)
     if found.refusal and strict:
-        raise RefusedPlanError(f"{found.refusal}: torchwise plans rulings lists what is ruled, and withdraw undoes it")
+        raise RefusedPlanError(
+            f"{found.refusal}: torchwise plans rulings lists the approvals, and withdraw removes one"
+        )
     if found.refusal:
         logger.warning("torchwise: %s, so the original answers", found.refusal)
     return found
@@ -74,7 +76,7 @@ def _read_and_apply(decision: Decision, store: str | None) -> EffectiveDecision:
 
 
 def apply_approvals(decision: Decision, storage: Storage) -> EffectiveDecision:
-    """Return the decision in force under the rulings on its target, mode and hardware.
+    """Return the decision in force under the approvals for its target, mode and hardware.
 
     A pinned plan runs, and no other. Without a pin, an approved plan runs if there are approvals, and a rejected plan
     never does. Eager is permitted unless another plan is pinned. A forbidden plan is replaced by a new decision. It is
@@ -91,10 +93,10 @@ def apply_approvals(decision: Decision, storage: Storage) -> EffectiveDecision:
     if rules.pin is not None and rules.pin.plan.is_eager:
         return EffectiveDecision(_eager(decision, f"Stay with eager: {rules.pin.describe()}."))
     for study in _studies(decision, storage, rules):
-        proven = tuple(t for t in study.trials if t.is_verified and rules.find_refusal(t.plan) is None)
-        if proven:
-            return EffectiveDecision(_anew(decision, study, proven, rules, why))
-    refusal = f"plan {decision.plan} is refused ({why}), and nothing that is permitted is proven here"
+        verified = tuple(t for t in study.trials if t.is_verified and rules.find_refusal(t.plan) is None)
+        if verified:
+            return EffectiveDecision(_decide_again(decision, study, verified, rules, why))
+    refusal = f"plan {decision.plan} is refused ({why}), and no permitted plan is verified here"
     return EffectiveDecision(_eager(decision, f"Stay with eager: {refusal}."), refusal)
 
 
@@ -115,13 +117,15 @@ def _studies(decision: Decision, storage: Storage, rules: ApprovalPolicy) -> lis
     return [study for study in found if any(trial.plan == decision.plan for trial in study.trials)][:1]
 
 
-def _anew(decision: Decision, study: Study, proven: tuple[Trial, ...], rules: ApprovalPolicy, why: str) -> Decision:
+def _decide_again(
+    decision: Decision, study: Study, verified: tuple[Trial, ...], rules: ApprovalPolicy, why: str
+) -> Decision:
     """Decide among verified and permitted trials, or with a pin, for its plan."""
     from torchwise.decide import History, decide
 
-    history = History(decision.workload, study.inspection, proven)
+    history = History(decision.workload, study.inspection, verified)
     if rules.pin is not None:
-        return _decide_by_pin(decision, proven[0], history, rules.pin)
+        return _decide_by_pin(decision, verified[0], history, rules.pin)
     fresh = decide(history, decision.environment)
     return replace(fresh, reason=f"{fresh.reason} Not {decision.plan}: {why}.")
 
@@ -132,7 +136,7 @@ def _decide_by_pin(decision: Decision, trial: Trial, history: History, pin: Appr
     return replace(
         decision,
         plan=trial.plan,
-        reason=f"Run {trial.plan}: {pin.describe()}. It is proven right, at {speedup} times eager's speed.",
+        reason=f"Run {trial.plan}: {pin.describe()}. It is verified, at {speedup} times eager's speed.",
         speedup=speedup,
         break_even_calls=economics.break_even_calls(trial),
         saved_s=economics.baseline_cost - economics.cost(trial).mid,

@@ -1,4 +1,4 @@
-"""The plans that the rulings on a target permit, and the person behind each ruling."""
+"""The plans that the approvals for a target permit, and the person behind each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalPolicy:
-    """The rulings on one target, mode and hardware."""
+    """The approvals for one target, mode and hardware."""
 
-    rulings: Sequence[Approval]
+    approvals: Sequence[Approval]
 
     @classmethod
     def from_storage(cls, decision: Decision, storage: Storage) -> ApprovalPolicy:
-        """Read the rulings that apply to a decision."""
+        """Read the approvals that apply to a decision."""
         workload = decision.workload
         return cls(storage.approvals(workload.target, workload.mode, decision.environment.hardware))
 
@@ -36,7 +36,7 @@ class ApprovalPolicy:
         return self.pin is not None or bool(self._select_by_standing(Standing.APPROVED))
 
     def find_refusal(self, plan: Plan) -> str | None:
-        """Return whose ruling forbids a plan, and why, in words, or None if it is permitted."""
+        """Return whose approval forbids a plan, and why, in words, or None if it is permitted."""
         if self.pin is not None:
             return None if self.pin.plan == plan else self.pin.describe(str(self.pin.plan))
         if plan.is_eager:
@@ -44,13 +44,15 @@ class ApprovalPolicy:
         if rejection := self.rejection(plan):
             return rejection.describe()
         approvals = self._select_by_standing(Standing.APPROVED)
-        if not approvals or any(ruling.plan == plan for ruling in approvals):
+        if not approvals or any(approval.plan == plan for approval in approvals):
             return None
         return f"it is not approved, while {approvals[0].describe(str(approvals[0].plan))}"
 
     def rejection(self, plan: Plan) -> Approval | None:
-        """Return the ruling that rejects this very plan, if there is one."""
-        return next((ruling for ruling in self._select_by_standing(Standing.REJECTED) if ruling.plan == plan), None)
+        """Return the approval that rejects this very plan, if there is one."""
+        return next(
+            (approval for approval in self._select_by_standing(Standing.REJECTED) if approval.plan == plan), None
+        )
 
     def _select_by_standing(self, standing: Standing) -> list[Approval]:
-        return [ruling for ruling in self.rulings if ruling.standing is standing]
+        return [approval for approval in self.approvals if approval.standing is standing]

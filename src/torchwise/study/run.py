@@ -168,7 +168,7 @@ class _Loop:
                         break
                 told = self._resolve_ties()
             if not self._tried and not told and self._history().trials:
-                self._listener.note("decided from what is stored; --fresh, or fresh=True, measures anew")
+                self._listener.note("decided from what is stored; --fresh, or fresh=True, measures again")
         except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
             with suppress(StorageError):  # a lost store still holds all finished trials
                 self._conclude(StudyState.INTERRUPTED)
@@ -217,7 +217,7 @@ class _Loop:
         return any(trial.state is TrialState.RUNNING for trial in self._storage.get_study(self._id).trials)
 
     def _try(self, proposal: Proposal) -> None:
-        stored = self._read_history()  # read anew, as another process may have finished a trial just now
+        stored = self._read_history()  # read again, as another process may have finished a trial just now
         again = next((t for t in stored.trials if t.plan == proposal.plan and self._may_go_on(t, stored)), None)
         trial = self._storage.claim_trial(self._id, proposal.plan, proposal.reason, self._owner, again=again)
         if trial is None:  # another process was quicker; the next history holds it
@@ -358,13 +358,13 @@ class _Loop:
         return StagedSampler(space, self._hints())
 
     def _hints(self) -> list[Proposal]:
-        """Return plans decided for under this target elsewhere or before a change: stale, so verified anew."""
+        """Return plans decided for under this target elsewhere or before a change: stale, so verified again."""
         hints: dict[Plan, Proposal] = {}
         for decision in self._storage.decisions(target=self._request.workload.target):
             if decision.plan in hints or decision.plan.is_eager or not self._is_open(decision.plan):
                 continue
             if why := self._stale_because(decision):
-                reason = f"decided for before, and stale ({why}): proven anew"
+                reason = f"decided for before, and stale ({why}): verified again"
                 self._listener.note(f"{decision.plan} was {reason}")
                 hints[decision.plan] = Proposal(decision.plan, reason)
         return list(hints.values())

@@ -38,7 +38,7 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
         backend: compiles the model, if it is not the plan's own backend.
     """
     trial = _CandidateTrial(job, backend)
-    with trial.arena.gradients():
+    with trial.harness.gradients():
         stage(WorkerStage.COMPILE)
         cold = trial.first_calls()
         trial.check_that_it_settles()
@@ -48,7 +48,7 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
             return Attempt(Costs(cold_s=cold, cache_bytes=_size(job.cache_dir)), verdict)
         stage(WorkerStage.MEASURE)
         measurement = trial.measurement()
-        own, eager = trial.arena.memory(trial.candidate)
+        own, eager = trial.harness.memory(trial.candidate)
     costs = Costs(cold, peak_memory=own, baseline_peak_memory=eager, cache_bytes=_size(job.cache_dir))
     return Attempt(costs, verdict, measurement)
 
@@ -59,33 +59,35 @@ def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
     With `job.cold` with cold processor caches as well.
     """
     trial = _CandidateTrial(job)
-    with trial.arena.gradients():
+    with trial.harness.gradients():
         stage(WorkerStage.WARM_COMPILE)
         warm_s = trial.first_calls()
         stage(WorkerStage.MEASURE)
         found = trial.measurement()
         if job.cold:
             stage(WorkerStage.MEASURE_COLD)
-            found = trial.arena.with_cold(found, trial.candidate, trial.arena.eager)
+            found = trial.harness.with_cold(found, trial.candidate, trial.harness.eager)
         return Restart(warm_s, found)
 
 
 def duel(job: Job, stage: Callable[[str], None]) -> Measurement:
     """Time the job's plan against its rival, in alternation, after their trials have verified both."""
     assert job.rival is not None, "a duel is with a rival"
-    arena = Harness(job)
-    with arena.gradients():
+    harness = Harness(job)
+    with harness.gradients():
         stage(WorkerStage.COMPILE)
-        sides = [calls_of(arena, plan) for plan in (job.plan, job.rival)]
+        sides = [calls_of(harness, plan) for plan in (job.plan, job.rival)]
         stage(WorkerStage.MEASURE)
-        return arena.measure(*sides, usual_s=job.usual_s)
+        return harness.measure(*sides, usual_s=job.usual_s)
 
 
-def calls_of(arena: Harness, plan: Plan) -> Calls:
-    """Return the arena's calls under a plan, compiled, as a trial makes them."""
-    example = arena.workload.examples[0]
-    calls = arena.runners(compile_plan(arena.subject(), plan, example, device=arena.device, mode=arena.mode).call)
-    arena.first_calls(calls)
+def calls_of(harness: Harness, plan: Plan) -> Calls:
+    """Return the harness's calls under a plan, compiled, as a trial makes them."""
+    example = harness.workload.examples[0]
+    calls = harness.runners(
+        compile_plan(harness.subject(), plan, example, device=harness.device, mode=harness.mode).call
+    )
+    harness.first_calls(calls)
     return calls
 
 
@@ -93,24 +95,24 @@ class _CandidateTrial:
     def __init__(self, job: Job, backend: Backend | None = None) -> None:
         self._job = job
         self._is_compiled_here = backend is None and job.plan.backend != "eager"
-        self.arena = Harness(job)
+        self.harness = Harness(job)
         self._trainee: StepRunner | None = None
         self._answers: list[FirstAnswer] = []
-        with self.arena.gradients():
-            if step := self.arena.workload.step:
+        with self.harness.gradients():
+            if step := self.harness.workload.step:
                 self._trainee = StepRunner(step, lambda copy: self._compile_plan(job.plan, of=copy).call)
                 call = self._trainee.call
             else:
                 self._realized = self._compile_plan(job.plan, backend)
                 call = self._realized.call
-        self.candidate = self.arena.runners(call)
+        self.candidate = self.harness.runners(call)
 
     def _compile_plan(
         self, plan: Plan, backend: Backend | None = None, *, of: Callable[..., Any] | None = None
     ) -> CompiledPlan:
-        arena, call = self.arena, of or self.arena.workload.call
-        example = arena.workload.examples[0]
-        return compile_plan(call, plan, example, device=arena.device, mode=arena.mode, backend=backend)
+        harness, call = self.harness, of or self.harness.workload.call
+        example = harness.workload.examples[0]
+        return compile_plan(call, plan, example, device=harness.device, mode=harness.mode, backend=backend)
 
     def first_calls(self) -> float:
         """Return the seconds of the first calls beyond steady ones.
@@ -120,9 +122,9 @@ class _CandidateTrial:
         """
         look = self._trainee.observe_gradients if self._trainee else None
         self._answers = [FirstAnswer(call, look) for call in self.candidate]
-        seconds = self.arena.first_calls(list(self._answers))
+        seconds = self.harness.first_calls(list(self._answers))
         if self._is_compiled_here and count_compiled_graphs() == 0:
-            workload = self.arena.workload
+            workload = self.harness.workload
             raise UnsupportedError(f"nothing was compiled: {why_uncompiled(workload.call, workload.examples[0])}")
         return seconds
 
@@ -132,7 +134,7 @@ class _CandidateTrial:
 
         A step that scales its loss may be skipped, and then has no result.
         """
-        step = self.arena.workload.step
+        step = self.harness.workload.step
         scales = step is None or step.scaler is not None or self._job.plan.precision == "autocast_fp16"
         return None if scales else very_first(self._answers)
 
@@ -144,9 +146,9 @@ class _CandidateTrial:
         """
         if not self._is_compiled_here or Trait.STATEFUL not in self._job.traits or self._trainee is not None:
             return
-        call, example = self._realized.call, self.arena.workload.examples[0].clone()
+        call, example = self._realized.call, self.harness.workload.examples[0].clone()
         compiled = [count_compiled_graphs()]
-        with kept_state(self.arena.workload.call, example.args, example.kwargs) as state:
+        with kept_state(self.harness.workload.call, example.args, example.kwargs) as state:
             try:
                 for _ in range(SETTLED_AFTER):
                     call(*example.args, **example.kwargs)
@@ -160,16 +162,16 @@ class _CandidateTrial:
             return
         if grown and self._job.plan.shapes == "static":
             raise UnsupportedError(
-                f"every call compiles anew, as each gives another shape to {_list_few(grown)}: a plan with "
+                f"every call compiles again, as each gives another shape to {_list_few(grown)}: a plan with "
                 "shapes='dynamic' compiles once for all"
             )
         named = _list_few(changed) or "its inputs"
-        raise UnsupportedError(f"every call compiles anew, for each changes what the code depends on: {named}")
+        raise UnsupportedError(f"every call compiles again, for each changes what the code depends on: {named}")
 
     def verdict(self, stage: Callable[[str], None]) -> Verdict:
         if self._trainee is not None:
             return self._step_verdict(self._trainee, stage)
-        plan, workload = self._job.plan, self.arena.workload
+        plan, workload = self._job.plan, self.harness.workload
         stochastic = Trait.STOCHASTIC in self._job.traits
         floor = workload.call if plan.precision == "native" else self._compile_plan(_floor_of(plan)).call
         subject = Subject(
@@ -179,7 +181,7 @@ class _CandidateTrial:
             plan.precision,
             self._reproducible() if stochastic else None,
             stochastic,
-            self.arena.mode == "training",
+            self.harness.mode == "training",
             Trait.STATEFUL in self._job.traits,
             [answer.seen for answer in self._answers],
         )
@@ -200,10 +202,10 @@ class _CandidateTrial:
         floor = None if plan.precision == "native" else maker(_floor_of(plan))
         stochastic = Trait.STOCHASTIC in self._job.traits
         first = None if stochastic else self._first_step
-        subject = StepSubject(self.arena.workload, trainee, maker(plan), floor, plan.precision, stochastic, first)
+        subject = StepSubject(self.harness.workload, trainee, maker(plan), floor, plan.precision, stochastic, first)
 
         def verify_eager() -> Verdict:
-            eager = StepRunner(self.arena.workload.step)  # type: ignore[arg-type]
+            eager = StepRunner(self.harness.workload.step)  # type: ignore[arg-type]
             as_written = replace(subject, candidate=eager, make=lambda copy: copy, floor=None, precision="native")
             as_written = replace(as_written, first=None)
             return verify_step(as_written, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
@@ -228,11 +230,11 @@ class _CandidateTrial:
         return self._compile_plan(plain.with_choice("options", ("fallback_random", True))).call
 
     def measurement(self) -> Measurement:
-        job, eager = self._job, self.arena.eager
+        job, eager = self._job, self.harness.eager
         # If threads wait for cores, eager's time varies widely: no time is its usual one.
         usual = None if Trait.CONTENDED_CORES in job.traits else job.baseline_s
-        found = self.arena.measure(self.candidate, eager, prune_below=job.prune_below, usual_s=(None, usual))
-        return replace(found, busy_s=profile_of(self.candidate[0], self.arena.device).busy_s)
+        found = self.harness.measure(self.candidate, eager, prune_below=job.prune_below, usual_s=(None, usual))
+        return replace(found, busy_s=profile_of(self.candidate[0], self.harness.device).busy_s)
 
 
 def _floor_of(plan: Plan) -> Plan:

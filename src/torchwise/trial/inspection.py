@@ -302,12 +302,12 @@ def _notes(workload: Workload, mode: str, once: PlainCall, *, stochastic: bool, 
             "row, and timed from one state, which is put back before each call on both sides"
         )
     if not once.answers:
-        notes.append("the model returns no number (no tensor, or NaN alone): there is nothing that proves a plan right")
+        notes.append("the model returns no number (no tensor, or NaN alone): so no plan can be verified")
     trains = getattr(workload.module, "training", False)  # which no frozen module of TorchScript has
     if trains and mode == "inference":
         notes.append("the model is in training mode: dropout and batch-norm act as in training; eval() changes that")
     if stochastic:
-        notes.append("the model draws random numbers: candidates are proven in distribution as well")
+        notes.append("the model draws random numbers: candidates are verified in distribution as well")
     if unsteady:
         notes.append("eager's own answers differ under one seed: the model is not reproducible run to run")
     if workload.step and not trains:

@@ -87,7 +87,7 @@ def hold_duel(
         rival: the other plan, which was verified as well.
         limits: of the worker.
         on_stage: hears the stages as they are entered.
-        caches: folders left by the trials of both. Code that is in none is compiled anew.
+        caches: folders left by the trials of both. Code that is in none is compiled again.
     """
     spent = Stopwatch(on_stage)
     with own_caches(caches) as folder:
@@ -109,11 +109,11 @@ def _record_verdict(trial: Trial, attempt: Attempt) -> Trial:
     verdict, measurement = attempt.verdict, attempt.measurement
     found = replace(trial, verdict=verdict, measurement=measurement, costs=attempt.costs)
     if verdict.outcome is not Outcome.PASS or measurement is None:
-        return replace(found, state=TrialState.COMPLETE, reason=f"not proven: {verdict.reason}")
+        return replace(found, state=TrialState.COMPLETE, reason=f"not verified: {verdict.reason}")
     if measurement.pruned:
         reason = f"stopped early at {found.speedup}×: it could no longer lead"
         return replace(found, state=TrialState.PRUNED, reason=reason)
-    return replace(found, state=TrialState.COMPLETE, reason=f"proven, {found.speedup}× eager's speed")
+    return replace(found, state=TrialState.COMPLETE, reason=f"verified, {found.speedup}× eager's speed")
 
 
 def _should_measure_warm(trial: Trial) -> bool:
@@ -144,7 +144,7 @@ def measure_again(
         job: of the plan's trial.
         limits: of the worker.
         on_stage: hears the stages as they are entered.
-        caches: folders left by the plan's trial. Code that is in none is compiled anew.
+        caches: folders left by the plan's trial. Code that is in none is compiled again.
     """
     with own_caches(caches) as folder:
         restart = _restart(launcher, replace(job, cache_dir=folder), limits, on_stage)
@@ -163,7 +163,7 @@ def _restart(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) ->
 def own_caches(filled_from: Iterable[str] = ()) -> Iterator[str]:
     """Give a candidate a cache of its own, so that no other candidate's compilation hides its cold cost.
 
-    It is empty, or filled from these folders. Files that cannot be copied are compiled anew.
+    It is empty, or filled from these folders. Files that cannot be copied are compiled again.
     """
     folder = tempfile.mkdtemp(prefix="torchwise-cache-")
     try:

@@ -80,12 +80,12 @@ class _Option:
         closes = self.choice.target_cost == "launch" and self.choice.field != "options"  # a graph closes measured gaps
         hope = 1.0 if closes else HOPE
         saved = hope * self.gain_s * history.workload.calls
-        dearer = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
-        if saved < dearer + self.trial_s:
+        extra_s = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
+        if saved < extra_s + self.trial_s:
             return (
                 f"it would save about {_format_estimate(saved)} over {history.workload.calls:,} calls, "
                 "which is less than "
-                f"{_format_estimate(dearer)} of extra compile time plus {_format_estimate(self.trial_s)} for the trial"
+                f"{_format_estimate(extra_s)} of extra compile time plus {_format_estimate(self.trial_s)} for the trial"
             )
         return None
 
@@ -167,11 +167,13 @@ class StagedSampler:
         """List the untried neighbours of the leader that cannot pay, and those that need other effort or numerics."""
         found = {str(o.plan): o.problem(history) for o in self._options(history)}
         if Trait.GROWS in history.traits:
-            found["inductor for static shapes"] = "each call gives what it keeps another shape, and would compile anew"
+            found["inductor for static shapes"] = "each call changes the shape of its state, and would compile again"
         if Trait.RESTRIDED in history.traits:
-            found["inductor without eager_strides"] = "outputs would lie otherwise in memory than eager's, as was seen"
+            found["inductor without eager_strides"] = (
+                "a trial showed that outputs have another memory layout than eager's"
+            )
         parts = (trial.failure.no_effect for trial in history.trials if trial.failure)
-        found.update({part[1]: "it changes nothing here, as was seen" for part in parts if part})
+        found.update({part[1]: "a trial showed that it changes nothing" for part in parts if part})
         if self._is_at_its_end(history):
             limit = f"effort {self._space.effort} ends after {MAX_TRIALS[self._space.effort]} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
