@@ -47,7 +47,7 @@ class CodeFix:
     @property
     def words(self) -> str:
         """All of it but the setting."""
-        condition = f" As a tensor, what is asked is `{self.condition}`." if self.condition else ""
+        condition = f" As a tensor, the condition is `{self.condition}`." if self.condition else ""
         return f"{self.text}{condition}" + (f" Here: `{self.line}`." if self.line else "")
 
 
