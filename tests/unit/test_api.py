@@ -99,7 +99,7 @@ def test_training_mode_compares_gradients(store: str) -> None:
         ((torch.tanh,), {}, "no example inputs"),
         ((torch.tanh, "x"), {}, "must be a tuple"),
         ((3, (torch.ones(1),)), {}, "must be callable"),
-        (("zoo:tutorial.fusion_demo", (torch.ones(1),)), {}, "brings its own"),
+        (("zoo:tutorial.fusion_demo", (torch.ones(1),)), {}, "has its own"),
         ((torch.tanh, (torch.ones(1),)), {"calls": 0}, "calls is 0"),
         ((torch.tanh, (torch.ones(1),)), {"allow": "anything"}, "allow is 'anything'"),
         ((torch.tanh, (torch.ones(1),)), {"budget": "10"}, "budget is .10. s, but must be above 0"),

@@ -354,7 +354,7 @@ def test_what_fails_in_the_worker_is_said_and_the_old_file_stays(file: Path, dec
 
 
 def test_a_decision_for_another_model_or_machine_is_not_saved(tmp_path: Path, decision: Decision) -> None:
-    with pytest.raises(StalePlanError, match="structure of weights is another"):
+    with pytest.raises(StalePlanError, match="structure of weights changed"):
         artifact.save(tmp_path / "x.tw", torch.nn.Linear(4, 5).eval(), decision, X, launcher=Recorded())
     elsewhere = replace(decision, environment=replace(environment.detect("cpu"), python="2.7"))
     with pytest.raises(StalePlanError, match=r"python: 2\.7 there"):
@@ -366,7 +366,7 @@ def test_a_decision_for_another_model_or_machine_is_not_saved(tmp_path: Path, de
     [
         (NET, {}, "no example inputs are given"),
         (NET, {"args": X, "examples": []}, "only one of them can be meant"),
-        ("zoo:tutorial.fusion_demo", {"args": X}, "brings its own example inputs"),
+        ("zoo:tutorial.fusion_demo", {"args": X}, "has its own inputs"),
         ("nothing", {}, "target is 'nothing'"),
     ],
 )

@@ -85,12 +85,12 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "layout": (sparse(torch.sparse_csr), sparse(torch.sparse_coo), "and was float32[4, 4] torch.sparse_csr"),
     "weight": (Net().eval(), Net(16).eval(), "weight fc.weight is float32[16, 4], and was float32[8, 4]"),
     "dtype": (Net().eval(), Net().eval().double(), "weight fc.weight is float64[8, 4], and was float32[8, 4]"),
-    "no bias": (Net().eval(), Net(bias=False).eval(), "weight fc.bias is gone (float32[8])"),
-    "mode": (Net().eval(), Net().train(), "the model is in training mode, and was in eval mode"),
+    "no bias": (Net().eval(), Net(bias=False).eval(), "weight fc.bias was removed (float32[8])"),
+    "mode": (Net().eval(), Net().train(), "the model is in training mode, but was in eval mode"),
     "mode of a part": (
         Net().eval(),
         apply_change(lambda net: net.drop.train()),
-        "part drop is in training mode, and was in eval mode",
+        "part drop is in training mode, but was in eval mode",
     ),
     "attribute": (Net().eval(), Net(scale=2.0).eval(), "attribute scale is 2.0, and was 1.0"),
     "new attribute": (Net().eval(), apply_change(lambda net: setattr(net, "more", 3)), "attribute more is new (3)"),
@@ -104,10 +104,10 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         apply_change(lambda net: setattr(net, "drop", nn.Identity())),
         "part drop is Identity(), and was Dropout(p=0.1, inplace=False)",
     ),
-    "code": (Net().eval(), with_other_code(), "the code of Net is another"),
+    "code": (Net().eval(), with_other_code(), "the code of Net changed"),
     "closure": (function(2), function(3), "factor in function.<locals>.multiply is 3, and was 2"),
     "bound": (functools.partial(torch.add, alpha=2), functools.partial(torch.add, alpha=3), "what is bound as alpha"),
-    "function": (function(2), lambda x: x * 2, "the code of function.<locals>.multiply is gone"),
+    "function": (function(2), lambda x: x * 2, "the code of function.<locals>.multiply was removed"),
     "loss": (step(), step(nn.functional.l1_loss), "the code of l1_loss is new"),
     "optimizer": (step(), step(optimizer=torch.optim.Adam), "what trains is Adam, and was SGD"),
     "clipping": (step(), step(clip_norm=1.0), "clip_norm is 1.0, and was None"),
@@ -120,7 +120,7 @@ def test_what_differs_is_named(name: str) -> None:
     before, now, said = CASES[name]
     assert structure(before) != structure(now)
     told = another_model(pack_details(details_of(before)), pack_details(details_of(now)))
-    assert told.startswith("the model's code, mode or structure of weights is another: ")
+    assert told.startswith("the model's code, mode or structure of weights changed: ")
     assert said in told
 
 
@@ -131,7 +131,7 @@ def test_many_differences_are_counted_and_what_follows_from_one_is_not_told() ->
     assert told.endswith("; 6 more")
     assert "weight" not in told.partition(": ")[2]
     told = another_model(pack_details(details_of(now)), pack_details(details_of(now.train())))
-    assert told.endswith(": the model is in training mode, and was in eval mode")
+    assert told.endswith(": the model is in training mode, but was in eval mode")
 
 
 def test_equal_models_have_equal_details() -> None:
@@ -151,9 +151,7 @@ def test_a_stale_decision_names_it_where_it_is_applied() -> None:
 @pytest.mark.parametrize("word", ["", "odd", "eJw=", pack_details({})], ids=["of old", "no base64", "cut", "empty"])
 def test_where_the_details_are_not_known_the_rest_is_said(word: str) -> None:
     kept = make_decision(Net().eval(), EAGER, X, structure_details=word)
-    with pytest.raises(
-        StalePlanError, match=r"\(the model's code, mode or structure of weights is another\): tune again"
-    ):
+    with pytest.raises(StalePlanError, match=r"\(the model's code, mode or structure of weights changed\): tune again"):
         torchwise.apply(Net(16).eval(), kept, strict=True)
 
 

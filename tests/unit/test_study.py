@@ -362,7 +362,7 @@ def test_a_changed_model_makes_the_decision_stale_and_its_plan_is_proven_first(s
     listener = Notes()
     run_study(request(), storage, table, listener)
     assert table.list_tried()[0] == INDUCTOR
-    assert any("structure of weights is another" in note for note in listener.notes)
+    assert any("structure of weights changed" in note for note in listener.notes)
 
 
 def test_another_machine_makes_the_decision_stale(

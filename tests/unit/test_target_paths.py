@@ -92,8 +92,8 @@ def test_a_factory_that_is_not_given_what_it_needs_says_what_is() -> None:
     with pytest.raises(WorkloadError) as error:
         load("user_model.py:needs")
     assert str(error.value) == (
-        "the factory of user_model.py:needs raised TypeError: needs() missing 1 required positional argument: 'n'; "
-        "a factory is given device, dtype and seed, those that it names, and nothing else"
+        "the factory of user_model.py:needs raised TypeError: needs() missing 1 required positional argument: 'n'. "
+        "A factory is called with those of the keywords device, dtype and seed that it names"
     )
     with pytest.raises(WorkloadError, match=r"\(user_model\.py:2\)$"):
         load("user_model.py:make")

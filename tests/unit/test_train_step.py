@@ -518,7 +518,7 @@ def error_message(**changes: Any) -> str:
         ({"clip_norm": "1"}, "clip_norm is '1', but must be above 0"),
         ({"clip_value": -1.0}, "clip_value is -1.0, but must be above 0, or None"),
         ({"clip_value": True}, "clip_value is True, but must be above 0"),
-        ({"scheduler": 5}, "scheduler is of type int, but must step without being told anything: leave it out, and"),
+        ({"scheduler": 5}, "scheduler is of type int, but its step() must need no arguments: leave it out, and"),
     ],
     ids=str,
 )
@@ -536,7 +536,9 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         "the optimizer trains 16 param"
     )
     empty = torch.optim.SGD([{"params": []}], 0.1)
-    assert error_message(optimizer=empty).startswith("the optimizer trains nothing: build it from the parameters")
+    assert error_message(optimizer=empty).startswith(
+        "the optimizer trains no parameters: create it with the parameters"
+    )
 
 
 def test_lbfgs_takes_no_scaler() -> None:
@@ -544,13 +546,13 @@ def test_lbfgs_takes_no_scaler() -> None:
     message = error_message(
         model=model, optimizer=torch.optim.LBFGS(model.parameters()), scaler=torch.amp.GradScaler("cpu")
     )
-    assert message.startswith("a scaler is given, but LBFGS takes several gradients a step")
+    assert message.startswith("scaler is given, but LBFGS computes several gradients a step")
 
 
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda out, _: out, r"the loss is of shape \(8, 3\), but must be a tensor of one number: give `loss`"),
+        (lambda out, _: out, r"the loss is of shape \(8, 3\), but must be a tensor of one number: pass `loss`"),
         (lambda _, __: 1.5, "the loss is of float, but must be a tensor of one number"),
         (None, "the loss is of shape"),
     ],
@@ -562,15 +564,17 @@ def test_a_loss_that_is_no_number_is_refused(loss: Any, message: str) -> None:
 
 
 def test_targets_that_nothing_takes_are_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"the batch has 1 item\(s\) behind the inputs, but loss is None"):
+    with pytest.raises(WorkloadError, match=r"the batch has 1 item\(s\) after the inputs, but loss is None"):
         a_step(loss=None)(*batch())
 
 
 def test_a_batch_that_cannot_be_cut_is_refused_and_takes_no_step() -> None:
     step = a_step(accumulate=4)
     before = copy.deepcopy(collect_step_state(step))
-    with pytest.raises(WorkloadError, match=r"shape \(6, 4\), which cannot be cut into 4 equal pieces along its first"):
+    with pytest.raises(
+        WorkloadError, match=r"shape \(6, 4\), which cannot be split into 4 equal microbatches along its first"
+    ):
         step(*batch(6))
-    with pytest.raises(WorkloadError, match=r"shape \(\), which cannot be cut"):
+    with pytest.raises(WorkloadError, match=r"shape \(\), which cannot be split"):
         step(batch()[0], torch.tensor(1))
     assert same(collect_step_state(step), before)

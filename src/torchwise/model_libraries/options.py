@@ -49,18 +49,18 @@ def parse(target: str, text: str, *, numbers: Mapping[str, int | None], flags: C
     Raises:
         TargetError: an option is unknown, given twice, out of range, or wrongly given with or without a value.
     """
-    given: dict[str, str | None] = {}
+    options: dict[str, str | None] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         _check_key(target, key, [*numbers, "dtype", *flags])
-        if key in given:
+        if key in options:
             raise TargetError(f"option {key} of {target} is given twice, but must be given once")
-        given[key] = value if equals else None
+        options[key] = value if equals else None
     return Options(
         target,
-        {name: _number(name, given[name]) if name in given else default for name, default in numbers.items()},
-        frozenset(_flag(name, given[name]) for name in flags if name in given),
-        _dtype(given["dtype"]) if "dtype" in given else None,
+        {name: _number(name, options[name]) if name in options else default for name, default in numbers.items()},
+        frozenset(_flag(name, options[name]) for name in flags if name in options),
+        _dtype(options["dtype"]) if "dtype" in options else None,
     )
 
 
@@ -85,7 +85,7 @@ def _number(name: str, text: str | None) -> int:
 
 def _flag(name: str, text: str | None) -> str:
     if text is not None:
-        raise TargetError(f"option {name} has the value {text!r}, but is a word alone: leave out ={text}")
+        raise TargetError(f"option {name} has the value {text!r}, but takes no value: leave out ={text}")
     return name
 
 

@@ -179,9 +179,9 @@ def _head_size(config: Any) -> int:
 def _check_words(entry: TextModel, options: Options) -> None:
     if "decode" in options.flags and not entry.generates:
         able = ", ".join(name for name, other in CATALOGUE.items() if other.generates)
-        raise TargetError(f"{options.target} has no decoding step, for it is an encoder; models that have one: {able}")
+        raise TargetError(f"{options.target} is an encoder and has no decoding step. Models with one: {able}")
     if {"decode", "train"} <= options.flags:
-        raise TargetError("decode and train are given together, but a decoding step is not trained: leave one out")
+        raise TargetError("decode and train are given together, but a decoding step cannot be trained: leave one out")
 
 
 def _check_length(config: Any, options: Options) -> None:

@@ -52,10 +52,10 @@ def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
                 cell.cell_contents = copy_with_closures(content, memo)
             except WorkloadError:
                 raise
-            except Exception as error:  # objects of any kind copy themselves in their own way
+            except Exception as error:  # copying an object may raise anything
                 raise WorkloadError(
                     f"{thing.__qualname__} closes over {name!r}, which cannot be copied ({type(error).__name__}: "
-                    f"{error}): reach it by a global name"
+                    f"{error}): use a global variable instead"
                 ) from error
     return copied
 
@@ -71,18 +71,18 @@ def closes_over_state(function: types.FunctionType, opaque: tuple[type, ...]) ->
     """
     if function.__code__.co_filename.startswith(_torchs_own()):
         return False
-    waiting: list[Any] = [function]
-    seen = set[int]()
-    while waiting:
-        found = waiting.pop()
+    pending: list[Any] = [function]
+    visited = set[int]()
+    while pending:
+        found = pending.pop()
         kind = type(found)
-        if id(found) in seen or issubclass(kind, (*_ATOMS, *opaque)):
+        if id(found) in visited or issubclass(kind, (*_ATOMS, *opaque)):
             continue
-        seen.add(id(found))
+        visited.add(id(found))
         if kind is types.FunctionType:
-            waiting += [found.__closure__, found.__defaults__, *(found.__kwdefaults__ or {}).values()]
+            pending += [found.__closure__, found.__defaults__, *(found.__kwdefaults__ or {}).values()]
         elif kind in (tuple, frozenset, types.CellType):
-            waiting += gc.get_referents(found)
+            pending += gc.get_referents(found)
         else:
             return True
     return False
@@ -97,17 +97,17 @@ def _torchs_own() -> str:
 
 def functions_of(thing: Any) -> Iterator[types.FunctionType]:
     """Yield a function, those that it holds on to, and those that it finds by global names."""
-    waiting, seen = [thing], set()
-    while waiting:
-        found = waiting.pop()
+    pending, visited = [thing], set()
+    while pending:
+        found = pending.pop()
         if isinstance(found, functools.partial):
-            waiting += [found.func, *found.args, *found.keywords.values()]
-        elif isinstance(found, types.FunctionType) and id(found) not in seen:
-            seen.add(id(found))
+            pending += [found.func, *found.args, *found.keywords.values()]
+        elif isinstance(found, types.FunctionType) and id(found) not in visited:
+            visited.add(id(found))
             yield found
-            waiting += [content for cell in found.__closure__ or () for content in _content(cell)]
-            waiting += [*(found.__defaults__ or ()), *(found.__kwdefaults__ or {}).values()]
-            waiting += globals_of(found).values()
+            pending += [content for cell in found.__closure__ or () for content in _content(cell)]
+            pending += [*(found.__defaults__ or ()), *(found.__kwdefaults__ or {}).values()]
+            pending += globals_of(found).values()
 
 
 def globals_of(function: types.FunctionType) -> dict[str, Any]:

@@ -30,9 +30,9 @@ _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io
 _THREADS = (threading.Barrier, threading.Condition, threading.Event, threading.Semaphore, threading.Thread, Executor)
 _REFERENCES = (weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
 _SHARED = (types.ModuleType, contextvars.ContextVar, logging.Logger, logging.Handler, *_REFERENCES, *_FILES, *_THREADS)
-"""Types whose objects stand in a copy, too: they cannot be copied, and are no state of a model."""
+"""Types whose objects a copy shares: they cannot be copied, and are no state of a model."""
 _CLOSED = (type, types.CodeType, types.FrameType, types.TracebackType, types.GeneratorType, types.CoroutineType)
-"""Types that are not looked into, as a deep copy does not look into them either."""
+"""Types whose contents are not searched, as a deep copy does not copy them either."""
 
 
 def deep_copy(
@@ -45,14 +45,14 @@ def deep_copy(
     """Copy any object as `copy.deepcopy` does, and objects that `copy.deepcopy` refuses.
 
     Tensors of every layout are copied with their strides. The result of a graph becomes a value without one. Tensors
-    that share memory share it in the copy. Random generators are copied with their state. Locks are made anew. Objects
-    that cannot be copied and hold no state, such as an open file or a thread, are shared.
+    that share memory share it in the copy. Random generators are copied with their state. Locks are created again.
+    Objects that cannot be copied and hold no state, such as an open file or a thread, are shared.
 
     Args:
         thing: the object to copy.
         memo: that of `copy.deepcopy`, the copy of each object by its id. An object that is its own copy there is
             shared.
-        convert: makes another tensor of each copy, element by element, such as one in float64.
+        convert: converts each copied tensor, element by element, such as to float64.
         keep: types whose objects are shared.
 
     Raises:
@@ -64,13 +64,13 @@ def deep_copy(
         copied = copy.deepcopy(thing, own)
     except TorchwiseError:
         raise
-    except Exception as error:  # objects of any kind copy themselves in their own way
+    except Exception as error:  # copying an object may raise anything
         path, held = _find_uncopyable(thing, own.begin_anew, {id(thing)})
         kind = f"an object of type {type(held).__qualname__}"
         found = f"{type(thing).__name__} holds {kind} as {path.removeprefix('.')}, which" if path else kind
         raise WorkloadError(
-            f"{found} cannot be copied ({type(error).__name__}: {error}): give its class a __deepcopy__, or keep it "
-            "where no attribute leads to it, such as under a global name"
+            f"{found} cannot be copied ({type(error).__name__}: {error}): define __deepcopy__ in its class, or store "
+            "it outside of the model's attributes, such as in a global variable"
         ) from error
     if memo is not None and memo is not own:
         memo.update(own)
@@ -89,41 +89,41 @@ class Memo(dict[int, Any]):
         super().__init__(known)
         self.begin_anew = lambda: Memo(known, convert, keep)
         self._keep = (*_SHARED, *_torch_shared_types(), *keep)
-        self._seen: dict[int, Any] = {}  # which also holds them, or another object could get the id of one
-        self._ways: dict[int, Callable[[Any], Any]] = {}
+        self._objects: dict[int, Any] = {}  # which also holds them, or another object could get the id of one
+        self._copiers: dict[int, Callable[[Any], Any]] = {}
         self._tensors = TensorCopies(convert)
 
     def find_special_objects(self, thing: Any) -> None:
-        """Find the objects that are copied in a way of our own."""
-        waiting = [thing]
-        while waiting:
-            found = waiting.pop()
-            if id(found) in self._seen or super().__contains__(id(found)):
+        """Find the objects that are copied specially."""
+        pending = [thing]
+        while pending:
+            found = pending.pop()
+            if id(found) in self._objects or super().__contains__(id(found)):
                 continue
-            self._seen[id(found)] = found
-            way = self._find_copier(found)
-            if way is not None:
-                self._ways[id(found)] = way
-            if way is not _itself:
-                waiting += _find_referents(found)
+            self._objects[id(found)] = found
+            copier = self._find_copier(found)
+            if copier is not None:
+                self._copiers[id(found)] = copier
+            if copier is not _itself:
+                pending += _find_referents(found)
 
     def get(self, key: int, default: Any = None) -> Any:
         """Return the copy of the object with this id, making it if needed, which `dict.get` would not."""
         return self[key] if key in self else default  # noqa: SIM401
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or key in self._ways
+        return super().__contains__(key) or key in self._copiers
 
     def __missing__(self, key: int) -> Any:
-        if key not in self._ways:
+        if key not in self._copiers:
             raise KeyError(key)
-        made = self._ways[key](self._seen[key])
-        if made is self._seen[key]:
-            return made
-        self[key] = made
-        if self._ways[key] == self._tensors.copy:
-            self._copy_attributes(self._seen[key], made)
-        return made
+        copied = self._copiers[key](self._objects[key])
+        if copied is self._objects[key]:
+            return copied
+        self[key] = copied
+        if self._copiers[key] == self._tensors.copy:
+            self._copy_attributes(self._objects[key], copied)
+        return copied
 
     def _find_copier(self, found: Any) -> Callable[[Any], Any] | None:
         import torch
@@ -146,31 +146,31 @@ class Memo(dict[int, Any]):
     def _reference(self, reference: Any) -> Any:
         """Return a weak reference to the copy of the target, or the same reference if the target is not copied."""
         target = reference()
-        return weakref.ref(copy.deepcopy(target, self)) if id(target) in self._seen else reference
+        return weakref.ref(copy.deepcopy(target, self)) if id(target) in self._objects else reference
 
     def _function(self, function: Any) -> Any:
         """Copy a function with the objects it closes over. Share it if one of those cannot be copied."""
         before = len(self)
         try:
             return with_copied_closure(function, self)
-        except Exception:  # objects of any kind copy themselves in their own way
+        except Exception:  # copying an object may raise anything
             while len(self) > before:  # half-made copies
                 self.popitem()
             return function
 
     def _local(self, local: Any) -> Any:
-        made = threading.local()
-        vars(made).update(copy.deepcopy(vars(local), self))
-        return made
+        copied = threading.local()
+        vars(copied).update(copy.deepcopy(vars(local), self))
+        return copied
 
     def _proxy(self, proxy: Any) -> Any:
         return types.MappingProxyType(copy.deepcopy(dict(proxy), self))
 
-    def _copy_attributes(self, tensor: torch.Tensor, made: torch.Tensor) -> None:
+    def _copy_attributes(self, tensor: torch.Tensor, copied: torch.Tensor) -> None:
         if is_plain_tensor(tensor):  # others bring theirs along
-            vars(made).update(copy.deepcopy(vars(tensor), self))
+            vars(copied).update(copy.deepcopy(vars(tensor), self))
         if gradient := gradient_of(tensor):
-            made.grad = copy.deepcopy(gradient[0], self)
+            copied.grad = copy.deepcopy(gradient[0], self)
 
 
 def _find_referents(found: Any) -> list[Any]:
@@ -196,8 +196,8 @@ def _generator(generator: torch.Generator) -> torch.Generator:
 
     if any(generator is known for known in (torch.default_generator, *torch.cuda.default_generators)):
         return generator
-    made = torch.Generator(generator.device)
-    return made.set_state(generator.get_state())
+    copied = torch.Generator(generator.device)
+    return copied.set_state(generator.get_state())
 
 
 @functools.cache

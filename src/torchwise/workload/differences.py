@@ -38,9 +38,9 @@ def unpack_details(word: str) -> Details:
 
 
 def another_model(before: str, now: str) -> str:
-    """Say that the model has changed since something was made for it, and how, as far as details were kept."""
+    """Say that the model has changed since a decision, and how, if details of it were stored."""
     named = differences(unpack_details(before), unpack_details(now))
-    return "the model's code, mode or structure of weights is another" + (f": {named}" if named else "")
+    return "the model's code, mode or structure of weights changed" + (f": {named}" if named else "")
 
 
 class DetailKind(StrEnum):
@@ -120,11 +120,11 @@ def _follows(name: DetailName, names: Collection[DetailName], whole: list[str]) 
 def _difference(text: str, name: DetailName, all_before: Details, all_now: Details) -> str:
     before, now = all_before.get(text), all_now.get(text)
     if name.is_mode:
-        return f"{name.owner} is in {now or EVAL}, and was in {before or EVAL}"
+        return f"{name.owner} is in {now or EVAL}, but was in {before or EVAL}"
     if before is None:
         return f"{text} is new" if (now or "").startswith(CODE) else f"{text} is new ({now})"
     if now is None:
-        return f"{text} is gone" if before.startswith(CODE) else f"{text} is gone ({before})"
+        return f"{text} was removed" if before.startswith(CODE) else f"{text} was removed ({before})"
     if CODE in (before[:1], now[:1]):
-        return f"{text} is another"
+        return f"{text} changed"
     return f"{text} is {now}, and was {before}"

@@ -127,7 +127,7 @@ class Describer:
     """Describes a callable and the objects reachable from it as digests, each once, without following cycles."""
 
     def __init__(self, attributes: Attributes | None = None) -> None:
-        self._given = attributes or {}
+        self._given_attributes = attributes or {}
         self._open: list[int] = []
         self._done: dict[int, tuple[Any, str]] = {}  # the object is held, so that no other takes its address
 
@@ -229,7 +229,7 @@ class Describer:
         return [] if form is thing else [self.digest_of(form)]
 
     def _attributes(self, thing: Any) -> list[list[str]]:
-        given = self._given.get(id(thing), {})
+        given = self._given_attributes.get(id(thing), {})
         found = {name: self.value(value) for name, value in attributes_of(thing) if name not in given}
         found.update({name: text for name, text in given.items() if text is not None})
         return [[name, text] for name, text in sorted(found.items())]
@@ -346,8 +346,8 @@ def script_of(part: torch.nn.Module) -> list[list[str]]:
     if not isinstance(part, torch.jit.ScriptModule) or not hasattr(part, "forward"):
         return []
     code, constants = part.code_with_constants
-    held = [f"{name} {describe_state(t)}" for name, t in sorted(constants.const_mapping.items())]
-    return [["script", re.sub(r"___torch_mangle_\d+\.", "", code), *held]]
+    constant_states = [f"{name} {describe_state(t)}" for name, t in sorted(constants.const_mapping.items())]
+    return [["script", re.sub(r"___torch_mangle_\d+\.", "", code), *constant_states]]
 
 
 def describe_state(tensor: torch.Tensor) -> str:

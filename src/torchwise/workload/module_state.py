@@ -1,11 +1,11 @@
-"""Find, keep, compare and restore all state that a call may change beside its answer.
+"""Find, keep, compare and restore all state that a call may change besides its outputs.
 
 State can be in buffers and attributes of modules. Lists, dicts and objects that these hold, or that a call receives,
 may have it (such as the cache of a language model). So may closures, global variables that a function names, and
 classes. The search follows references from the callable and its inputs. A comparison before and after finds changes.
 
 Everything is restored in its own place: the values of a tensor in its memory, whose address other code may know, and
-the items of a list in that list. Tensors that share memory go on sharing it.
+the items of a list in that list. Tensors that share memory still share it.
 """
 
 from __future__ import annotations
@@ -71,11 +71,10 @@ class State:
         return any(place.has_changed() for place in self._places)
 
     def restore(self) -> None:
-        """Restore changed state and write to nothing else, so that counts of writes stay.
+        """Restore changed state and write to nothing else, so that version counters stay.
 
         Raises:
-            WorkloadError: something changed that cannot be restored, such as a generator that went on. All else is
-                restored.
+            WorkloadError: a change cannot be restored, such as an advanced generator. Everything else is restored.
         """
         import torch
 
@@ -100,7 +99,7 @@ class State:
                     place.put_back()
 
     def make_restorer(self) -> Callable[[], None]:
-        """Return a function that restores the places that have changed by now, and looks at no others.
+        """Return a function that restores only the places that have changed so far.
 
         It is for timed calls: each begins from the same state, and restoring it takes little time.
         """
@@ -136,24 +135,24 @@ class State:
 
         leaves: dict[str, Any] = {}
         without = {id(thing) for thing in self._without}
-        seen = {id(thing): thing for thing in self._without}  # held, so that no other thing takes the address of one
-        waiting = [*reversed([*self._things.items()])]
-        while waiting:
-            path, thing = waiting.pop()
+        visited = {id(thing): thing for thing in self._without}  # held, so that no other thing takes the address of one
+        pending = [*reversed([*self._things.items()])]
+        while pending:
+            path, thing = pending.pop()
             if type(thing) in pytree.PLAIN:
                 leaves[path] = thing
-            elif id(thing) in seen and isinstance(thing, torch.Tensor):
+            elif id(thing) in visited and isinstance(thing, torch.Tensor):
                 if id(thing) not in without:
                     leaves[path] = thing
-            elif id(thing) not in seen:
-                seen[id(thing)] = thing
+            elif id(thing) not in visited:
+                visited[id(thing)] = thing
                 found = contents_of(path, thing)
                 if places is not None:
                     places += found.places
                     self.window = max(self.window, getattr(thing, "maxlen", None) or 0 if type(thing) is deque else 0)
                 if found.leaf is not MISSING:
                     leaves[path] = found.leaf
-                waiting += reversed(found.children)
+                pending += reversed(found.children)
         return leaves
 
 
@@ -196,9 +195,9 @@ def from_one_state(
 def make_continuing_call(
     call: Callable[..., Any], original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[], Any]:
-    """Return a call that goes on from state to state as a program does, and starts over if it cannot go on.
+    """Return a call that advances from state to state as a program does, and starts over if it cannot continue.
 
-    It cannot go on if a cache is full, say. The arguments are as for `from_one_state`.
+    It cannot continue if a cache is full, for example. The arguments are as for `from_one_state`.
     """
     state = State.from_call(original, args, kwargs)
 
@@ -215,7 +214,7 @@ def make_continuing_call(
 
 
 def preserve_generators(device: str) -> AbstractContextManager[None]:
-    """Put PyTorch's random generators back afterwards: that of the CPU, and for "cuda" that of the current GPU."""
+    """Restore PyTorch's random generators afterwards: of the CPU, and for "cuda" of the current GPU."""
     import torch
 
     return torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else [])

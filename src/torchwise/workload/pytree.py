@@ -1,4 +1,4 @@
-"""Nested containers of tensors, walked the way PyTorch itself walks them.
+"""Traverse nested containers of tensors, in the same way as PyTorch.
 
 All use of `torch.utils._pytree` is here. Dataclasses that are not registered with it are walked field by field, and
 kinds of dict such as `transformers.BatchEncoding` item by item. So models of them need no preparation.
@@ -41,8 +41,8 @@ def map_tensors(
             return function(leaf)
         if arrays is not None and _is_array(leaf):
             return arrays(leaf)
-        held = leaf_contents(leaf)
-        return leaf if held is None else _with(leaf, map_tensors(function, held, arrays))
+        contents = leaf_contents(leaf)
+        return leaf if contents is None else _with(leaf, map_tensors(function, contents, arrays))
 
     return _pytree.tree_map(visit, tree)
 
@@ -64,14 +64,14 @@ def list_named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
         return [pair for name, part in _list_named_parts(tree) for pair in list_named_leaves(part, prefix + name)]
     for path, leaf in leaves:
         name = prefix + _pytree.keystr(path)
-        held = leaf_contents(leaf)
-        if held is None:
+        contents = leaf_contents(leaf)
+        if contents is None:
             found.append((name, leaf))
         elif dataclasses.is_dataclass(leaf):
-            for field, value in held.items():
+            for field, value in contents.items():
                 found += list_named_leaves(value, f"{name}.{field}")
         else:
-            found += list_named_leaves(held, name)
+            found += list_named_leaves(contents, name)
             for attribute, value in extra_attributes(leaf).items():
                 found += list_named_leaves(value, f"{name}.{attribute}")
     return found
@@ -98,16 +98,16 @@ def readable(path: str) -> str:
 
 
 def is_leaf(thing: Any) -> bool:
-    """Whether nothing is looked for inside."""
+    """Whether its contents are not traversed."""
     from torch.utils import _pytree
 
     return _pytree.tree_is_leaf(thing) and leaf_contents(thing) is None
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """List every tensor in `tree`, in order, once per place it stands in.
+    """List every tensor in `tree`, in order, once for each place.
 
-    Tuples, lists and dicts of tensors and plain values take a short cut, because this runs on every call of a program.
+    Tuples, lists and dicts of tensors and plain values have a fast path, because this runs on every call of a program.
     """
     import torch
 
@@ -141,7 +141,7 @@ def form(tree: Any) -> str:
     from torch.utils import _pytree
 
     leaves, spec = _pytree.tree_flatten(tree)
-    parts = [form(held) for leaf in leaves if (held := leaf_contents(leaf)) is not None]
+    parts = [form(contents) for leaf in leaves if (contents := leaf_contents(leaf)) is not None]
     return " ".join([_form_of(spec), *parts])
 
 
@@ -211,8 +211,8 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not layouts.is_strided(a):
         if layouts.layout_of(a) != layouts.layout_of(b):
             return False
-        ours, theirs = layouts.list_strided_parts(a), layouts.list_strided_parts(b)
-        return len(ours) == len(theirs) and all(equal(x, y) for (_, x), (_, y) in zip(ours, theirs, strict=True))
+        of_a, of_b = layouts.list_strided_parts(a), layouts.list_strided_parts(b)
+        return len(of_a) == len(of_b) and all(equal(x, y) for (_, x), (_, y) in zip(of_a, of_b, strict=True))
     if a.shape != b.shape:
         return False
     if a.is_complex():
@@ -247,11 +247,11 @@ def extra_attributes(leaf: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(leaf):  # its attributes are its contents
         return {}
     found = getattr(leaf, "__dict__", {})
-    held = "data" if isinstance(leaf, UserDict) else ""
-    return {n: value for n, value in found.items() if n != held and not n.startswith("_") and not _is_cached(leaf, n)}
+    items = "data" if isinstance(leaf, UserDict) else ""
+    return {n: value for n, value in found.items() if n != items and not n.startswith("_") and not _is_cached(leaf, n)}
 
 
-def _with(leaf: Any, held: dict[Any, Any]) -> Any:
+def _with(leaf: Any, contents: dict[Any, Any]) -> Any:
     """Copy a leaf that is walked here, with other values in it.
 
     A dataclass made anew would compute its `__post_init__` and defaults once more. A cached property holds a value
@@ -261,9 +261,9 @@ def _with(leaf: Any, held: dict[Any, Any]) -> Any:
     write: Callable[[Any, Any, Any], None] = operator.setitem
     if params is not None:
         write = object.__setattr__ if params.frozen else setattr
-    for name, value in held.items():
+    for name, value in contents.items():
         write(copied, name, value)
-    for name in {*getattr(copied, "__dict__", ())}.difference(held):
+    for name in {*getattr(copied, "__dict__", ())}.difference(contents):
         if _is_cached(leaf, name):
             del copied.__dict__[name]
     return copied

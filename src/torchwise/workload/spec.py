@@ -20,8 +20,8 @@ SEEDS = 2**63
 DEFAULT_CALLS = 100_000
 """Number of calls assumed by default: an afternoon of a service, or a few epochs of a small job.
 
-It is large enough that a compile of seconds pays for any gain worth having. It is small enough that minutes of
-autotuning must earn their keep. The break-even point is always shown, so a wrong guess is visible.
+It is large enough that seconds of compiling pay back for a useful gain. It is small enough that minutes of autotuning
+pay back only for a large one. The break-even point is always shown, so a wrong guess is visible.
 """
 
 

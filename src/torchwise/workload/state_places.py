@@ -54,7 +54,7 @@ class TensorPlace:
         return self._values is not None
 
     def has_changed(self) -> bool:
-        """Whether it was moved, laid out anew, or has other values."""
+        """Whether it was moved, or has other strides or values."""
         return self.has_moved() or not self.equals(self.tensor)
 
     def equals(self, other: torch.Tensor) -> bool:
@@ -72,8 +72,8 @@ class TensorPlace:
         self.put_back_memory()
         if self._values is None:
             raise WorkloadError(
-                f"the call writes to parameter {self._path}, but the values of parameters are kept, to be put back, "
-                f"only up to {MAX_KEPT} bytes together: register it as a buffer"
+                f"the call writes to parameter {self._path}, but parameters are restored only up to {MAX_KEPT} bytes "
+                "together: register it as a buffer"
             )
         import torch
 
@@ -92,7 +92,7 @@ class TensorPlace:
         return pytree.base_of(self._memory), pytree.base_of(self._values)
 
     def has_moved(self) -> bool:
-        """Whether it lies elsewhere, or otherwise, than it did."""
+        """Whether its memory or its strides changed."""
         now, then = self.tensor, self._memory
         if now.is_nested:
             return False

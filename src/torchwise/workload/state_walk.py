@@ -352,18 +352,18 @@ def _set_bits(generator: Any, kept: tuple[bytes]) -> None:
 
 def _refuse(path: str, kind: str, _: Any) -> None:
     raise WorkloadError(
-        f"the call goes on with {path}, an object of type {kind}, which can be neither copied nor put back, but "
-        "every candidate must start from the same state: keep a list and a number in its place"
+        f"the call advances {path}, an object of type {kind}, which can be neither copied nor restored, but every "
+        "candidate must start from the same state: use a list and an index instead"
     )
 
 
 def _is_code(name: str) -> bool:
-    """Whether a module makes code of code: PyTorch's private ones do, as do the compilers of kernels."""
+    """Whether a module belongs to a compiler: PyTorch's private modules, and the compilers of kernels."""
     return name.startswith("torch._") or name.partition(".")[0] in _KERNEL_COMPILERS
 
 
 @functools.cache
 def _is_library(name: str) -> bool:
-    """Whether a module is installed, and so keeps nothing of the program's own in its variables and classes."""
+    """Whether a module is installed, so that its variables and classes hold no state of the program."""
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     return name.partition(".")[0] in _LIBRARIES or "site-packages" in file or "dist-packages" in file

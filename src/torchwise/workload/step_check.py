@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def check(step: TrainStep) -> None:
-    """Refuse arguments that make no step.
+    """Check the arguments of a training step.
 
     Raises:
-        WorkloadError: with the value, the rule and the way out.
+        WorkloadError: an argument is invalid.
     """
     import torch
 
@@ -41,7 +41,7 @@ def check(step: TrainStep) -> None:
         )
     if step.scaler is not None and isinstance(step.optimizer, torch.optim.LBFGS):
         raise WorkloadError(
-            "a scaler is given, but LBFGS takes several gradients a step, which no scaler can: leave it out"
+            "scaler is given, but LBFGS computes several gradients a step, which no scaler supports: leave it out"
         )
     if step.autocast not in (None, torch.bfloat16, torch.float16):
         raise WorkloadError(f"autocast is {step.autocast!r}, but must be torch.bfloat16, torch.float16 or None")
@@ -54,43 +54,43 @@ def check(step: TrainStep) -> None:
     for scheduler in step.schedulers:
         if not hasattr(scheduler, "step") or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise WorkloadError(
-                f"scheduler is of type {type(scheduler).__name__}, but must step without being told anything: leave it "
+                f"scheduler is of type {type(scheduler).__name__}, but its step() must need no arguments: leave it "
                 "out, and step it in your own loop"
             )
         if not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict")):
             raise WorkloadError(
                 f"scheduler is of type {type(scheduler).__name__}, but must have state_dict and load_state_dict, to be "
-                "copied and put back: derive it from torch.optim.lr_scheduler.LRScheduler, or step it in your own loop"
+                "copied and restored: derive it from torch.optim.lr_scheduler.LRScheduler, or step it in your own loop"
             )
     _check_parameters(step)
 
 
 def check_inputs(batch: tuple[Any, ...]) -> None:
-    """Refuse a mapping for the model if its tensors cannot be found: it would stay whole when a batch is cut.
+    """Refuse a mapping for the model if its tensors cannot be found, as it could not be split with the batch.
 
     Raises:
-        WorkloadError: with its type and the way out.
+        WorkloadError: the inputs are such a mapping.
     """
     if batch and isinstance(batch[0], Mapping) and pytree.is_leaf(batch[0]):
         raise WorkloadError(
             f"the inputs are a mapping of type {type(batch[0]).__name__}, in which tensors can be neither found nor "
-            "cut: give dict(inputs)"
+            "split: pass dict(inputs)"
         )
 
 
 def check_loss(step: TrainStep) -> None:
-    """Refuse a loss that a copy of the step would share with it: one that reaches the model by a global name.
+    """Refuse a loss that reads the model by a global name, as a copy of the step would then read the original.
 
     Raises:
-        WorkloadError: with the name and the way out.
+        WorkloadError: the loss reads a part of the step by a global name.
     """
     parts = {id(part) for module in step.modules().values() for part in (*module.modules(), *module.parameters())}
     for function in closure.functions_of(step.loss):
         for name, value in closure.globals_of(function).items():
             if id(value) in parts:
                 raise WorkloadError(
-                    f"the loss reads the model by the global name {name!r}, by which a copy's loss would read the "
-                    f"original's weights: bind it, as functools.partial(loss, {name}={name})"
+                    f"the loss reads the model by the global name {name!r}, so the loss of a copy would read the "
+                    f"original's weights: bind it, as in functools.partial(loss, {name}={name})"
                 )
 
 
@@ -98,12 +98,12 @@ def _check_parameters(step: TrainStep) -> None:
     import torch
 
     if not step.trained():
-        raise WorkloadError("the optimizer trains nothing: build it from the parameters of the model")
+        raise WorkloadError("the optimizer trains no parameters: create it with the parameters of the model")
     known = {
         id(p) for module in (step.model, step.loss) if isinstance(module, torch.nn.Module) for p in module.parameters()
     }
-    if strangers := [p for p in step.trained() if id(p) not in known]:
+    if unknown := [p for p in step.trained() if id(p) not in known]:
         raise WorkloadError(
-            f"the optimizer trains {len(strangers)} parameters that are in neither the model nor the loss: build it "
-            "from the parameters of this very model, after it was moved and wrapped"
+            f"the optimizer trains {len(unknown)} parameters that are in neither the model nor the loss: create it "
+            "with the parameters of this model, after moving and wrapping the model"
         )

@@ -27,10 +27,10 @@ HUNG = {"step", "zero_grad", "add_param_group"}
 class StepState:
     """The parameters, buffers, optimizer state, schedules, scales, averages and all other state of a training step.
 
-    Values are restored in place, so that code that knows a tensor's address (a CUDA graph) still does. State that an
-    optimizer made since is forgotten. The form of an optimizer stays as it is at the time of restoring. A plan may have
-    changed it meanwhile, and with it the place of step counts and whether a rate is a tensor. Gradients are not part of
-    it: a step begins by clearing them.
+    Values are restored in place, so that addresses in recorded code (a CUDA graph) stay valid. State that an optimizer
+    created later is removed. The form of an optimizer stays that of the time of restoring. A plan may have changed it,
+    and with it the device of step counts and whether a rate is a tensor. Gradients are not part of it, as a step begins
+    by clearing them.
     """
 
     def __init__(self, step: TrainStep) -> None:
@@ -84,12 +84,12 @@ class StepState:
         """
         step, optimizer = self._step, self._step.optimizer
         known = _attributes_to_skip(optimizer)
-        held = {name: value for name, value in vars(optimizer).items() if name not in known}
+        attributes = {name: value for name, value in vars(optimizer).items() if name not in known}
         own = [s for s in step.schedulers if not type(s).__module__.startswith("torch.")]
         usual = [s for s in step.schedulers if type(s).__module__.startswith("torch.")]
-        things = {"": list(step.modules().values()), "loss": step.loss, "optimizer": held, "scheduler": own}
-        apart = [*(p.itself for p in parameters), optimizer, optimizer.state, optimizer.param_groups]
-        return State(things, without=[*apart, *usual, step.scaler, step])
+        things = {"": list(step.modules().values()), "loss": step.loss, "optimizer": attributes, "scheduler": own}
+        excluded = [*(p.itself for p in parameters), optimizer, optimizer.state, optimizer.param_groups]
+        return State(things, without=[*excluded, *usual, step.scaler, step])
 
     def move_to(self, device: str) -> None:
         """Move the optimizer's state to `device`. Step counts stay on the device that their optimizer needs."""

@@ -106,9 +106,9 @@ class _Details:
             whose = f"part {under}{name}" if name else path or "the model"
             if getattr(part, "training", False):
                 self._note(whose + MODE, TRAINING)
-            made = f"{type(part).__name__}({part.extra_repr()})"
+            form = f"{type(part).__name__}({part.extra_repr()})"
             self._note(
-                whose, made if len(made) <= MAX_LENGTH else f"{made[: MAX_LENGTH - 9]}…{zlib.crc32(made.encode()):08x}"
+                whose, form if len(form) <= MAX_LENGTH else f"{form[: MAX_LENGTH - 9]}…{zlib.crc32(form.encode()):08x}"
             )
             if script := script_of(part):
                 self._note(f"the script of {whose}", f"{CODE}{zlib.crc32(repr(script).encode()):08x}")

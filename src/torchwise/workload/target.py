@@ -198,7 +198,7 @@ def _where(error: BaseException) -> str:
 def _explain_arguments(error: Exception) -> str:
     """Name the arguments of a factory if the call itself was refused, so that nothing of the factory ran."""
     is_refused = isinstance(error, TypeError) and error.__traceback__ is not None and not error.__traceback__.tb_next
-    return "; a factory is given device, dtype and seed, those that it names, and nothing else" if is_refused else ""
+    return ". A factory is called with those of the keywords device, dtype and seed that it names" if is_refused else ""
 
 
 def _suggest_names(name: str, known: list[str]) -> str:

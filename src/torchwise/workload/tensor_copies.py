@@ -35,11 +35,11 @@ class TensorCopies:
 
         with torch.no_grad():
             place = self._place_of(tensor)
-            made = self._view_memory_copy(tensor, place) if place else self._copy_alone(tensor)
-            if isinstance(tensor, torch.nn.Parameter) and not isinstance(made, torch.nn.Parameter):
-                made = torch.nn.Parameter(made, requires_grad=False)
-            needs = tensor.requires_grad and tensor.is_leaf and (made.is_floating_point() or made.is_complex())
-            return made.requires_grad_(needs) if made.requires_grad is not needs else made
+            copied = self._view_memory_copy(tensor, place) if place else self._copy_alone(tensor)
+            if isinstance(tensor, torch.nn.Parameter) and not isinstance(copied, torch.nn.Parameter):
+                copied = torch.nn.Parameter(copied, requires_grad=False)
+            needs = tensor.requires_grad and tensor.is_leaf and (copied.is_floating_point() or copied.is_complex())
+            return copied.requires_grad_(needs) if copied.requires_grad is not needs else copied
 
     def _place_of(self, tensor: torch.Tensor) -> tuple[int, Any] | None:
         """Name the memory of a tensor, or return None if it has none of the usual kind, or holds its own negative.
@@ -59,25 +59,25 @@ class TensorCopies:
         import torch
 
         if is_plain_tensor(tensor) or tensor.is_nested or not tensor.is_leaf:
-            made = pytree.copy_of(tensor)
+            copied = pytree.copy_of(tensor)
         else:  # a class of its own, which knows how
-            made = tensor.__deepcopy__({})
-        if self._convert is None or torch.nn.parameter.is_lazy(made):
-            return made
-        if torch.nn.Parameter not in type(made).__mro__:
-            return self._convert(made)
-        made.data = self._convert(made.data)  # so that it stays of its class
-        return made
+            copied = tensor.__deepcopy__({})
+        if self._convert is None or torch.nn.parameter.is_lazy(copied):
+            return copied
+        if torch.nn.Parameter not in type(copied).__mro__:
+            return self._convert(copied)
+        copied.data = self._convert(copied.data)  # so that it stays of its class
+        return copied
 
     def _view_memory_copy(self, tensor: torch.Tensor, place: tuple[int, Any]) -> torch.Tensor:
         start, _ = self._ends[place]
         if place not in self._memory:
             self._memory[place] = self._copy_range(tensor, *self._ends[place])
         memory = self._memory[place]
-        made = (memory if self._convert else tensor.detach()).new_empty(0)
+        copied = (memory if self._convert else tensor.detach()).new_empty(0)
         offset = tensor.storage_offset() - start // tensor.element_size()
-        made = made.set_(memory.untyped_storage(), offset, tensor.shape, tensor.stride())
-        return made.conj() if tensor.is_conj() else made
+        copied = copied.set_(memory.untyped_storage(), offset, tensor.shape, tensor.stride())
+        return copied.conj() if tensor.is_conj() else copied
 
     def _copy_range(self, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Copy a range of a tensor's memory: as bytes, or in its dtype if it is converted."""

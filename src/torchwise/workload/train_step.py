@@ -1,7 +1,7 @@
 """A whole training step: forward, loss, backward, clipping, the optimizer's update, the scheduler, averaged weights.
 
-It follows PyTorch's notes "Automatic Mixed Precision examples" for scaling, accumulation and clipping. A plan can run
-its parts in other ways: it changes `Parts` and nothing else.
+It follows PyTorch's notes "Automatic Mixed Precision examples" for scaling, accumulation and clipping. A plan changes
+only its `Parts`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How to run the parts of a step.
+    """The functions and settings that run a step. A plan replaces some of them.
 
     Attributes:
         loss: takes the batch, `(inputs, *targets)`, and returns the loss.
         update: the optimizer's update.
-        pieces: number of pieces of a batch. They run one after another, and their gradients add up.
+        pieces: number of microbatches of a batch. They run one after another, and their gradients are added.
         autocast: the dtype of forward and loss in operations where it is safe, or None.
         scaler: scales the loss, so that small gradients survive in float16.
     """
@@ -52,7 +52,7 @@ class Parts:
 
 
 class TrainStep:
-    """One call runs one training step, and returns its loss, detached.
+    """A training step: one call runs one step, and returns its detached loss.
 
     ::
 
@@ -62,29 +62,29 @@ class TrainStep:
             loss = step(x, y)
 
     The first item of a batch goes to the model. It is a tensor, a tuple or list of positional arguments, or a dict of
-    keyword arguments, a `transformers.BatchEncoding` included. The others go to the loss, behind the model's outputs.
-    By itself a step runs as written. `tune`, `apply` and `optimize` take it as they take a model.
+    keyword arguments, also a `transformers.BatchEncoding`. The other items go to the loss, after the model's outputs.
+    By itself a step runs in eager. `tune`, `apply` and `optimize` accept it like a model.
 
     A step clears gradients, runs forward and loss under autocast, then backward, and unscales and clips gradients. Then
     the optimizer and the scaler step, then the scheduler and the averaged weights. If gradients are not finite, the
-    scaler skips the update, which changes no parameter. The scheduler steps all the same.
+    scaler skips the update, which changes no parameter. The scheduler still steps.
 
     Args:
-        model: the model to train, in a distributed wrapper or not.
-        loss: takes `(outputs, *targets)` and returns a scalar, the mean over the batch if that is cut into pieces. None
-            if the model returns the loss itself, or an object that has it as `loss`.
-        optimizer: any of `torch.optim`, or of the same interface.
-        scheduler: one or several, stepped once after each step.
-        scaler: for float16.
+        model: the model to train, with or without a distributed wrapper.
+        loss: takes `(outputs, *targets)` and returns a scalar, the mean over the batch if the batch is split. None if
+            the model returns the loss itself, or an object with the attribute `loss`.
+        optimizer: an optimizer of `torch.optim`, or with the same interface.
+        scheduler: one or several schedulers, stepped once after each step.
+        scaler: the gradient scaler, for float16.
         autocast: torch.bfloat16 or torch.float16, or None for the model's own precision.
-        accumulate: number of equal pieces that a batch is cut into along the first dimension of its tensors.
+        accumulate: number of equal pieces into which a batch is split along the first dimension of its tensors.
         clip_norm: the largest norm that all gradients together may have.
         clip_value: the largest value that an element of a gradient may have.
         ema: averaged weights (`torch.optim.swa_utils.AveragedModel`) to update after each step.
 
     Raises:
         WorkloadError: an argument is of the wrong kind, or the optimizer trains parameters that are in neither model
-            nor loss. On a call: there is no loss, or the batch cannot be cut into equal pieces.
+            nor loss. On a call: there is no loss, or the batch cannot be split into equal pieces.
     """
 
     _left_hooks = False
@@ -165,23 +165,23 @@ class TrainStep:
 
         if self.loss is None and targets:
             raise WorkloadError(
-                f"the batch has {len(targets)} item(s) behind the inputs, but loss is None, and nothing takes them: "
-                "give `loss`, or the inputs alone (a dict of keyword arguments where the model takes targets)"
+                f"the batch has {len(targets)} item(s) after the inputs, but loss is None, so nothing takes them: "
+                "pass `loss`, or only the inputs (a dict of keyword arguments if the model takes targets)"
             )
-        found: Any
+        value: Any
         if self.loss is not None:
-            found = self.loss(outputs, *targets)
+            value = self.loss(outputs, *targets)
         elif isinstance(outputs, Mapping):
-            found = outputs.get("loss")
+            value = outputs.get("loss")
         else:
-            found = outputs if isinstance(outputs, torch.Tensor) else getattr(outputs, "loss", None)
-        if not isinstance(found, torch.Tensor) or found.numel() != 1:
-            kind = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            value = outputs if isinstance(outputs, torch.Tensor) else getattr(outputs, "loss", None)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            kind = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise WorkloadError(
-                f"the loss is of {kind}, but must be a tensor of one number: give `loss`, a function of the model's "
+                f"the loss is of {kind}, but must be a tensor of one number: pass `loss`, a function of the model's "
                 "outputs and the rest of the batch that returns one"
             )
-        loss: torch.Tensor = found
+        loss: torch.Tensor = value
         return loss
 
     def compute(self, parts: Parts, *batch: Any) -> torch.Tensor:
@@ -189,7 +189,7 @@ class TrainStep:
         import torch
 
         check_inputs(batch)
-        if isinstance(self.optimizer, torch.optim.LBFGS):  # it asks for the loss as often as it likes
+        if isinstance(self.optimizer, torch.optim.LBFGS):  # it may compute the loss several times
             loss: torch.Tensor = self.optimizer.step(lambda: self._gradients(parts, batch))
             return loss
         loss = self._gradients(parts, batch)
@@ -350,8 +350,8 @@ def pieces_of(batch: tuple[Any, ...], count: int) -> Iterator[tuple[Any, ...]]:
     for tensor in pytree.tensors(batch):
         if tensor.dim() == 0 or tensor.shape[0] % count:
             raise WorkloadError(
-                f"a tensor of the batch has shape {tuple(tensor.shape)}, which cannot be cut into {count} equal pieces "
-                f"along its first dimension: give batches of a multiple of {count}, or accumulate=1"
+                f"a tensor of the batch has shape {tuple(tensor.shape)}, which cannot be split into {count} equal "
+                f"microbatches along its first dimension: use a batch size divisible by {count}, or accumulate=1"
             )
     for number in range(count):
         yield pytree.map_tensors(functools.partial(_piece, count, number), batch)
@@ -381,7 +381,7 @@ def find_sharded_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 @contextlib.contextmanager
 def _synchronised(model: Any, last: bool) -> Iterator[None]:
-    """Exchange gradients between ranks after the last piece alone, as those of the others are added up first."""
+    """Exchange gradients between ranks only after the last microbatch, as the others are accumulated first."""
     is_sharded = hasattr(model, "set_requires_gradient_sync")  # FSDP2
     if is_sharded:
         model.set_requires_gradient_sync(last)
@@ -390,7 +390,7 @@ def _synchronised(model: Any, last: bool) -> Iterator[None]:
         yield
 
 
-def _several(given: Any) -> tuple[Any, ...]:
-    if given is None:
+def _several(value: Any) -> tuple[Any, ...]:
+    if value is None:
         return ()
-    return tuple(given) if isinstance(given, Sequence) else (given,)
+    return tuple(value) if isinstance(value, Sequence) else (value,)

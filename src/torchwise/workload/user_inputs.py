@@ -23,15 +23,15 @@ def read_workload(
     if isinstance(model, (str, Workload)):
         if has_inputs or examples is not None:
             raise InputError(
-                "a target or a Workload brings its own example inputs, but args, kwargs or examples are given"
+                "args, kwargs or examples are given, but a target or a Workload has its own inputs: leave them out"
             )
         return model if isinstance(model, Workload) else None
     if examples is not None:
         if has_inputs:
-            raise InputError("examples and args or kwargs are given, but only one of them can be meant")
+            raise InputError("examples are given together with args or kwargs: pass only one of them")
         return Workload(model, tuple(examples))
     if not has_inputs:
-        raise InputError("no example inputs are given, but they are needed: give them behind the model, as (x,)")
+        raise InputError("no example inputs are given: pass them after the model, such as (x,)")
     return Workload.of((model, () if args is None else args, kwargs or {}))
 
 

@@ -42,7 +42,7 @@ class Example:
         return [leaf for _, leaf in pytree.list_named_leaves((self.args, dict(self.kwargs)))]
 
     def tensors(self) -> list[torch.Tensor]:
-        """List every tensor in it, in order, once per place it stands in."""
+        """List every tensor in it, in order, once for each place."""
         return pytree.tensors((self.args, dict(self.kwargs)))
 
     def map_tensors(
@@ -50,14 +50,14 @@ class Example:
     ) -> Example:
         """Return this example with `function` applied to each of its tensors, and `arrays` to each array of NumPy.
 
-        A tensor that stands in several places stays one.
+        A tensor in several places stays one tensor.
         """
-        made = {id(tensor): function(tensor) for tensor in self.tensors()}
-        args, kwargs = pytree.map_tensors(lambda tensor: made[id(tensor)], (self.args, dict(self.kwargs)), arrays)
+        mapped = {id(tensor): function(tensor) for tensor in self.tensors()}
+        args, kwargs = pytree.map_tensors(lambda tensor: mapped[id(tensor)], (self.args, dict(self.kwargs)), arrays)
         return replace(self, args=args, kwargs=kwargs)
 
     def clone(self, convert: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Example:
-        """Copy all but modules, so that a call that changes its inputs leaves this example as it was.
+        """Copy everything except modules, so that a call that changes its inputs does not change this example.
 
         Args:
             convert: as for `deep_copy`.
@@ -67,8 +67,8 @@ class Example:
         """
         import torch
 
-        given = replace(self, kwargs=dict(self.kwargs))
-        copied: Example = deep_copy(given, convert=convert, keep=(torch.nn.Module,))
+        example = replace(self, kwargs=dict(self.kwargs))
+        copied: Example = deep_copy(example, convert=convert, keep=(torch.nn.Module,))
         for tensor, own in zip(copied.tensors(), self.tensors(), strict=True):
             if tensor.requires_grad is not own.requires_grad:  # the result of a graph that goes on from here
                 tensor.requires_grad_(own.requires_grad)
@@ -91,8 +91,8 @@ class Workload:
         call: an `nn.Module` or any function of tensors.
         examples: at least one. Several describe a shape mix.
         name: its name in reports.
-        roofline: least work per call of the first example, if known.
-        reseed: builds the inputs anew from another seed, for verification on several draws.
+        roofline: the minimum work per call of the first example, if known.
+        reseed: builds the inputs again from another seed, for verification on several draws.
     """
 
     call: Callable[..., Any]
@@ -164,18 +164,18 @@ class Workload:
 
 
 def check_device(device: str) -> None:
-    """Refuse a CUDA device if PyTorch sees none.
+    """Refuse a CUDA device if PyTorch has none.
 
     Raises:
-        WorkloadError: saying why there is none, and the way out.
+        WorkloadError: there is no CUDA device. The message gives the reason and the way out.
     """
     import torch
 
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        why, way = "sees no CUDA GPU here", "make one visible (driver, CUDA_VISIBLE_DEVICES)"
+        reason, remedy = "sees no CUDA GPU here", "make one visible (driver, CUDA_VISIBLE_DEVICES)"
         if torch.version.cuda is None:
-            why, way = f"{torch.__version__} is built without CUDA", "install a build with CUDA"
-        raise WorkloadError(f"device is {device!r}, but PyTorch {why}: use device 'cpu', or {way}")
+            reason, remedy = f"{torch.__version__} is built without CUDA", "install a build with CUDA"
+        raise WorkloadError(f"device is {device!r}, but PyTorch {reason}: use device 'cpu', or {remedy}")
 
 
 def as_args(args: Any) -> tuple[Any, ...]:

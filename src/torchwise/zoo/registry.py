@@ -90,15 +90,15 @@ def select(name: str) -> tuple[Entry, ...]:
     if siblings:
         hint = did_you_mean(operation, siblings) or "."
         raise TargetError(f"zoo family {family!r} has no operation {operation!r}{hint} There are {', '.join(siblings)}")
-    ways = _ways_to_miss(entries)
-    hint = did_you_mean(name, ways, ways.__getitem__) or "."
+    spellings = _ways_to_miss(entries)
+    hint = did_you_mean(name, spellings, spellings.__getitem__) or "."
     families = ", ".join(dict.fromkeys(entry.family for entry in entries))
     raise TargetError(f"the zoo has no workload {name!r}{hint} `torchwise zoo` lists its families: {families}")
 
 
 def _ways_to_miss(entries: Iterable[Entry]) -> dict[str, str]:
     """Map possible inputs to the names they mean: a full name, an operation without its family, or a family."""
-    ways: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for entry in entries:
-        ways |= {entry.operation: entry.name, entry.family: entry.family, entry.name: entry.name}
-    return ways
+        spellings |= {entry.operation: entry.name, entry.family: entry.family, entry.name: entry.name}
+    return spellings
