@@ -62,11 +62,11 @@ def compare(
 
     pairs = [("eager", "eager"), ("kept", "eager"), ("eager", "kept")]
     itself, kept, reverse = (speed(*pair) for pair in pairs)
-    told = [
+    figures = [
         f"{a}/{b} {s.mid:.3f} [{s.low:.3f}, {s.high:.3f}]"
         for (a, b), s in zip(pairs, (itself, kept, reverse), strict=True)
     ]
-    print(f"{name}: {', '.join(told)}", flush=True)
+    print(f"{name}: {', '.join(figures)}", flush=True)
     return itself.mid, math.sqrt(kept.mid / reverse.mid)
 
 

@@ -28,8 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", nargs="+", help=".json files")
     parser.add_argument("--allowed", nargs="+", default=[], help=".json files of runs with --allow lower-precision")
-    asked = parser.parse_args()
-    print(table(read(*asked.results), read(*asked.allowed)))
+    options = parser.parse_args()
+    print(table(read(*options.results), read(*options.allowed)))
 
 
 def table(benchmarks: Iterable[Benchmark], allowed: Iterable[Benchmark] = ()) -> str:
@@ -55,14 +55,13 @@ def lines_of(claim: dict[str, object], rows: list[Row]) -> list[str]:
     lines = []
     for target in sizes:
         found = [row for row in rows if row.workload.target == target and row.is_right]
-        theirs = [
+        mode_rows = [
             r for r in found if r.contender not in ("eager", OURS) and r.contender == claim.get("by", r.contender)
         ]
-        ours = [row for row in found if row.contender == OURS]
-        modes = (
-            check_claim(claim, theirs) if theirs or "precision" not in claim else ("no mode lowers the precision", "")
-        )
-        cells = [*modes, *check_claim(claim, ours)]
+        torchwise_rows = [row for row in found if row.contender == OURS]
+        has_modes = mode_rows or "precision" not in claim
+        modes = check_claim(claim, mode_rows) if has_modes else ("no mode lowers the precision", "")
+        cells = [*modes, *check_claim(claim, torchwise_rows)]
         lines.append(f"| {claim['system']} | {claim['says']} | {target.partition('@')[2]} | {' | '.join(cells)} |")
     return lines or [f"| {claim['system']} | {claim['says']} | – | not measured | | not measured | |"]
 

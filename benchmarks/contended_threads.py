@@ -45,12 +45,12 @@ def main() -> None:
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, FEATURES)
     with computing(0 if options.quiet else 1, [max(os.sched_getaffinity(0))]), torch.no_grad():
         decision = decide(model, x, options.budget)
-        ways: dict[str, Way] = {"eager": model, "eager, 1 thread": limit_to_one_thread(model)}
+        variants: dict[str, Way] = {"eager": model, "eager, 1 thread": limit_to_one_thread(model)}
         for mode in MODES:  # `compile` marks the model it is given
-            ways[f"torch.compile {mode}"] = torch.compile(copy.deepcopy(model), mode=mode)
-        ways["torchwise"] = tw.apply(model, decision)
+            variants[f"torch.compile {mode}"] = torch.compile(copy.deepcopy(model), mode=mode)
+        variants["torchwise"] = tw.apply(model, decision)
         watch = CoreWatch()
-        samples = time_in_turn(ways, x, options.seconds)
+        samples = time_in_turn(variants, x, options.seconds)
         cores = watch.read_use(torch.get_num_threads())
     here = environment.detect("cpu")
     print(f"{here.hardware}, torch {here.torch}, Python {here.python}, {time.strftime('%Y-%m-%d', time.gmtime())}")
@@ -82,18 +82,19 @@ def limit_to_one_thread(model: Way) -> Way:
     return call
 
 
-def time_in_turn(ways: dict[str, Way], x: torch.Tensor, seconds: float) -> dict[str, list[float]]:
+def time_in_turn(variants: dict[str, Way], x: torch.Tensor, seconds: float) -> dict[str, list[float]]:
     """Return the mean seconds per call of each block, by way. Each round has one block per way, in random order."""
-    for way in ways.values():
+    for variant in variants.values():
         for _ in range(3):
-            way(x)
-    samples: dict[str, list[float]] = {name: [] for name in ways}
+            variant(x)
+    samples: dict[str, list[float]] = {name: [] for name in variants}
     end, order = time.perf_counter() + seconds, random.Random(0)
     while time.perf_counter() < end:
-        for name, way in order.sample(list(ways.items()), len(ways)):  # threads of the previous way may still spin
+        # In random order, as threads of the previous variant may still spin.
+        for name, variant in order.sample(list(variants.items()), len(variants)):
             start = time.perf_counter()
             for _ in range(CALLS):
-                way(x)
+                variant(x)
             samples[name].append((time.perf_counter() - start) / CALLS)
     return samples
 

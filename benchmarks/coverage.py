@@ -85,12 +85,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--effort", default="standard", choices=list(EFFORTS))
     parser.add_argument("--processes", type=int, default=60)
-    parser.add_argument("--minutes", type=float, default=60.0, help="after which no further process starts")
-    parser.add_argument("--threads", type=int, default=0, help="that each process computes on; 0 for PyTorch's own")
+    parser.add_argument("--minutes", type=float, default=60.0, help="minutes after which no further process starts")
+    parser.add_argument("--threads", type=int, default=0, help="threads of each process; 0 for PyTorch's default")
     parser.add_argument("--busy", action="store_true", help="with a competing process on one core")
-    parser.add_argument(
-        "--pool", type=Path, nargs="+", help="what was measured before, to be judged once more, together"
-    )
+    parser.add_argument("--pool", type=Path, nargs="+", help="files of earlier measurements, to evaluate together")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
@@ -128,8 +126,8 @@ def collect(options: argparse.Namespace) -> Pool:
                 continue
             load = (*pool.load, round(os.getloadavg()[0], 2))
             pool = replace(pool, processes=(*pool.processes, found), load=load)
-            told = ", ".join(f"{more}: {timed.speedup}" for more, timed in found.items())
-            print(f"{len(pool.processes)}: {told}", file=sys.stderr, flush=True)
+            results = ", ".join(f"{more}: {timed.speedup}" for more, timed in found.items())
+            print(f"{len(pool.processes)}: {results}", file=sys.stderr, flush=True)
     return pool
 
 
@@ -139,7 +137,9 @@ def join_pools(pools: Sequence[Pool]) -> Pool:
     for other in others:
         different = first.environment.differences(other.environment)
         if different or (first.busy, first.threads) != (other.busy, other.threads):
-            raise SystemExit(f"the pools were measured unlike: {'; '.join(different) or 'busy, or threads'}")
+            raise SystemExit(
+                f"the pools were measured under different conditions: {'; '.join(different) or 'busy, or threads'}"
+            )
     processes = tuple(process for pool in pools for process in pool.processes)
     return replace(first, processes=processes, load=tuple(load for pool in pools for load in pool.load))
 
@@ -236,23 +236,24 @@ def report(pool: Pool) -> str:
     lines = [
         f"{here.gpu or here.cpu}, {here.cpus} CPUs, torch {here.torch}, {pool.date}, effort {pool.effort}: "
         f"{len(pool.processes)} processes{', with a competing process on one core' if pool.busy else ''}",
-        f"threads: {pool.threads or 'as PyTorch has them'}; load average {min(pool.load, default=0):.1f} to "
-        f"{max(pool.load, default=0):.1f}; {GROUPS} groups of {most} processes at the most, drawn from them",
+        f"threads: {pool.threads or 'PyTorch default'}; load average {min(pool.load, default=0):.1f} to "
+        f"{max(pool.load, default=0):.1f}; {GROUPS} groups of at most {most} processes, drawn from them",
         "",
         f"{'plan':34} {'truth':>6} {'spread':>7} {'95 % covers':>12} {'of a search':>12} {'processes':>9} {'width':>7}"
         f"  {'faster':>7} {'no gain':>7} {'inconclusive':>12}",
     ]
     for more in PLANTED:
         timed = [process[str(more)] for process in pool.processes]
-        sides = [("the model beside itself", timed)] if more == 0 else []
+        sides = [("the model against itself", timed)] if more == 0 else []
         if more:
-            sides = [(f"the model beside {more} % more", timed), (f"{more} % more", [swap_sides(one) for one in timed])]
+            longer = [swap_sides(one) for one in timed]
+            sides = [(f"the model against {more} % more", timed), (f"{more} % more", longer)]
         lines += [line(name, side, groups, pool) for name, side in sides]
     lines += [
         "",
-        "truth: 1 for the model beside itself, else the median over all processes; spread: standard deviation of the",
-        f"processes' medians; covers: of the groups' intervals, those of all {most} processes that hold the truth;",
-        "of a search: the same, of those processes after which a search ends; width: median half-width of those.",
+        "truth: 1 for the model against itself, else the median over all processes. spread: standard deviation of the",
+        f"processes' medians. covers: share of groups of {most} processes whose interval contains the truth.",
+        "of a search: the same, for the processes after which a search ends. width: median half-width of these.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -262,16 +263,16 @@ def line(name: str, timed: list[Measurement], groups: list[list[int]], pool: Poo
     mids = [one.speedup.mid for one in timed]
     truth = 1.0 if name.endswith("itself") else statistics.median(mids)
     drawn = [[timed[place] for place in group] for group in groups]
-    told = [tell(group, pool.environment, pool.effort) for group in drawn]
+    results = [tell(group, pool.environment, pool.effort) for group in drawn]
     whole = [Trial(0, PLAN, measurement=group[0], repeats=tuple(group[1:])).speedup for group in drawn]
-    answers = [one.answer for one in told]
+    answers = [one.answer for one in results]
     shares = [answers.count(answer) / len(answers) for answer in ("faster", "no gain", "inconclusive")]
     return (
         f"{name:34} {truth:6.3f} {statistics.stdev(mids) / truth:7.2%} "
         f"{statistics.mean(holds(one, truth) for one in whole if one):12.1%} "
-        f"{statistics.mean(holds(one.speedup, truth) for one in told):12.1%} "
-        f"{statistics.mean(one.processes for one in told):9.1f} "
-        f"{statistics.median(one.speedup.half_width for one in told):7.2%}  "
+        f"{statistics.mean(holds(one.speedup, truth) for one in results):12.1%} "
+        f"{statistics.mean(one.processes for one in results):9.1f} "
+        f"{statistics.median(one.speedup.half_width for one in results):7.2%}  "
         f"{shares[0]:7.1%} {shares[1]:7.1%} {shares[2]:12.1%}"
     )
 

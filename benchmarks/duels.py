@@ -25,13 +25,13 @@ from torchwise.plan import Plan
 from torchwise.records.trial import relative_speeds
 
 CALLS = 10**12
-"""Expected calls, so many that the faster plan is worth any duel."""
+"""Expected calls, so many that any duel pays back."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target")
-    parser.add_argument("--plan", action="append", required=True, help="as JSON; two of them, of about one speed")
+    parser.add_argument("--plan", action="append", required=True, help="a plan as JSON; give two of similar speed")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--mode", default="inference")
     parser.add_argument("--effort", default="standard")
@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     plans = [Plan.from_json(text) for text in options.plan]
     if len(plans) != 2:
-        parser.error(f"{len(plans)} plans are given, but two are held against each other")
+        parser.error(f"{len(plans)} plans are given, but must be two, which are compared")
     runs: list[dict[str, float | None]] = []
     for number in range(options.runs):
         runs.append(run(options, *plans))

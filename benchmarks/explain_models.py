@@ -27,24 +27,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", default=TARGETS)
     parser.add_argument("--device", default=default_device())
-    asked = parser.parse_args()
-    here = detect(asked.device)
-    print(f"{here.hardware}, torch {here.torch}\n\n| target | seconds | findings | the dearest |\n" + "|---" * 4 + "|")
-    for target in asked.targets:
-        print(row(target, asked.device), flush=True)
+    options = parser.parse_args()
+    here = detect(options.device)
+    print(
+        f"{here.hardware}, torch {here.torch}\n\n| target | seconds | findings | largest saving |\n" + "|---" * 4 + "|"
+    )
+    for target in options.targets:
+        print(row(target, options.device), flush=True)
 
 
 def row(target: str, device: str) -> str:
     """Explain one target, and return its line."""
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder, "told.json")
+        file = Path(folder, "told.json")
         command = [sys.executable, "-m", "torchwise.cli", "explain", target, "--device", device, "--no-keep"]
         start = time.monotonic()
-        done = subprocess.run([*command, "--json", str(told)], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, "--json", str(file)], capture_output=True, text=True, check=False)
         seconds = time.monotonic() - start
         if done.returncode:
             return f"| {target} | {seconds:.0f} | exit code {done.returncode} | {done.stderr.strip()[-200:]} |"
-        findings = json.loads(told.read_text())["findings"]
+        findings = json.loads(file.read_text())["findings"]
     return f"| {target} | {seconds:.0f} | {len(findings)} | {findings[0]['title'] if findings else '–'} |"
 
 

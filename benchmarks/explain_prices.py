@@ -147,11 +147,11 @@ def _like(kind: type[nn.Module]) -> Callable[[Call, tuple[torch.Tensor, ...]], C
 
 def _apply_plan(plan: Plan, call: Call, args: tuple[torch.Tensor, ...]) -> Call:
     """Return the result of `torchwise.apply` for the plan that a finding names."""
-    made = compile_plan(copy_with_fresh_code(call), plan, Example(args), device="cpu", mode="inference")
+    compiled = compile_plan(copy_with_fresh_code(call), plan, Example(args), device="cpu", mode="inference")
     with torch.no_grad():
         for _ in range(4):
-            made.call(*args)
-    return made.bypass(args, {})
+            compiled.call(*args)
+    return compiled.bypass(args, {})
 
 
 def _compile_without_guards(call: Call, _args: tuple[torch.Tensor, ...]) -> Call:
@@ -187,21 +187,21 @@ def check(name: str) -> bool:
     torch.manual_seed(0)
     case = CASES[name]
     call, args = case.fault()
-    told = explain(call, args, budget=float(os.environ.get("BUDGET", "45")))
-    found = next((one for one in told.findings if one.kind == case.kind and one.saving), None)
+    explanation = explain(call, args, budget=float(os.environ.get("BUDGET", "45")))
+    found = next((one for one in explanation.findings if one.kind == case.kind and one.saving), None)
     if found is None or found.saving is None:
-        print(f"{name}: no finding of kind {case.kind!r} with a price; {'; '.join(told.notes)}")
+        print(f"{name}: no finding of kind {case.kind!r} with a price; {'; '.join(explanation.notes)}")
         return False
-    price, plan = found.saving, found.plan
+    saving, plan = found.saving, found.plan
     share, call_s = (
         _measure_saving(call, _apply_plan(plan, call, args) if plan else case.mended(call, args), args),
-        told.execution.call_s.mid,
+        explanation.execution.call_s.mid,
     )
     saved = Interval(share.low * call_s, share.mid * call_s, share.high * call_s)
-    honest = _is_honest(price, saved)
-    mend = f"plan {plan}" if plan else "by hand"
+    honest = _is_honest(saving, saved)
+    fix = f"plan {plan}" if plan else "by hand"
     print(
-        f"{name}, {mend}: predicted {_format_interval(price.per_call_s)} {price.basis}, "
+        f"{name}, {fix}: predicted {_format_interval(saving.per_call_s)} {saving.basis}, "
         f"saved {_format_interval(saved)}: {honest}",
         flush=True,
     )
@@ -220,11 +220,11 @@ def _measure_saving(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) ->
     return share_saved(found)
 
 
-def _is_honest(price: Saving, saved: Interval) -> bool:
+def _is_honest(saving: Saving, saved: Interval) -> bool:
     """Return whether the saving is in the estimate's interval, or within a quarter of the estimate from it."""
-    if price.answer is Answer.INCONCLUSIVE:
+    if saving.answer is Answer.INCONCLUSIVE:
         return False
-    predicted = price.per_call_s
+    predicted = saving.per_call_s
     within = predicted.low <= saved.mid <= predicted.high
     return within or abs(saved.mid - predicted.mid) <= NEAR * abs(predicted.mid)
 

@@ -224,7 +224,7 @@ def table(service: Service, outcomes: list[Outcome], trial_s: float) -> Iterator
     )
     yield (
         f"assumed: a trial of {trial_s:g} s, {TRIALS} a study; artifacts of {service.artifact_bytes / 1e6:g} MB, "
-        f"from where {service.bandwidth / 1e9:g} GB/s come"
+        f"read at {service.bandwidth / 1e9:g} GB/s"
     )
     yield f"{'devices':>8}{'trials/h':>12}{'efficiency':>12}{'store busy':>12}{'waits, p95':>13}{'roll-out':>11}"
     for o in outcomes:
@@ -232,7 +232,7 @@ def table(service: Service, outcomes: list[Outcome], trial_s: float) -> Iterator
             f"{o.devices:>8,}{o.trials_per_hour:>12,.0f}{o.efficiency:>12.1%}{o.store_busy:>12.1%}"
             f"{o.wait_s * 1e3:>10.1f} ms{o.roll_out_s:>9.2f} s"
         )
-    yield f"the store is at work all the time from {most_devices(service, trial_s):,} devices on"
+    yield f"the store is busy all the time from {most_devices(service, trial_s):,} devices on"
 
 
 def main() -> None:

@@ -118,20 +118,23 @@ def trace_for_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
     """Trace a target on the CPU with fake tensors, and mark everything in it as on a GPU."""
     workload = target.load(name, device="cpu", seed=0)
     example = workload.examples[0]
-    held = dict(workload.call.state_dict(keep_vars=True)) if isinstance(workload.call, torch.nn.Module) else {}
+    weights = dict(workload.call.state_dict(keep_vars=True)) if isinstance(workload.call, torch.nn.Module) else {}
     given = pytree.tensors((example.args, example.kwargs))
 
     def call(*tensors: torch.Tensor) -> Any:
-        rest = iter(tensors[len(held) :])
+        rest = iter(tensors[len(weights) :])
         args, kwargs = pytree.map_tensors(lambda _: next(rest), (example.args, dict(example.kwargs)))
-        if not held:
+        if not weights:
             return pytree.tensors(workload.call(*args, **kwargs))
-        state = dict(zip(held, tensors[: len(held)], strict=True))
+        state = dict(zip(weights, tensors[: len(weights)], strict=True))
         return pytree.tensors(torch.func.functional_call(workload.call, state, args, kwargs))
 
     with fake_tensor.FakeTensorMode(), torch.no_grad():
         here, there = (
-            [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in (*held.values(), *given)]
+            [
+                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+                for t in (*weights.values(), *given)
+            ]
             for device in ("cpu", "cuda")
         )
         module = make_fx(call, decomposition_table=select_decomp_table())(*here)

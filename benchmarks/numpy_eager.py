@@ -28,26 +28,26 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
     options = parser.parse_args()
     workload, clock = target.load(options.target, device=options.device, seed=0), Clock(options.device)
-    given, call = workload.examples[0].args, workload.call
+    inputs, call = workload.examples[0].args, workload.call
     here = environment.detect(options.device)
     print(f"{here.gpu or here.cpu}, torch {torch.__version__}, {options.target}, ms per call")
     with torch.no_grad():
         for threads in options.threads:
             torch.set_num_threads(threads)
-            print(f"{threads} threads, nothing compiled: eager {time_calls(clock, call, given)}")
+            print(f"{threads} threads, nothing compiled: eager {time_calls(clock, call, inputs)}")
         compiled = torch.compile(call)
-        compiled(*given)
+        compiled(*inputs)
         for threads in options.threads:
             torch.set_num_threads(threads)
             print(
-                f"{threads} threads: eager {time_calls(clock, call, given)}, "
-                f"default {time_calls(clock, compiled, given)}"
+                f"{threads} threads: eager {time_calls(clock, call, inputs)}, "
+                f"default {time_calls(clock, compiled, inputs)}"
             )
 
 
-def time_calls(clock: Clock, call: Callable[..., Any], given: tuple[Any, ...]) -> str:
+def time_calls(clock: Clock, call: Callable[..., Any], inputs: tuple[Any, ...]) -> str:
     """Return the median and the range of 90 % of the calls, in ms."""
-    seconds = sorted(clock.once(lambda: call(*given)) * 1e3 for _ in range(CALLS))
+    seconds = sorted(clock.once(lambda: call(*inputs)) * 1e3 for _ in range(CALLS))
     low, high = seconds[CALLS // 20], seconds[-CALLS // 20]
     return f"{statistics.median(seconds):.2f} ({low:.2f} to {high:.2f})"
 

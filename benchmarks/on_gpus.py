@@ -68,21 +68,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--only", nargs="+", default=[""])
     parser.add_argument("--skip", nargs="+", default=[])
-    asked = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that no job outlives this
-    end = time.monotonic() + asked.seconds
-    asked.out.mkdir(parents=True, exist_ok=True)
-    gpus = asked.gpus.split(",") if asked.gpus else present()
-    done = read_finished(asked.out)
-    text = asked.jobs.read_text().replace("{all}", str(len(gpus)))
+    end = time.monotonic() + options.seconds
+    options.out.mkdir(parents=True, exist_ok=True)
+    gpus = options.gpus.split(",") if options.gpus else present()
+    done = read_finished(options.out)
+    text = options.jobs.read_text().replace("{all}", str(len(gpus)))
     jobs = [Job(**job) for job in tomllib.loads(text)["job"]]
-    jobs = [job for job in jobs if any(word in job.name for word in asked.only) and job.name not in done]
-    jobs = [job for job in jobs if not any(word in job.name for word in asked.skip)]
+    jobs = [job for job in jobs if any(word in job.name for word in options.only) and job.name not in done]
+    jobs = [job for job in jobs if not any(word in job.name for word in options.skip)]
     cores = sorted(os.sched_getaffinity(0))
     lanes = [Lane([gpu], share) for gpu, share in zip(gpus, shares_of(cores, len(gpus)), strict=True)]
     for job in [job for job in jobs if job.gpus == "all"]:
-        work([job], [Lane(gpus, set(cores))], 1, end, asked.out)
-    work([job for job in jobs if job.gpus != "all"], lanes, asked.beside, end, asked.out)
+        work([job], [Lane(gpus, set(cores))], 1, end, options.out)
+    work([job for job in jobs if job.gpus != "all"], lanes, options.beside, end, options.out)
 
 
 def present() -> list[str]:
@@ -99,14 +99,14 @@ def read_finished(out: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def work(waiting: list[Job], lanes: list[Lane], beside: int, end: float, out: Path) -> None:
+def work(pending: list[Job], lanes: list[Lane], beside: int, end: float, out: Path) -> None:
     """Run the jobs in order on the lanes, until all ended or the time is up."""
     try:
-        while (waiting or any(lane.running for lane in lanes)) and time.monotonic() < end:
+        while (pending or any(lane.running for lane in lanes)) and time.monotonic() < end:
             for lane in lanes:
                 reap(lane, out)
-                for job in startable(waiting, lane, beside, end):
-                    waiting.remove(job)
+                for job in startable(pending, lane, beside, end):
+                    pending.remove(job)
                     lane.running[job.name] = (job, start(job, lane, end, out), time.monotonic())
             if not any(lane.running for lane in lanes):
                 break  # waiting jobs need more time than is left
@@ -128,12 +128,12 @@ def stop(lanes: list[Lane], out: Path) -> None:
             process.wait(max(last - time.monotonic(), 0.1))
         with contextlib.suppress(ProcessLookupError):  # its children may ignore an interrupt
             os.killpg(process.pid, signal.SIGKILL)
-        print(f"{name}: the time was up", flush=True)
+        print(f"{name}: the time limit was reached", flush=True)
 
 
-def startable(waiting: list[Job], lane: Lane, beside: int, end: float) -> Iterator[Job]:
+def startable(pending: list[Job], lane: Lane, beside: int, end: float) -> Iterator[Job]:
     """Yield jobs while the first one that fits the time left may start on this lane."""
-    while job := next((job for job in waiting if job.needs <= end - time.monotonic()), None):
+    while job := next((job for job in pending if job.needs <= end - time.monotonic()), None):
         if not lane.takes(job, beside):
             return
         yield job

@@ -47,10 +47,10 @@ def show(options: argparse.Namespace, plan: Plan) -> None:
     """Print the times of one plan."""
     workload = target.load(options.target, device=options.device, seed=0)
     example = workload.examples[0]
-    made = compile_plan(workload.call, plan, example, device=options.device, mode=options.mode)
+    compiled = compile_plan(workload.call, plan, example, device=options.device, mode=options.mode)
 
     def call() -> Any:
-        return made.call(*example.args, **example.kwargs)
+        return compiled.call(*example.args, **example.kwargs)
 
     clock = Clock(options.device, each=False)
     first_s = sum(clock.once(call) for _ in range(SETTLING))
@@ -62,7 +62,7 @@ def show(options: argparse.Namespace, plan: Plan) -> None:
     for kernel in seen.kernels[: options.most]:
         each_us = kernel.seconds / kernel.calls * 1e6
         print(f"  {kernel.seconds * 1e3:.4f} ms  {kernel.calls:3.0f} × {each_us:6.1f} µs  {kernel.name[:150]}")
-    made.close()
+    compiled.close()
 
 
 if __name__ == "__main__":

@@ -39,12 +39,14 @@ CORES_OF_ITS_OWN = 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("suite", type=Path)
-    parser.add_argument("results", type=Path, help="a .json file; it is gone on with where it exists")
+    parser.add_argument("results", type=Path, help="a .json file; it is continued if it exists")
     parser.add_argument("--gpus", default="", help="GPUs to use side by side, as 0,1,2; none for a suite on the CPU")
     parser.add_argument("--beside", type=int, default=1, help="targets under way on each GPU at once")
     parser.add_argument("--budget", type=float, default=500.0, help="seconds after which no further contender starts")
     parser.add_argument("--only", nargs="+", help="only targets that contain one of these words")
-    parser.add_argument("--without", nargs="+", type=Path, default=[], help="results whose whole targets are left out")
+    parser.add_argument(
+        "--without", nargs="+", type=Path, default=[], help="results whose complete targets are left out"
+    )
     options, options.bench = parser.parse_known_args()
     suite = read_suite(options.suite)
     targets = resolve_targets(suite.targets, suite.sizes)

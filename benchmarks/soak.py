@@ -123,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=10_000_000)
     parser.add_argument("--budget", type=float, help="seconds after which it stops; without, all calls are made")
-    parser.add_argument("--resume", type=Path, help="the JSON of a run that was cut, to go on with")
+    parser.add_argument("--resume", type=Path, help="the JSON of an interrupted run to continue")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sample", type=int, default=1000)
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
@@ -168,7 +168,7 @@ def resume_or_start(options: argparse.Namespace, machine: str) -> Soak:
         return Soak(options.calls, machine)
     kept = json.loads(options.resume.read_text())["soak"]
     if kept["machine"] != machine:
-        sys.exit(f"{options.resume} is of {kept['machine']}, and here is {machine}: go on there, or begin anew")
+        sys.exit(f"{options.resume} is of {kept['machine']}, and here is {machine}: continue there, or start a new run")
     return Soak(**kept | {"asked": options.calls})
 
 
@@ -256,7 +256,7 @@ def write_result(found: Soak, options: argparse.Namespace) -> str:
         "compiled, captured, first calls since the freeze": (found.compiles, found.captures, found.first_calls),
         "wrong": f"{found.wrong} of {found.compared:,} compared",
         "beyond the largest bucket": f"{found.beyond / found.calls:.2%}",
-        "padding": f"{found.padded_share:.1%} of what was computed",
+        "padding": f"{found.padded_share:.1%} of the computed sizes",
         "by the original": "; ".join(f"{times:,}: {reason}" for reason, times in found.original.items()),
         "faults": "; ".join(found.faults) or "none",
     }

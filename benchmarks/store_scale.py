@@ -76,7 +76,7 @@ def a_decision(study: Study) -> Decision:
     speedup, pays = Interval(1.4, 1.5, 1.6), Interval(1e3, 2e3, 3e3)
     seen, here = study.inspection, study.environment
     return Decision(
-        Plan(threads=1), "1.5 times as fast, proven by 6 checks", speedup, pays, 50.0, 0.001, 10.0, 2.0,
+        Plan(threads=1), "1.5 times as fast, verified by 6 checks", speedup, pays, 50.0, 0.001, 10.0, 2.0,
         study.workload, seen.identity, seen.structure, seen.inputs, here,
     )  # fmt: skip
 
@@ -198,8 +198,8 @@ def main() -> int:
         elif storage.size() == (0, 0):
             fill(storage, given.studies, given.trials)
             print("filled", end=" ")
-        held = "{} studies, {} trials".format(*storage.size())
-        print(f"in {time.perf_counter() - started:.0f} s; {storage.place} holds {held}", flush=True)
+        size = "{} studies, {} trials".format(*storage.size())
+        print(f"in {time.perf_counter() - started:.0f} s; {storage.place} holds {size}", flush=True)
         if storage._database.file:
             print(f"a file of {Path(storage.place).stat().st_size / 1e9:.2f} GB")
         (newest,) = storage.list_studies(limit=1)

@@ -37,20 +37,22 @@ def main() -> None:
     parser.add_argument("--manifest", type=Path, default=MANIFEST)
     parser.add_argument("--launcher", default="process")
     parser.add_argument("--now", type=int, help="run only the sweep on so many devices; the other when called again")
-    asked = parser.parse_args()
-    if asked.devices < 2 or asked.now not in (None, 1, asked.devices):
-        parser.error(f"--devices must be 2 or more, and --now {asked.devices} or 1: one is compared with several")
-    held = json.loads(asked.result.read_text()) if asked.result.exists() else {"runs": {}}
-    given = {"manifest": asked.manifest.read_text(), "launcher": asked.launcher, **_here()}
-    if other := [name for name, value in given.items() if name != "date" and held.get(name, value) != value]:
-        parser.error(f"{asked.result} was begun with another {other[0]}: give another file")
-    held |= given
-    for devices in (asked.devices, 1):
-        if str(devices) not in held["runs"] and asked.now in (None, devices):
-            held["runs"][str(devices)] = _swept(asked.manifest, devices, asked.launcher)
-            asked.result.write_text(json.dumps(held, indent=1) + "\n")
-    if {str(asked.devices), "1"} <= held["runs"].keys():
-        print(report(held["runs"][str(asked.devices)], held["runs"]["1"], asked.devices))
+    options = parser.parse_args()
+    if options.devices < 2 or options.now not in (None, 1, options.devices):
+        parser.error(
+            f"--devices must be 2 or more, and --now {options.devices} or 1: one device is compared with several"
+        )
+    record = json.loads(options.result.read_text()) if options.result.exists() else {"runs": {}}
+    conditions = {"manifest": options.manifest.read_text(), "launcher": options.launcher, **_here()}
+    if other := [name for name, value in conditions.items() if name != "date" and record.get(name, value) != value]:
+        parser.error(f"{options.result} was started with another {other[0]}: pass another file")
+    record |= conditions
+    for devices in (options.devices, 1):
+        if str(devices) not in record["runs"] and options.now in (None, devices):
+            record["runs"][str(devices)] = _swept(options.manifest, devices, options.launcher)
+            options.result.write_text(json.dumps(record, indent=1) + "\n")
+    if {str(options.devices), "1"} <= record["runs"].keys():
+        print(report(record["runs"][str(options.devices)], record["runs"]["1"], options.devices))
 
 
 def _swept(manifest: Path, devices: int, launcher: str) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def report(several: dict[str, Any], one: dict[str, Any], devices: int) -> str:
     return "\n".join(
         [
             f"{len(verdicts)} studies: {one['seconds']:.0f} s on one device, {several['seconds']:.0f} s on {devices}: "
-            f"{ratio:.2f} times sooner. A study took {slower} times as long beside others as alone.",
+            f"{ratio:.2f} times as fast. A study took {slower} times as long in parallel as alone.",
             f"Decisions: {same} the same, {tied} tied, {len(verdicts) - same - tied} different.",
             "",
             *lines,

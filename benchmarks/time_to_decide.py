@@ -155,12 +155,12 @@ def finals(options: argparse.Namespace) -> None:
     near = sorted((p for p in speeds if speeds[p] >= (1 - NEAR) * speeds[best]), key=lambda p: -speeds[p])[:MAX_NEAR]
     decided = search.decision.plan if search.decision else EAGER
     near += [decided] if decided in speeds and decided not in near else []
-    arena = Harness(Job("try", everything.workload, effort=FINALS, traits=everything.inspection.traits))
+    harness = Harness(Job("try", everything.workload, effort=FINALS, traits=everything.inspection.traits))
     ratios = {str(best): 1.0}
-    with arena.gradients():
-        calls = {plan: calls_of(arena, plan) for plan in near}
+    with harness.gradients():
+        calls = {plan: calls_of(harness, plan) for plan in near}
         for plan in near[1:]:
-            ratios[str(plan)] = arena.measure(calls[plan], calls[best]).speedup.mid
+            ratios[str(plan)] = harness.measure(calls[plan], calls[best]).speedup.mid
     path_of(options, "finals", "json").write_text(json.dumps({"best": str(best), "ratios": ratios}, indent=1))
 
 
@@ -196,16 +196,16 @@ def report(options: argparse.Namespace) -> str:
         f"{options.target} on {machine}, {options.date}, effort {options.effort}",
         "",
         f"- everything: {len(everything.trials)} plans in {whole:.0f} s; the best is {best:.3f} times eager",
-        f"- the search: {len(search.trials)} plans in {own:.0f} s ({own / max(whole, 1e-9):.0%}); what it decided "
-        f"for, {search.decision.plan if search.decision else '-'}, is {decided:.3f} times eager ({decided / best:.1%})",
+        f"- the search: {len(search.trials)} plans in {own:.0f} s ({own / max(whole, 1e-9):.0%}); its decision, "
+        f"{search.decision.plan if search.decision else '-'}, is {decided:.3f} times eager ({decided / best:.1%})",
         f"- within 2 % of the best after {reached:.0f} s ({reached / whole:.0%})"
         if reached is not None
-        else "- it never came within 2 % of the best",
+        else "- the search never came within 2 % of the best",
     ]
-    lines += [f"- the {len(again['ratios'])} plans near the best were timed in one process, beside {again['best']}"]
+    lines += [f"- the {len(again['ratios'])} plans near the best were timed in one process, against {again['best']}"]
     if len(to_try) < len(space):
-        lines += [f"- of {len(space)} plans those of at most {options.choices} choices were to be tried, {len(to_try)}"]
-    lines += [f"- {len(unfinished)} plans are left to try: give the same command again"] if unfinished else []
+        lines += [f"- {len(to_try)} of {len(space)} plans have at most {options.choices} choices and were to be tried"]
+    lines += [f"- {len(unfinished)} plans are left to try: run the same command again"] if unfinished else []
     lines += ["", "| plan | times eager | seconds |", "|---|---|---|"]
     ranked = sorted(everything.trials, key=lambda trial: -speeds.get(trial.plan, 0.0))
     lines += [f"| {t.plan} | {speeds.get(t.plan, 0.0):.3f} | {t.seconds:.0f} |" for t in ranked]

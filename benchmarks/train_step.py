@@ -116,16 +116,16 @@ def batches(count: int, device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    given = batches(AGREEING_STEPS, options.device)
+    batches_ = batches(AGREEING_STEPS, options.device)
     trainings, losses, first, dropped = {}, {}, {}, {}
     for name in (*MODES, *OURS):
         try:
             start = time.perf_counter()
             training = Training(name, options)
-            taken = [training.step(*batch).clone() for batch in given[:2]]
+            taken = [training.step(*batch).clone() for batch in batches_[:2]]
             wait(options.device)
             first[name] = time.perf_counter() - start
-            taken += [training.step(*batch).clone() for batch in given[2:]]
+            taken += [training.step(*batch).clone() for batch in batches_[2:]]
             losses[name] = torch.stack(taken).tolist()
         except Exception as error:  # one contender may raise any error, but the others are still timed
             dropped[name] = f"{type(error).__name__}: {error}"[:300]
@@ -135,7 +135,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             dropped[name] = f"its losses differ from eager's by up to {off:.4f}, more than {TOLERANCE}"
             continue
         trainings[name] = training
-    rounds = alternate({name: training.step for name, training in trainings.items()}, given, options)
+    rounds = alternate({name: training.step for name, training in trainings.items()}, batches_, options)
     return {
         "ms": {name: interval(np.array(samples)) for name, samples in rounds.items()},
         "ratios": {
@@ -154,26 +154,26 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def alternate(
-    steps: dict[str, Callable[..., Any]], given: list[tuple[torch.Tensor, torch.Tensor]], options: argparse.Namespace
+    steps: dict[str, Callable[..., Any]], batches_: list[tuple[torch.Tensor, torch.Tensor]], options: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Return milliseconds per step of each turn, by contender. The order of turns changes from round to round."""
     rounds: dict[str, list[float]] = {name: [] for name in steps}
     order = list(steps)
     for step in steps.values():
-        turn(step, given, options.device)
+        turn(step, batches_, options.device)
     for number in range(3 if options.small else ROUNDS):
         shift = number % len(order)
         for name in order[shift:] + order[:shift]:
-            rounds[name].append(turn(steps[name], given, options.device))
+            rounds[name].append(turn(steps[name], batches_, options.device))
     return rounds
 
 
-def turn(step: Callable[..., Any], given: list[tuple[torch.Tensor, torch.Tensor]], device: str) -> float:
-    step(*given[0])  # so that no turn pays for the previous one (caches, clocks)
+def turn(step: Callable[..., Any], batches_: list[tuple[torch.Tensor, torch.Tensor]], device: str) -> float:
+    step(*batches_[0])  # so that no turn pays for the previous one (caches, clocks)
     wait(device)
     start = time.perf_counter()
     for number in range(STEPS_A_TURN):
-        step(*given[number % len(given)])
+        step(*batches_[number % len(batches_)])
     wait(device)
     return (time.perf_counter() - start) / STEPS_A_TURN * 1e3
 
@@ -197,10 +197,10 @@ def time_autotune(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def alone(options: argparse.Namespace) -> dict[str, Any]:
-    given = batches(AGREEING_STEPS, options.device)
+    batches_ = batches(AGREEING_STEPS, options.device)
     training = Training(AUTOTUNE, options)
-    losses = [training.step(*batch).clone().item() for batch in given]
-    turns = [turn(training.step, given, options.device) for _ in range(3 if options.small else ROUNDS)]
+    losses = [training.step(*batch).clone().item() for batch in batches_]
+    turns = [turn(training.step, batches_, options.device) for _ in range(3 if options.small else ROUNDS)]
     return {"ms": interval(np.array(turns)), "losses": losses}
 
 

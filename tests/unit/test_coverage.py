@@ -67,6 +67,6 @@ def test_the_report_tells_coverage_and_answers(coverage: ModuleType, monkeypatch
     pool = coverage.Pool(HERE, "standard", busy=False, date="2026-11-25", processes=tuple(found))
     assert coverage.Pool.from_json(pool.to_json()) == pool
     lines = {line[:30].strip(): line.split() for line in coverage.report(pool).splitlines()}
-    assert lines["the model beside 10 % more"][-3:] == ["100.0%", "0.0%", "0.0%"]
+    assert lines["the model against 10 % more"][-3:] == ["100.0%", "0.0%", "0.0%"]
     assert lines["10 % more"][-3:] == ["0.0%", "100.0%", "0.0%"]
-    assert lines["the model beside itself"][-3] == "0.0%", "nobody wins against himself"
+    assert lines["the model against itself"][-3] == "0.0%", "nobody wins against himself"

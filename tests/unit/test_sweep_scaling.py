@@ -55,7 +55,7 @@ def test_the_ratio_is_of_the_wall_times() -> None:
     several = {"seconds": 30.0, "studies": [FAST, {**FAST, "seconds": 12.0}]}
     one = {"seconds": 100.0, "studies": [FAST, FAST]}
     told = report(several, one, 4)
-    assert "2 studies: 100 s on one device, 30 s on 4: 3.33 times sooner." in told
+    assert "2 studies: 100 s on one device, 30 s on 4: 3.33 times as fast." in told
     assert "Decisions: 2 the same, 0 tied, 0 different." in told
     assert told.count("inductor, 2.00 [1.90, 2.10]") == 4
 
@@ -82,10 +82,10 @@ def test_the_two_sweeps_may_be_run_one_after_the_other(
     result = tmp_path / "sweep.json"
     swept(monkeypatch, result, "--devices", "2", "--now", "2")
     assert list(json.loads(result.read_text())["runs"]) == ["2"]
-    assert "times sooner" not in capsys.readouterr().out
+    assert "times as fast" not in capsys.readouterr().out
     swept(monkeypatch, result, "--devices", "2", "--now", "1")
     assert list(json.loads(result.read_text())["runs"]) == ["2", "1"]
-    assert "10 s on 2: 1.00 times sooner" in capsys.readouterr().out
+    assert "10 s on 2: 1.00 times as fast" in capsys.readouterr().out
     swept(monkeypatch, result, "--devices", "4", "--now", "4")
     assert "10 s on 4" in capsys.readouterr().out
 
@@ -96,7 +96,7 @@ def test_what_compares_nothing_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         swept(monkeypatch, tmp_path / "sweep.json", *options)
-    assert "one is compared with several" in capsys.readouterr().err
+    assert "one device is compared with several" in capsys.readouterr().err
 
 
 def test_a_result_of_another_manifest_is_not_gone_on_with(
@@ -107,4 +107,4 @@ def test_a_result_of_another_manifest_is_not_gone_on_with(
     swept(monkeypatch, result, "--devices", "2", "--now", "2")
     with pytest.raises(SystemExit):
         swept(monkeypatch, result, "--devices", "2", "--manifest", str(manifest))
-    assert "begun with another manifest" in capsys.readouterr().err
+    assert "started with another manifest" in capsys.readouterr().err
