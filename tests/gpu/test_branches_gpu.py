@@ -184,7 +184,7 @@ def test_an_error_of_the_model_is_its_own_and_other_ways_are_recorded_afterwards
         (lambda x: x * x.mean().item() if x.mean() > 0 else x, "waits for the GPU"),
         (lambda x: x + torch.randn_like(x) if x.mean() > -9 else x, "draws random numbers"),
         (lambda x: x.add_(1) if x.mean() > -9 else x, "writes to its inputs"),
-        (lambda x: x * 2, "asks the GPU nothing"),
+        (lambda x: x * 2, "reads no value from the GPU"),
     ],
     ids=["number", "noise", "written", "none"],
 )

@@ -369,7 +369,7 @@ def test_a_recurrent_net_is_captured() -> None:
 
 
 def test_inputs_on_the_cpu_are_refused(net: torch.nn.Module) -> None:
-    with pytest.raises(UnsupportedError, match="lies on cpu"):
+    with pytest.raises(UnsupportedError, match="is on cpu"):
         capture_call(lambda t, index: t * index.cuda(), x(), torch.ones(1))(x(), torch.ones(1))  # type: ignore[operator]
 
 

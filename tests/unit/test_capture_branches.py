@@ -256,7 +256,7 @@ def test_a_question_at_which_dynamo_breaks_the_graph_is_asked_and_nothing_is_com
 
 
 @pytest.mark.parametrize(
-    ("device", "mode", "said"), [("cpu", "inference", "only CUDA"), ("cuda", "training", "backward")]
+    ("device", "mode", "said"), [("cpu", "inference", "CUDA graphs need"), ("cuda", "training", "backward")]
 )
 def test_it_is_for_inference_on_a_gpu(device: str, mode: str, said: str) -> None:
     with pytest.raises(UnsupportedError, match=f"capture is 'branches'.*{said}"):
@@ -450,7 +450,7 @@ def test_a_question_on_a_stream_of_the_models_own_is_refused_and_the_recording_e
         with torch.cuda.stream(Stream()):  # type: ignore[arg-type]
             return UP if UP.sum() > 0 else DOWN
 
-    with pytest.raises(UnsupportedError, match="on a stream or a GPU of its own"):
+    with pytest.raises(UnsupportedError, match="on another stream or GPU"):
         books.path(call)
     assert books.log == ["wait", "begin", "end", "settle"]
 
@@ -477,8 +477,8 @@ def plan(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Segmented
 
     def make(call: Callable[..., Any], module: torch.nn.Module | None = None, x: torch.Tensor = UP) -> SegmentedPaths:
         made: Any = SegmentedCall.__new__(SegmentedCall)
-        made._call, made._module, made._borrow, made._pool, made._side = call, module, False, None, books
-        made._device, made._watch, made._host = -1, ModuleGuard(module), {}
+        made._call, made._module, made._borrow, made._pool, made._recording_stream = call, module, False, None, books
+        made._device, made._guard, made._host = -1, ModuleGuard(module), {}
         branches = made._replays(("a signature", None, False), (x.clone(),), {}, lambda: True, lambda: None)
         branches.warmed = warmed
         return branches  # type: ignore[no-any-return]
@@ -497,7 +497,7 @@ def test_every_way_is_warmed_up_before_it_is_recorded(plan: Callable[..., Any]) 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda x: x * 2, "asks the GPU nothing"),
+        (lambda x: x * 2, "reads no value from the GPU"),
         (lambda x: x.add_(1) if x.sum() > 0 else x, "writes to its inputs or its module"),
         (lambda x: x + torch.randn(4) if x.sum() > 0 else x, "draws random numbers"),
     ],
@@ -548,7 +548,7 @@ def test_a_way_is_recorded_on_the_gpu_of_the_others_alone(
 ) -> None:
     branches = plan(lambda x: x if x.sum() > 0 else -x)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    with pytest.raises(UnsupportedError, match="not the current one"):
+    with pytest.raises(UnsupportedError, match="another GPU is current"):
         branches._record()
 
 
@@ -563,7 +563,7 @@ def test_a_path_is_cut_where_it_asks_and_where_an_operator_waits(books: Gpu, mon
     def call() -> torch.Tensor:
         return x.masked_select(x > 1.5) * 2 if x.sum() > 0 else x[:1]
 
-    with host.noting():
+    with host.recording_values():
         call()
     books.log.clear()
     path = record_path(call, pool=None, stream=books, host=host)  # type: ignore[arg-type]
@@ -586,7 +586,7 @@ def test_what_an_operator_found_is_left_where_the_next_piece_reads_it(
         found.append(x.nonzero())
         return x
 
-    with host.noting():
+    with host.recording_values():
         call()
     path = record_path(call, pool=None, stream=books, host=host)  # type: ignore[arg-type]
     assert found[-1].tolist() == [[2], [3]]
@@ -601,7 +601,7 @@ def test_what_an_operator_found_is_left_where_the_next_piece_reads_it(
 def test_a_number_is_no_answer_and_the_recording_ends(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "DEVICE", "cpu")
     x, host = UP.clone(), HostValues("cpu")
-    with pytest.raises(UnsupportedError, match=r"test_capture_branches\.py:\d+.*waits for the GPU to read a number"):
+    with pytest.raises(UnsupportedError, match=r"test_capture_branches\.py:\d+.*reads a number from the GPU"):
         record_path(lambda: x * x.sum().item(), pool=None, stream=books, host=host)  # type: ignore[arg-type]
     assert books.log == ["wait", "begin", "end", "settle"]
     whole = record_path(lambda: x * int((x > 1).sum()), pool=None, stream=books, host=host)  # type: ignore[arg-type]

@@ -668,5 +668,5 @@ def test_several_tensors_are_copied_at_once(count: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("into", "values"), [(0, 1), (1, 2), (2, 1)])
 def test_tensors_are_never_copied_into_another_number_of_them(into: int, values: int) -> None:
     """This happens when a call that is recorded again returns fewer tensors than before."""
-    with pytest.raises(ValueError, match=f"{values} tensors are to be copied into {into}"):
+    with pytest.raises(ValueError, match=f"there are {values} tensors to copy, but {into} targets"):
         copy_each([torch.zeros(2)] * into, [torch.ones(2)] * values)

@@ -137,7 +137,8 @@ def append(x: torch.Tensor, cache: Cache) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"), [(count, "no tensor"), (grow, r"Cache\.k of shape \(5, 2\)"), (append, "no tensor")]
+    ("call", "said"),
+    [(count, "more than tensors"), (grow, r"Cache\.k from shape \(4, 2\) to"), (append, "more than tensors")],
 )
 def test_calls_that_no_replay_could_repeat_are_refused_and_leave_the_object(
     call: Callable[..., Any], said: str

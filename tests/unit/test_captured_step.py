@@ -359,7 +359,7 @@ def test_a_number_that_changes_on_every_step_is_named_and_costs_no_recordings(
     for _ in range(4):
         steps_outside(ours, theirs, batch(), slower)
     assert machine.recorded == 1
-    assert "lr of group 0 of optimizers[0] was 0.1 and is 0.05; a tensor on CUDA" in caplog.text
+    assert "lr of group 0 of optimizers[0] was 0.1 and is 0.05. To avoid that, use a tensor on CUDA" in caplog.text
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
@@ -437,7 +437,7 @@ def test_a_count_kept_in_python_is_told(machine: Machine, caplog: pytest.LogCapt
     captured = torchwise.captured_step(step, model, optimizer)
     for _ in range(3):
         captured(*batch())
-    assert "count changes in Python from step to step, and will stand still" in caplog.text
+    assert "count changes in Python from step to step, but a replay" in caplog.text
 
 
 def test_autocast_around_the_step_casts_the_weights_of_each_step(machine: Machine) -> None:
@@ -524,7 +524,7 @@ def test_state_that_comes_into_being_late_is_refused(machine: Machine) -> None:
 
     step = torchwise.captured_step(make_broken_step(model, optimizer, late), model, optimizer)
     step(*batch())
-    with pytest.raises(UnsupportedError, match="changes what it trains: an optimizer or a scaler has other"):
+    with pytest.raises(UnsupportedError, match="changes its own state, as an optimizer or a scaler has other"):
         step(*batch())
 
 
@@ -548,7 +548,7 @@ def test_a_learning_rate_elsewhere_is_named(machine: Machine, monkeypatch: pytes
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.param_groups[0]["lr"] = torch.empty((), device="meta")
     step = torchwise.captured_step(zero_first(model, optimizer), model, optimizer)
-    with pytest.raises(UnsupportedError, match=r"lr of group 0 of optimizers\[0\] lies on meta.*put it on CUDA"):
+    with pytest.raises(UnsupportedError, match=r"lr of group 0 of optimizers\[0\] is on meta.*put it on CUDA"):
         step(*batch())
 
 

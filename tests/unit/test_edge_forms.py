@@ -163,7 +163,7 @@ def test_a_form_that_is_another_for_the_same_call_is_refused_and_learnt_anew(net
     call = compile_call(net, Plan(precision="autocast_bf16", backend=backend))
     check(call(X), net(X))
     net.returns_labels = True
-    with pytest.raises(UnsupportedError, match=r"torch\.int64 where the original returned torch\.float32"):
+    with pytest.raises(UnsupportedError, match=r"torch\.int64, but the original model returned torch\.float32"):
         call(X)
     check(call(X), net(X))
 

@@ -54,11 +54,11 @@ def test_what_is_copied_is_noted_in_its_order_and_recorded_from_there(
     call: Callable[[torch.Tensor], Any], brought: list[list[float]]
 ) -> None:
     host = HostValues(ELSEWHERE)
-    with host.noting():
+    with host.recording_values():
         noted = call(there(4))
     assert [values.flatten().tolist() for values, _ in host._copies] == brought
     assert all(twin.device.type == ELSEWHERE for _, twin in host._copies)
-    with host.answering():
+    with host.replaying_values():
         answer = call(there(4))
     assert (answer.device, answer.shape, answer.dtype) == (noted.device, noted.shape, noted.dtype)
     assert host.has_same_tensors()
@@ -69,7 +69,7 @@ X = torch.arange(4.0)
 
 def record_values(call: Callable[[torch.Tensor], Any], device: str = ELSEWHERE) -> HostValues:
     host = HostValues(device)
-    with host.noting():
+    with host.recording_values():
         call(torch.empty(4, device=device) if device == ELSEWHERE else X)
     return host
 
@@ -86,7 +86,7 @@ def record_values(call: Callable[[torch.Tensor], Any], device: str = ELSEWHERE) 
 )
 def test_other_numbers_than_were_noted_are_refused(then: Callable[[torch.Tensor], Any]) -> None:
     host = record_values(lambda x: x * torch.tensor(0.1).to(x.device))
-    with pytest.raises(UnsupportedError, match="copies other numbers from the CPU"), host.answering():
+    with pytest.raises(UnsupportedError, match="copies other numbers from the CPU"), host.replaying_values():
         then(there(4))
 
 
@@ -102,7 +102,7 @@ def test_other_numbers_than_were_noted_are_refused(then: Callable[[torch.Tensor]
 )
 def test_numbers_that_are_drawn_on_the_cpu_are_refused(draw: Callable[[], torch.Tensor]) -> None:
     host = record_values(lambda x: x * draw().to(x.device))
-    with pytest.raises(UnsupportedError, match="random numbers on the CPU"), host.answering():
+    with pytest.raises(UnsupportedError, match="random numbers on the CPU"), host.replaying_values():
         pass
     record_values(lambda x: x * torch.rand(4, device=x.device)), "what the GPU draws is another matter"
 
@@ -127,19 +127,22 @@ def test_what_the_model_keeps_on_the_cpu_may_be_seen_to_change() -> None:
 def test_a_call_that_writes_to_what_the_model_keeps_on_the_cpu_is_refused() -> None:
     count = torch.zeros(())
     host = record_values(lambda x: x * count.add_(1).to(x.device))
-    with pytest.raises(UnsupportedError, match="writes to a tensor that its module keeps on the CPU"), host.answering():
+    with (
+        pytest.raises(UnsupportedError, match="writes to a tensor that its module keeps on the CPU"),
+        host.replaying_values(),
+    ):
         pass
 
 
 def test_what_was_recorded_stays_in_memory_when_another_way_is_noted() -> None:
     host = record_values(lambda x: x * torch.tensor(0.1).to(x.device))
-    with host.answering():
+    with host.replaying_values():
         torch.tensor(0.1).to(ELSEWHERE)
     read = weakref.ref(host._copies[0][1])
-    with host.noting():
+    with host.recording_values():
         torch.tensor(0.3).to(ELSEWHERE)
     assert read() is not None, "a graph reads there"
-    with host.answering():
+    with host.replaying_values():
         torch.tensor(0.3).to(ELSEWHERE)
 
 
@@ -176,7 +179,7 @@ def _each_written(zeros: list[torch.Tensor], x: torch.Tensor) -> list[torch.Tens
 def test_what_is_computed_from_numbers_alone_is_told_and_not_asked(call: Callable[[torch.Tensor], Any]) -> None:
     asked: list[Any] = []
     host, x = record_values(call, "cpu"), torch.arange(4.0)
-    with host.answering(lambda func, args, kwargs: asked.append(func) or func(*args, **kwargs)):
+    with host.replaying_values(lambda func, args, kwargs: asked.append(func) or func(*args, **kwargs)):
         answer = call(x)
     expected = call(x)
     assert torch.equal(answer, expected) if isinstance(answer, torch.Tensor) else answer == expected
@@ -187,7 +190,7 @@ def test_what_is_computed_from_numbers_alone_is_told_and_not_asked(call: Callabl
 def test_what_an_input_has_a_part_in_is_asked(call: Callable[[torch.Tensor], Any]) -> None:
     asked: list[Any] = []
     host, x = record_values(call, "cpu"), torch.arange(4.0)
-    with host.answering(lambda func, args, kwargs: asked.append(func) or func(*args, **kwargs)):
+    with host.replaying_values(lambda func, args, kwargs: asked.append(func) or func(*args, **kwargs)):
         call(x)
     assert aten._local_scalar_dense.default in asked
 
@@ -203,7 +206,7 @@ def test_a_mask_that_is_used_twice_is_asked_once_and_anew_when_it_was_written_to
 
     asked: list[Any] = []
     x = torch.arange(4.0)
-    with record_values(call, "cpu").answering(lambda f, args, kwargs: asked.append(f) or f(*args, **kwargs)):
+    with record_values(call, "cpu").replaying_values(lambda f, args, kwargs: asked.append(f) or f(*args, **kwargs)):
         answers = call(x)
     assert all(map(torch.equal, answers, call(x)))
     assert asked == [aten.nonzero.default] * 3

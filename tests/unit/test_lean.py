@@ -242,15 +242,19 @@ def reads_a_setting(x: torch.Tensor) -> torch.Tensor:
     ("call", "args", "reason"),
     [
         (Stateful().forward, (X,), "writes to its own tensors"),
-        (sums, (torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged),), "nested, sparse or of a class"),
-        (sums, (X.to_sparse(),), "nested, sparse or of a class"),
-        (sums, (X.as_subclass(Subclass),), "nested, sparse or of a class"),
+        (
+            sums,
+            (torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged),),
+            "nested, sparse or of a tensor",
+        ),
+        (sums, (X.to_sparse(),), "nested, sparse or of a tensor"),
+        (sums, (X.as_subclass(Subclass),), "nested, sparse or of a tensor"),
         (has_an_attribute, (X,), "depends on x"),
         (has_an_attribute, (with_an_attribute(),), "depends on x"),
         (reads_a_private_one, (Batch(X),), "depends on batch._scale"),
         (reads_a_global, (X,), "depends on .*SCALE"),
         (breaks, (X,), "the graph breaks"),
-        (closes_over(2.0), (X,), "no plain function"),
+        (closes_over(2.0), (X,), "not a plain function"),
         (Configured().forward, (X, "object"), "depends on .*settings"),
         (Configured().forward, (X, "list"), "depends on .*factors"),
         (Configured().forward, (X, "dict"), "depends on .*named"),
@@ -258,7 +262,7 @@ def reads_a_setting(x: torch.Tensor) -> torch.Tensor:
         (Listed().forward, (X,), "depends on .*factors"),
         (has_a_default, (X,), "depends on .*config"),
         (writes, (torch.ones(3), torch.ones(3)), "writes to its inputs"),
-        (torch.nn.functional.gelu, (X,), "no plain function"),
+        (torch.nn.functional.gelu, (X,), "not a plain function"),
         (plain, (X.to(torch.complex64),), "complex"),
     ],
 )
@@ -357,7 +361,7 @@ def test_a_module_that_finds_its_class_compiled_takes_the_straight_way_too() -> 
 def test_what_others_compiled_is_not_trusted(net: Net) -> None:
     torch.compile(net.forward, backend="eager")(X)  # whose guards nobody noted
     counted = Counted(net.forward, X)
-    assert counted.straight.reason in ("", "what serves it was compiled elsewhere, and its guards are not known")
+    assert counted.straight.reason in ("", "its code was compiled outside of this plan, so its guards are unknown")
     assert torch.equal(counted(X), net(X))
 
 
@@ -371,7 +375,7 @@ def test_what_was_not_just_compiled_has_no_straight_way() -> None:
     straight = GuardBypass(plain)
     before = straight.prepare_bypass((X,), {})
     assert straight.path(plain, (X,), {}, before) is plain
-    assert "compiled elsewhere" in straight.reason
+    assert "compiled outside of this plan" in straight.reason
 
 
 class Silent(TorchFunctionMode):

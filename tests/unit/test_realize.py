@@ -454,7 +454,7 @@ def test_what_cannot_be_realised_is_refused_with_the_value() -> None:
         compile_call(torch.tanh, Plan(backend="inductor", scope="regional"), x)
     with pytest.raises(UnsupportedError, match="'nonesuch'"):
         compile_call(torch.tanh, Plan(backend="nonesuch"), x)
-    with pytest.raises(UnsupportedError, match="only CUDA has graphs"):
+    with pytest.raises(UnsupportedError, match="but device is"):
         compile_call(torch.tanh, Plan(capture="call"), x)
     with pytest.raises(UnsupportedError, match="'no_such_option'"):
         compile_call(torch.tanh, Plan(backend="inductor", options=(("no_such_option", True),)), x)
@@ -857,7 +857,7 @@ def test_batch_norm_that_counts_is_not_frozen() -> None:
         (torch.nn.BatchNorm1d(3).eval(), False),
         (torch.nn.BatchNorm1d(3, track_running_stats=False), False),
     ):
-        with pytest.raises(UnsupportedError, match=r"batch-norm writes .*: eval\(\) ends") if counts else nullcontext():
+        with pytest.raises(UnsupportedError, match=r"batch-norm writes .*: call eval\(\) first") if counts else nullcontext():
             compile_plan(model, plan, example, device="cpu", mode="inference")
 
 

@@ -248,7 +248,7 @@ def test_a_model_that_is_trained_over_ranks_is_called_once_with_all_that_its_cal
     model = Called() if kind == "__call__" else Blocks()
     if kind == "hook":
         model.register_forward_hook(lambda _module, _inputs, output: output * 2)
-    with pytest.raises(UnsupportedError, match="would do again what else that call does"):
+    with pytest.raises(UnsupportedError, match="which a plan would repeat"):
         compile_step(a_step(torch.nn.parallel.DistributedDataParallel(model)), Plan(backend="inductor"))
 
 
@@ -523,9 +523,9 @@ def test_hooks_of_parameters_are_known_in_copies_too_and_no_batch_is_cut(kind: s
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan(microbatches=2), "microbatches is 2, but parameters have hooks, which would run once each"),
-        (Plan(capture="step"), "capture is 'step', but parameters have hooks, which are Python"),
-        (Plan(precision="autocast_fp16"), "precision is 'autocast_fp16', but parameters have hooks, which would be"),
+        (Plan(microbatches=2), "microbatches is 2, but parameters have hooks, which would run once for each"),
+        (Plan(capture="step"), "capture is 'step', but parameters have hooks, and a replay runs no Python"),
+        (Plan(precision="autocast_fp16"), "precision is 'autocast_fp16', but parameters have hooks, which would"),
     ],
     ids=str,
 )
@@ -581,15 +581,15 @@ class Normed(torch.nn.Module):
         (
             Plan(activation_checkpointing="blocks"),
             {"model": Normed()},
-            "activation_checkpointing is 'blocks', but their batch-norm would count",
+            "activation_checkpointing is 'blocks', but batch-norm in the blocks would count",
         ),
-        (Plan(capture="step"), {}, "capture is 'step', but this is cpu: only a CUDA GPU records graphs"),
+        (Plan(capture="step"), {}, "capture is 'step', but device is 'cpu': CUDA graphs need a CUDA GPU"),
         (Plan(optimizer="fused"), {"optimizer": torch.optim.Rprop}, "optimizer is 'fused', but Rprop has no such form"),
         (Plan(optimizer="foreach"), {"optimizer": torch.optim.LBFGS}, "optimizer is 'foreach', but LBFGS has no such"),
         (
             Plan(optimizer="compiled", backend="inductor"),
             {"optimizer": torch.optim.LBFGS},
-            "optimizer is 'compiled', but LBFGS runs the model itself: leave optimizer out",
+            "optimizer is 'compiled', but LBFGS calls the model itself: leave optimizer out",
         ),
         (
             Plan(precision="autocast_fp16"),
@@ -599,7 +599,7 @@ class Normed(torch.nn.Module):
         (
             Plan(optimizer="compiled", backend="inductor"),
             {"scheduler": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=9)},
-            "a scheduler changes the optimizer's momentum at every step, which what is compiled or captured once",
+            "a scheduler changes the optimizer's momentum at every step, but code that is compiled or captured",
         ),
     ],
     ids=lambda given: str(given) if isinstance(given, (str, Plan)) else "",
@@ -611,12 +611,12 @@ def test_what_cannot_be_is_refused_with_words(plan: Plan, how: dict[str, Any], m
 def test_pieces_that_do_not_divide_are_refused() -> None:
     step = a_step()
     made = compile_step(step, Plan(microbatches=3))
-    with pytest.raises(torchwise.TorchwiseError, match="cannot be cut into 3 equal microbatches"):
+    with pytest.raises(torchwise.TorchwiseError, match="cannot be split into 3 equal microbatches"):
         made.call(*batch())
 
 
 def test_a_plan_of_a_step_is_refused_for_a_model() -> None:
-    with pytest.raises(UnsupportedError, match="is of a whole training step, but this is a model: give a TrainStep"):
+    with pytest.raises(UnsupportedError, match="is for a whole training step, but this is a model: pass a TrainStep"):
         compile_plan(Blocks(), Plan(microbatches=2), Example((batch()[0],)), device="cpu", mode="training")
 
 

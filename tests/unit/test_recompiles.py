@@ -140,7 +140,7 @@ def test_a_number_is_compiled_for_once_more_and_then_is_an_input(
 
 
 OTHERS: dict[str, tuple[Callable[[Any, int], object], str]] = {
-    "text": (lambda m, i: setattr(m, "style", "x" * i), r"`style` on the model is another text on every call"),
+    "text": (lambda m, i: setattr(m, "style", "x" * i), r"`style` on the model is another string on every call"),
     "number of rounds": (lambda m, i: setattr(m, "rounds", 2 + i), r"`rounds` on the model is another number on every"),
     "function": (
         lambda m, i: setattr(m, "activation", lambda x: x + i),
@@ -172,7 +172,7 @@ def test_what_cannot_be_an_input_is_compiled_for_so_often_and_then_named(
     [alert] = alerts
     assert (alert.kind, alert.facts["recompiles"]) == ("recompile_limit", 8)
     assert (alert.facts["reason"], alert.facts["sentence"]) == ("recompile_limit", said)
-    assert "it was made anew 8 times" in alert.message
+    assert "it was compiled or captured again 8 times" in alert.message
 
 
 @torch.no_grad()
@@ -331,7 +331,7 @@ def test_in_the_midst_of_a_call_the_plan_goes_to_the_end_and_is_given_up(
     assert (fast.statistics.optimized, fast.statistics.recompiles) == (10, 9)
     assert [alert.kind for alert in alerts] == ["recompile_limit"]
     [reason] = fast.statistics.sentences.values()
-    assert reason.startswith("the global variable `STYLE` is another text on every call")
+    assert reason.startswith("the global variable `STYLE` is another string on every call")
 
 
 @torch.no_grad()
@@ -345,7 +345,7 @@ def test_a_trial_of_such_a_program_fails_with_the_reason() -> None:
 
     for i in range(9):
         set_style(i)
-    with pytest.raises(RecompileLimitError, match="`style` on the model is another text on every call"):
+    with pytest.raises(RecompileLimitError, match="`style` on the model is another string on every call"):
         set_style(9)
 
 
@@ -419,4 +419,4 @@ def test_what_varied_most_often_is_named_with_its_last_values() -> None:
     with pytest.raises(RecompileLimitError) as raised:
         recompiles.again([], at_start=True)
     assert raised.value.reason.startswith("`step` is another number on every call")
-    assert str(raised.value).endswith("(it was made anew 8 times; its last values are 4, 5, 6, 7)")
+    assert str(raised.value).endswith("(it was compiled or captured again 8 times, its last values are 4, 5, 6, 7)")

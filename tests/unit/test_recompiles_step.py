@@ -110,7 +110,7 @@ def test_what_cannot_be_an_input_ends_the_plan_after_a_whole_step_and_is_named(
     [(reason, times)] = fast.statistics.original.items()
     assert reason == FallbackReason.RECOMPILE_LIMIT
     sentence = fast.statistics.sentences[reason]
-    assert sentence.startswith("the global variable `STYLE` is another text on every call")
+    assert sentence.startswith("the global variable `STYLE` is another string on every call")
     assert times == 4
     assert [(alert.kind, alert.facts["sentence"]) for alert in alerts] == [("recompile_limit", sentence)]
     assert caplog.text.count("training goes on as written") == 1
@@ -137,7 +137,7 @@ def test_a_setting_of_an_optimizer_that_cannot_be_an_input_ends_the_plan_and_is_
     agree(fast, written)
     assert (fast.statistics.optimized, fast.statistics.recompiles) == (10, 9)
     [reason] = fast.statistics.sentences.values()
-    assert reason.startswith("`param_groups[0]['note']` on the AdamW is another text on every call")
+    assert reason.startswith("`param_groups[0]['note']` on the AdamW is another string on every call")
 
 
 def test_batches_that_were_not_proven_are_said_once_and_alerted(

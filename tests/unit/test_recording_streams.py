@@ -31,7 +31,7 @@ class Card:
         names = (f"stream {number}" for number in itertools.count())
         monkeypatch.setattr(capture_stream, "_free", capture_stream.defaultdict(list))
         monkeypatch.setattr(capture_stream, "_new_stream", lambda: next(names))
-        monkeypatch.setattr(capture_stream, "_ask_for_workspaces", self.ask)
+        monkeypatch.setattr(capture_stream, "_allocate_workspaces", self.ask)
         monkeypatch.setattr(capture_stream, "warm_up_stream", lambda device: "warm-up")
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Anchor(self))
         monkeypatch.setattr(torch.cuda, "stream", self.on)
@@ -237,7 +237,10 @@ def test_a_recording_that_fails_leaves_the_plan_its_stream(card: Card) -> None:
 
 @pytest.mark.parametrize(
     ("code", "error", "said"),
-    [(2, torch.OutOfMemoryError, "no stream could be made"), (999, RuntimeError, "cuStreamCreate returned 999")],
+    [
+        (2, torch.OutOfMemoryError, "a stream for recording graphs could not be created"),
+        (999, RuntimeError, "cuStreamCreate returned 999"),
+    ],
 )
 def test_a_driver_that_makes_no_stream_is_named(
     monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception], said: str
@@ -257,7 +260,7 @@ def test_where_there_is_no_driver_nothing_is_captured(monkeypatch: pytest.Monkey
         raise OSError(name)
 
     monkeypatch.setattr(capture_stream.ctypes, "CDLL", raise_missing)
-    with pytest.raises(UnsupportedError, match="from the CUDA driver, but no libcuda"):
+    with pytest.raises(UnsupportedError, match="of the CUDA driver, but libcuda"):
         capture_stream._new_stream()
 
 

@@ -154,5 +154,5 @@ def test_why_a_plan_is_made_anew_is_said_by_name() -> None:
     model.blocks[1].first.weight = nn.Parameter(torch.randn(4, 4))
     agree(fast, model)
     [(reason, sentence)] = fast.statistics.sentences.items()
-    said = "the model changed since the plan was made for it: `blocks.1.first.weight` on the model is another"
+    said = "the model changed since it was compiled by the plan: `blocks.1.first.weight` on the model is different"
     assert (reason, sentence) == (FallbackReason.MODEL_CHANGED, f"{said}; the plan is compiled again")

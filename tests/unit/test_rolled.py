@@ -519,7 +519,7 @@ def test_what_changes_settings_in_between_is_not_rolled() -> None:
 
     assert (
         reasons(loop_without_grad, torch.randn(4))
-        == "_set_grad_enabled in the graph changes how PyTorch computes what follows"
+        == "_set_grad_enabled in the graph changes how PyTorch computes the following operators"
     )
     assert "autocast" in reasons(cast, torch.randn(4, 4))
     assert torch.autocast_increment_nesting() == 1, "looking at the graph has left no autocast entered"

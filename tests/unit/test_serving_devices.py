@@ -65,8 +65,8 @@ def test_a_graph_is_recorded_on_the_current_gpu_alone(monkeypatch: pytest.Monkey
     options: dict[str, Any] = {"pool": None, "stream": None, "settled": lambda: None}
     with FakeTensorMode():
         x = torch.empty(3, device="cuda:1")
-        with pytest.raises(UnsupportedError, match="an input lies on cuda:1, but a graph replays the current"):
+        with pytest.raises(UnsupportedError, match="an input is on cuda:1, but a graph needs it on the current"):
             record(torch.sin, (x,), {}, **options)
-        with pytest.raises(UnsupportedError, match="an output lies on cuda:1"):
+        with pytest.raises(UnsupportedError, match="an output is on cuda:1"):
             check_outputs((x,))
         check_outputs((torch.empty(3, device="cuda:0"),))

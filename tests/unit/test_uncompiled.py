@@ -107,11 +107,9 @@ def test_without_a_line_the_reason_is_given() -> None:
 
 def test_an_rnn_is_named() -> None:
     steps = Example((torch.ones(2, 3, 4),))
-    assert why_uncompiled(nn.GRU(4, 4), steps) == "PyTorch leaves nn.GRU to eager"
+    assert why_uncompiled(nn.GRU(4, 4), steps) == "PyTorch runs nn.GRU in eager"
     inside = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))
-    assert why_uncompiled(inside, steps) == (
-        "PyTorch leaves nn.LSTM to eager, and so it may leave the functions that call it"
-    )
+    assert why_uncompiled(inside, steps) == ("PyTorch runs nn.LSTM in eager, and possibly the functions that call it")
 
 
 def test_the_example_is_left_as_it_was() -> None:

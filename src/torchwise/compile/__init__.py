@@ -1,4 +1,4 @@
-"""From a plan and a model to something that can be called."""
+"""Compile a model by a plan, and return a callable with the same signature."""
 
 from torchwise.compile.backends import Backend
 from torchwise.compile.compiled_plan import CompiledPlan, compile_plan

@@ -1,14 +1,14 @@
-"""Compiled ahead: a plan's code is made in one process and called in another, which never compiles.
+"""Compile ahead of time: one process compiles a plan's code, and another one calls it without compiling.
 
-While one thread of a process compiles, Dynamo raises errors in the others' calls (torch 2.11). It tells them that they
-are compiling (2.13), and rewinds the random numbers that they draw. So a program that serves has its code made
-elsewhere.
+While one thread of a process compiles, Dynamo raises errors in the calls of other threads (torch 2.11). In torch 2.13
+it reports to them that they are compiling, and rewinds the random numbers that they draw. So a serving program has its
+code compiled in another process.
 
 PyTorch's API for that is `torch.compile(...).aot_compile` and `torch.compiler.load_compiled_function`. The graph must
-not break. They store its code and its guards as bytes, and leave the weights to the module that is there.
+not break. The API stores the graph's code and guards as bytes, without the weights, which the loading module has.
 
-Dynamo leaves out guards that it cannot write down, on global variables above all. Global numbers and texts are compared
-here instead. If another guard asks for something that nothing else would notice, there is no such code.
+Dynamo leaves out guards that it cannot serialize, mostly on global variables. Global numbers and strings are compared
+here instead. If another left-out guard checks something that nothing else would notice, compiling ahead is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchwise.plan.rules import CUDA_GRAPH_MODES
 
 _GLOBAL = re.compile(r"G\['(?:__import_(?P<module>\w+)'\]\.(?P<name>\w+)|(?P<own>\w+)'\])")
 UNWRITABLE = ("torch._dynamo.guards", "CheckFunctionManager")
-Way = Callable[..., Any]
+Call = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Constant:
 
     @classmethod
     def from_guard(cls, place: str, value: Any) -> Constant | None:
-        """Return the constant that a guard on `place` checks, or None if it is no plain global variable."""
-        found = _GLOBAL.fullmatch(place)
-        if found is None or type(value) not in (bool, int, float, str, type(None)):
+        """Return the constant that a guard on `place` checks, or None if it is not a plain global variable."""
+        hit = _GLOBAL.fullmatch(place)
+        if hit is None or type(value) not in (bool, int, float, str, type(None)):
             return None
-        return cls((found["module"] or "").replace("_dot_", "."), found["name"] or found["own"], value)
+        return cls((hit["module"] or "").replace("_dot_", "."), hit["name"] or hit["own"], value)
 
     def holds(self, own: dict[str, Any]) -> bool:
         """Whether the variable has the same value now. `own` are the globals of the compiled function."""
@@ -71,11 +71,10 @@ class Code:
     """The code compiled for calls of one signature.
 
     Attributes:
-        data: as PyTorch writes it. It is a pickle, and so it is code: it is only ever read by the program that had it
-            made.
-        straight: whether the signature, the look at the module and the constants notice as much as its guards.
-        constants: global variables that are part of it.
-        hooks: how many hooks each of the module's modules had, as those are part of it, too.
+        data: as PyTorch writes it. It is a pickle, and so it is code: only the program that requested it may read it.
+        straight: whether the signature, the module guard and the constants notice as much as Dynamo's guards.
+        constants: global variables that are compiled into it.
+        hooks: the number of hooks of each of the module's modules, as they are compiled into it, too.
     """
 
     data: bytes
@@ -91,19 +90,19 @@ def check_possible(plan: Plan) -> None:
         UnsupportedError: it is such a plan.
     """
     reasons = {
-        "it compiles parts, and only one whole graph can be carried over": plan.scope != "whole",
-        "an RNN set apart breaks the graph": "isolate_rnn" in plan.transforms,
-        "its outputs are laid out by what only `torch.compile` traces": "eager_strides" in plan.transforms,
-        f"mode {plan.mode!r} records its CUDA graphs where it compiles": plan.mode in CUDA_GRAPH_MODES,
-        "the weights are frozen into the code, which does not notice new ones elsewhere": bool(plan.option("freezing")),
+        "it compiles parts, and only one whole graph can be stored": plan.scope != "whole",
+        "an isolated RNN breaks the graph": "isolate_rnn" in plan.transforms,
+        "its output strides depend on a trace of `torch.compile`": "eager_strides" in plan.transforms,
+        f"mode {plan.mode!r} records its CUDA graphs in the process that compiles": plan.mode in CUDA_GRAPH_MODES,
+        "the weights are frozen into the code, which would not notice changed weights": bool(plan.option("freezing")),
     }
-    for reason, holds in reasons.items():
-        if holds:
+    for reason, applies in reasons.items():
+        if applies:
             raise UnsupportedError(f"plan {plan} cannot be compiled ahead: {reason}")
 
 
 class Maker:
-    """In place of a plan's backend (`compile_plan`), answers plainly and compiles ahead for each signature.
+    """A backend for `compile_plan` that answers by the original call, and compiles ahead for each signature.
 
     Attributes:
         made: the code, in the order of the first calls.
@@ -112,21 +111,21 @@ class Maker:
     def __init__(self) -> None:
         self.made: list[Code] = []
 
-    def __call__(self, call: Way, plan: Plan) -> Way:
-        """Return `call`, watched.
+    def __call__(self, call: Call, plan: Plan) -> Call:
+        """Return `call`, which compiles ahead for each new signature.
 
         Raises:
-            UnsupportedError: the plan cannot be compiled ahead (and on its calls: this model cannot).
+            UnsupportedError: the plan cannot be compiled ahead. Calls raise it if this model cannot.
         """
         check_possible(plan)
         if isinstance(call, torch.nn.Module):
             raise UnsupportedError("the model has hooks, which code that is compiled ahead leaves out")
-        seen: set[Signature] = set()
+        compiled_for: set[Signature] = set()
 
         def call_and_compile(*args: Any, **kwargs: Any) -> Any:
-            if (signature := signature_of(args, kwargs)) not in seen:
+            if (signature := signature_of(args, kwargs)) not in compiled_for:
                 _check_no_overlap(signature)
-                seen.add(signature)
+                compiled_for.add(signature)
                 self.made.append(_compile_ahead(call, plan, args, kwargs))
             return call(*args, **kwargs)
 
@@ -134,16 +133,16 @@ class Maker:
 
 
 class Loader:
-    """In place of a plan's backend (`compile_plan`), answers by the code of a `Maker`, for the module that is here.
+    """A backend for `compile_plan` that answers by the code of a `Maker`, with this process's module.
 
-    A change that makes the code invalid raises on the call, and the original answers.
+    A change that makes the code invalid raises on the call, and the original callable answers.
     """
 
     def __init__(self, codes: Sequence[Code]) -> None:
         self._codes = codes
         self._functions: list[tuple[Any, Code]] = []
 
-    def __call__(self, call: Way, plan: Plan) -> Way:  # noqa: ARG002 - it was followed when the code was made
+    def __call__(self, call: Call, plan: Plan) -> Call:  # noqa: ARG002 - the code was compiled by it
         """Load the code for `call`, a function or the forward of a module.
 
         Raises:
@@ -153,7 +152,7 @@ class Loader:
         return _Loaded(call, self._functions)
 
     def load(self) -> None:
-        """Load the code, which imports the compiler and takes seconds, so that no call has to wait for it.
+        """Load the code before any call. It imports the compiler and takes seconds.
 
         Raises:
             UnsupportedError: this torch cannot load it.
@@ -164,39 +163,39 @@ class Loader:
 
 
 class _Loaded:
-    def __init__(self, call: Way, functions: list[tuple[Any, Code]]) -> None:
+    def __init__(self, call: Call, functions: list[tuple[Any, Code]]) -> None:
         owner = getattr(call, "__self__", None)
         self._globals = getattr(getattr(call, "__func__", call), "__globals__", {})
         self._owner = owner if isinstance(owner, torch.nn.Module) else None
         self._functions = functions
-        self._ways: dict[Signature, Way] = {}
+        self._paths: dict[Signature, Call] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         signature = signature_of(args, kwargs)
-        way = self._ways.get(signature)
-        if way is None:
+        path = self._paths.get(signature)
+        if path is None:
             _check_no_overlap(signature)
-            way = self._ways[signature] = self._find_path(args, kwargs)
+            path = self._paths[signature] = self._find_path(args, kwargs)
         if not torch.is_grad_enabled():
-            return way(*args, **kwargs)
-        with torch.no_grad():  # nothing here asks for a gradient, and so the code was verified without
-            return way(*args, **kwargs)
+            return path(*args, **kwargs)
+        with torch.no_grad():  # no input requires a gradient, so the code was verified without gradients
+            return path(*args, **kwargs)
 
-    def get_fast_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
+    def get_fast_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return the callable for calls of this signature, without looking it up."""
-        return self._ways.get(signature_of(args, dict(kwargs)), self)
+        return self._paths.get(signature_of(args, dict(kwargs)), self)
 
-    def _find_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
+    def _find_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         own = () if self._owner is None else (self._owner,)
         for function, code in self._functions:
             with torch.no_grad():
-                serves = len(self._functions) == 1 or function.guard_check(*own, *args, **kwargs)
-            if serves:
+                fits = len(self._functions) == 1 or function.guard_check(*own, *args, **kwargs)
+            if fits:
                 self._check_hooks(code)
                 return self._constant(self._make_fast_path(function, code, own), code.constants)
-        raise UnsupportedError("nothing was compiled ahead for such a call")
+        raise UnsupportedError("no code was compiled ahead for a call of this signature")
 
-    def _make_fast_path(self, function: Any, code: Code, own: tuple[Any, ...]) -> Way:
+    def _make_fast_path(self, function: Any, code: Code, own: tuple[Any, ...]) -> Call:
         inner, owner = function.fn if code.straight else function, self._owner
 
         def call_guarded(*args: Any, **kwargs: Any) -> Any:
@@ -215,26 +214,26 @@ class _Loaded:
         if code.hooks != _hooks_of(self._owner):
             raise UnsupportedError("a hook was registered or removed since the code was compiled ahead")
 
-    def _constant(self, way: Way, constants: tuple[Constant, ...]) -> Way:
+    def _constant(self, path: Call, constants: tuple[Constant, ...]) -> Call:
         if not constants:
-            return way
+            return path
         scope = self._globals
 
         def check_and_call(*args: Any, **kwargs: Any) -> Any:
             for constant in constants:
                 if not constant.holds(scope):
-                    raise UnsupportedError(f"global {constant.name} is not {constant.value!r} any more")
-            return way(*args, **kwargs)
+                    raise UnsupportedError(f"global {constant.name} is no longer {constant.value!r}, as when compiled")
+            return path(*args, **kwargs)
 
         return check_and_call
 
 
-def _compile_ahead(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Code:
-    straight, dropped = GuardBypass(call), list[Any]()
+def _compile_ahead(call: Call, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Code:
+    bypass, dropped = GuardBypass(call), list[Any]()
     unwritable = private.look_up("compiling ahead", UNWRITABLE).UNSUPPORTED_SERIALIZATION_GUARD_TYPES
 
     def filter_guards(guards: Sequence[Any]) -> list[bool]:
-        straight.guard_filter(guards)
+        bypass.guard_filter(guards)
         kept = [not (g.is_global or g.guard_type in unwritable) for g in guards]
         dropped.extend(g for g, keep in zip(guards, kept, strict=True) if not keep)
         return kept
@@ -249,27 +248,27 @@ def _compile_ahead(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[st
         except AttributeError as error:
             raise UnsupportedError(f"torch {torch.__version__} cannot compile ahead ({error})") from error
         constants = {id(guard): c for guard in dropped if (c := Constant.from_guard(str(guard.name), guard.value))}
-        lost = straight.find_uncovered(args, kwargs, [guard for guard in dropped if id(guard) not in constants])
+        lost = bypass.find_uncovered(args, kwargs, [guard for guard in dropped if id(guard) not in constants])
         if lost:
-            raise UnsupportedError(f"it depends on {lost}, which code that is compiled ahead would not notice")
-        asked = [guard for guard in straight.guards if id(guard) not in constants]
-        is_straight = not straight.find_refusal(args, kwargs) and not straight.find_uncovered(args, kwargs, asked)
+            raise UnsupportedError(f"it depends on {lost}: code compiled ahead would not notice a change of it")
+        guards = [guard for guard in bypass.guards if id(guard) not in constants]
+        has_bypass = not bypass.find_refusal(args, kwargs) and not bypass.find_uncovered(args, kwargs, guards)
         hooks = _hooks_of(getattr(call, "__self__", None))
-        return Code(_bytes_of(function), is_straight, tuple(dict.fromkeys(constants.values())), hooks)
+        return Code(_bytes_of(function), has_bypass, tuple(dict.fromkeys(constants.values())), hooks)
 
 
 def _check_no_overlap(signature: Signature) -> None:
-    """Refuse inputs that share memory, as no guard would tell code for them from code for others.
+    """Refuse inputs that share memory, as no guard distinguishes code for them from code for other inputs.
 
     Raises:
         UnsupportedError: they share memory.
     """
     if overlap_in(signature) is not None:
-        raise UnsupportedError("inputs share memory, which code that is compiled ahead does not notice")
+        raise UnsupportedError("inputs share memory, which code compiled ahead does not notice: pass copies")
 
 
 def _hooks_of(owner: Any) -> tuple[int, ...]:
-    """Count the forward hooks of each module. Dynamo writes down no guards on them."""
+    """Count the forward hooks of each module. Dynamo stores no guards on them."""
     modules = owner.modules() if isinstance(owner, torch.nn.Module) else ()
     return tuple(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in modules)
 

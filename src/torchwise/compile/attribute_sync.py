@@ -1,8 +1,8 @@
-"""Attributes that a model sets on itself in calls: if a copy runs in its place, the original is given them.
+"""Synchronize attributes between a model and the copy of it that runs.
 
-Many models keep something of a call, such as attention weights, an auxiliary loss or a count of calls. The program
-reads it afterwards, or the next call does. And the copy is given the attributes that a program sets on the model from
-call to call. Examples are the strength of an adapter or the number of a request.
+Many models keep something of a call, such as attention weights, an auxiliary loss or a count of calls. The program or
+the next call reads it, so the original receives the attributes that a call sets on the copy. The copy receives the
+attributes that a program sets on the original between calls, such as the strength of an adapter.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torchwise.errors import UnsupportedError
 _MISSING = object()
 _USUAL = torch.contiguous_format
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_APART = STANDARD | {"forward", "_compiled_call_impl"}
-"""Attributes that determine how a module is called, and that no call set."""
+_EXCLUDED = STANDARD | {"forward", "_compiled_call_impl"}
+"""Attributes that determine how a module is called. Calls do not set them."""
 
 
 class AttributeSync:
-    """The plain attributes and the buffers of a copy's modules, watched for changes that calls make.
+    """Carries changed plain attributes and buffers from a copy to its original, and back.
 
     Args:
-        original: is given the attributes that a call sets on the copy.
-        copied: a copy of it, module by module, which is given the attributes that are set on the original.
-        is_own: whether a value leads to modules or weights of either, which the other must not be given.
-        follows: whether somebody else carries over writes to the existing buffers.
+        original: receives the attributes that a call sets on the copy.
+        copied: a copy of it, module by module, which receives the attributes that are set on the original.
+        is_own: whether a value leads to modules or weights of either, which the other must not receive.
+        follows: whether another layer carries over writes to the existing buffers.
     """
 
     def __init__(
@@ -44,38 +44,41 @@ class AttributeSync:
 
     def take_snapshot(self) -> None:
         """Take the present attributes as the reference."""
-        parts = [part for _, part in self._pairs]
-        self._seen = [_snapshot_module(part) for part in parts]
-        self._given = [_plain(own) for own, _ in self._pairs]
-        self._parts = [{kind: vars(own)[kind] for kind in REGISTERED} for own, _ in self._pairs]
-        self._copies = [DictContents(vars(part), apart=_APART) for part in parts]
-        self._originals = [DictContents(vars(own), apart=_APART - {*REGISTERED}) for own, _ in self._pairs]
-        registered = [DictContents(held) for part in parts for held in (part._buffers, part._modules, part._parameters)]
+        modules = [part for _, part in self._pairs]
+        self._copy_state = [_snapshot_module(part) for part in modules]
+        self._original_state = [_plain(own) for own, _ in self._pairs]
+        self._registered = [{kind: vars(own)[kind] for kind in REGISTERED} for own, _ in self._pairs]
+        self._copies = [DictContents(vars(part), apart=_EXCLUDED) for part in modules]
+        self._originals = [DictContents(vars(own), apart=_EXCLUDED - {*REGISTERED}) for own, _ in self._pairs]
+        registered = [DictContents(own) for part in modules for own in (part._buffers, part._modules, part._parameters)]
         self._unwritten = unwritten_since([*self._copies, *registered], [])
         self._is_followed = unwritten_since(self._originals, [])
 
     def has_writes(self) -> bool:
-        """Whether anything was set on the copy since. It runs on every call."""
+        """Whether anything was set on the copy since the snapshot. It runs on every call."""
         return not self._unwritten()
 
     def follow(self) -> None:
-        """Give the copy the attributes set on the original since: by its program, or when its state was put back.
+        """Give the copy the attributes set on the original since the snapshot, by its program or by a restore.
 
         It runs on every call.
 
         Raises:
-            StalePlanError: the change leads to modules or weights of the original, which the copy has as its own. Or
-                the mode changed, or a part that a transform replaced.
+            StalePlanError: the change leads to modules or weights of the original, of which the copy has its own. Or
+                the mode changed, or a submodule that a transform replaced.
         """
         if self._is_followed():
             return
         for place, (own, part) in enumerate(self._pairs):
             if self._originals[place].is_same():
                 continue
-            if any(vars(own)[kind] is not held for kind, held in self._parts[place].items()):
-                raise _change_error("what hangs in the model as its submodules or weights", STATE)
-            self._follow_one(own, part, self._given[place])
-            self._given[place], self._seen[place] = _plain(own), (_plain(part), *self._seen[place][1:])
+            if any(vars(own)[kind] is not values for kind, values in self._registered[place].items()):
+                raise _change_error("the set of the model's submodules or weights", STATE)
+            self._follow_one(own, part, self._original_state[place])
+            self._original_state[place], self._copy_state[place] = (
+                _plain(own),
+                (_plain(part), *self._copy_state[place][1:]),
+            )
             self._originals[place].take_snapshot()
             self._copies[place].take_snapshot()
 
@@ -83,11 +86,9 @@ class AttributeSync:
         now = _plain(own)
         new = {name: value for name, value in now.items() if given.get(name, _MISSING) is not value}
         if type(own) is not type(part) or "training" in new:
-            raise _change_error(
-                "the mode of the model, or what is set on a part that the plan has another form of,", STATE
-            )
+            raise _change_error("the mode of the model, or an attribute of a submodule that the plan replaces,", STATE)
         if inside := [name for name, value in new.items() if self._leads_to_weights(value)]:
-            raise _change_error(f"`{inside[0]}` on the model, which leads to modules or weights of it,", OBJECT)
+            raise _change_error(f"`{inside[0]}` of the model, which leads to its modules or weights,", OBJECT)
         for name in given.keys() - now.keys() - part._buffers.keys():
             vars(part).pop(name, None)
         vars(part).update(new)
@@ -99,23 +100,23 @@ class AttributeSync:
         self.take_snapshot()
 
     def carry(self) -> None:
-        """Give the original the attributes set on the copy since.
+        """Give the original the attributes set on the copy since the snapshot.
 
         Raises:
-            UnsupportedError: the call set weights or modules, which are made once, with numbers of their own.
+            UnsupportedError: the call added or removed weights or modules.
         """
-        for (_, part), (_, _, inside) in zip(self._pairs, self._seen, strict=True):
+        for (_, part), (_, _, inside) in zip(self._pairs, self._copy_state, strict=True):
             if other := {**part._modules, **part._parameters}.keys() ^ inside.keys():
-                raise UnsupportedError(f"the call adds or removes {min(other)!r} in the model, of which a copy is run")
-        for (own, part), (plain, buffers, _) in zip(self._pairs, self._seen, strict=True):
+                raise UnsupportedError(f"the call adds or removes {min(other)!r} in the model, of which a copy runs")
+        for (own, part), (plain, buffers, _) in zip(self._pairs, self._copy_state, strict=True):
             now = _plain(part)
             for name in plain.keys() - now.keys() - part._buffers.keys():
                 vars(own).pop(name, None)
             for name, value in now.items():
                 if plain.get(name, _MISSING) is not value and not self._leads_to_weights(value):
-                    vars(own)[name] = given = as_original(vars(own).get(name), value)
-                    if isinstance(given, torch.Tensor) and given.dtype is value.dtype:
-                        vars(part)[name] = given  # one tensor for both, which a later call may write to
+                    vars(own)[name] = carried = as_original(vars(own).get(name), value)
+                    if isinstance(carried, torch.Tensor) and carried.dtype is value.dtype:
+                        vars(part)[name] = carried  # one tensor for both, which a later call may write to
             for name, buffer in part._buffers.items():
                 if buffers.get(name, _MISSING) is not buffer:
                     self._give_buffer(own, part, name, buffer)
@@ -138,7 +139,7 @@ class AttributeSync:
 
 def _change_error(place: str, kind: str) -> ChangedModelError:
     return ChangedModelError(
-        f"the plan runs a copy of the model, and {place} is another", VaryingValue("", place, kind)
+        f"the plan runs a copy of the model, and {place} changed since it was compiled", VaryingValue("", place, kind)
     )
 
 
@@ -148,14 +149,14 @@ def _snapshot_module(part: torch.nn.Module) -> tuple[dict[str, Any], dict[str, A
 
 
 def _plain(part: torch.nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(part).items() if name not in _APART}
+    return {name: value for name, value in vars(part).items() if name not in _EXCLUDED}
 
 
 def as_original(kept: Any, value: Any) -> Any:
-    """Give a tensor the dtype and strides of the original's own in its place.
+    """Return a copy's tensor with the dtype and strides of the original's tensor.
 
-    The strides are the former ones, or else contiguous ones. A copy's tensor may be of a lower precision, with its
-    channels last.
+    Without a former tensor of that shape, the strides are contiguous. The copy's tensor may be of a lower precision,
+    with its channels last.
     """
     if not isinstance(value, torch.Tensor) or not is_strided(value):
         return value

@@ -1,7 +1,8 @@
-"""PyTorch's key of compiled code, made to tell autocasts apart: before 2.13 it says that one is on, and not which.
+"""Add the dtype of autocast to PyTorch's cache key of compiled code, which lacks it before 2.13.
 
-Under float16 a graph was answered by code compiled for it under bfloat16, in this process or, from disk, in an earlier
-one. PyTorch 2.13 notes the dtype itself (`AOTAutogradCacheDetails.autocast_state`). This does the same before 2.13.
+A graph under float16 was answered by code compiled for it under bfloat16, in this process or from an earlier process's
+cache on disk. PyTorch 2.13 adds the dtype itself (`AOTAutogradCacheDetails.autocast_state`). This does the same before
+2.13.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NOTED = "autocast_state"
 
 @functools.cache
 def add_autocast_to_key() -> None:
-    """Have the key hold the dtype of each autocast in force. Keys without autocast stay the same."""
+    """Add the dtype of each active autocast to the key. Keys without autocast stay the same."""
     with contextlib.suppress(UnsupportedError):  # a version without such keys
         details = look_up("a key of compiled code", DETAILS)
         if NOTED not in details.__init__.__code__.co_names:

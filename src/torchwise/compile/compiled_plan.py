@@ -1,9 +1,8 @@
-"""From a plan and a model to a callable with the same signature.
+"""Compile a model by a plan, and return a callable with the same signature.
 
-The steps are layers around the model, from the inside out. Transforms give the model another form. Memory format and
-precision change that and cast at its edge. A backend compiles the result, and other transforms rewrite its graphs
-there. Capture replays it, and settings hold around each call. A plan that leaves a dimension alone adds no layer for
-it.
+The steps are layers around the model, from the inside out. Transforms rewrite the model. Memory format and precision
+change a copy of it, with casts of its inputs and outputs. A backend compiles the result, and other transforms rewrite
+its graphs there. Capture replays it, and settings hold around each call. A dimension at its default adds no layer.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from torchwise.workload.workload import Example
 
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
-    """A plan made callable.
+    """A callable compiled by a plan.
 
     Attributes:
         plan: the plan.
-        call: takes the original's inputs and returns its outputs, dtypes and strides included.
-        lean: for the arguments of a call that was answered, a shorter way for all calls of that signature, to be taken
-            only if neither gradients nor autocast are enabled.
-        close: frees the memory that the plan holds (captured graphs). The callable must not be used afterwards.
-        reads: returns the plain attributes of the model that code compiled so far depends on, or None if it may be any.
+        call: takes the inputs of the original callable and returns its outputs, with the same dtypes and strides.
+        bypass: returns, for the arguments of an answered call, a faster callable for all calls of that signature. Use
+            it only while neither gradients nor autocast are enabled.
+        close: frees the memory of the plan's CUDA graphs. The callable must not be used afterwards.
+        reads: returns the plain attributes of the model on which the code compiled so far depends, or None if unknown.
     """
 
     plan: Plan
@@ -65,20 +64,20 @@ def compile_plan(
     backend: Backend | None = None,
     recompiles: Recompiles | None = None,
 ) -> CompiledPlan:
-    """Make `plan` callable for `call`. Nothing is compiled before the first call.
+    """Return `call` compiled by `plan`. Nothing is compiled before the first call.
 
-    The original is never changed. A plan changes only a copy, which shares the original's parameters and buffers, or
-    follows them (`DerivedWeights`).
+    The original callable is never changed. A plan changes only a copy, which shares the original's parameters and
+    buffers, or keeps derived ones in sync with them (`DerivedWeights`).
 
     Args:
         call: an `nn.Module` or a function.
         plan: how to run it.
-        example: a batch, if it is a training step.
+        example: example inputs, or a batch for a training step.
         device: "cpu" or "cuda".
         mode: "inference" or "training".
         borrow: whether a captured call returns the graph's own outputs, which its next call overwrites.
-        backend: makes the compiled part, in place of the plan's own backend (see `ahead`).
-        recompiles: counts recompiles and new captures for calls that were answered before, and bounds them.
+        backend: compiles in place of the plan's own backend (see `aot`).
+        recompiles: counts recompilations and new captures for known kinds of calls, and limits them.
 
     Raises:
         UnsupportedError: this torch, or this model, lacks something that the plan needs.
@@ -87,54 +86,68 @@ def compile_plan(
         return CompiledPlan(plan, call, lambda _args, _kwargs: call, _do_nothing)
     recompiles = recompiles or Recompiles()
     if isinstance(call, TrainStep):
-        return _realize_step(call, plan, example, device, recompiles)
+        return _compile_step(call, plan, example, device, recompiles)
     if plan.of_a_step:
-        raise UnsupportedError(f"plan {plan} is of a whole training step, but this is a model: give a TrainStep")
+        raise UnsupportedError(f"plan {plan} is for a whole training step, but this is a model: pass a TrainStep")
     if unknown := [name for name in plan.transforms if name not in transform_names()]:
         raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(transform_names())}")
     inside, outside = _prepare_call(call, plan)
     of_code = recompiles if plan.capture == "none" else recompiles.make_part_counter(is_told=False)
     inner = _compile_call(inside, plan, device, call, backend, of_code)
     settings = settings_for(plan)
-    way = getattr(inner, "get_fast_path", lambda _args, _kwargs: inner)
+    fast_path = getattr(inner, "get_fast_path", lambda _args, _kwargs: inner)
     reads: Any = _unknown if "static_form" in plan.transforms else getattr(inner, "reads", _unknown)
     call = settings.wrap(inner)
     if plan.capture == "none":
         return CompiledPlan(
-            plan, outside(call), lambda args, kwargs: outside(settings.wrap(way(args, kwargs))), _do_nothing, reads
+            plan,
+            outside(call),
+            lambda args, kwargs: outside(settings.wrap(fast_path(args, kwargs))),
+            _do_nothing,
+            reads,
         )
     module = inside if isinstance(inside, torch.nn.Module) else None
     kind, reads = CAPTURES[plan.capture], getattr(inner, "reads", None)
-    how: dict[str, Any] = {"device": device, "mode": mode, "borrow": borrow, "recompiles": recompiles, "reads": reads}
+    options: dict[str, Any] = {
+        "device": device,
+        "mode": mode,
+        "borrow": borrow,
+        "recompiles": recompiles,
+        "reads": reads,
+    }
     has_objects = bool(opaque_leaves((example.args, dict(example.kwargs))))
-    captured = WithObjects(call, lambda inner: kind(inner, module, **how)) if has_objects else kind(call, module, **how)
+    captured = (
+        WithObjects(call, lambda inner: kind(inner, module, **options))
+        if has_objects
+        else kind(call, module, **options)
+    )
     # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
     return CompiledPlan(
         plan, outside(captured), lambda args, kwargs: outside(captured.get_bypass(args, kwargs)), captured.close, reads
     )
 
 
-def _realize_step(step: TrainStep, plan: Plan, example: Example, device: str, recompiles: Recompiles) -> CompiledPlan:
-    def realize_model(call: Callable[..., Any], plan: Plan, example: Example) -> Callable[..., Any]:
+def _compile_step(step: TrainStep, plan: Plan, example: Example, device: str, recompiles: Recompiles) -> CompiledPlan:
+    def compile_model(call: Callable[..., Any], plan: Plan, example: Example) -> Callable[..., Any]:
         return compile_plan(
             call, plan, example, device=device, mode="training", recompiles=recompiles.make_part_counter()
         ).call
 
-    made = CompiledStep(step, plan, example, device, realize_model, recompiles)
-    return CompiledPlan(plan, made, lambda _args, _kwargs: made, made.close)
+    compiled = CompiledStep(step, plan, example, device, compile_model, recompiles)
+    return CompiledPlan(plan, compiled, lambda _args, _kwargs: compiled, compiled.close)
 
 
 def _prepare_call(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], Layer]:
-    """Return the callable to compile (`call`, or a form or copy of it), and a layer that keeps it true to `call`.
+    """Return the callable to compile (`call`, or a rewritten copy of it), and a layer that syncs it with `call`.
 
-    The transforms of the model come first. Precision and layout are changed in their result.
+    The transforms of the model come first. Precision and memory format are changed in their result.
     """
     form, layers = transform_model(call, plan.transforms)
     frozen = bool(plan.option("freezing"))
     if frozen and isinstance(call, torch.nn.Module) and any(map(_counts_statistics, call.modules())):
         raise UnsupportedError(
-            "freezing folds weights into the code, but batch-norm writes to its statistics on every call while the "
-            "model is in training mode: eval() ends that"
+            "freezing folds weights into the code, but batch-norm writes to its statistics on every call in training "
+            "mode: call eval() first"
         )
     inside, guarded, follows = form, frozen or form is not call, False
     if isinstance(form, torch.nn.Module) and (plan.precision == "bf16" or plan.memory_format == "channels_last"):
@@ -144,12 +157,12 @@ def _prepare_call(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., A
     elif isinstance(form, torch.nn.Module) and plan.scope == "regional":
         inside, guarded = share(form), True
     if isinstance(call, torch.nn.Module) and guarded:
-        runs = form if follows else inside  # the layer that follows the form tells it
-        is_copy = runs is not call and "static_form" not in plan.transforms  # the model itself declares such a form
+        runs = form if follows else inside  # the layer of derived weights syncs the rest
+        is_copy = runs is not call and "static_form" not in plan.transforms  # the model declares a static form itself
         guard = functools.partial(ModuleChangeGuard, call, values=frozen)
         if is_copy and isinstance(runs, torch.nn.Module):
             layers.append(guard(copied=runs).wrap)
-        else:  # each way for a call looks anew: the first may have set something on the model
+        else:  # each path takes a new snapshot, as the first call may have set something on the model
             layers.append(lambda inner: guard(itself=runs is call).wrap(inner))
     return inside, lambda inner: functools.reduce(lambda wrapped, layer: layer(wrapped), layers, inner)
 
@@ -164,41 +177,41 @@ def _compile_call(
     plan: Plan,
     device: str,
     original: Callable[..., Any],
-    given: Backend | None,
+    backend_override: Backend | None,
     recompiles: Recompiles,
 ) -> Callable[..., Any]:
-    """Compile the whole, with its edge for each form of outputs that the original has, or each repeated block."""
+    """Compile the whole callable, with casts for each form of the original's outputs, or each repeated block."""
     if not IOCasts.is_needed(plan):
-        return _compiler(inside, plan, given, recompiles)(lambda call: call)
-    edge = IOCasts(plan, device)
-    compiled = _compiler(inside, plan, given, recompiles)
-    return ByForm(original, lambda form: edge.wrap_compiled(compiled(lambda call: edge.wrap(call, form)), form))
+        return _compiler(inside, plan, backend_override, recompiles)(lambda call: call)
+    casts = IOCasts(plan, device)
+    compiled = _compiler(inside, plan, backend_override, recompiles)
+    return ByForm(original, lambda form: casts.wrap_compiled(compiled(lambda call: casts.wrap(call, form)), form))
 
 
 def _compiler(
-    inside: Callable[..., Any], plan: Plan, given: Backend | None, recompiles: Recompiles
+    inside: Callable[..., Any], plan: Plan, backend_override: Backend | None, recompiles: Recompiles
 ) -> Callable[[Layer], Callable[..., Any]]:
-    """Return a compiler that puts an edge around the entry, within the compiled code if possible."""
-    if given is not None and plan.backend != "eager":
-        made = given(entry_of(inside), plan)
-        return lambda edged: edged(made)
+    """Return a compiler that takes a wrapper for the entry, and compiles it together with the entry if possible."""
+    if backend_override is not None and plan.backend != "eager":
+        compiled = backend_override(entry_of(inside), plan)
+        return lambda wrap_call: wrap_call(compiled)
     backend = BACKENDS.get(plan.backend)
     if backend is None:
         raise UnsupportedError(f"backend is {plan.backend!r}, but there are {', '.join(BACKENDS)}")
     if plan.scope == "regional":
         if not isinstance(inside, torch.nn.Module):
-            raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
+            raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: pass a module")
         regional.compile_blocks(
             inside, lambda block: count_recompiles(backend(block, plan), recompiles.make_part_counter())
         )
-        return lambda edged: edged(inside)
+        return lambda wrap_call: wrap_call(inside)
     entry, transforms = entry_of(inside), [CALL_TRANSFORMS[name] for name in plan.transforms if name in CALL_TRANSFORMS]
     layered = functools.partial(functools.reduce, lambda call, transform: transform(call), transforms)
-    return lambda edged: count_recompiles(backend(layered(edged(entry)), plan), recompiles)
+    return lambda wrap_call: count_recompiles(backend(layered(wrap_call(entry)), plan), recompiles)
 
 
 def _unknown() -> Reads | None:
-    """Return None: any attribute of the model may be read."""
+    """Return None: the code may depend on any attribute of the model."""
     return None
 
 

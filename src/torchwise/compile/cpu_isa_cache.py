@@ -1,10 +1,11 @@
-"""Inductor's checks of the CPU's instruction sets, kept from one process for others, so that they need not run again.
+"""Reuse Inductor's checks of the CPU's instruction sets in other processes.
 
-For each set of the CPU, Inductor compiles a small library and loads it in a new Python. Only then may any code from its
-cache be used. That takes one second with torch 2.13, and twelve with 2.11, whose children import torch. The results
-depend on the machine and its software alone. Inductor still asks the CPU for its sets anew, always.
+For each instruction set, Inductor compiles a small library and loads it in a new Python process, before it uses any
+code from its cache. That takes one second with torch 2.13, and twelve with 2.11, whose child processes import torch.
+The results depend only on the machine and its software. Inductor still reads the CPU's instruction sets in each
+process.
 
-`TORCHINDUCTOR_VEC_ISA_OK=1` would also skip it, but changes the keys of the cache.
+`TORCHINDUCTOR_VEC_ISA_OK=1` would also skip the checks, but changes the keys of the cache.
 """
 
 from __future__ import annotations
@@ -27,43 +28,43 @@ Check = Callable[[Any, str], bool]
 
 @contextlib.contextmanager
 def recording() -> Iterator[dict[str, bool]]:
-    """Note the result of each check.
+    """Record the result of each check.
 
     Raises:
         UnsupportedError: this torch checks in another way.
     """
-    found: dict[str, bool] = {}
+    results: dict[str, bool] = {}
 
-    def note_check(check: Check, isa: Any, code: str) -> bool:
-        found[_key(isa, code)] = answer = check(isa, code)
-        return answer
+    def record_check(check: Check, isa: Any, code: str) -> bool:
+        results[_key(isa, code)] = result = check(isa, code)
+        return result
 
-    with _checking(note_check):
-        yield found
+    with _checking(record_check):
+        yield results
 
 
 def replay(known: Mapping[str, bool]) -> None:
-    """Have Inductor choose among the instruction sets by known results. A check without one is made.
+    """Have Inductor choose among the instruction sets by known results. A check without a known result runs.
 
     Raises:
         UnsupportedError: this torch checks in another way.
     """
-    if not known:  # the code compiled there asked for no instruction set
+    if not known:  # the code compiled there needed no instruction set
         return
 
     def answer_check(check: Check, isa: Any, code: str) -> bool:
-        answer = known.get(_key(isa, code))
-        return check(isa, code) if answer is None else answer
+        result = known.get(_key(isa, code))
+        return check(isa, code) if result is None else result
 
     with _checking(answer_check):
         name(VALID)()
 
 
 @contextlib.contextmanager
-def _checking(way: Callable[[Check, Any, str], bool]) -> Iterator[None]:
+def _checking(answer: Callable[[Check, Any, str], bool]) -> Iterator[None]:
     kind = name(VEC_ISA)
     check = kind.check_build
-    kind.check_build = lambda isa, code: way(check, isa, code)
+    kind.check_build = lambda isa, code: answer(check, isa, code)
     try:
         yield
     finally:
@@ -71,5 +72,5 @@ def _checking(way: Callable[[Check, Any, str], bool]) -> Iterator[None]:
 
 
 def _key(isa: Any, code: str) -> str:
-    """Name a check by its inputs: the set, the compiler's flags, and the program."""
+    """Return the key of a check: the instruction set, the compiler's flags, and the program."""
     return f"{isa} {isa.build_arch_flags()} {hashlib.sha256(code.encode()).hexdigest()[:16]}"

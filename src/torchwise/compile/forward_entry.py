@@ -1,7 +1,7 @@
-"""The entry of a call into compiled code: as far below the user's own call as nothing else is done on the way.
+"""The entry of a call into compiled code: the innermost callable that does the same as the user's call.
 
-As a rule that is the forward of a module: `Module.__call__` costs time on each call. If more stands between the two (a
-`__call__` of the class's own, a hook, a descriptor), it is part of the compiled code.
+Usually that is the forward of a module, as `Module.__call__` takes time on each call. If there is more between the two
+(a `__call__` of the class's own, a hook, a descriptor), it is part of the compiled code.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ DOES_NO_MORE = set(getattr(getattr(BY_TORCH, "__code__", None), "co_names", ()))
     "_compiled_call_impl",
     "_call_impl",
 }
-"""Whether this PyTorch's `Module.__call__` only chooses between the two, so that a caller may do that in its place."""
+"""Whether this PyTorch's `Module.__call__` only chooses between these two functions, so that a caller may do so."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _ADDING_NOTHING = ("torch.fx.graph_module", "torch._dynamo.eval_frame")
 """Modules of PyTorch whose classes have a `__call__` of their own that only warns, or explains an error."""
 
 
 def entry_of(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a callable that does the same as a call: the forward of a module if that is all, or its own call."""
+    """Return a callable that does the same as a call: the forward of a module if possible, or else its call."""
     if not isinstance(call, torch.nn.Module):
         return call
     if not calls_forward_alone(call):
@@ -42,7 +42,7 @@ def entry_of(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def calls_forward_alone(module: torch.nn.Module) -> bool:
-    """Whether a call of a module is a call of its forward as it is now, and nothing more."""
+    """Whether a call of a module only calls its present forward."""
     return (
         not has_own_call(type(module))
         and type(module)._call_impl is torch.nn.Module._call_impl
@@ -65,13 +65,13 @@ def _adds_nothing(call: Any) -> bool:
 
 
 def _is_compiled_by_torch(module: torch.nn.Module) -> bool:
-    """Whether the replacement that `module.compile()` makes for a call, if any, is that same call."""
+    """Whether the replacement by `module.compile()`, if any, wraps the module's own call."""
     compiled = vars(module).get("_compiled_call_impl")
     return compiled is None or getattr(compiled, "_torchdynamo_orig_callable", None) == module._call_impl
 
 
 def _has_stable_forward(module: torch.nn.Module) -> bool:
-    """Whether `module.forward` is the same each time: a property or other descriptor may answer otherwise."""
+    """Whether `module.forward` is the same each time, unlike a property or another descriptor."""
     if type(module).__getattribute__ is not torch.nn.Module.__getattribute__:
         return False
     if "forward" in vars(module) or isinstance(module, torch.jit.ScriptModule):
@@ -83,8 +83,7 @@ def _has_stable_forward(module: torch.nn.Module) -> bool:
 def _find_call_entry(module: torch.nn.Module) -> Callable[..., Any]:
     """Return the function that Python calls for a call of the module, in a form that compilers trace.
 
-    Python looks it up in the class. An attribute `__call__` of the module itself, which PyTorch would take, does not
-    count.
+    Python looks it up in the class. An attribute `__call__` of the module itself, which PyTorch would use, is ignored.
     """
     call, is_own = inspect.getattr_static(type(module), "__call__"), has_own_call(type(module))
     if not is_own and "__call__" not in vars(module):
@@ -100,18 +99,18 @@ def _find_call_entry(module: torch.nn.Module) -> Callable[..., Any]:
 
 
 def _is_of_the_library(function: types.FunctionType) -> bool:
-    """Whether its code stands in the library: wrappers of functions copy `__module__`, and it may be missing."""
+    """Whether its code is in the library. `__module__` is no proof, as wrappers copy it and it may be missing."""
     return str(function.__globals__.get("__name__")).startswith(LIBRARY)
 
 
 @functools.cache
 def _copy_with_other_file(function: types.FunctionType) -> types.FunctionType:
-    """Return a forward of the library's own, such as that of `nn.Sequential`, as if it had been written elsewhere.
+    """Return a copy of the library's own forward, such as that of `nn.Sequential`, under another file name.
 
     Dynamo skips a frame of the library's files if compiled code begins with it, and wraps it in a function of its own.
-    That wrapper is one more call, and compiled code then depends on the wrapper's closure. No look at the module covers
-    guards on that, so that Dynamo's own way stays, and the code cannot be compiled ahead. Dynamo goes by the file's
-    name.
+    That wrapper is one more call, and compiled code then depends on the wrapper's closure. No module guard covers
+    guards on that closure, so they could not be bypassed, and the code could not be compiled ahead. Dynamo decides by
+    the file's name.
     """
     file = function.__code__.co_filename
     other = f"torchwise:{file}"

@@ -1,7 +1,7 @@
-"""The edge of a model that runs in another precision or layout inside: cast on the way in, restore on the way out.
+"""Cast the inputs of a model that runs in another precision or memory format, and restore the form of its outputs.
 
-The casts are part of the compiled code, so that Inductor fuses them with the first and last kernels. The original
-determines the form of the outputs, which may differ for each kind of call: it is run once for each signature.
+The casts are part of the compiled code, so Inductor fuses them with the first and last kernels. The original model
+determines the form of the outputs, which may differ for each kind of call. It runs once for each signature.
 """
 
 from __future__ import annotations
@@ -110,12 +110,12 @@ class IOCasts:
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 if position == len(form.outputs):
-                    raise UnsupportedError("the call returns more tensors than the original did for such inputs")
+                    raise UnsupportedError("the call returns more tensors than the original model did for such inputs")
                 leaf = self._restore_output(leaf, inputs, *form.outputs[position])
                 position += 1
             restored.append(leaf)
         if position != len(form.outputs):
-            raise UnsupportedError("the call returns fewer tensors than the original did for such inputs")
+            raise UnsupportedError("the call returns fewer tensors than the original model did for such inputs")
         return restored
 
     def _restore_output(
@@ -124,7 +124,7 @@ class IOCasts:
         if given is not None:
             return inputs[given]
         if leaf.dtype != dtype and not (dtype.is_floating_point and leaf.dtype in self._inner_dtypes()):
-            raise UnsupportedError(f"the call returns {leaf.dtype} where the original returned {dtype} before")
+            raise UnsupportedError(f"the call returns {leaf.dtype}, but the original model returned {dtype}")
         return lay_out(leaf.to(dtype), order)
 
     def _inner_dtypes(self) -> tuple[torch.dtype, ...]:
@@ -153,23 +153,23 @@ class ByForm:
     def __init__(self, original: Callable[..., Any], make: Callable[[OutputForm], Callable[..., Any]]) -> None:
         self._original, self._make = original, make
         self._forms: dict[Signature, OutputForm] = {}
-        self._made: dict[OutputForm, Callable[..., Any]] = {}
+        self._callables: dict[OutputForm, Callable[..., Any]] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
         key = self._key(args, kwargs)
-        made = self._get_callable(key, args, kwargs)
+        callable_ = self._get_callable(key, args, kwargs)
         try:
-            return made(*args, **kwargs)
+            return callable_(*args, **kwargs)
         except UnsupportedError:  # the original may answer in another form by now
             self._forms.pop(key, None)
             raise
 
     def get_fast_path(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return the callable for calls of this signature, which was called before, without looking it up."""
-        made = self._get_callable(self._key(args, dict(kwargs)), args, dict(kwargs))
-        return made.get_fast_path(args, kwargs) if hasattr(made, "get_fast_path") else made
+        callable_ = self._get_callable(self._key(args, dict(kwargs)), args, dict(kwargs))
+        return callable_.get_fast_path(args, kwargs) if hasattr(callable_, "get_fast_path") else callable_
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         return (getattr(self._original, "training", None), *signature_of(args, kwargs))
@@ -181,9 +181,9 @@ class ByForm:
             if len(self._forms) > MAX_SIGNATURES:
                 del self._forms[next(iter(self._forms))]
         with self._lock:
-            if form not in self._made:
-                self._made[form] = self._make(form)
-            return self._made[form]
+            if form not in self._callables:
+                self._callables[form] = self._make(form)
+            return self._callables[form]
 
 
 def form_of(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OutputForm:
@@ -194,7 +194,7 @@ def form_of(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
         Exception: any error that the original raises.
     """
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        raise UnsupportedError("the form of the outputs is not known, and nothing can be run while a graph is recorded")
+        raise UnsupportedError("the original must run once for this signature, but a CUDA graph is being recorded")
     example = Example(args, kwargs).clone()
     device = "cuda" if any(t.is_cuda for t in example.tensors()) else "cpu"
     with torch.no_grad(), preserve_generators(device), kept_state(original, example.args, example.kwargs):

@@ -10,16 +10,16 @@ from torchwise.errors import NoEffectError
 
 @contextlib.contextmanager
 def effective(part: tuple[str, str], changed: Callable[[], int], reasons: list[str]) -> Iterator[None]:
-    """Watch a first call.
+    """Check on a first call that a part of the plan had an effect.
 
     Args:
-        part: the plan's field that must have an effect, and the value in it.
-        changed: counts the graphs that were changed so far.
-        reasons: why others were not. Graphs that are compiled meanwhile add theirs.
+        part: the plan's field that must have an effect, and its value.
+        changed: returns the number of graphs changed so far.
+        reasons: why other graphs were not changed. Graphs that are compiled in this context add theirs.
 
     Raises:
-        NoEffectError (on leaving): graphs were compiled and none was changed, now or ever. It is no fault if none is
-            compiled now, as Dynamo may know the code from before.
+        NoEffectError (on leaving): graphs were compiled, but none was ever changed. No error is raised if none is
+            compiled now, as Dynamo may have the code already.
     """
     before, known = changed(), len(reasons)
     yield

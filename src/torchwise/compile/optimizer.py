@@ -31,18 +31,18 @@ _ADD = "add_param_group"
 
 
 class TunedOptimizer:
-    """Holds an optimizer in another form until `restore`.
+    """Changes the form of an optimizer until `restore`.
 
-    Meanwhile `optimizer.state_dict` returns the state as if nothing were changed, and it loads without Torchwise. A
-    loaded state takes the form, and so do groups that are added. Several may hold one optimizer, such as steps with
-    losses of their own that train one model. The last decides if their forms differ, and the last to go gives all of it
-    back.
+    Until then `optimizer.state_dict` returns the original form of the state, which loads without Torchwise. A loaded
+    state and added groups take the new form. Several objects may share one optimizer, such as steps with different
+    losses that train one model. If their forms differ, the last one decides. The last one to restore restores the
+    original form.
 
     Args:
         optimizer: changed in place.
         form: a key of `FORMS`.
         countable: whether steps must be counted on the device of the parameters, as in a CUDA graph.
-        rates: whether learning rates must be tensors, as when they change from step to step and the code that reads
+        rates: whether learning rates must be tensors, because they change from step to step, but the code that reads
             them is recorded or compiled once.
 
     Raises:
@@ -53,21 +53,21 @@ class TunedOptimizer:
         self, optimizer: torch.optim.Optimizer, form: str, *, countable: bool = False, rates: bool = False
     ) -> None:
         if form == "compiled" and isinstance(optimizer, torch.optim.LBFGS):
-            raise UnsupportedError("optimizer is 'compiled', but LBFGS runs the model itself: leave optimizer out")
-        for flag, wanted in FORMS[form].items():
-            if wanted and any(flag not in group for group in optimizer.param_groups):
+            raise UnsupportedError("optimizer is 'compiled', but LBFGS calls the model itself: leave optimizer out")
+        for flag, request in FORMS[form].items():
+            if request and any(flag not in group for group in optimizer.param_groups):
                 raise UnsupportedError(
                     f"optimizer is {form!r}, but {type(optimizer).__name__} has no such form: leave optimizer out"
                 )
         self._optimizer = optimizer
-        self._wanted = _Request(FORMS[form], countable, rates)
+        self._requests = _Request(FORMS[form], countable, rates)
         if optimizer not in _GIVEN:
             _GIVEN[optimizer] = _OriginalForm(optimizer)
-        _GIVEN[optimizer].take(optimizer, self._wanted)
+        _GIVEN[optimizer].take(optimizer, self._requests)
 
     def restore(self) -> None:
         """Give the optimizer its own form back, or the one that others who hold it want."""
-        _GIVEN[self._optimizer].leave(self._optimizer, self._wanted)
+        _GIVEN[self._optimizer].leave(self._optimizer, self._requests)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +86,7 @@ class _OriginalForm:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._wanted: list[_Request] = []
+        self._requests: list[_Request] = []
         self._kept = [_settings(group) for group in optimizer.param_groups]
         self._own = {name: vars(optimizer).get(name) for name in (_SCALES, _ADD)}
         self._hooks = (
@@ -95,19 +95,19 @@ class _OriginalForm:
         )
         vars(optimizer)[_ADD] = functools.partial(self._add_group, optimizer, optimizer.add_param_group)
 
-    def take(self, optimizer: torch.optim.Optimizer, wanted: _Request) -> None:
-        """Give the optimizer the form that is wanted, above those of others."""
-        self._wanted.append(wanted)
+    def take(self, optimizer: torch.optim.Optimizer, request: _Request) -> None:
+        """Give the optimizer the requested form, with priority over earlier ones."""
+        self._requests.append(request)
         self._apply(optimizer)
 
-    def leave(self, optimizer: torch.optim.Optimizer, wanted: _Request) -> None:
+    def leave(self, optimizer: torch.optim.Optimizer, request: _Request) -> None:
         """Take back one holder's form. With the last holder, take back all changes."""
-        self._wanted.remove(wanted)
+        self._requests.remove(request)
         for group, kept in zip(optimizer.param_groups, self._kept, strict=False):
             group.update({**kept, "lr": _rate(group["lr"], kept["lr"])})
             _place_counts(optimizer, group)
         self._give_back(optimizer, _SCALES)
-        if self._wanted:
+        if self._requests:
             self._apply(optimizer)
             return
         for hook in self._hooks:
@@ -121,19 +121,19 @@ class _OriginalForm:
             vars(optimizer)[name] = own
 
     def _apply(self, optimizer: torch.optim.Optimizer) -> None:
-        for wanted in self._wanted:
+        for request in self._requests:
             for group in optimizer.param_groups:
-                group.update({flag: value for flag, value in wanted.flags.items() if flag in group})
-                if wanted.countable and "capturable" in group:
+                group.update({flag: value for flag, value in request.flags.items() if flag in group})
+                if request.countable and "capturable" in group:
                     group["capturable"] = True
-                if wanted.rates and not isinstance(group["lr"], torch.Tensor) and group["params"]:
+                if request.rates and not isinstance(group["lr"], torch.Tensor) and group["params"]:
                     group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
                 _place_counts(optimizer, group)
-            if wanted.flags.get("fused"):
+            if request.flags.get("fused"):
                 lay_states(optimizer)
             if all(group.get("fused") for group in optimizer.param_groups):  # copies of optimizers forget this mark
                 vars(optimizer)[_SCALES] = True
-            elif wanted.flags.get("fused") is False:
+            elif request.flags.get("fused") is False:
                 vars(optimizer).pop(_SCALES, None)
 
     def _add_group(
@@ -175,9 +175,9 @@ def _place_counts(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> No
 
 
 def lay_states(optimizer: torch.optim.Optimizer) -> None:
-    """Lay an optimizer's state for each parameter out as that parameter: fused kernels walk through both alike.
+    """Give an optimizer's state for each parameter that parameter's strides, as fused kernels read both alike.
 
-    The layouts differ if weights were laid out anew since, or if a checkpoint with another layout was loaded.
+    The strides differ if the memory format of weights changed, or if a checkpoint with other strides was loaded.
     """
     for parameter, state in optimizer.state.items():
         for key, value in state.items():

@@ -29,12 +29,12 @@ DETAILS = ("torch._inductor.codecache", "FxGraphHashDetails")
 
 @functools.cache
 def wait_first() -> None:
-    """Have every kernel that is written with the option from now on begin by waiting. Others stay as they are.
+    """Have every new kernel with the option begin by waiting. Other kernels stay unchanged.
 
-    Code that was compiled without it is not taken from a cache.
+    Code that was compiled without the wait is not read from a cache.
 
     Raises:
-        UnsupportedError: this torch writes such kernels in another way.
+        UnsupportedError: this torch generates such kernels in another way.
     """
     check(WHO, MEMBERS)
     _write_waits(look_up(WHO, KERNEL))

@@ -1,8 +1,8 @@
-"""How often a plan may compile or capture anew for calls that it answered before: counted, bounded, and named.
+"""Count and limit how often a plan compiles or captures again for known kinds of calls, and name the varying value.
 
-A program may set a number, a text or an object for each request, and compiled code may depend on it. Then every call is
-compiled. PyTorch stops after eight times and runs the code eagerly, without a word. A plan stops as well. The original
-answers then, and a message names the value that varies.
+A program may set a number, a string or an object for each request, and compiled code may depend on it. Then every call
+is compiled. PyTorch stops after eight times and silently runs the code in eager. A plan stops as well: the original
+model answers, and a message names the value that varies.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from torchwise.compile.guards.varying_values import (
 from torchwise.errors import UnsupportedError
 
 FIRST_WAIT_S, MAX_WAIT_S = 60.0, 3600.0
-"""Seconds after which one more is permitted beyond the limit: twice as long each time, up to an hour.
+"""Seconds after which one recompilation beyond the limit is permitted: twice as long each time, up to an hour.
 
-After an hour in which nothing was to be made anew, all are permitted again.
+After an hour without a recompilation, the count starts again.
 """
 SHOWN = 4
-"""Most values of a varying place that a message shows."""
+"""Maximum number of varying values that a message shows."""
 
-_FEW = "where it has few values, raise `torch._dynamo.config.recompile_limit`; else leave it out of the compiled code"
+_FEW = "if it has few values, raise `torch._dynamo.config.recompile_limit`, otherwise keep it out of the compiled code"
 _WORDS = {
     NUMBER: ("is another number on every call", "keep it in a tensor (`register_buffer`), which is an input"),
-    TEXT: ("is another text on every call", _FEW),
+    TEXT: ("is another string on every call", _FEW),
     FLAG: ("changes from call to call", _FEW),
     VALUE: ("is another value on every call", _FEW),
-    TENSOR: ("has other shapes or types from call to call", "bring it to one form before the call"),
+    TENSOR: ("has other shapes or types from call to call", "convert it to one shape and dtype before the call"),
     WEIGHT: ("is another tensor from call to call", "write to it in place, as `load_state_dict` does"),
     CONTENT: ("change from call to call", "tune without the option `freezing`, which writes them into the code"),
-    LENGTH: ("has another length on every call", "keep what grows in a tensor of a fixed size"),
+    LENGTH: ("has another length on every call", "keep growing data in a tensor of a fixed size"),
     STATE: ("changes from call to call", "set it once, before the plan is applied"),
     OBJECT: ("is another object on every call", "set it once, before the plan is applied"),
 }
-"""The words for each kind of variation, and the remedy."""
+"""The description of each kind of variation, and the remedy."""
 
 
 class RecompileLimitError(UnsupportedError):
-    """A call for which a plan would be compiled or captured once more than it may be.
+    """A call would need one compilation or capture more than the plan may have.
 
     Attributes:
         reason: the place that varies, and the remedy, the same for all values.
@@ -65,18 +65,18 @@ class RecompileLimitError(UnsupportedError):
 
 
 class Recompiles:
-    """Counts recompiles and new captures for calls that were answered before, and says when it is enough.
+    """Counts recompilations and new captures for known kinds of calls, and raises an error at the limit.
 
     Args:
-        most: how many are permitted, by default PyTorch's own `torch._dynamo.config.recompile_limit`.
-        told: is called with the variation, each time that something is made anew.
-        give_up: is called with the error that would be raised in the middle of a call that must go on: the plan is to
-            answer no more. By default such a call raises, too.
-        is_part: whether it counts a part of a call, before which other parts ran: the original cannot answer the call.
-        clock: seconds that never go back.
+        most: the limit, by default PyTorch's own `torch._dynamo.config.recompile_limit`.
+        told: called with the variation, on each recompilation or new capture.
+        give_up: called with the error if a call must continue, so that the plan answers no later call. By default such
+            a call raises, too.
+        is_part: whether it counts for a part of a call after other parts, so that the original cannot answer the call.
+        clock: monotonic seconds.
 
     Attributes:
-        count: how many there were.
+        count: the number of recompilations and new captures.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Recompiles:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._most = most
-        self._told, self._give_up = told or _untold, give_up
+        self._told, self._give_up = told or _ignore, give_up
         self._is_part, self._clock = is_part, clock
         self._lock = threading.Lock()
         self._times: Counter[tuple[str, str]] = Counter()
@@ -101,15 +101,14 @@ class Recompiles:
         self.count = 0
 
     def again(self, varied: Sequence[VaryingValue], *, at_start: bool) -> None:
-        """Count one more, before it is made.
+        """Count one more, before the compilation.
 
         Args:
             varied: the differences from earlier compilations.
             at_start: whether nothing of the call ran so far, so that the original may answer it.
 
         Raises:
-            RecompileLimitError: it is one more than is permitted. In the middle of a call it is permitted, and the plan
-                is given up.
+            RecompileLimitError: it exceeds the limit. In the middle of a call it is permitted, the plan ends.
         """
         with self._lock:
             self._note(varied)
@@ -122,12 +121,12 @@ class Recompiles:
             self._give_up(error)
 
     def make_part_counter(self, *, is_told: bool = True) -> Recompiles:
-        """Return the counter for one part of a call, which may be compiled anew as often.
+        """Return the counter for one part of a call, with the same limit.
 
         Args:
-            is_told: whether it is told as well. Otherwise the report of the code around the part is enough.
+            is_told: whether it reports as well. Otherwise the report of the code around the part is enough.
         """
-        told = self._told if is_told else _untold
+        told = self._told if is_told else _ignore
         return Recompiles(self._most, told=told, give_up=self._give_up, is_part=True, clock=self._clock)
 
     def _note(self, varied: Sequence[VaryingValue]) -> None:
@@ -156,28 +155,28 @@ class Recompiles:
 
     def _error(self) -> RecompileLimitError:
         if not self._times:
-            reason, values = "PyTorch compiles it anew from call to call, and does not say why", ""
+            reason, values = "PyTorch compiles it again from call to call, and reports no reason", ""
         else:
             [((place, kind), _)] = self._times.most_common(1)
             what, remedy = _WORDS[kind]
             reason = f"{place} {what}, and the compiled code depends on it: {remedy}"
-            values = f"; its last values are {', '.join(shown)}" if (shown := self._values[place]) else ""
-        return RecompileLimitError(f"{reason} (it was made anew {self.count} times{values})", reason)
+            values = f", its last values are {', '.join(shown)}" if (shown := self._values[place]) else ""
+        return RecompileLimitError(f"{reason} (it was compiled or captured again {self.count} times{values})", reason)
 
 
-def _untold(_: str) -> None:
-    """Tell nobody."""
+def _ignore(_: str) -> None:
+    """Report nothing."""
 
 
-def count_recompiles(made: Callable[..., Any], recompiles: Recompiles) -> Callable[..., Any]:
-    """Have a backend's result count its recompiles there. One that never recompiles counts nothing."""
-    if (count_in := getattr(made, "count_in", None)) is not None:
+def count_recompiles(compiled: Callable[..., Any], recompiles: Recompiles) -> Callable[..., Any]:
+    """Have a compiled callable count its recompilations there, unless it never recompiles."""
+    if (count_in := getattr(compiled, "count_in", None)) is not None:
         count_in(recompiles)
-    return made
+    return compiled
 
 
 def _now(varied: Sequence[VaryingValue]) -> str:
-    return ", ".join(f"{one.place} is now {one.value or 'another'}" for one in varied) or "PyTorch does not say why"
+    return ", ".join(f"{one.place} is now {one.value or 'another'}" for one in varied) or "PyTorch reports no reason"
 
 
 def _limit_of_pytorch() -> int:

@@ -16,7 +16,7 @@ from torchwise.errors import UnsupportedError
 
 MIN_BLOCKS = 3
 MIN_SHARE = 0.5
-"""Least share of the parameters that equal blocks must hold, or it is not worth leaving the rest uncompiled."""
+"""Minimum share of the parameters that equal blocks must have, as the rest stays uncompiled."""
 
 
 def find_repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
@@ -27,7 +27,7 @@ def find_repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
         groups: dict[tuple[Any, ...], list[torch.nn.Module]] = defaultdict(list)
         for child in parent.children():
             shapes = tuple(tuple(p.shape) for p in child.parameters())
-            if shapes and any(True for _ in child.children()):  # a lone Linear is not worth a graph of its own
+            if shapes and any(True for _ in child.children()):  # a single Linear is too small for a graph of its own
                 groups[type(child), shapes].append(child)
         for group in groups.values():
             if len(group) >= MIN_BLOCKS and _size(group) >= max(MIN_SHARE * total, _size(best) + 1):
@@ -38,14 +38,14 @@ def find_repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
 def compile_blocks(module: Callable[..., Any], compiler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Compile the forward of each repeated block of `module`, in place.
 
-    `block.compile()` compiles nothing for PyTorch's built-in classes, without a word. Replacing `forward` does.
+    `block.compile()` silently compiles nothing for PyTorch's built-in classes. Replacing `forward` works for them.
 
     Raises:
         UnsupportedError: the model has no repeated blocks.
     """
     blocks = find_repeated_blocks(module)  # type: ignore[arg-type]
     if not blocks:
-        raise UnsupportedError("scope is 'regional', but the model has no repeated blocks that dominate it")
+        raise UnsupportedError("scope is 'regional', but the model has no repeated blocks with most of its parameters")
     for block in blocks:
         block.forward = compiler(block.forward)
 

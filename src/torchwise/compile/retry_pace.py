@@ -1,4 +1,4 @@
-"""How often to do something that pays off later, such as looking for a faster way."""
+"""Limit how often to do work that saves time only later, such as the search for a bypass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHARE = 0.05
 
 
 class Pace:
-    """Says when something may be done again: at once, and then so that it takes no more than a share of the time.
+    """Decides when work may be repeated: the first time at once, and then so that it takes only a share of the time.
 
         if pace.is_due():
             with pace:

@@ -1,8 +1,7 @@
-"""Process-wide settings that a plan needs, held only while its call runs, so that they leak into nothing else.
+"""Process-wide settings that a plan needs, applied only while its call runs.
 
-Calls may overlap in several threads, and lie inside each other. The first call in saves and sets the settings that the
-process shares (TF32), and the last one out puts them back. The number of threads is each calling thread's own
-(`thread_count`).
+Calls may overlap in several threads, and may be nested. The first call saves and sets the settings that the process
+shares (TF32), and the last one restores them. The number of threads belongs to each calling thread (`thread_count`).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Settings:
 
 
 def settings_for(plan: Plan) -> Settings:
-    """Return the settings that `plan` asks for."""
+    """Return the settings that `plan` needs."""
     return Settings(plan.threads, plan.precision == "tf32")
 
 
@@ -58,8 +57,8 @@ class _TF32:
                     self._before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
                 except RuntimeError as error:
                     raise UnsupportedError(
-                        "precision is 'tf32', but this process has set fp32_precision, beside which PyTorch does not "
-                        "tell the setting that would have to be put back: use torch.set_float32_matmul_precision and "
+                        "precision is 'tf32', but this process has set fp32_precision, so PyTorch does not report the "
+                        "setting to restore: use torch.set_float32_matmul_precision and "
                         "torch.backends.cudnn.allow_tf32 instead, or another precision"
                     ) from error
                 torch.set_float32_matmul_precision("high")

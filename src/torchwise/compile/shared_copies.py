@@ -1,4 +1,4 @@
-"""Copies of a model that share, follow or watch the original's weights."""
+"""Copies of a model that share the original's weights, or are synchronized with them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def share(
         UnsupportedError: the module cannot be copied. A plan that changes the model's structure cannot be used then.
     """
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
-        raise UnsupportedError("the model is TorchScript or has a part that is, of which no copy can share weights")
+        raise UnsupportedError("the model has a TorchScript module, of which no copy can share weights")
     plain = [value for part in module.modules() for name, value in vars(part).items() if name not in STANDARD]
     memo: dict[int, Any] = {id(tensor): tensor for tensor in pytree.tensors(plain)}
     memo |= {id(value): value for value in _find_independent(module)} if with_state else {}
@@ -51,7 +51,7 @@ def share(
     own = {id(part) for part in module.modules()}
     for name, part in copied.named_modules():
         if id(part) in own:  # by its __deepcopy__, and changes to the copy would change the user's model
-            raise UnsupportedError(f"the model cannot be copied: the copy of {name or 'it'} is the original itself")
+            raise UnsupportedError(f"the model cannot be copied: copying {name or 'it'} returns the original object")
     return copied
 
 
@@ -59,32 +59,31 @@ def _find_independent(module: torch.nn.Module) -> list[Any]:
     """List the plain attributes and dicts of hooks that lead to no module and no weight."""
     states = [vars(part) for part in module.modules()]
     values = [state[name] for state in states for name in state if name not in STANDARD or "hooks" in name]
-    weights, apart = set(map(id, _tensors(module))), set[int]()
-    return [value for value in values if not _leads_inside(value, weights, apart)]
+    weights, independent = set(map(id, _tensors(module))), set[int]()
+    return [value for value in values if not _leads_inside(value, weights, independent)]
 
 
-def _leads_inside(value: Any, weights: set[int], apart: set[int]) -> bool:
-    """Whether a value holds a module or a weight, however deep. If not, add all of its contents to `apart`."""
-    seen, waiting = set[int](), [value]
-    while waiting:
-        one = waiting.pop()
+def _leads_inside(value: Any, weights: set[int], independent: set[int]) -> bool:
+    """Whether a value holds a module or a weight, however deep. If not, add its contents to `independent`."""
+    visited, pending = set[int](), [value]
+    while pending:
+        one = pending.pop()
         if isinstance(one, torch.nn.Module) or id(one) in weights:
             return True
-        if id(one) not in seen and id(one) not in apart and not isinstance(one, _ATOMS):
-            seen.add(id(one))
-            waiting += gc.get_referents(one)
-    apart |= seen
+        if id(one) not in visited and id(one) not in independent and not isinstance(one, _ATOMS):
+            visited.add(id(one))
+            pending += gc.get_referents(one)
+    independent |= visited
     return False
 
 
 class DerivedWeights:
     """A copy of a module in another precision or memory format, updated when the original's weights change.
 
-    The model's writes to the copy's buffers are carried to the original's, and so are attributes that it sets on
-    itself.
+    Writes of a call to the copy's buffers, and attributes that it sets, are carried to the original.
 
     Raises (on call):
-        StalePlanError: the original changed otherwise: submodules, shapes, attributes that lead to modules or weights.
+        StalePlanError: the original has another structure, other shapes, or attributes with other modules or weights.
     """
 
     def __init__(self, module: torch.nn.Module, plan: Plan) -> None:
@@ -101,7 +100,7 @@ class DerivedWeights:
                 part.flatten_parameters()  # into one piece, or cuDNN does so on every call
 
     def with_weight_sync(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `call` so that it first copies changed weights over, and then carries its writes to buffers back."""
+        """Wrap `call`: copy changed weights over before it, and carry its writes to buffers back after it."""
 
         def follow(*args: Any, **kwargs: Any) -> Any:
             self._set.follow()
@@ -170,8 +169,8 @@ class DerivedWeights:
         with torch.inference_mode(False), torch.no_grad():
             for source, target in zip(self._original.parameters(), self.copy.parameters(), strict=True):
                 if source.shape != target.shape:
-                    said = f"a weight changed shape from {tuple(target.shape)} to {tuple(source.shape)}"
-                    raise ChangedModelError(said, VaryingValue("", "the shape of a weight", STATE))
+                    message = f"a weight changed shape from {tuple(target.shape)} to {tuple(source.shape)}"
+                    raise ChangedModelError(message, VaryingValue("", "the shape of a weight", STATE))
                 target.copy_(source)
             for own, copied, name in self._buffers:
                 self._refresh_buffer(own[name], copied, name)
@@ -188,14 +187,14 @@ class DerivedWeights:
 
 
 class ModuleChangeGuard:
-    """Lets code made from a module answer for as long as the module does not change, but by the calls themselves.
+    """Checks that a module has not changed since code was compiled for it, other than by the calls themselves.
 
     Args:
-        module: the original.
-        values: whether the code holds for the weights' present values only, as when they are frozen into it.
-        copied: the copy that is called in its place, if any. Attributes that it sets on itself are carried over, and
-            attributes set on the original are given to it.
-        itself: whether the module itself is called, so that the code heeds its plain attributes.
+        module: the original module.
+        values: whether the code is valid only for the present values of the weights, as with freezing.
+        copied: the copy that is called instead, if any. Attributes that it sets on itself are carried over, and
+            attributes set on the original are carried to it.
+        itself: whether the module itself is called, so that the code reads its plain attributes.
 
     Raises (on call):
         StalePlanError: it changed.
@@ -252,7 +251,7 @@ class ModuleChangeGuard:
 def _stale(watch: ModuleGuard) -> ChangedModelError:
     """Return the error for a module that changed."""
     found = watch.difference()
-    return ChangedModelError(f"the model changed since the plan was made for it: {found.place} is another", found)
+    return ChangedModelError(f"the model changed since it was compiled by the plan: {found.place} is different", found)
 
 
 def _tensor_attributes(module: torch.nn.Module) -> Reads:
@@ -287,8 +286,8 @@ def _versions_of(watch: ModuleGuard) -> list[int | None]:
     versions = watch.versions()
     if None in versions:
         raise UnsupportedError(
-            "a weight was made in inference mode, where PyTorch does not count what is written to it, and the plan "
-            "keeps copies of the weights: make the model outside inference mode"
+            "a weight was created in inference mode, where PyTorch does not count writes to it, but the plan keeps "
+            "copies of the weights: create the model outside inference mode"
         )
     return versions
 

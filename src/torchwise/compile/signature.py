@@ -54,7 +54,7 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
 
 
 def overlap_in(signature: Signature) -> Overlap | None:
-    """Return the overlap of the tensors of a call with this signature, or None if they lie apart."""
+    """Return the overlap of the tensors of a call with this signature, or None if they share no memory."""
     found = signature[-1] if signature else None
     return found if isinstance(found, Overlap) else None
 
@@ -94,7 +94,7 @@ def _sort(children: Iterable[Any], tensors: list[torch.Tensor], around: list[Any
 
 
 def plain_key(leaf: Any) -> Any:
-    """Tell 1 from 1.0 and True, and 0.0 from -0.0. Every NaN is the same."""
+    """Distinguish 1 from 1.0 and True, and 0.0 from -0.0. All NaN are the same."""
     kind = type(leaf)
     return (kind, repr(leaf)) if kind is float or kind is complex else (kind, leaf)
 
@@ -105,18 +105,19 @@ def is_equal(a: Any, b: Any) -> bool:
 
 
 class Recognizer:
-    """Tells whether a call has the signature of one that was seen, in less time than making it takes.
+    """Recognizes calls with the signature of an earlier call, faster than by computing the signature.
 
-    It may fail to recognise a call (in another grad or inference mode, say), and never takes a different call for it.
-    PyTorch's own guards look at all tensors in one step: type, dtype, device, layout, shape, strides, lazy negation and
+    It may fail to recognize a call, such as in another grad or inference mode, but never accepts a different one.
+    PyTorch's own guards check all tensors in one step: type, dtype, device, layout, shape, strides, lazy negation and
     conjugation.
 
     Args:
-        args: of the call seen: distinct strided tensors and plain values, also in tuples, lists and dicts.
-        kwargs: likewise.
+        args: positional arguments of the earlier call: distinct strided tensors and plain values, also in tuples, lists
+            and dicts.
+        kwargs: keyword arguments of the earlier call.
 
     Raises:
-        UnsupportedError: there is something else among them, or this torch lacks those guards.
+        UnsupportedError: they have other values, or this torch lacks those guards.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
@@ -128,7 +129,7 @@ class Recognizer:
             )
         leaves = (*args, *kwargs.values())
         self._is_flat = all(type(leaf) is torch.Tensor or type(leaf) in PLAIN for leaf in leaves)
-        self._given, self._names = len(args), tuple(kwargs)
+        self._positional_count, self._names = len(args), tuple(kwargs)
         self._places = [place for place, leaf in enumerate(leaves) if type(leaf) is torch.Tensor]
         self._plain = [(place, plain_key(leaf)) for place, leaf in enumerate(leaves) if type(leaf) in PLAIN]
         self._reaches, self._overlap = [*map(reach_of, tensors)], overlap_of(tensors)
@@ -136,19 +137,19 @@ class Recognizer:
         self._check = guards_of(tensors)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> bool:
-        """Whether a call with these arguments surely has the same signature."""
+        """Whether a call with these arguments certainly has the same signature."""
         if self._is_flat:  # the usual case is the quickest
-            if len(args) != self._given or (tuple(kwargs) != self._names if kwargs else self._names):
+            if len(args) != self._positional_count or (tuple(kwargs) != self._names if kwargs else self._names):
                 return False
             leaves = (*args, *kwargs.values()) if kwargs else args
             for place, key in self._plain:
                 if plain_key(leaves[place]) != key:
                     return False
-            given = [leaves[place] for place in self._places] if self._plain else leaves
-            for tensor in given:
+            flat = [leaves[place] for place in self._places] if self._plain else leaves
+            for tensor in flat:
                 if getattr(tensor, "is_nested", False):  # PyTorch's guards end the process on a nested one
                     return False
-            return self._check(*given) and self._lie_alike(given)
+            return self._check(*flat) and self._lie_alike(flat)
         tensors: list[torch.Tensor] = []
         around: list[Any] = []
         if not _sort((args, kwargs), tensors, around) or around != self._around:
@@ -182,10 +183,10 @@ def guards_of(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     shapes: Any = [list(t.shape) for t in tensors]  # PyTorch's own stub has them wrong
     strides: Any = [list(t.stride()) for t in tensors]
     try:
-        made = guards.TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+        tensor_guards = guards.TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
     except (AttributeError, TypeError) as error:
         raise UnsupportedError(f"torch {torch.__version__} has no such guards: {error}") from error
-    check: Callable[..., bool] = made.check
+    check: Callable[..., bool] = tensor_guards.check
     return check
 
 
@@ -229,8 +230,8 @@ def _leaf_key(leaf: Any) -> Any:
         return (type(leaf), *_tensor_key(leaf))
     if is_plain(leaf):
         return plain_key(leaf)
-    held = pytree.leaf_contents(leaf)
-    if held is None:
+    contents = pytree.leaf_contents(leaf)
+    if contents is None:
         return type(leaf)
-    beside = pytree.extra_attributes(leaf)
-    return (type(leaf), _tree_key(held), _tree_key(beside) if beside else None)
+    attributes = pytree.extra_attributes(leaf)
+    return (type(leaf), _tree_key(contents), _tree_key(attributes) if attributes else None)

@@ -1,8 +1,8 @@
-"""Python's questions about a tensor, yes or no or a number, answered differently for a while, in one thread.
+"""Intercept Python's reads of a tensor's value as a bool or a number, temporarily and in one thread.
 
 `if x.mean() > 0:` and `x.mean().item()` reach Python through two methods of `torch.Tensor`, which it inherits from C.
-While somebody answers in their place, the class has methods of its own. They ask those who answer in this thread, the
-last one first, and then the former method. When nobody answers any more, the class is as it was.
+While there are interceptors, the class has methods of its own. They call the interceptors of this thread, the last one
+first, and then the former method. Without interceptors, the class is restored.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ Answerer = Callable[[torch.Tensor], Any]
 METHODS = ("__bool__", "item")
 
 _installing = threading.Lock()
-_mine = threading.local()
+_thread_state = threading.local()
 _answering = 0
 """How many answer, in all threads."""
 _before: dict[str, Any] = {}
-"""The class's own attributes from before: nothing, or methods that somebody else put there."""
+"""The class's former attributes: none, or methods that other code set."""
 
 
 @contextlib.contextmanager
 def answering(as_bool: Answerer, item: Answerer) -> Iterator[None]:
-    """Answer the questions of this thread meanwhile.
+    """Intercept the reads of this thread in this context.
 
     Args:
         as_bool: answers `bool(tensor)`, and so `if`, `while`, `not`, `and` and `or`.
         item: answers `tensor.item()`.
     """
-    mine: list[dict[str, Answerer]] = vars(_mine).setdefault("answerers", [])
-    mine.append(dict(zip(METHODS, (as_bool, item), strict=True)))
+    interceptors: list[dict[str, Answerer]] = vars(_thread_state).setdefault("answerers", [])
+    interceptors.append(dict(zip(METHODS, (as_bool, item), strict=True)))
     _count(1)
     try:
         yield
     finally:
         _count(-1)
-        mine.pop()
+        interceptors.pop()
 
 
 def _count(more: int) -> None:
@@ -54,7 +54,7 @@ def _count(more: int) -> None:
         for name in METHODS:
             if not before:
                 _before[name] = vars(torch.Tensor).get(name)
-                # If Dynamo breaks a graph at a question, it would otherwise trace the code that answers it.
+                # If Dynamo breaks a graph at a read, it would otherwise trace the interceptor.
                 setattr(torch.Tensor, name, torch.compiler.disable(_method(name, getattr(torch.Tensor, name))))
             elif not _answering and _before[name] is None:
                 delattr(torch.Tensor, name)
@@ -65,7 +65,7 @@ def _count(more: int) -> None:
 def _method(name: str, plain: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
     @functools.wraps(plain)  # code that overrides it goes by its name
     def read_tensor(tensor: torch.Tensor) -> Any:
-        for answerers in reversed(vars(_mine).get("answerers", ())):
+        for answerers in reversed(vars(_thread_state).get("answerers", ())):
             if (answer := answerers[name](tensor)) is not NotImplemented:
                 return answer
         return plain(tensor)

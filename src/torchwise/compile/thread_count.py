@@ -1,4 +1,4 @@
-"""The number of threads of an operator, set for the calls of one thread of the program, and put back after them.
+"""Set the number of threads of operators during calls, for one thread of the program, and restore it afterwards.
 
 `torch.set_num_threads` sets two numbers: the calling thread's own (OpenMP's and MKL's), and the default that every
 thread gets when it computes for the first time. So a thread that begins to compute while a call is under way in another
@@ -18,11 +18,11 @@ from typing import Protocol
 import torch
 
 Before = tuple[int, int]
-"""The numbers to put back: the number of threads of operators, and that of MKL, 0 if MKL follows its own default."""
+"""The numbers to restore: the number of threads of operators, and that of MKL, or 0 if MKL uses its own default."""
 
 
 class ThreadCount(Protocol):
-    """Sets the number of threads around calls, which may overlap in several threads and lie inside each other."""
+    """Sets the number of threads around calls, which may overlap in several threads and may be nested."""
 
     def enter(self, threads: int) -> Before:
         """Set the number in this thread, and return the numbers to put back."""

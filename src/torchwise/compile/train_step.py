@@ -1,8 +1,8 @@
-"""A plan for a whole training step: which of its parts are compiled, recomputed, cut or captured.
+"""Apply a plan to a whole training step: compile, recompute, split or capture its parts.
 
-The step itself stays the one that is written in `torchwise.workload.train_step`: a plan gives it other parts. It trains
-the original, in place. Only the optimizer's form changes meanwhile, and if the plan says so the layout of weights and
-the way through blocks. `close` puts them back.
+The loop of the step stays that of `torchwise.workload.train_step`, and a plan replaces its parts. It trains the
+original model, in place. Only the optimizer's form changes, and if the plan says so the memory format of weights and
+the forward of blocks. `close` restores them.
 """
 
 from __future__ import annotations
@@ -98,22 +98,21 @@ class CompiledStep:
                 raise UnsupportedError("precision is 'autocast_fp16', but LBFGS takes no scaler: leave precision out")
             if step.has_hooks:
                 raise UnsupportedError(
-                    "precision is 'autocast_fp16', but parameters have hooks, which would be given gradients as a "
-                    "scaler scales them: leave precision out"
+                    "precision is 'autocast_fp16', but parameters have hooks, which would receive scaled gradients: "
+                    "leave precision out"
                 )
-            brought = torch.amp.GradScaler(step.trained()[0].device.type)
-            self._undo.callback(self._give_scaler_back, brought, scaler)
-            scaler = step.scaler = brought  # of the step's state, for as long
+            scaler_added = torch.amp.GradScaler(step.trained()[0].device.type)
+            self._undo.callback(self._give_scaler_back, scaler_added, scaler)
+            scaler = step.scaler = scaler_added  # of the step's state, for as long
         return Parts(loss, self._make_update(plan), written.pieces * plan.microbatches, autocast, scaler)
 
     def _loss(self, plan: Plan, example: Example, realizer: Realizer) -> Callable[..., torch.Tensor]:
-        """Return forward and loss as the plan has them."""
+        """Return forward and loss by the plan."""
         step, of_model = self._step, _model_plan(plan)
         if plan.scope == "loss":
             if unwrap_ddp(step.model) is not step.model:
                 raise UnsupportedError(
-                    "scope is 'loss', but the model is in DistributedDataParallel, which must see it called: leave "
-                    "scope out"
+                    "scope is 'loss', but the model is in DistributedDataParallel, which must call it: leave scope out"
                 )
             whole = realizer(_WithLoss(step), replace(of_model, scope="whole"), example)
             return lambda first, *rest: whole(self._lay_out_inputs(first, plan), *rest)
@@ -121,18 +120,15 @@ class CompiledStep:
         return lambda first, *rest: loss(self._lay_out_inputs(first, plan), *rest)
 
     def _model(self, plan: Plan, realizer: Realizer, example: Example) -> Callable[..., Any]:
-        """Return the model as the plan has it.
-
-        A wrapper that spreads it over ranks sees it called, and finds the plan inside.
-        """
+        """Return the model by the plan. A wrapper that distributes it over ranks calls it, with the plan inside."""
         model, inner = self._step.model, unwrap_ddp(self._step.model)
         if find_sharded_modules(inner):
             self._compile_in_place(inner, plan)
             return model
         if inner is not model and not calls_forward_alone(inner):
             raise UnsupportedError(
-                "the model is in DistributedDataParallel, which calls it, and a plan in the place of its forward would "
-                "do again what else that call does: remove hooks and a __call__ of its own, or leave the model out"
+                "the model is in DistributedDataParallel, and its call does more than its forward, which a plan would "
+                "repeat: remove its hooks and its own __call__, or leave the model out"
             )
         planned = realizer(inner, plan, _as_example(example.args[0]))
         if inner is model:
@@ -143,7 +139,7 @@ class CompiledStep:
     def _compile_in_place(self, model: torch.nn.Module, plan: Plan) -> None:
         """Compile the forward of a sharded model, or of its blocks: it cannot be copied, and its hooks must run."""
         if plan.backend != "inductor" or plan.transforms:
-            raise UnsupportedError(f"the model is sharded (fully_shard), which {plan} cannot run: it can be compiled")
+            raise UnsupportedError(f"the model is sharded (fully_shard): {plan} cannot run it, but can only compile it")
         blocks = find_repeated_blocks(model) if plan.scope == "regional" else [model]
         if not blocks:
             raise UnsupportedError("scope is 'regional', but the model has no repeated blocks that dominate it")
@@ -157,8 +153,8 @@ class CompiledStep:
         once = in_graph or form == "compiled"
         if once and any(getattr(scheduler, "cycle_momentum", False) for scheduler in self._step.schedulers):
             raise UnsupportedError(
-                "a scheduler changes the optimizer's momentum at every step, which what is compiled or captured once "
-                "does not see: build it with cycle_momentum=False, or leave optimizer and capture out"
+                "a scheduler changes the optimizer's momentum at every step, but code that is compiled or captured "
+                "once would not: create it with cycle_momentum=False, or leave optimizer and capture out"
             )
         if once or form != "preserve":
             rates = once and bool(self._step.schedulers)
@@ -176,9 +172,9 @@ class CompiledStep:
         if plan.capture == "none":
             return settings.wrap(compute)
         if unwrap_ddp(self._step.model) is not self._step.model or find_sharded_modules(self._step.model):
-            raise UnsupportedError("capture is 'step', but what is exchanged between ranks is not captured")
+            raise UnsupportedError("capture is 'step', but the communication between ranks cannot be captured")
         if device != "cuda":
-            raise UnsupportedError(f"capture is 'step', but this is {device}: only a CUDA GPU records graphs")
+            raise UnsupportedError(f"capture is 'step', but device is {device!r}: CUDA graphs need a CUDA GPU")
         scalers = [self.parts.scaler] if self.parts.scaler is not None else []
         modules = [module for name, module in self._step.modules().items() if name != "ema"]
         optimizers = [self._step.optimizer]
@@ -188,8 +184,8 @@ class CompiledStep:
         self._undo.callback(captured.close)
         return captured
 
-    def _give_scaler_back(self, brought: torch.amp.GradScaler, before: torch.amp.GradScaler | None) -> None:
-        if self._step.scaler is brought:  # else the user has set another meanwhile
+    def _give_scaler_back(self, scaler_added: torch.amp.GradScaler, before: torch.amp.GradScaler | None) -> None:
+        if self._step.scaler is scaler_added:  # otherwise the user has set another one
             self._step.scaler = before
 
     def _recompute_blocks(self) -> None:
@@ -199,7 +195,7 @@ class CompiledStep:
         norms = [m for block in blocks for m in block.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
         if any(norm.track_running_stats for norm in norms):
             raise UnsupportedError(
-                "activation_checkpointing is 'blocks', but their batch-norm would count each batch twice"
+                "activation_checkpointing is 'blocks', but batch-norm in the blocks would count each batch twice"
             )
         for block in blocks:
             self._replace_forward(block, functools.partial(_run_checkpointed, block.forward))
@@ -256,10 +252,7 @@ class _WithLoss(torch.nn.Module):
 
 
 class _PatchedForward:
-    """A compiled forward in the place of a module's own.
-
-    Copies and pickles of the module get the module's own instead.
-    """
+    """A compiled forward that replaces a module's own. Copies and pickles of the module have the module's own."""
 
     def __init__(self, module: torch.nn.Module, planned: Callable[..., Any]) -> None:
         self._module, self._planned, self._before = module, planned, vars(module).get("forward")
@@ -286,25 +279,26 @@ class _Update:
     """The optimizer's update as a function that can be compiled."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._step = optimizer.step  # taken now: while a scaler steps, this very object stands in its place
+        self._step = optimizer.step  # read now: while a scaler steps, this object replaces it
 
     def __call__(self) -> None:
         self._step()
 
 
 def _check_for_hooks(plan: Plan) -> None:
-    """Refuse parts that call hooks of parameters at other times than the step as written: it was verified without them.
+    """Refuse parts that call hooks of parameters at other times than the original step.
 
     Raises:
-        UnsupportedError: with the part of the plan.
+        UnsupportedError: the plan has such a part.
     """
     if plan.microbatches > 1:
         raise UnsupportedError(
-            f"microbatches is {plan.microbatches}, but parameters have hooks, which would run once each: leave it out"
+            f"microbatches is {plan.microbatches}, but parameters have hooks, which would run once for each: leave it "
+            "out"
         )
     if plan.capture == "step":
         raise UnsupportedError(
-            "capture is 'step', but parameters have hooks, which are Python, and a replay runs none: leave capture out"
+            "capture is 'step', but parameters have hooks, and a replay runs no Python: leave capture out"
         )
 
 
@@ -359,7 +353,7 @@ def _as_example(inputs: Any) -> Example:
 
 
 def _run_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a block so that its activations are computed anew in the backward pass, with the same random numbers."""
+    """Call a block, and compute its activations again in the backward pass, with the same random numbers."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -1,4 +1,4 @@
-"""Why nothing of a model was compiled: the line at which PyTorch gives up, and its reason."""
+"""Say why nothing of a model was compiled: the line at which PyTorch stops, and its reason."""
 
 from __future__ import annotations
 
@@ -24,31 +24,30 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def why_uncompiled(call: Callable[..., Any], example: Example) -> str:
     """Say why nothing of a call was compiled. It is called once more, on a copy of the example.
 
-    PyTorch leaves a function to eager without a word. If it must take it as one graph or not at all, it gives the
-    reason.
+    PyTorch silently runs a function in eager. With `fullgraph=True` it gives the reason.
     """
     if isinstance(call, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        return "it is TorchScript, which torch.compile leaves as it is: give the model that it was made from"
+        return "it is TorchScript, which torch.compile does not compile: pass the model that it was created from"
     if rnn := _rnn(call.model if isinstance(call, TrainStep) else call):
         return rnn
     if isinstance(call, TrainStep):
         call = call.loss_of  # the part that a plan compiles: not the optimizer's part of a step
-    given = example.clone()
-    torch.compiler.reset()  # or it remembers that it left the function to eager
+    cloned = example.clone()
+    torch.compiler.reset()  # otherwise it remembers that the function runs in eager
     try:
-        torch.compile(call, backend="eager", fullgraph=True)(*given.args, **given.kwargs)
+        torch.compile(call, backend="eager", fullgraph=True)(*cloned.args, **cloned.kwargs)
     except Exception as error:  # Dynamo's own errors derive from RuntimeError, and the model may raise anything
-        return _extract_reason(str(error)) or "PyTorch does not say why"
-    return "it runs no operator that torch.compile sees, or torch.compiler.disable keeps it from looking"
+        return _extract_reason(str(error)) or "PyTorch reports no reason"
+    return "it runs no operator that torch.compile traces, or it is under torch.compiler.disable"
 
 
 def _rnn(call: Callable[..., Any]) -> str:
-    """Name the RNN that is left to eager by rule."""
+    """Name the RNN that PyTorch always runs in eager."""
     inside = list(call.modules()) if isinstance(call, torch.nn.Module) else []
     for kind in (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN, torch.nn.RNNBase):
         if any(isinstance(each, kind) for each in inside):
-            around = "" if isinstance(call, kind) else ", and so it may leave the functions that call it"
-            return f"PyTorch leaves nn.{kind.__name__} to eager{around}"
+            around = "" if isinstance(call, kind) else ", and possibly the functions that call it"
+            return f"PyTorch runs nn.{kind.__name__} in eager{around}"
     return ""
 
 

@@ -1,10 +1,9 @@
-"""The place at which Dynamo begins to compile, and the actions of a plan there.
+"""The callback with which Dynamo compiles, extended by the settings of a plan.
 
 Dynamo calls back only when none of its compiled code fits a call, in the thread of the call. So the settings for
-compiling a plan are applied there, and other calls pay nothing for them. Recompiles are noticed there, too: code is
-compiled anew for a call that was answered before, and the callback finds the values that vary. A number that varies
-becomes an input of the code, as `torch.compile` does it for floats by itself. Sizes stay as they are in a plan with
-static shapes.
+compiling a plan are applied there, at no cost to other calls. Recompilations are noticed there, too: the callback finds
+the values that vary when code is compiled again for a known kind of call. A number that varies becomes an input of the
+code, as `torch.compile` does by itself for floats. Sizes stay constant in a plan with static shapes.
 """
 
 from __future__ import annotations
@@ -36,30 +35,30 @@ _INNER = "_torchdynamo_orig_backend"
 
 
 class CompileCallback:
-    """Compiles in Dynamo's place, as a plan says, by calling Dynamo.
+    """Compiles by a plan, in place of Dynamo's callback, which it calls.
 
     Args:
         inner: Dynamo's own callback.
-        straight: takes note of the guards of compiled code.
+        bypass: records the guards of compiled code.
         settings: the settings that hold while compiling.
         is_dynamic: whether shapes are dynamic.
 
     Attributes:
         recompiles: counts the recompiles.
-        calls: how many calls went Dynamo's way so far.
-        expected: the thread in which a call is the first of its kind, so that it may be compiled for.
+        calls: the number of calls through Dynamo so far.
+        expected: the thread whose call is the first of its kind, so that compiling is expected.
     """
 
     def __init__(
         self,
         inner: Any,
-        straight: GuardBypass,
+        bypass: GuardBypass,
         settings: Callable[[], AbstractContextManager[None]],
         *,
         is_dynamic: bool,
     ) -> None:
         setattr(self, _INNER, getattr(inner, _INNER, None))  # Dynamo knows the backend by this attribute
-        self._inner, self._straight = inner, straight
+        self._inner, self._bypass = inner, bypass
         self._settings, self._is_dynamic = settings, is_dynamic
         self._noted: defaultdict[types.CodeType, list[Noted]] = defaultdict(list)
         self._numbers: dict[str, bool] = {}  # inputs by now, and whether they are integers
@@ -71,47 +70,47 @@ class CompileCallback:
         self.expected: int | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of Dynamo's own callback, which Dynamo asks for."""
+        """Return an attribute of Dynamo's own callback, which Dynamo reads."""
         return getattr(self._inner, name)
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
         """Compile a frame."""
         code = frame.f_code
-        if cache_entry is None:  # or somebody reset Dynamo
+        if cache_entry is None:  # or Dynamo was reset
             self._noted[code].clear()
         if self._noted[code]:
             self._compile_again(frame, cache_entry)
-        self._straight.begin()
+        self._bypass.begin()
         with self._settings(), self._numbers_as_inputs():
-            made = self._inner(frame, cache_entry, hooks, frame_state, skip=skip + 1)
-        if (guarded := getattr(made, "guarded_code", None)) is not None:
-            self._noted[code].append(note(self._straight.values()))
-            self._straight.note_code(code, guarded.code, frame.f_locals)
-        return made
+            result = self._inner(frame, cache_entry, hooks, frame_state, skip=skip + 1)
+        if (guarded := getattr(result, "guarded_code", None)) is not None:
+            self._noted[code].append(note(self._bypass.values()))
+            self._bypass.note_code(code, guarded.code, frame.f_locals)
+        return result
 
     def _compile_again(self, frame: Any, cache_entry: Any) -> None:
-        """Count a recompile, and make inputs of the numbers that vary.
+        """Count a recompilation, and make inputs of the numbers that vary.
 
-        A call is counted once, as one change may cause all of its parts to be compiled anew. It is not counted if it is
-        the first of its kind.
+        A call is counted once, as one change may have all of its graphs compiled again. It is not counted if it is the
+        first of its kind.
         """
-        if is_in_frozen_call():  # the call is refused, and so not counted
+        if is_in_frozen_call():  # the call is refused, so it does not count
             return
-        is_whole = self._straight.is_of(frame.f_code)
+        is_whole = self._bypass.is_of(frame.f_code)
         is_new = self.expected == threading.get_ident() and not (self._is_dynamic and is_whole)
-        found = self._find_varied(frame)
+        varied = self._find_varied(frame)
         if not is_new and self._counted != self.calls:
-            others = [one for one in found if one.name not in self._numbers] or found
+            others = [one for one in varied if one.name not in self._numbers] or varied
             self.recompiles.again(others or [_find_failed_guard(cache_entry, frame)], at_start=is_whole)
             self._counted = self.calls
-        self._numbers |= {one.name: one.is_integer for one in found if one.kind == NUMBER}
-        self._is_buffer_varying |= any(one.kind == TENSOR and "._buffers[" in one.name for one in found)
+        self._numbers |= {one.name: one.is_integer for one in varied if one.kind == NUMBER}
+        self._is_buffer_varying |= any(one.kind == TENSOR and "._buffers[" in one.name for one in varied)
 
     def _find_varied(self, frame: Any) -> list[VaryingValue]:
-        """Compare with the earlier compilation that differs least, and rather in anything else than tensors."""
+        """Compare with the earlier compilation that has the fewest differences, and among those the fewest tensors."""
         scope = {"L": frame.f_locals, "G": frame.f_globals}
-        all_found = [find_varied(noted, scope, self._straight.own) for noted in self._noted[frame.f_code]]
-        return min(all_found, key=lambda found: (len(found), sum(one.kind == TENSOR for one in found)))
+        by_compilation = [find_varied(noted, scope, self._bypass.own) for noted in self._noted[frame.f_code]]
+        return min(by_compilation, key=lambda varied: (len(varied), sum(one.kind == TENSOR for one in varied)))
 
     @contextlib.contextmanager
     def _numbers_as_inputs(self) -> Iterator[None]:
@@ -121,7 +120,7 @@ class CompileCallback:
                 config: Any = torch.compiler.config
                 sources = ",".join(filter(None, (config.dynamic_sources, *integers)))
                 stack.enter_context(config.patch(dynamic_sources=sources))
-            if self._is_dynamic and self._is_buffer_varying:  # Dynamo takes the shapes of buffers for constants
+            if self._is_dynamic and self._is_buffer_varying:  # Dynamo treats the shapes of buffers as constants
                 from torch._dynamo import config as dynamo
 
                 stack.enter_context(dynamo.patch(force_parameter_static_shapes=False))
@@ -132,10 +131,10 @@ class CompileCallback:
 
     @contextlib.contextmanager
     def _own_history(self) -> Iterator[None]:
-        """Have Dynamo make inputs of floats that had other values before, and never of sizes.
+        """Have Dynamo make inputs of floats that had other values before, but never of sizes.
 
-        Dynamo knows them by a history that all compiled functions share. It has an entry for each number and each
-        tensor that code was compiled for. The callback runs under a lock of Dynamo's.
+        Dynamo recognizes them by a history that all compiled functions share. It has an entry for each number and each
+        tensor that code was compiled for. The callback holds Dynamo's lock.
         """
         from torch._dynamo import config, pgo
 
@@ -146,31 +145,31 @@ class CompileCallback:
             entries = state.automatic_dynamic
             for name in [name for name, entry in entries.items() if isinstance(entry.size, tuple)]:
                 del entries[name]
-        theirs, pgo._CODE_STATE = pgo._CODE_STATE, self._history
+        dynamos_own, pgo._CODE_STATE = pgo._CODE_STATE, self._history
         try:
             with config.patch(automatic_dynamic_shapes=True):
                 yield
         finally:
-            pgo._CODE_STATE = theirs
+            pgo._CODE_STATE = dynamos_own
 
 
 def compile_with(
     call: Callable[..., Any],
     backend: Any,
-    straight: GuardBypass,
+    bypass: GuardBypass,
     settings: Callable[[], AbstractContextManager[None]],
     *,
     is_dynamic: bool,
 ) -> tuple[Callable[..., Any], CompileCallback]:
-    """Return `call` as `torch.compile` makes it, and the callback that compiles it.
+    """Return `call` compiled as by `torch.compile`, and the callback that compiles it.
 
     Raises:
-        UnsupportedError: this torch lacks something that the callback needs.
+        UnsupportedError: this torch lacks a private name that the callback needs.
     """
-    context = look_up(WHO, _OPTIMIZE)(backend, guard_filter_fn=straight.guard_filter)
-    catching = getattr(context, "callback", None)  # None if Dynamo is switched off, and nothing is compiled
-    straight.backend = innermost(catching)
-    callback = _callback_class()(getattr(catching, _INNER, None), straight, settings, is_dynamic=is_dynamic)
+    context = look_up(WHO, _OPTIMIZE)(backend, guard_filter_fn=bypass.guard_filter)
+    catching = getattr(context, "callback", None)  # None if Dynamo is disabled, and nothing is compiled
+    bypass.backend = innermost(catching)
+    callback = _callback_class()(getattr(catching, _INNER, None), bypass, settings, is_dynamic=is_dynamic)
     if catching is not None:
         setattr(catching, _INNER, callback)
     return context(call), callback
@@ -178,15 +177,15 @@ def compile_with(
 
 @functools.cache
 def _callback_class() -> type[CompileCallback]:
-    """Return the class with its call as if it stood in Dynamo's own file.
+    """Return the class with a call whose code names Dynamo's own file.
 
-    Dynamo searches the stack past that file for the caller, such as a function that is disabled for it non-recursively.
+    Dynamo searches the stack past that file for the caller, such as a function that is disabled non-recursively.
     """
     file = look_up(WHO, _CONVERT).__code__.co_filename
     call = CompileCallback.__call__
     code = call.__code__.replace(co_filename=file)
-    there = types.FunctionType(code, call.__globals__, call.__name__, call.__defaults__, call.__closure__)
-    return type(CompileCallback.__name__, (CompileCallback,), {"__call__": there})
+    relocated = types.FunctionType(code, call.__globals__, call.__name__, call.__defaults__, call.__closure__)
+    return type(CompileCallback.__name__, (CompileCallback,), {"__call__": relocated})
 
 
 def innermost(callback: Any) -> Any:
@@ -197,10 +196,10 @@ def innermost(callback: Any) -> Any:
 
 
 def _find_failed_guard(cache_entry: Any, frame: Any) -> VaryingValue:
-    """Return the condition of the first guard that fails, as PyTorch writes it."""
+    """Return the condition of the first failing guard, as PyTorch writes it."""
     try:
         parts = cache_entry.guard_manager.check_verbose(frame.f_locals).verbose_code_parts
         text = parts[0].partition("  # ")[0].strip()
     except Exception:  # a private API, and nothing depends on its answer
         text = "unknown"
-    return VaryingValue("", f"what PyTorch's guard `{text}` asks", STATE)
+    return VaryingValue("", f"the condition of PyTorch's guard `{text}`", STATE)

@@ -1,4 +1,4 @@
-"""No compiler."""
+"""The backend "eager", which compiles nothing."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from torchwise.plan import Plan
 
 
 def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:  # noqa: ARG001 - the shape of a backend
-    """Return `call` as it is."""
+    """Return `call` unchanged."""
     return call

@@ -1,4 +1,4 @@
-"""`torch.compile` with Inductor, as a plan says."""
+"""Compile with `torch.compile` and Inductor, by a plan."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.workload import pytree
 from torchwise.workload.memory import Overlap
 
-MAX_STRAIGHT = 256
-"""Kinds of call that go past Dynamo's guards. Each keeps some 100 kB if there are 100 parameters."""
+MAX_BYPASSES = 256
+"""Maximum number of signatures that bypass Dynamo's guards. Each takes some 100 kB for 100 parameters."""
 
 
 def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
-    """Return `call` compiled as `plan` says, on its first call for each signature.
+    """Return `call`, which compiles by the plan on its first call for each signature.
 
     Raises:
         UnsupportedError: this torch has no such mode or option, or lacks something that a transform or the scope needs.
@@ -42,24 +42,24 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
 
 def _compile_call(call: Callable[..., Any], plan: Plan, alone: Callable[[], Compiled] | None) -> Compiled:
-    """Return `call` compiled as `plan` says. Without `alone`, share nothing with other compilations of it."""
-    options, straight = _options(plan), GuardBypass(call)
+    """Return `call` compiled by the plan. Without `alone`, share no code with its other compilations."""
+    options, bypass = _options(plan), GuardBypass(call)
     backend = _backend(plan, options)
-    apart = _distinct_backend(
+    distinct = _distinct_backend(
         plan, call, lambda: backend or loop_rolling.inductor(tuple(sorted(options.items()))), alone is None
     )
-    used = apart or backend or torch._TorchCompileInductorWrapper("default", options, None)
+    used = distinct or backend or torch._TorchCompileInductorWrapper("default", options, None)
     settings = functools.partial(while_compiling, plan)
-    steady, callback = compile_with(call, used, straight, settings, is_dynamic=plan.shapes == "dynamic")
-    effective = [used for used in (backend, apart) if hasattr(used, "effective")]
-    made = Compiled(steady, callback, straight, plan, effective, alone)
-    if isinstance(apart, Freezing):
-        weakref.finalize(made, apart.release).atexit = False
-    return made
+    steady, callback = compile_with(call, used, bypass, settings, is_dynamic=plan.shapes == "dynamic")
+    effective = [used for used in (backend, distinct) if hasattr(used, "effective")]
+    compiled = Compiled(steady, callback, bypass, plan, effective, alone)
+    if isinstance(distinct, Freezing):
+        weakref.finalize(compiled, distinct.release).atexit = False
+    return compiled
 
 
 def graph_compiler(plan: Plan) -> Callable[..., Any]:
-    """Return a function from a graph and its inputs to the code that `torch.compile` would make as the plan says.
+    """Return a function that compiles a graph for its inputs, as `torch.compile` would by the plan.
 
     Raises:
         UnsupportedError: as `compile`.
@@ -70,7 +70,7 @@ def graph_compiler(plan: Plan) -> Callable[..., Any]:
 
 
 def aot_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
-    """Return the backend and the options that turn a graph, as the plan says, into code that can be stored.
+    """Return the backend and the options that compile a graph by the plan into code that can be stored.
 
     Raises:
         UnsupportedError: as `compile`.
@@ -85,20 +85,20 @@ def aot_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
 
 
 class Compiled:
-    """A compiled callable that compiles as the plan says, and then no longer asks.
+    """A callable that compiles by the plan, and then bypasses Dynamo's guards.
 
-    Static shapes are set only while compiling. As an argument of `torch.compile` they would be set anew on every call,
+    Static shapes are set only while compiling. As an argument of `torch.compile` they would be set again on every call,
     which takes 5 microseconds.
 
-    A transform or a scope must then have changed something. A plan that only pretends would be timed as something that
-    it is not.
+    Compiling fails if a transform or a scope changed nothing. Otherwise the plan would be timed as something that it is
+    not.
     """
 
     def __init__(
         self,
         steady: Callable[..., Any],
         callback: CompileCallback,
-        straight: GuardBypass,
+        bypass: GuardBypass,
         plan: Plan,
         backends: Sequence[Any] = (),
         alone: Callable[[], Compiled] | None = None,
@@ -106,23 +106,23 @@ class Compiled:
         functools.update_wrapper(self, steady)
         self._compiled = steady
         self._callback = callback
-        self._straight = straight
+        self._bypass = bypass
         self._plan = plan
-        self._watched = [*backends, *_passes(plan)]
-        self._ways: dict[Signature, Callable[..., Any]] = {}
-        self._lock = threading.Lock()  # Dynamo's report on a compilation must be about this very call
+        self._transforms = [*backends, *_passes(plan)]
+        self._paths: dict[Signature, Callable[..., Any]] = {}
+        self._lock = threading.Lock()  # Dynamo's report on a compilation must belong to this call
         self._compiler: int | None = None  # the thread that compiles
         self._nested = False
         self._alone = alone
         self._by_overlap: dict[Overlap, Compiled] = {}
-        self._reading: set[Signature] = set()  # signatures of calls that write nothing, without the overlap
+        self._reading: set[Signature] = set()  # signatures, without the overlap, of calls that write nothing
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer the call, and compile first if there was no such call before."""
+        """Answer the call. The first call of a signature compiles."""
         signature = signature_of(args, kwargs)
-        way = self._ways.get(signature)
-        if way is not None:
-            return way(*args, **kwargs)
+        path = self._paths.get(signature)
+        if path is not None:
+            return path(*args, **kwargs)
         if self._compiler == threading.get_ident():  # the model calls itself
             self._nested = True
             return self._steady(*args, **kwargs)
@@ -137,85 +137,84 @@ class Compiled:
                 self._compiler = None
 
     def get_fast_path(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return the callable for calls of this signature, which was called before, without looking it up."""
-        found = self._ways.get(signature_of(args, dict(kwargs)), self)
-        return found.get_fast_path(args, kwargs) if isinstance(found, Compiled) and found is not self else found
+        """Return the callable for calls of this known signature, without a lookup on each call."""
+        path = self._paths.get(signature_of(args, dict(kwargs)), self)
+        return path.get_fast_path(args, kwargs) if isinstance(path, Compiled) and path is not self else path
 
     def _call_overlapping(
         self, overlap: Overlap, make: Callable[[], Compiled], signature: Signature, args: Any, kwargs: Any
     ) -> Any:
-        """Answer by code compiled for inputs that overlap this way: a call that writes to them needs code of its own.
+        """Answer by code compiled for inputs with this overlap, as a call that writes to them needs code of its own.
 
-        Dynamo's guards do not look at the overlap of inputs. A call that is seen to write nothing needs no code of its
-        own.
+        Dynamo's guards do not check the overlap of inputs. A call that writes nothing needs no code of its own.
         """
         with self._lock:
             if overlap not in self._by_overlap:
                 self._by_overlap[overlap] = make()
                 self._by_overlap[overlap].count_in(self._callback.recompiles)
-        given = [(tensor, tensor.detach().clone()) for tensor in pytree.tensors((args, kwargs))]
+        inputs = [(tensor, tensor.detach().clone()) for tensor in pytree.tensors((args, kwargs))]
         result = self._by_overlap[overlap](*args, **kwargs)
-        if all(pytree.equal(tensor, before) for tensor, before in given):
+        if all(pytree.equal(tensor, before) for tensor, before in inputs):
             self._reading.add(signature[:-1])
-        self._ways[signature] = self._by_overlap[overlap]
+        self._paths[signature] = self._by_overlap[overlap]
         return result
 
     def count_in(self, recompiles: Recompiles) -> None:
-        """Count recompiles in `recompiles`, with the values that vary."""
+        """Count recompilations in `recompiles`, with the values that vary."""
         self._callback.recompiles = recompiles
         for compiled in self._by_overlap.values():
             compiled.count_in(recompiles)
 
     def reads(self) -> Reads | None:
         """Return the attributes of the module that the compiled code depends on, or None if it may depend on any."""
-        return None if self._by_overlap else self._straight.reads()
+        return None if self._by_overlap else self._bypass.reads()
 
     def _compile_and_call(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owned = _outputs_owned if self._plan.mode in CUDA_GRAPH_MODES else lambda call: call
-        before = self._straight.prepare_bypass(args, kwargs)
+        before = self._bypass.prepare_bypass(args, kwargs)
         with contextlib.ExitStack() as effective:
-            for changing in self._watched:
+            for changing in self._transforms:
                 effective.enter_context(changing.effective())
             self._callback.expected = threading.get_ident()
             try:
                 result = owned(self._steady)(*args, **kwargs)
             finally:
                 self._callback.expected = None
-        # It calls itself, or changed its arguments. Or there are many kinds of call, such as lengths of texts, and each
-        # straight way keeps the objects that it looks at.
-        if self._nested or signature_of(args, kwargs) != signature or len(self._ways) >= MAX_STRAIGHT:
-            self._ways[signature] = owned(self._steady)
+        # No bypass if the call calls itself or changed its arguments. Nor if there are many signatures, such as lengths
+        # of texts, as each bypass keeps the objects that it checks.
+        if self._nested or signature_of(args, kwargs) != signature or len(self._paths) >= MAX_BYPASSES:
+            self._paths[signature] = owned(self._steady)
         else:
-            self._ways[signature] = owned(self._straight.path(self._steady, args, kwargs, before))
+            self._paths[signature] = owned(self._bypass.path(self._steady, args, kwargs, before))
         return result
 
     def _steady(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer by Dynamo's own way, which compiles new kinds of call anew, as the plan says."""
+        """Answer through Dynamo, which compiles new kinds of call by the plan."""
         self._callback.calls += 1
         return self._compiled(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def while_compiling(plan: Plan) -> Iterator[None]:
-    """Apply the settings that `torch.compile` takes only globally, or as an argument at a cost on every call."""
+    """Apply the settings that `torch.compile` takes only globally, or as arguments that slow down every call."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
 
     dynamic = plan.shapes == "dynamic"
-    # These are the settings of `torch.compile(dynamic=...)`. Static also means that a second shape does not turn the
-    # first dynamic. And a hook that is registered later must be noticed, which Dynamo by itself leaves out. After its
-    # limits Dynamo leaves a call to eager without a word. They count compilations of one code object, which all modules
-    # of a class share. So a plan has a limit of its own (`Recompiles`).
+    # These are the settings of `torch.compile(dynamic=...)`. Static also means that a second shape does not make the
+    # first one dynamic. Dynamo by default does not notice hooks that are registered later, so that is enabled. After
+    # its limits Dynamo silently runs a call in eager. The limits count compilations of one code object, which all
+    # modules of a class share. So a plan has a limit of its own (`Recompiles`).
     settings = dynamo.patch(
         assume_static_by_default=not dynamic,
         automatic_dynamic_shapes=dynamic,
         skip_nnmodule_hook_guards=False,
-        skip_tensor_guards_with_matching_dict_tags=False,  # or torch 2.11 does not see `model.half()`
+        skip_tensor_guards_with_matching_dict_tags=False,  # or torch 2.11 does not notice `model.half()`
         recompile_limit=1 << 16,
         accumulated_recompile_limit=1 << 16,
     )
     with settings, contextlib.ExitStack() as freezing:
-        if plan.option("freezing"):  # folds the weights in: as an option it is ignored, and gradients must be off
+        if plan.option("freezing"):  # PyTorch ignores it as an option, and gradients must be off
             freezing.enter_context(inductor.patch(freezing=True))
             freezing.enter_context(torch.no_grad())
         yield
@@ -239,11 +238,11 @@ def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | loop_rollin
 def _distinct_backend(
     plan: Plan, call: Any, backend: Callable[[], Callable[..., Any]], is_alone: bool
 ) -> Callable[..., Any] | None:
-    """Return a backend that Dynamo tells from all others, or None if the options say everything about the plan.
+    """Return a backend that differs from all others for Dynamo, or None if the options describe the plan completely.
 
-    Code that Dynamo compiled for a function answers every call of it under an equal backend, under any global settings.
-    The backend says nothing of dynamic shapes, nor of frozen weights, which Dynamo tells apart by module and not by
-    value. So weights that are frozen anew are compiled anew.
+    Code that Dynamo compiled for a function answers all of its calls under an equal backend, under any global settings.
+    Dynamic shapes are no part of the backend, nor are frozen weights, which Dynamo distinguishes by module and not by
+    value. So weights that are frozen again are compiled again.
     """
     if plan.option("freezing"):
         inside = getattr(call, "inside", call)
@@ -255,7 +254,7 @@ def _distinct_backend(
 
 @functools.cache
 def _dynamic(backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Return one and the same backend for an equal one, so that Dynamo recognizes compiled code."""
+    """Return the same object for equal backends, so that Dynamo recognizes compiled code."""
     return functools.partial(backend)
 
 
@@ -263,30 +262,30 @@ def _transform(names: tuple[str, ...], options: dict[str, Any]) -> ComplexToReal
     """Return the backend that rewrites graphs, or None if the transforms act on the model alone."""
     names = tuple(name for name in names if name in GRAPH_TRANSFORMS)
     if len(names) > 1:
-        raise UnsupportedError(f"transforms are {', '.join(names)}, but Inductor takes one that rewrites graphs")
+        raise UnsupportedError(f"transforms are {', '.join(names)}, but only one may rewrite Inductor's graphs")
     return GRAPH_TRANSFORMS[names[0]](tuple(sorted(options.items()))) if names else None
 
 
 def _passes(plan: Plan) -> list[Any]:
-    """Return the passes over Inductor's graphs that a plan asks for."""
+    """Return the passes over Inductor's graphs that a plan requests."""
     return [GRAPH_PASSES[name]() for name in plan.transforms if name in GRAPH_PASSES]
 
 
 def _options(plan: Plan) -> dict[str, Any]:
-    """Return the mode's own options with the plan's on top, as `torch.compile` takes a mode or options, not both."""
+    """Return the mode's options with the plan's on top, as `torch.compile` takes a mode or options, not both."""
     import torch._inductor
 
     modes = torch._inductor.list_mode_options()
     if plan.mode not in modes:
         raise UnsupportedError(f"mode is {plan.mode!r}, but this torch has {', '.join(modes)}")
-    # Freezing is left out: as an option of torch.compile it is ignored without a word.
+    # Freezing is left out, as torch.compile silently ignores this option.
     options = {**modes[plan.mode], **{k: v for k, v in plan.options if k != "freezing"}}
     if plan.capture != "none":
         options["triton.cudagraphs"] = False
     for graph_pass in _passes(plan):
         if (other := torch._inductor.config.post_grad_custom_pre_pass) is not None:
             raise UnsupportedError(
-                f"Inductor takes one pass over its graphs, and this program has set its own: {other}"
+                f"Inductor takes one post_grad_custom_pre_pass, and this program has set its own: {other}"
             )
         options["post_grad_custom_pre_pass"] = graph_pass
     if options.get(pdl_waits.OPTION) or torch._inductor.config.triton.enable_pdl:  # or the user's own setting
@@ -311,10 +310,10 @@ def check_options(names: Iterable[str]) -> None:
 
 
 def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy outputs out of the graph's memory, which the next replay overwrites: a caller may hold an answer.
+    """Copy outputs out of the graph's memory, which the next replay overwrites, as a caller may keep them.
 
     Raises (on call):
-        UnsupportedError: an output is in an object that trees cannot see into, so that it cannot be copied.
+        UnsupportedError: an output is in an object that PyTorch's pytrees do not traverse, so that it cannot be copied.
     """
     from torch.utils import _pytree
 
@@ -335,7 +334,7 @@ def _own(leaf: Any) -> Any:
         return leaf
     if opaque := opaque_leaves(leaf):
         raise UnsupportedError(
-            f"an output holds {opaque[0]}: what is in it cannot be copied out of the CUDA graph's memory, which the "
-            "next call overwrites; return tensors in tuples, lists, dicts or dataclasses"
+            f"an output holds {opaque[0]}, whose contents cannot be copied out of the CUDA graph's memory, which the "
+            "next call overwrites: return tensors in tuples, lists, dicts or dataclasses"
         )
     return pytree.map_tensors(torch.Tensor.clone, leaf)

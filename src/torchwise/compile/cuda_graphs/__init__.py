@@ -1,7 +1,7 @@
-"""The units that become one CUDA graph, one file each scope of capture.
+"""Capture CUDA graphs, one file for each unit of capture.
 
-A plan captures calls, whole (`call`) or in pieces between their questions (`branches`). Loops and training steps
-(`loop`, `step`) are captured when a program asks for it.
+A plan captures whole calls (`call`), or segments between the reads of GPU data in Python (`branches`). Loops and
+training steps (`loop`, `step`) are captured when a program requests it.
 """
 
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall

@@ -1,4 +1,4 @@
-"""A whole call as one CUDA graph: one launch replays every kernel."""
+"""Capture a whole call in one CUDA graph: one launch replays every kernel."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ T = TypeVar("T")
 class CapturedCall:
     """Replays `call` from one CUDA graph per signature.
 
-    Outputs are new tensors, so they may be held, unless they are borrowed. Inputs are copied to the memory that the
-    graph reads, and inputs that it writes to are copied back. Both copies end when inputs come a second time from the
-    same memory (`Replays`). Random numbers are fresh on each replay, because PyTorch registers the default generator
-    with every graph.
+    Outputs are new tensors, which the caller may keep, unless they are borrowed. Inputs are copied to the memory that
+    the graph reads, and inputs that it writes to are copied back. Both copies end when inputs come a second time from
+    the same memory (`Replays`). Random numbers are fresh on each replay, because PyTorch registers the default
+    generator with every graph.
 
-    Weights changed in place are seen, as the graph reads the same memory. Some changes anywhere in the module lead to a
-    new capture. These are weights that moved, came or went, replaced submodules, rebound plain attributes, hooks, and a
-    switch between training and evaluation. Settings of PyTorch that differ from those of the recording (TF32,
-    determinism, default dtype) lead to one, too. Calls from several threads take turns, and calls from several streams
-    wait for each other, as the graph's memory is one. A replay that is thrown away has drawn its random numbers.
-    Weights that were replaced are kept in memory until the next call, which is the first to notice.
+    Weights changed in place take effect, as the graph reads the same memory. Other changes in the module lead to a new
+    capture: moved, added or removed weights, replaced submodules, rebound plain attributes, hooks, and a switch between
+    training and evaluation. So do settings of PyTorch that differ from those of the recording (TF32, determinism,
+    default dtype). Calls from several threads wait for each other, and so do calls from several streams, as they share
+    the graph's memory. A discarded replay has drawn its random numbers. Replaced weights stay in memory until the next
+    call, which is the first to notice.
 
-    Some changes go unnoticed, and the replay goes on as before. These are contents of lists and dicts of a module,
-    global variables, and variables that a function closes over, rebound tensors there included. A module that computes
-    on streams itself should use streams of its own. Other work on them meanwhile may share a workspace with a replay.
+    Some changes go unnoticed, and the replay continues as before. These are contents of lists and dicts of a module,
+    global variables, and variables that a function closes over, including rebound tensors there. A module that computes
+    on CUDA streams itself should use streams of its own. Other work on them may share a workspace with a replay.
 
     Args:
         call: the callable to record.
@@ -59,13 +59,13 @@ class CapturedCall:
         device: "cuda".
         mode: "inference".
         borrow: whether the graph's own outputs are returned, which the next call overwrites.
-        recompiles: counts new captures after changes, and bounds them.
-        reads: returns the plain attributes that the call depends on, if they are known once it was compiled.
+        recompiles: counts new captures after changes, and limits them.
+        reads: returns the plain attributes that the call depends on, if they are known after compiling.
 
     Raises (on call):
-        UnsupportedError: gradients are enabled and an input requires them (those of weights are not looked at), a
-            tensor lies elsewhere than on the GPU, an input is sparse or nested, an output is in an object that cannot
-            be copied, or the call itself replaces parts of its module.
+        UnsupportedError: gradients are enabled and an input requires them (weights are not checked), a tensor is not on
+            the GPU, an input is sparse or nested, an output is in an object that cannot be copied, or the call replaces
+            parts of its own module.
     """
 
     kind = "call"
@@ -83,9 +83,9 @@ class CapturedCall:
         reads: Callable[[], Reads | None] | None = None,
     ) -> None:
         if device != "cuda":
-            raise UnsupportedError(f"capture is {self.kind!r}, but device is {device!r}: only CUDA has graphs")
+            raise UnsupportedError(f"capture is {self.kind!r}, but device is {device!r}: CUDA graphs need 'cuda'")
         if mode != "inference":
-            raise UnsupportedError(f"capture is {self.kind!r}, but mode is {mode!r}: a call has no backward pass in it")
+            raise UnsupportedError(f"capture is {self.kind!r}, but mode is {mode!r}: a graph has no backward pass")
         self._call = call
         self._module = module
         self._borrow = borrow
@@ -93,14 +93,14 @@ class CapturedCall:
         self._pool: Any = None
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
-        self._side = RecordingStream()
+        self._recording_stream = RecordingStream()
         self._device = torch.cuda.current_device()
         self._capturing = torch._C._cuda_isCurrentStreamCapturing
         self._raw_stream = torch._C._cuda_getCurrentRawStream  # as in Inductor's generated code: 20 times quicker
         self._last = torch.cuda.current_stream()
         self._last_raw = self._last.cuda_stream
         self._recompiles = recompiles
-        self._watch = ModuleGuard(module, reads or (lambda: None))
+        self._guard = ModuleGuard(module, reads or (lambda: None))
         self._writes_state = False
         self._host: dict[Situation, HostValues] = {}
 
@@ -112,7 +112,7 @@ class CapturedCall:
         return self._answer(key, self._graphs.get(key), args, kwargs)
 
     def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return a shorter way for calls of this signature, if neither gradients nor autocast are enabled."""
+        """Return a faster callable for calls of this signature, valid while gradients and autocast are disabled."""
         key: Situation = (signature_of(args, dict(kwargs)), None, False)
         replays = self._graphs.get(key)
 
@@ -132,13 +132,13 @@ class CapturedCall:
     def _answer(
         self, key: Situation, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Replay first, and look while the GPU works whether the module changed: nothing is lost if it did.
+        """Replay first, and check for changes of the module while the GPU works.
 
-        The answer is then thrown away and made anew. The watch keeps alive everything that a replay may have read. The
-        look comes first only if the replay would write something, to an input or to the module.
+        After a change the result is discarded, and computed again. The guard keeps everything alive that a replay may
+        have read. The check comes first only if the replay would write to an input or to the module.
         """
         me = threading.get_ident()
-        if self._holder == me or self._capturing():  # the model calls itself, or somebody records a graph of it
+        if self._holder == me or self._capturing():  # the model calls itself, or a graph of it is recorded
             return self._call(*args, **kwargs)
         with self._lock:
             self._holder = me
@@ -151,18 +151,18 @@ class CapturedCall:
         self, key: Situation, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         if self._raw_stream(self._device) != self._last_raw:
-            self._follow()
+            self._wait_for_last_stream()
         if replays is None or replays.dropped or replays.written or self._writes_state or not replays.settled():
             return self._check_and_replay(key, args, kwargs)
-        answer = replays(args, kwargs, self._capture_in_place)
-        if not self._watch.has_changed():
-            return answer
+        result = replays(args, kwargs, self._capture_in_place)
+        if not self._guard.has_changed():
+            return result
         return self._check_and_replay(key, args, kwargs)
 
     def _check_and_replay(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         replays = self._graphs.get(key)
-        if is_in_frozen_call() and (replays is None or not replays.settled() or self._watch.has_changed()):
-            raise FrozenError("the plan is frozen, and would be captured anew")  # a change may be undone later
+        if is_in_frozen_call() and (replays is None or not replays.settled() or self._guard.has_changed()):
+            raise FrozenError("the plan is frozen, but this call needs a new capture")  # a change may be undone later
         self._forget_if_changed()
         replays = self._graphs.get(key)
         if replays is not None and not replays.settled():
@@ -178,36 +178,36 @@ class CapturedCall:
         versions: list[int | None] = []
         settings, hosts = settings_now(), self._host
         hosts.pop(key, None)
-        if not self._graphs:  # a pool whose graphs are gone takes no new ones while borrowed outputs lie in it
+        if not self._graphs:  # a pool without graphs takes no new ones while borrowed outputs lie in it
             self._pool = torch.cuda.graph_pool_handle()
-        others = list(self._graphs.values())  # these hold the pool open until this graph is in it
+        others = list(self._graphs.values())  # these keep the pool alive until this graph is in it
 
         def warm() -> None:
-            if self._watch.has_changed():  # lazy modules and caches took shape
+            if self._guard.has_changed():  # lazy modules and caches were initialized
                 self._graphs.clear()
                 self._take_snapshot()
-            versions[:] = self._watch.versions()
+            versions[:] = self._guard.versions()
 
-        def is_valid() -> bool:  # holds no more than it needs, as a cycle would leave graphs to the garbage collector
+        def is_valid() -> bool:  # captures few names, as a cycle would leave graphs to the garbage collector
             host = hosts.get(key)
             return settings() and (host is None or host.has_same_tensors())
 
         try:
-            with self._quietly():
+            with self._recording_state():
                 replays = self._replays(key, args, kwargs, is_valid, warm)
-                now = self._watch.versions()
+                now = self._guard.versions()
         finally:
             if not self._graphs:
                 _drop_all(others)
-        if self._watch.has_changed():
+        if self._guard.has_changed():
             self._drop()
             self._take_snapshot()
             raise UnsupportedError(
-                "the call replaces tensors, submodules, attributes or the training mode of its own module, which a "
-                "replay does not"
+                "the call replaces tensors, submodules, attributes or the training mode of its own module, and a "
+                "replay would not do so"
             )
         self._writes_state = self._writes_state or now != versions or None in now
-        self._watch.take_snapshot()  # from now on only at attributes that the call reads, as they are known by now
+        self._guard.take_snapshot()  # limited to the attributes that the call reads, which are known by now
         return replays
 
     def _replays(
@@ -218,19 +218,19 @@ class CapturedCall:
         settled: Callable[[], bool],
         warm: Callable[[], None],
     ) -> InPlaceReplays:
-        """Warm up, call `warm`, and record the replays for calls like this one, valid while `is_valid` says so."""
+        """Warm up, call `warm`, and record the replays for calls like this one, valid while `settled` returns True."""
 
         def graph(host: HostValues | None) -> Graph:
             call = self._call if host is None else host.wrap(self._call)
-            return record(call, args, kwargs, pool=self._pool, stream=self._side, settled=warm)
+            return record(call, args, kwargs, pool=self._pool, stream=self._recording_stream, settled=warm)
 
         return Replays(self._record_with_fallback(key, graph), settled, flat_places(args, kwargs), borrow=self._borrow)
 
     def _record_with_fallback(self, key: Situation, record: Callable[[HostValues | None], T]) -> T:
-        """Record the call as it is, or, if that fails, with the values that it copies from the CPU.
+        """Record the call unchanged, or, if that fails, with the values that it copies from the CPU.
 
         Raises:
-            UnsupportedError: neither can be recorded.
+            UnsupportedError: the call cannot be recorded either way.
         """
         host = self._host.get(key)
         while True:
@@ -243,43 +243,43 @@ class CapturedCall:
                 if host is not None and len(host.learnt) == known:
                     raise capture_error(error) from error
             host = self._host.setdefault(key, HostValues())
-            self._pool = torch.cuda.graph_pool_handle()  # the other one may be let go, and not free yet
+            self._pool = torch.cuda.graph_pool_handle()  # the other one may be released, but not free yet
 
     def _capture_in_place(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None
     ) -> Recorded:
-        """Record once more, for calls with inputs and outputs at exactly these addresses."""
+        """Record again, for calls with inputs and outputs at exactly these addresses."""
         host = self._host.get(situation_of(args, kwargs))
         call = self._call if host is None else host.wrap(self._call)
-        with self._quietly():
-            return record_in_place(call, args, kwargs, wanted, pool=self._pool, stream=self._side)
+        with self._recording_state():
+            return record_in_place(call, args, kwargs, wanted, pool=self._pool, stream=self._recording_stream)
 
     @contextlib.contextmanager
-    def _quietly(self) -> Iterator[None]:
-        """Record outside inference mode, as its tensors keep no version that tells of writes.
+    def _recording_state(self) -> Iterator[None]:
+        """Record outside inference mode, as its tensors keep no version counter that shows writes.
 
-        Buffers are put back, so that recording is not counted as calls (batch-norm statistics).
+        Buffers are restored, so that recording does not count as calls (batch-norm statistics).
         """
         with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
             yield
 
     def _forget_if_changed(self) -> None:
-        if self._watch.has_changed():
+        if self._guard.has_changed():
             if self._graphs and self._recompiles is not None:
-                self._recompiles.again([self._watch.difference()], at_start=True)
+                self._recompiles.again([self._guard.difference()], at_start=True)
             self._drop()
             self._take_snapshot()
 
     def _take_snapshot(self) -> None:
         self._writes_state = False
-        self._watch.take_snapshot()
+        self._guard.take_snapshot()
 
     def _drop(self) -> None:
         _drop_all(self._graphs.values())
         self._graphs.clear()
 
-    def _follow(self) -> None:
-        """Wait for the stream of the last call if it was another: it may still be using the graph's memory."""
+    def _wait_for_last_stream(self) -> None:
+        """Wait for the stream of the last call if it was another one: it may still use the graph's memory."""
         current = torch.cuda.current_stream()
         current.wait_stream(self._last)
         self._last, self._last_raw = current, current.cuda_stream

@@ -1,9 +1,9 @@
-"""Obstacles to a capture, named with the line of the user's code that causes each.
+"""Name the obstacles to a capture, each with the line of the user's code that causes it.
 
-There are two ways to find one. Before recording, `synchronisations` watches a call that runs as usual. PyTorch's debug
-mode for synchronising operations reports them, and nothing is left half done. The mode covers neither
-`torch.cuda.synchronize` nor the namespaces `torch.distributed` and `torch.sparse`, as its documentation says.
-Operations that it misses fail while recording, and `capture_error` turns that failure into words.
+Before recording, `synchronisations` observes a call that runs as usual. PyTorch's debug mode for synchronizing
+operations reports them, and the call completes. The mode covers neither `torch.cuda.synchronize` nor the namespaces
+`torch.distributed` and `torch.sparse`, as its documentation says. Operations that it misses fail while recording, and
+`capture_error` explains that failure.
 """
 
 from __future__ import annotations
@@ -26,43 +26,44 @@ from torchwise.errors import UnsupportedError, first_line
 
 _SYNCHRONISES = "called a synchronizing CUDA operation"
 _MACHINERY = (
-    str(Path(torch.__file__).parent) + os.sep,  # torchvision beside it is not PyTorch
-    str(Path(__file__).parents[1]) + os.sep,  # compile/, through which every captured call goes
+    str(Path(torch.__file__).parent) + os.sep,  # the separator excludes torchvision
+    str(Path(__file__).parents[1]) + os.sep,  # compile/, which every captured call passes
     *(str(Path(__file__).parents[2] / package) + os.sep for package in ("runtime", "trial", "workload")),
 )
-_watching = threading.RLock()
-"""PyTorch's debug mode and Python's warnings are one for all threads."""
+_debug_mode_lock = threading.RLock()
+"""PyTorch's debug mode and Python's warnings are shared by all threads."""
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _REASONS = (
-    ("GradScaler", "GradScaler asks the GPU whether to step unless the optimizer is fused: build it with fused=True"),
-    ("stream is capturing", "it waits for the GPU: keep the decision there (torch.where), or take it out"),
-    ("depend on a capturing", "it uses another stream, to which the capture does not reach"),
-    ("not in capture mode", "it draws from a torch.Generator of its own: only PyTorch's default one is registered"),
-    ("without graph registration", "it draws from a torch.Generator of its own: only PyTorch's default is registered"),
-    ("during CUDA graph capture", "it copies from the CPU, or waits for the GPU: make it on the GPU, or keep it there"),
+    ("GradScaler", "GradScaler reads from the GPU whether to step: create the optimizer with fused=True"),
+    ("stream is capturing", "it waits for the GPU: keep the decision there (torch.where), or remove it"),
+    ("depend on a capturing", "it uses another stream, which the capture does not include"),
+    ("not in capture mode", "it draws from a torch.Generator of its own: use PyTorch's default generator"),
+    ("without graph registration", "it draws from a torch.Generator of its own: use PyTorch's default generator"),
+    ("during CUDA graph capture", "it copies from the CPU, or waits for the GPU: keep the data on the GPU"),
 )
 
 
 def capture_error(error: BaseException, what: str = "the call") -> UnsupportedError:
-    """Say in words why recording failed, and at which line, to be raised `from` the error.
+    """Return an error that says why recording failed, and at which line, to be raised `from` the error.
 
     Args:
         error: the error of the recording. Ending a broken capture raises again, so the first of the chain counts.
-        what: the subject of the recording, for the sentence.
+        what: the subject of the message.
     """
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
     first = next((e for e in reversed(chain) if place_of(e)), chain[-1])
     frames = "".join(f.name + f.filename for f in traceback.extract_tb(first.__traceback__))
-    said = first_line(str(first)) or type(first).__name__
-    known = f"{said} {'GradScaler' if 'grad_scaler.py' in frames else ''}"
-    why = next((reason for mark, reason in _REASONS if mark in known), said)
-    return UnsupportedError(f"{what} cannot be captured, because of {place_of(first) or type(first).__name__}: {why}")
+    message = first_line(str(first)) or type(first).__name__
+    known = f"{message} {'GradScaler' if 'grad_scaler.py' in frames else ''}"
+    reason = next((reason for mark, reason in _REASONS if mark in known), message)
+    place = place_of(first) or type(first).__name__
+    return UnsupportedError(f"{what} cannot be captured, because of {place}: {reason}")
 
 
 def is_of_capture(error: BaseException) -> bool:
-    """Whether recording failed for a reason of its own, and not, say, for lack of memory."""
+    """Whether recording failed because of the capture, and not, for example, out of memory."""
     return any(mark in str(error) for mark, _ in _REASONS) or any(
         before is not None and is_of_capture(before) for before in {error.__cause__, error.__context__}
     )
@@ -76,23 +77,23 @@ def place_of(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def synchronisations() -> Iterator[list[str]]:
-    """List the places at which the code within waits for the GPU. It runs to its end all the same.
+    """List the lines at which the code within waits for the GPU. The code still runs to its end.
 
-    Other threads are not listed, and while one of them is watched already, this one is not.
+    Other threads are not listed. While another thread is observed, this one is not.
     """
-    found: list[str] = []
-    if not _watching.acquire(blocking=False):
-        yield found
+    lines: list[str] = []
+    if not _debug_mode_lock.acquire(blocking=False):
+        yield lines
         return
     try:
-        with _reported_to(found):
-            yield found
+        with _reported_to(lines):
+            yield lines
     finally:
-        _watching.release()
+        _debug_mode_lock.release()
 
 
 @contextlib.contextmanager
-def _reported_to(found: list[str]) -> Iterator[None]:
+def _reported_to(lines: list[str]) -> Iterator[None]:
     me, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         shown = warnings.showwarning
@@ -100,7 +101,7 @@ def _reported_to(found: list[str]) -> Iterator[None]:
         def note_warning(message: Warning | str, *rest: object, **options: object) -> None:
             if _SYNCHRONISES in str(message):
                 if threading.get_ident() == me:  # a backward pass passes on the warnings of its threads
-                    found.append(place_of_caller(2))
+                    lines.append(place_of_caller(2))
             elif not str(message).startswith("Synchronization debug mode is a prototype"):
                 shown(message, *rest, **options)  # type: ignore[arg-type]
 
@@ -113,11 +114,10 @@ def _reported_to(found: list[str]) -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-def synchronises(found: list[str], what: str = "the call") -> UnsupportedError:
-    """Say that the watched call waits for the GPU, and at which line."""
-    if "grad_scaler" in found[0]:
-        return UnsupportedError(f"{what} cannot be captured, because of {found[0]}: {_REASONS[0][1]}")
-    return UnsupportedError(f"{what} cannot be captured, because of {found[0]}: {_REASONS[1][1]}")
+def synchronises(lines: list[str], what: str = "the call") -> UnsupportedError:
+    """Return an error that says that the observed call waits for the GPU, and at which line."""
+    reason = _REASONS[0 if "grad_scaler" in lines[0] else 1][1]
+    return UnsupportedError(f"{what} cannot be captured, because of {lines[0]}: {reason}")
 
 
 def place_of_caller(above: int = 1) -> str:

@@ -1,10 +1,10 @@
-"""A frozen plan's calls compile and capture nothing, at any depth below them.
+"""Prevent compilations and captures in the calls of a frozen plan, at any depth.
 
-Dynamo compiles anew for a guard that fails, and a module that changed is captured anew. Both take seconds, in which a
-request waits. Dynamo tells when it begins to compile, in the thread that compiles, and so do captures here. Within a
-frozen plan's call either is refused before it begins. Other compilations in the same process go on.
+Dynamo compiles again after a failed guard, and a changed module is captured again. A request would wait for seconds.
+Dynamo reports when it begins to compile, in the thread that compiles, and captures here do the same. Within a frozen
+plan's call both are refused before they begin. Other compilations in the same process continue.
 
-Source: PyTorch's start callbacks, by which it tells distributed programs of compilations.
+Source: PyTorch's start callbacks, which report compilations to distributed programs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRIGGER: Name = ("torch._dynamo.callback", "CallbackTrigger")
 
 
 class FrozenError(UnsupportedError):
-    """A call of a frozen plan for which something would have to be compiled or captured."""
+    """A call of a frozen plan would need a compilation or a capture."""
 
 
 class _State(enum.Enum):
@@ -33,7 +33,7 @@ class _State(enum.Enum):
 
 
 class _Here(threading.local):
-    """This thread's state: in no call of a frozen plan, in one, or in one in which something was refused."""
+    """This thread's state: outside a frozen plan's call, inside one, or inside one that refused a compilation."""
 
     state = _State.FREE
 
@@ -47,8 +47,8 @@ def hold(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return `call` for a frozen plan: it compiles and captures nothing.
 
     Raises:
-        UnsupportedError: this torch does not tell when it compiles.
-        FrozenError (on call): the call would have to compile or capture.
+        UnsupportedError: this torch does not report when it compiles.
+        FrozenError (on call): the call would need a compilation or a capture.
     """
     check(WHO, (_HANDLER, _TRIGGER))
     callbacks: list[Callable[[Any], None]] = look_up(WHO, _HANDLER).start_callbacks
@@ -62,7 +62,7 @@ def hold(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(*args, **kwargs)
         except Exception as error:  # Dynamo wraps the error in errors of its own
             if here.state is _State.REFUSED and not isinstance(error, FrozenError):
-                raise FrozenError("the plan is frozen, and would be compiled anew") from error
+                raise FrozenError("the plan is frozen, but this call needs a new compilation") from error
             raise
         finally:
             here.state = before
@@ -76,7 +76,7 @@ def is_in_frozen_call() -> bool:
 
 
 def count_captured_graphs() -> int:
-    """Count the CUDA graphs recorded in this process, as `count_compiled_graphs` counts compiled graphs."""
+    """Return the number of CUDA graphs recorded in this process (see `count_compiled_graphs` for compiled graphs)."""
     return _captures
 
 
@@ -88,7 +88,7 @@ def count_capture() -> None:
 
 def _refuse_compiling(event: Any) -> None:
     if event.callback_trigger is look_up(WHO, _TRIGGER).CUDAGRAPH_RECORDING:
-        count_capture()  # by a mode of torch.compile, which is in the middle of it
+        count_capture()  # by a mode of torch.compile, which has already begun
     elif is_in_frozen_call():
         _HERE.state = _State.REFUSED
-        raise FrozenError("the plan is frozen, and would be compiled anew")
+        raise FrozenError("the plan is frozen, but this call needs a new compilation")

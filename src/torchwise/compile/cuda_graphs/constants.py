@@ -1,4 +1,4 @@
-"""Tensors that are the same on every call, as they are computed from numbers of Python alone."""
+"""Tensors that are the same on every call, as they are computed only from Python numbers."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 import torch
 
 LIFT = torch.ops.aten.lift_fresh.default
-"""The operator to which `torch.tensor` and `torch.from_numpy` give their tensors: nobody has seen those before."""
+"""The operator that `torch.tensor` and `torch.from_numpy` apply to their new tensors."""
 
 
 class MadeTensors:
-    """The tensors that one call made, as they were when they were noted. A write to a tensor removes it."""
+    """The tensors that one call created. A later write to a tensor removes it."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], int | None]] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Note a tensor as it is now."""
+        """Add a tensor in its present state."""
         self._known[id(tensor)] = (weakref.ref(tensor), version_of(tensor))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor was noted, and not written to since."""
+        """Whether a tensor was added, and not written to since."""
         known, version = self._known.get(id(tensor), (None, None))
         return known is not None and known() is tensor and version is not None and version == version_of(tensor)
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor was noted, with or without later writes to it."""
+        """Whether a tensor was added, with or without later writes to it."""
         known, _ = self._known.get(id(tensor), (None, None))
         return known is not None and known() is tensor
 
@@ -36,14 +36,14 @@ class MadeTensors:
 class Constants(MadeTensors):
     """Tensors that are the same on every call."""
 
-    def note(self, func: Any, given: Sequence[torch.Tensor], results: Iterable[torch.Tensor]) -> None:
-        """Note an operator's results: they are the same on every call if all of its inputs are.
+    def note(self, func: Any, inputs: Sequence[torch.Tensor], results: Iterable[torch.Tensor]) -> None:
+        """Add an operator's results if all of its inputs are the same on every call.
 
-        A tensor that it may have written to is not, by any way to its memory: `tensor.data` counts its own writes.
+        If it may write, all tensors that share memory with its inputs are removed: `tensor.data` has its own version.
         """
         if func._schema.is_mutable:
-            self._forget({_memory_of(tensor) for tensor in given})
-        elif func is not LIFT and not all(map(self.holds, given)):
+            self._forget({_memory_of(tensor) for tensor in inputs})
+        elif func is not LIFT and not all(map(self.holds, inputs)):
             return
         elif torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func.__name__:
             for tensor in results:
@@ -57,7 +57,7 @@ class Constants(MadeTensors):
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """Return an identifier of a tensor's memory, unique among those that are alive."""
+    """Return an identifier of a tensor's memory, unique among living tensors."""
     return int(tensor.untyped_storage()._cdata)
 
 

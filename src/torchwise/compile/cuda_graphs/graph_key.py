@@ -1,4 +1,4 @@
-"""The conditions under which a graph was recorded: it does not answer under others."""
+"""The key of a recorded graph: the conditions under which it may answer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def situation_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Situation:
 
 
 def settings_now() -> Callable[[], bool]:
-    """Return a function that tells whether PyTorch's settings (TF32, determinism, default dtype) are unchanged."""
+    """Return a function that checks whether PyTorch's settings (TF32, determinism, default dtype) are unchanged."""
     check: Callable[[], bool] = GlobalStateGuard().check
     return check
 
 
 def steps_aside() -> bool:
-    """Whether no graph may answer now: somebody records one, or a transform of functions (vmap, jvp) is active."""
+    """Whether no graph may answer now: a graph is being recorded, or a function transform (vmap, jvp) is active."""
     if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
         return True
     return torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""The operators that involve the CPU: those that copy from it, and those that it must wait for."""
+"""The operators that involve the CPU: those that copy from it, and those for whose result it waits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _TO, _COPY = aten._to_copy.default, aten.copy_.default
 _WRITES = (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 _INDEXING = (aten.index.Tensor, *_WRITES)
 _MOVES = (*_INDEXING, aten.where.self)
-"""Operators that copy their arguments to the GPU if these lie on the CPU."""
-_ASKS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+"""Operators that copy their arguments to the GPU if these are on the CPU."""
+_WAITING_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _MASKS = (torch.bool, torch.uint8)
 
 Arguments = tuple[Any, ...]
@@ -25,13 +25,13 @@ Arguments = tuple[Any, ...]
 def copies_over(func: Any, args: Arguments, kwargs: Mapping[str, Any], device: str) -> bool:
     """Whether an operator copies a tensor of the CPU to the device."""
     if func is _TO:
-        return _lies(args[0], "cpu") and kwargs.get("device") is not None and kwargs["device"].type == device
+        return _is_on(args[0], "cpu") and kwargs.get("device") is not None and kwargs["device"].type == device
     if func is _COPY:
-        return _lies(args[0], device) and _lies(args[1], "cpu")
+        return _is_on(args[0], device) and _is_on(args[1], "cpu")
     if func not in _MOVES:
         return False
-    given = pytree.tensors(args)
-    return any(_lies(t, device) for t in given) and any(_lies(t, "cpu") for t in given)
+    tensors = pytree.tensors(args)
+    return any(_is_on(t, device) for t in tensors) and any(_is_on(t, "cpu") for t in tensors)
 
 
 def with_brought(args: Arguments, bring: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
@@ -41,34 +41,34 @@ def with_brought(args: Arguments, bring: Callable[[torch.Tensor], torch.Tensor])
 
 
 def has_masks(func: Any, args: Arguments) -> bool:
-    """Whether an operator is given masks as indices."""
+    """Whether an operator takes masks as indices."""
     return func in _INDEXING and any(index is not None and index.dtype in _MASKS for index in args[1])
 
 
 def replace_masks(args: Arguments, find: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
-    """Return arguments of indexing with each mask replaced by the positions that it marks, as PyTorch does.
+    """Return arguments of indexing with each mask replaced by the positions of its True elements, as PyTorch does.
 
     Args:
-        args: the tensor that is indexed, the indices, and any further arguments.
+        args: the indexed tensor, the indices, and any further arguments.
         find: returns the positions of nonzero elements, as `nonzero` does.
     """
-    found: list[Any] = []
+    indices: list[Any] = []
     for index in args[1]:
-        found += find(index).unbind(1) if index is not None and index.dtype in _MASKS else [index]
-    return (args[0], found, *args[2:])
+        indices += find(index).unbind(1) if index is not None and index.dtype in _MASKS else [index]
+    return (args[0], indices, *args[2:])
 
 
 def waits(func: Any, args: Arguments, kwargs: Mapping[str, Any], device: str) -> bool:
     """Whether the CPU waits for an operator's result on the device: a number, or a count of elements."""
     if func is _TO:
-        return _lies(args[0], device) and kwargs.get("device") is not None and kwargs["device"].type == "cpu"
+        return _is_on(args[0], device) and kwargs.get("device") is not None and kwargs["device"].type == "cpu"
     if func is _COPY:
-        return _lies(args[0], "cpu") and _lies(args[1], device)
+        return _is_on(args[0], "cpu") and _is_on(args[1], device)
     if func in _INDEXING:
-        return any(_lies(index, device) and index.dtype in _MASKS for index in args[1])
-    if kwargs.get("output_size") is not None or not any(tag in func.tags for tag in _ASKS):
+        return any(_is_on(index, device) and index.dtype in _MASKS for index in args[1])
+    if kwargs.get("output_size") is not None or not any(tag in func.tags for tag in _WAITING_TAGS):
         return False
-    return any(_lies(tensor, device) for tensor in pytree.tensors(args))
+    return any(_is_on(tensor, device) for tensor in pytree.tensors(args))
 
 
 def reads_numbers(func: Any, args: Arguments) -> bool:
@@ -87,7 +87,7 @@ def one_value_where_masked(func: Any, args: Arguments) -> bool:
 
 
 def write_where_masked(into: torch.Tensor, indices: Any, value: torch.Tensor, *_: Any) -> torch.Tensor:
-    """Write one value at the positions of a mask, as PyTorch does by itself if no mode sees its operators."""
+    """Write one value at the positions of a mask, as PyTorch does without a dispatch mode."""
     mask = indices[0].to(torch.bool)
     mask = mask.reshape(*mask.shape, *(1,) * (into.dim() - mask.dim()))
     if value.is_cpu:  # its value is known: nothing is copied
@@ -96,7 +96,7 @@ def write_where_masked(into: torch.Tensor, indices: Any, value: torch.Tensor, *_
 
 
 def result_key(result: Any, device: str) -> Hashable:
-    """Return everything about an operator's result that Python can know: numbers, sizes, and all values on the CPU."""
+    """Return everything about an operator's result that Python can read: numbers, sizes, and all values on the CPU."""
     return tuple(_leaf_key(leaf, device) for leaf in _pytree.tree_leaves(result))
 
 
@@ -107,5 +107,5 @@ def _leaf_key(leaf: Any, device: str) -> Hashable:
     return leaf.dtype, tuple(leaf.shape), values
 
 
-def _lies(thing: Any, device: str) -> bool:
+def _is_on(thing: Any, device: str) -> bool:
     return isinstance(thing, torch.Tensor) and thing.device.type == device

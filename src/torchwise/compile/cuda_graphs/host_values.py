@@ -1,16 +1,16 @@
 """The values that a call copies from the CPU, kept on the GPU for the replays of its graph.
 
-`torch.tensor([0., 1.], device="cuda")` makes a tensor on the CPU and copies it. No graph can record that, as the memory
-that it reads is gone when the graph is replayed. But such numbers are the same on every call. So while a call warms up
-each copy is noted, in order. While it is recorded the graph copies from the noted tensors, on the GPU. It has to be the
-same copy: other numbers in its place are refused, as are numbers that are drawn. Tensors that the model keeps on the
-CPU are noted with their versions, and `has_same_tensors` tells whether one was written to.
+`torch.tensor([0., 1.], device="cuda")` creates a tensor on the CPU and copies it. No graph can record that, as the
+memory that it reads is freed when the graph is replayed. But such numbers are the same on every call. So the warm-up
+records each copy, in order, and the recorded graph copies from these tensors on the GPU. The copies must agree: other
+numbers are refused, as are random numbers. Tensors that the model keeps on the CPU are recorded with their versions,
+and `has_same_tensors` checks whether one was written to.
 
-Results computed from such numbers alone are the same on every call, too (`constants`). So if Python asks for one, it
-gets the answer of the warm-up, and the recording goes on.
+Results computed only from such numbers are the same on every call, too (`constants`). If Python reads one, it receives
+the value of the warm-up, and the recording continues.
 
-A dispatch mode sees the operators. Under one, a few of them answer otherwise than without (pytorch/pytorch#198118), and
-Dynamo compiles nothing. So this is for calls that cannot be recorded as they are.
+A dispatch mode observes the operators. Under a mode, a few operators give other results (pytorch/pytorch#198118), and
+Dynamo compiles nothing. So this is used only for calls that cannot be recorded unchanged.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from torchwise.workload import pytree
 
 Between = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 """Runs an operator that waits for the GPU between two recordings, and returns its result."""
-_WHO = "recording what is copied from the CPU"
-_OTHER = "the call copies other numbers from the CPU than the call before it, where a replay repeats them"
-_DRAWN = "the call draws random numbers on the CPU, which a replay repeats"
-_WRITTEN = "the call writes to a tensor that its module keeps on the CPU, which a replay does not"
+_WHO = "recording copies from the CPU"
+_OTHER = "the call copies other numbers from the CPU than the call before it, but a replay would repeat them"
+_DRAWN = "the call draws random numbers on the CPU, but a replay would repeat them"
+_WRITTEN = "the call writes to a tensor that its module keeps on the CPU, but a replay would not"
 _lifting_lock = threading.Lock()
 _lifting = 0
-"""How many contexts, in any thread, have PyTorch copy in sight of a mode."""
+"""The number of contexts, in all threads, in which dispatch modes observe PyTorch's copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class _HostTensor:
-    """A tensor of the CPU as it was when a call used it.
+    """A tensor on the CPU, with its state when a call used it.
 
     Attributes:
         tensor: the tensor itself.
@@ -85,37 +85,37 @@ class HostValues:
         device: the device of the graphs.
 
     Attributes:
-        learnt: operators that were seen to wait for the GPU although nothing says so, with the dtypes of their inputs.
+        learnt: operators that waited for the GPU without a tag that says so, with the dtypes of their inputs.
     """
 
     def __init__(self, device: str = DEVICE) -> None:
         self._device = device
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # copied tensors, and the same on the GPU
-        self._told: list[Any] = []
-        self._kept: dict[int, _HostTensor] = {}  # kept by the model on the CPU, and used on any of the ways through it
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # copied tensors, and their copies on the GPU
+        self._results: list[Any] = []
+        self._kept: dict[int, _HostTensor] = {}  # kept by the model on the CPU, and used on any path through it
         self._refusal: str | None = None
         self._recorded: list[Any] = []  # tensors that graphs read from
         self.learnt: set[Any] = set()
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` for warming up, and for being recorded while the current stream is."""
+        """Return `call` for the warm-up, and for the recording while the current stream is capturing."""
 
         @functools.wraps(call)
         def call_under_mode(*args: Any, **kwargs: Any) -> Any:
-            with self.answering() if torch.cuda.is_current_stream_capturing() else self.noting():
+            with self.replaying_values() if torch.cuda.is_current_stream_capturing() else self.recording_values():
                 return call(*args, **kwargs)
 
         return call_under_mode
 
     def has_same_tensors(self) -> bool:
         """Whether the tensors that the model keeps on the CPU are unchanged."""
-        return all(seen.is_unchanged() for seen in self._kept.values())
+        return all(tensor.is_unchanged() for tensor in self._kept.values())
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note the copies made meanwhile, in place of those noted before."""
+    def recording_values(self) -> Iterator[None]:
+        """Record the copies in this context, in place of those recorded before."""
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        told: list[Any] = []
+        results: list[Any] = []
         kept: dict[int, _HostTensor] = {}
         before = _generator_states()
 
@@ -123,75 +123,75 @@ class HostValues:
             copies.append((tensor.detach().clone(), tensor.detach().to(self._device)))
             return copies[-1][1]
 
-        def tell(func: Any, given: Any, args: Any, kwargs: Any) -> Any:
+        def answer_for(func: Any, inputs: Any, args: Any, kwargs: Any) -> Any:
             answer = func(*args, **kwargs)
-            told.append((kind_of(func, given), pytree.map_tensors(torch.Tensor.clone, answer)))
+            results.append((kind_of(func, inputs), pytree.map_tensors(torch.Tensor.clone, answer)))
             return answer
 
         def keep(tensor: torch.Tensor) -> None:
             kept.setdefault(id(tensor), _HostTensor.from_tensor(tensor))
 
-        with _lifted(), Operators(self._device, bring, tell, self.learnt, keep=keep):
+        with _lifted(), Operators(self._device, bring, answer_for, self.learnt, keep=keep):
             yield
         self._refusal = None
         if copies and _generator_states() != before:
             self._refusal = _DRAWN
-        if not all(seen.is_unchanged() for seen in kept.values()):
+        if not all(tensor.is_unchanged() for tensor in kept.values()):
             self._refusal = _WRITTEN
-        self._copies, self._told = copies, told
+        self._copies, self._results = copies, results
         self._kept.update(kept)
 
     @contextlib.contextmanager
-    def answering(self, between: Between | None = None) -> Iterator[Operators]:
-        """Replace the copies made meanwhile by the noted tensors.
+    def replaying_values(self, between: Between | None = None) -> Iterator[Operators]:
+        """Replace the copies in this context by the recorded tensors.
 
         Args:
-            between: runs operators that wait for the GPU, or None if the recording cannot be cut.
+            between: runs operators that wait for the GPU, or None if the recording cannot be split.
 
         Raises:
-            UnsupportedError: other numbers are copied than were noted, or the work on the CPU is not the same on every
+            UnsupportedError: other numbers are copied than were recorded, or the work on the CPU differs from call to
                 call.
         """
         if self._refusal:
             raise UnsupportedError(self._refusal)
-        copies, told = iter(self._copies), iter(self._told)
+        copies, results = iter(self._copies), iter(self._results)
 
         def bring(tensor: torch.Tensor) -> torch.Tensor:
-            values, twin = next(copies, (None, None))
-            if values is None or twin is None or tensor.dtype != values.dtype or not torch.equal(tensor, values):
+            values, gpu_copy = next(copies, (None, None))
+            if values is None or gpu_copy is None or tensor.dtype != values.dtype or not torch.equal(tensor, values):
                 raise UnsupportedError(_OTHER)
-            return twin
+            return gpu_copy
 
-        def tell(func: Any, given: Any, *_: Any) -> Any:
-            kind, answer = next(told, (None, None))
-            if kind != kind_of(func, given):
+        def answer_for(func: Any, inputs: Any, *_: Any) -> Any:
+            kind, answer = next(results, (None, None))
+            if kind != kind_of(func, inputs):
                 raise UnsupportedError(_OTHER)
             return pytree.map_tensors(torch.Tensor.clone, answer)
 
-        with _lifted(), Operators(self._device, bring, tell, self.learnt, between) as operators:
+        with _lifted(), Operators(self._device, bring, answer_for, self.learnt, between) as operators:
             yield operators
-        if next(copies, None) is not None or next(told, None) is not None:
+        if next(copies, None) is not None or next(results, None) is not None:
             raise UnsupportedError(_OTHER)
-        self._recorded += [self._copies, self._told]
+        self._recorded += [self._copies, self._results]
 
 
 class Operators(TorchDispatchMode):
-    """Sees each operator of a call, and takes part in those that involve the CPU.
+    """Observes each operator of a call, and replaces those that involve the CPU.
 
     Args:
         device: the device of the graphs.
-        bring: takes a tensor of the CPU and returns it on the GPU.
-        tell: gives the answer, the same on every call, to an operator that waits for the GPU.
+        bring: takes a tensor on the CPU and returns it on the GPU.
+        answer_for: returns the result of an operator that waits for the GPU, the same on every call.
         learnt: as in `HostValues`.
-        between: as in `HostValues.answering`.
-        keep: is told of tensors of the CPU that the call did not make.
+        between: as in `HostValues.replaying_values`.
+        keep: called with tensors on the CPU that the call did not create.
     """
 
     def __init__(
         self,
         device: str,
         bring: Callable[[torch.Tensor], torch.Tensor],
-        tell: Callable[..., Any],
+        answer_for: Callable[..., Any],
         learnt: set[Any],
         between: Between | None = None,
         keep: Callable[[torch.Tensor], None] = lambda _: None,
@@ -199,29 +199,31 @@ class Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._bring = bring
-        self._tell = tell
+        self._answer_for = answer_for
         self._learnt = learnt
         self._between = between
         self._keep = keep
         self._constants = Constants()
-        self._made = MadeTensors()
+        self._created = MadeTensors()
         self._is_paused = False
-        self._found: dict[int, tuple[MadeTensors | None, torch.Tensor]] = {}  # the positions that each mask marks
+        self._found: dict[
+            int, tuple[MadeTensors | None, torch.Tensor]
+        ] = {}  # the positions of each mask's True elements
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave operators alone meanwhile: they are the recording's own."""
+        """Leave the operators in this context alone, as they belong to the recording."""
         self._is_paused = True
         try:
             yield
         finally:
             self._is_paused = False
 
-    def constant(self, question: torch.Tensor) -> Any:
+    def constant(self, scalar: torch.Tensor) -> Any:
         """Return the number in a tensor that is the same on every call, or None if it is not."""
-        if not self._constants.holds(question):
+        if not self._constants.holds(scalar):
             return None
-        return self._tell(torch.ops.aten._local_scalar_dense.default, [question], (question,), {})
+        return self._answer_for(torch.ops.aten._local_scalar_dense.default, [scalar], (scalar,), {})
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -230,36 +232,36 @@ class Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_paused:
             return func(*args, **kwargs)
-        given = pytree.tensors((args, kwargs))
+        inputs = pytree.tensors((args, kwargs))
         if func is not LIFT:
-            for tensor in given:
-                if tensor.is_cpu and not self._made.has(tensor):
+            for tensor in inputs:
+                if tensor.is_cpu and not self._created.has(tensor):
                     self._keep(tensor)
         if one_value_where_masked(func, args):
-            return self._note_result(func, given, write_where_masked(*args))
+            return self._note_result(func, inputs, write_where_masked(*args))
         if has_masks(func, args):
             args = replace_masks(args, self._positions)
-            given = pytree.tensors((args, kwargs))
+            inputs = pytree.tensors((args, kwargs))
         if copies_over(func, args, kwargs, self._device):
             args = with_brought(args, self._copy_to_device)
-            given = pytree.tensors((args, kwargs))
-        return self._note_result(func, given, self._result(func, given, args, kwargs))
+            inputs = pytree.tensors((args, kwargs))
+        return self._note_result(func, inputs, self._result(func, inputs, args, kwargs))
 
-    def _note_result(self, func: Any, given: Sequence[torch.Tensor], result: Any) -> Any:
+    def _note_result(self, func: Any, inputs: Sequence[torch.Tensor], result: Any) -> Any:
         results = pytree.tensors(result)
-        self._constants.note(func, given, results)
+        self._constants.note(func, inputs, results)
         for tensor in results:
             if tensor.is_cpu:
-                self._made.add(tensor)
+                self._created.add(tensor)
         return result
 
     def _copy_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        twin = self._bring(tensor)
-        self._constants.add(twin)
-        return twin
+        gpu_copy = self._bring(tensor)
+        self._constants.add(gpu_copy)
+        return gpu_copy
 
     def _positions(self, mask: torch.Tensor) -> torch.Tensor:
-        """Return the positions that a mask marks, which are asked for once if it is the index of several tensors."""
+        """Return the positions of a mask's True elements, read once if the mask indexes several tensors."""
         known, found = self._found.get(id(mask), (None, mask))
         if known is None or not known.holds(mask):
             known = MadeTensors()
@@ -270,12 +272,12 @@ class Operators(TorchDispatchMode):
         return found
 
     def _result(
-        self, func: Any, given: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, func: Any, inputs: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        kind = kind_of(func, given)
+        kind = kind_of(func, inputs)
         if waits(func, args, kwargs, self._device) or kind in self._learnt:
-            if all(map(self._constants.holds, given)):
-                return self._tell(func, given, args, kwargs)
+            if all(map(self._constants.holds, inputs)):
+                return self._answer_for(func, inputs, args, kwargs)
             if self._between is not None:
                 return self._between(func, args, kwargs)
         try:
@@ -288,10 +290,10 @@ class Operators(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _lifted() -> Iterator[None]:
-    """Have `torch.tensor(…, device="cuda")` be two operators, of which the second one copies.
+    """Have `torch.tensor(…, device="cuda")` dispatch two operators, the second of which copies.
 
     Raises:
-        UnsupportedError: this torch cannot.
+        UnsupportedError: this torch has no such setting.
     """
     _count(1)
     try:
@@ -308,9 +310,9 @@ def _count(more: int) -> None:
         set_lifts(_lifting > 0)
 
 
-def kind_of(func: Any, given: Sequence[torch.Tensor]) -> Any:
-    """Return a key that tells operators apart: by themselves, and by the look of their inputs."""
-    return func, *((tensor.dtype, tensor.dim()) for tensor in given)
+def kind_of(func: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    """Return a key that distinguishes operators by themselves, and by the dtypes and ranks of their inputs."""
+    return func, *((tensor.dtype, tensor.dim()) for tensor in inputs)
 
 
 def _generator_states() -> Any:

@@ -1,13 +1,12 @@
 """Graphs of one signature that read inputs and write outputs directly in the caller's memory.
 
-A graph replays fixed addresses. Copying inputs to them and outputs from them costs the host more than the replay
-itself. The copies take 8.6 and 7.7 microseconds, and the replay 2.4 (one H200, torch 2.11). But a program in its stride
-gives the same addresses again and again: PyTorch's allocator hands out the memory freed last. So a call that comes a
-second time with the addresses of an earlier one is recorded once more at these. From then on it is replayed without any
-copy. That is safe with any owner of the memory. It now holds the inputs of this call, and outputs are new tensors like
-any other.
+A graph replays fixed addresses. Copying inputs to them and outputs from them takes the host longer than the replay
+itself. The copies take 8.6 and 7.7 microseconds, and the replay 2.4 (one H200, torch 2.11). But a steady program uses
+the same addresses again and again, as PyTorch's allocator reuses the memory freed last. So a call that comes a second
+time with the addresses of an earlier one is recorded again at these. From then on it is replayed without a copy. That
+is safe with any owner of the memory. It holds the inputs of this call, and outputs are new tensors as usual.
 
-Source: `mark_static_address` of PyTorch, and the static inputs of its CUDA-graph trees, which hold for weights alone.
+Source: `mark_static_address` of PyTorch, and the static inputs of its CUDA-graph trees, which are only for weights.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 
 SETTLING_CALLS = 24
-"""Calls of a signature in which graphs are recorded. Afterwards no call is held up by a recording."""
+"""Calls of a signature in which graphs are recorded. Later calls never wait for a recording."""
 MAX_GRAPHS = 6
-"""Graphs that one signature may have. A program that needs more has no addresses that come again."""
+"""Maximum number of graphs for one signature. The addresses of a program that needs more do not repeat."""
 
 logger = logging.getLogger("torchwise")
 
@@ -58,7 +57,7 @@ class InPlaceReplays(Protocol):
         ...
 
     def drop(self) -> None:
-        """Free the graphs and their memory, even if others still hold this object."""
+        """Free the graphs and their memory, even if this object is still referenced."""
         ...
 
 
@@ -67,14 +66,14 @@ class Replays:
 
     Attributes:
         graph: the graph that copies.
-        settled: tells whether PyTorch's settings are still those of the recording.
-        dropped: whether it may not answer any more.
+        settled: returns whether PyTorch's settings are still those of the recording.
+        dropped: whether it is freed, and may no longer answer.
 
     Args:
-        graph: likewise.
-        settled: likewise.
+        graph: the graph that copies.
+        settled: returns whether PyTorch's settings are still those of the recording.
         places: positions of the tensors in the arguments of every call of this signature, if they are flat.
-        borrow: whether outputs are those of the graph itself, which the next call overwrites.
+        borrow: whether the graph's own outputs are returned, which the next call overwrites.
     """
 
     def __init__(
@@ -88,39 +87,39 @@ class Replays:
         self._outputs = pytree.tensors(graph.outputs)
         self._blanks = [] if borrow else [blank(output) for output in self._outputs]
         self._packed = packer(graph.outputs)
-        self._direct: dict[Addresses, Recorded] = {}
-        self._seen: set[Addresses] = set()
+        self._in_place: dict[Addresses, Recorded] = {}
+        self._seen_addresses: set[Addresses] = set()
         self._is_ordinary = all(map(_is_ordinary, (*graph.inputs, *self._outputs)))
         self._settling = SETTLING_CALLS if self._is_ordinary else 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: Recorder) -> Any:
-        """Answer by a replay. Outputs may be held, unless they are borrowed, and inputs are written as in the call.
+        """Answer by a replay. The caller may keep outputs, unless they are borrowed. Inputs are written as in the call.
 
-        `record` makes graphs in place and is given each time. A cycle of references would leave graphs to the garbage
-        collector, which may free them during another recording, and so spoil that.
+        `record` records graphs in place, and is passed on each call. As an attribute it would form a reference cycle.
+        The garbage collector could then free graphs during another recording, which would break that recording.
         """
         if not self._is_ordinary:
             return self.graph(args, kwargs, borrow=self._borrow)
-        given = tensors_of(args, kwargs) if self._places is None else [args[place] for place in self._places]
-        wanted = [make() for make in self._blanks]
+        inputs = tensors_of(args, kwargs) if self._places is None else [args[place] for place in self._places]
+        results = [make() for make in self._blanks]
         recorded = None
-        if self._direct or self._settling:
-            addresses = (*map(_address, given), *map(_address, wanted))
-            recorded = self._direct.get(addresses)
+        if self._in_place or self._settling:
+            addresses = (*map(_address, inputs), *map(_address, results))
+            recorded = self._in_place.get(addresses)
             if recorded is None and self._settling and not is_in_frozen_call():
-                recorded = self._settle(addresses, args, kwargs, wanted, record)
+                recorded = self._settle(addresses, args, kwargs, results, record)
         if recorded is None:
-            self.graph.run(given)
+            self.graph.run(inputs)
             if self._borrow:
                 return self.graph.outputs
-            copy_each(wanted, self._outputs)
-            return self._packed(wanted)
+            copy_each(results, self._outputs)
+            return self._packed(results)
         replay, borrowed = recorded
         replay()
         for position in self.graph.written:
-            if not given[position].is_inference():  # such tensors keep no count of their writes
-                torch.autograd.graph.increment_version(given[position])
-        return borrowed if self._borrow else self._packed(wanted)
+            if not inputs[position].is_inference():  # such tensors have no version counter
+                torch.autograd.graph.increment_version(inputs[position])
+        return borrowed if self._borrow else self._packed(results)
 
     @property
     def written(self) -> Sequence[int]:
@@ -128,9 +127,9 @@ class Replays:
         return self.graph.written
 
     def drop(self) -> None:
-        """Free the graphs, even if others still hold this object. It must not be called again."""
+        """Free the graphs, even if this object is still referenced. It must not be called afterwards."""
         self.dropped = True
-        self._direct.clear()
+        self._in_place.clear()
         self._outputs, self._blanks, self._packed = [], [], list
         self.graph = Graph(_do_nothing, [], None, [])
 
@@ -139,23 +138,23 @@ class Replays:
         addresses: Addresses,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        wanted: list[torch.Tensor],
+        results: list[torch.Tensor],
         record: Recorder,
     ) -> Recorded | None:
-        """Record addresses that come a second time, and return the replay. The first time they are only noted."""
+        """Record addresses that come a second time, and return the replay. The first time they are only remembered."""
         self._settling -= 1
-        if addresses not in self._seen:
-            self._seen.add(addresses)
+        if addresses not in self._seen_addresses:
+            self._seen_addresses.add(addresses)
             return None
         if not all(map(_is_ordinary, tensors_of(args, kwargs))):
             return None
         try:
-            recorded = self._direct[addresses] = record(args, kwargs, None if self._borrow else wanted)
+            recorded = self._in_place[addresses] = record(args, kwargs, None if self._borrow else results)
         except Exception as error:  # after any error the graph that copies answers
-            logger.debug("torchwise: a call is replayed from copies, as it is not recorded in place", exc_info=error)
+            logger.debug("torchwise: a call is replayed with copies, as recording it in place failed", exc_info=error)
             self._settling = 0
             return None
-        if len(self._direct) >= MAX_GRAPHS:
+        if len(self._in_place) >= MAX_GRAPHS:
             self._settling = 0
         return recorded
 
@@ -165,10 +164,10 @@ def _do_nothing() -> None:
 
 
 def blank(output: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Return a function that makes new tensors in the layout of `output`, as quickly as PyTorch allows, for every call.
+    """Return a fast function that allocates a new tensor in the layout of `output`, for every call.
 
-    Code that Inductor generates allocates by the same private function, in a third of the time of `torch.empty_like`.
-    It serves tensors without gaps, on the current device.
+    Inductor's generated code allocates by the same private function, in a third of the time of `torch.empty_like`. It
+    supports tensors without gaps, on the current device.
     """
     usual = functools.partial(torch.empty_like, output)
     allocate = _allocator() if output.is_cuda and _is_ordinary(output) and _has_no_gaps(output) else None
@@ -180,7 +179,7 @@ def blank(output: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def packer(outputs: Any) -> Callable[[list[torch.Tensor]], Any]:
-    """Return a function that puts tensors, in the order of `trees.tensors`, in the containers of `outputs`."""
+    """Return a function that puts tensors, in the order of `pytree.tensors`, in the containers of `outputs`."""
     kind = type(outputs)
     if kind is torch.Tensor:
         return operator.itemgetter(0)

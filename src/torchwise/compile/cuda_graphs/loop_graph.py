@@ -1,6 +1,6 @@
-"""Iterations of a simulation step as one CUDA graph, which reads and writes one static state.
+"""Capture iterations of a simulation step in one CUDA graph, which reads and writes one static state.
 
-Nothing is copied between replays, and one launch does the work of a hundred steps.
+Nothing is copied between replays, and one launch runs up to a hundred steps.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torchwise.workload.layouts import size_of
 
 MAX_ITERATIONS = 100
 MAX_LAUNCH_S = 0.02
-"""Most host time of the steps in one graph: about 4000 kernels at 5 microseconds each.
+"""Maximum host time, in seconds, of the steps in one graph: about 4000 kernels at 5 microseconds each.
 
-Beyond it a graph gains nothing and takes long to record.
+A longer graph saves nothing more and takes long to record.
 """
 MAX_KEPT_BYTES = 2**28
-"""Most bytes of the snapshots inside one graph."""
+"""Maximum bytes of the snapshots inside one graph."""
 
 
 def iterations(step_s: float, state: Any, every: int | None, most: int = MAX_ITERATIONS) -> tuple[int, int]:
-    """Return the number of steps in one graph, and the steps between snapshots that it keeps inside (0 for none).
+    """Return the number of steps in one graph, and the steps between the snapshots inside it (0 for none).
 
     Args:
         step_s: seconds of host time that one step takes.
@@ -42,7 +42,7 @@ def iterations(step_s: float, state: Any, every: int | None, most: int = MAX_ITE
     if every is None:
         return most, 0
     if every > most:
-        return every // -(-every // most), 0  # equal parts of the steps between two snapshots, the rest step by step
+        return every // -(-every // most), 0  # equal parts of the interval between two snapshots, the rest step by step
     size = sum(map(size_of, pytree.tensors(state)))
     inside = max(1, min(most // every, MAX_KEPT_BYTES // max(size, 1)))
     return every * inside, every if inside > 1 else 0
@@ -51,14 +51,14 @@ def iterations(step_s: float, state: Any, every: int | None, most: int = MAX_ITE
 class CapturedLoop:
     """Advances one static state by `length` steps, or by one, with one launch each.
 
-    Random numbers are those that the same steps would draw one by one. It must be made and used in one grad mode. A
-    step may take gradients within, but its states require none.
+    Random numbers are those that the same steps would draw one by one. Create and use it in the same grad mode. A step
+    may compute gradients inside, but its states require none.
 
     Args:
-        step: takes a state and returns the next. It is warm already.
-        state: one that the step returned. It is copied.
+        step: takes a state and returns the next. It is already warm.
+        state: a state that the step returned. It is copied.
         length: steps in one graph.
-        inside: steps between the snapshots that the graph keeps, the last one left out, or 0 for none.
+        inside: steps between the snapshots inside the graph, without the last one, or 0 for none.
         pool: the memory pool of the graphs.
         stream: the side stream on which to record.
 
@@ -78,15 +78,15 @@ class CapturedLoop:
         self._one = self._many if length == 1 else self._record_graph(1, 0, pool, stream)
 
     def enter(self, state: Any) -> None:
-        """Take on the values of a state.
+        """Copy the values of a state into the static state.
 
         Raises:
-            UnsupportedError: two tensors of it share memory: a step that writes to one would change the other, too.
+            UnsupportedError: two tensors of it share memory, so a step that writes to one would change the other, too.
         """
         tensors = pytree.tensors(state)
         _check_no_overlap(tensors)
-        for kept, given in zip(self._tensors, tensors, strict=True):
-            kept.copy_(given)
+        for static_tensor, tensor in zip(self._tensors, tensors, strict=True):
+            static_tensor.copy_(tensor)
 
     def many(self) -> list[Any]:
         """Advance by `length` steps, and return copies of the snapshots inside."""
@@ -104,21 +104,21 @@ class CapturedLoop:
 
     def _check(self, state: Any) -> None:
         if opaque := opaque_leaves(state):
-            raise UnsupportedError(f"the state holds {opaque[0]}: what is in it could change without being seen")
+            raise UnsupportedError(f"the state holds {opaque[0]}, whose contents could change unnoticed")
         tensors = pytree.tensors(state)
         if outside := [t for t in tensors if not is_on_gpu(t)]:
-            raise UnsupportedError(f"a tensor of the state lies on {outside[0].device}, out of a graph's reach")
+            raise UnsupportedError(f"a tensor of the state is on {outside[0].device}, but a graph needs it on the GPU")
         if not all(map(is_strided, tensors)):
             raise UnsupportedError("a tensor of the state is sparse or nested: a graph needs strided memory")
         if any(t.requires_grad for t in tensors):
-            raise UnsupportedError("a tensor of the state requires gradients, which no graph carries on: detach it")
+            raise UnsupportedError("a tensor of the state requires gradients, which no graph records: detach it")
         _check_no_overlap(tensors)
 
     def _record_graph(self, length: int, inside: int, pool: Any, stream: RecordingStream) -> Graph:
         recording = False
 
         def steps() -> list[Any]:
-            if not recording:  # while `record` warms up: the step is warm, and would advance the state
+            if not recording:  # during the warm-up of `record`: the step is already warm, and would advance the state
                 return []
             return self._steps(length, inside)
 
@@ -131,18 +131,18 @@ class CapturedLoop:
             graph = record(steps, (), {}, pool=pool, stream=stream, settled=start_recording)
         except UnsupportedError:
             raise
-        except Exception as error:  # after any error the loop goes on without a graph, with a reason in words
+        except Exception as error:  # after any error the loop continues without a graph, and reports the reason
             raise capture_error(error, "the step") from error
         if not torch.equal(torch.get_rng_state(), numbers):
             torch.set_rng_state(numbers)
-            raise UnsupportedError("the step draws random numbers on the CPU, which a replay repeats")
+            raise UnsupportedError("the step draws random numbers on the CPU, but a replay would repeat them")
         return graph
 
     def _steps(self, length: int, inside: int) -> list[Any]:
-        """Take `length` steps from the static state and leave the result in it."""
+        """Run `length` steps from the static state and write the result to it."""
         snapshots = []
         state = self._state
-        torch.clear_autocast_cache()  # that of an autocast around the loop: weights must be cast inside the graph
+        torch.clear_autocast_cache()  # of an autocast around the loop: weights must be cast inside the graph
         for done in range(1, length + 1):
             state = self._step(state)
             if inside and done % inside == 0 and done < length:
@@ -150,14 +150,14 @@ class CapturedLoop:
         torch.clear_autocast_cache()
         new = pytree.tensors(state)
         own = _storages(self._tensors)
-        # Tensors in the static state's memory, but in another's place (as in `return b, a`), are moved out first.
+        # Tensors in the static state's memory, but at another position (as in `return b, a`), are copied first.
         new = [
             value.clone() if value is not kept and _storages([value]) <= own else value
             for kept, value in zip(self._tensors, new, strict=True)
         ]
         with torch.no_grad():
             for kept, value in zip(self._tensors, new, strict=True):
-                kept.detach_()  # a step may ask for gradients of its inputs
+                kept.detach_()  # a step may require gradients of its inputs
                 if value is not kept:
                     kept.copy_(value)
         return snapshots
@@ -169,24 +169,24 @@ def _storages(tensors: list[torch.Tensor]) -> set[int]:
 
 def _check_no_overlap(tensors: list[torch.Tensor]) -> None:
     if find_overlaps(tensors):
-        raise UnsupportedError("two tensors of the state share memory, and a graph has a copy of each: clone one")
+        raise UnsupportedError("two tensors of the state share memory, but a graph has a copy of each: clone one")
 
 
 def find_overlaps(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     """List groups of two and more strided tensors whose memory overlaps, each in the order of memory."""
-    found: list[list[torch.Tensor]] = []
+    groups: list[list[torch.Tensor]] = []
     end = 0
     for tensor in sorted((t for t in tensors if t.numel()), key=torch.Tensor.data_ptr):
         first, last = span(tensor)
         if first < end:
-            found[-1].append(tensor)
+            groups[-1].append(tensor)
         else:
-            found.append([tensor])
+            groups.append([tensor])
         end = max(end, last)
-    return [several for several in found if len(several) > 1]
+    return [group for group in groups if len(group) > 1]
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first and the last address, exclusive, that a tensor reaches."""
+    """Return a tensor's first address, and the address after its last."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

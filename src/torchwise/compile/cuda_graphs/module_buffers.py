@@ -1,7 +1,7 @@
-"""The state of a module, kept while a call of it is recorded, which is not to count as a call.
+"""Restore the state of a module after its call was recorded, as a recording must not count as a call.
 
-The state is the buffers, and the values of all tensors that existed before. Other state is left. A first call makes it
-for good, such as a cache of positions. The graph that is being recorded reads it from then on.
+The state is the buffers, and the values of all tensors that existed before. Other state stays, such as a cache of
+positions that the first call creates, because the recorded graph reads it from then on.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torchwise.workload.module_state import State
 
 @dataclass(frozen=True, slots=True)
 class KeptBuffer:
-    """A buffer as it was: its holder, its tensor, and its values.
+    """A buffer before the recording: its holder, its tensor, and its values.
 
     A model may write to the tensor, as batch-norm does, or assign another, `self.mean = 0.9 * self.mean + …`. Then the
-    old tensor takes its place again, as somebody may know it by its address.
+    old tensor is set again, as other graphs may use its address.
     """
 
     holder: torch.nn.Module
@@ -30,22 +30,22 @@ class KeptBuffer:
     values: torch.Tensor
 
     def put_back(self) -> None:
-        """Put it back, and write only if something changed, so that versions stay.
+        """Restore it, and write only if something changed, so that versions stay.
 
-        A buffer that is on another device, or took another shape or dtype meanwhile, is a cache that grew. It is left,
-        as the model remembers elsewhere how far it goes.
+        A buffer with a new device, shape or dtype is a cache that grew. It stays, as the model keeps its length
+        elsewhere.
         """
         now = getattr(self.holder, self.name, None)
         if now is None or any(getattr(now, a) != getattr(self.values, a) for a in ("shape", "dtype", "device")):
             return
         if now is not self.tensor:
             setattr(self.holder, self.name, self.tensor)
-        if not pytree.equal(self.tensor, self.values):  # NaN counts as equal here, and is not written anew
+        if not pytree.equal(self.tensor, self.values):  # NaN counts as equal here, and is not written again
             pytree.write(self.tensor, self.values)
 
 
 def buffers_of(*modules: torch.nn.Module) -> Iterator[KeptBuffer]:
-    """Copy the buffers of modules, a shared one only once. Parameters and other state are not looked at."""
+    """Copy the buffers of modules, a shared one only once. Parameters and other state are ignored."""
     copies: dict[int, torch.Tensor] = {}
     for holder in dict.fromkeys(part for module in modules for part in module.modules()):
         for name, buffer in holder.named_buffers(recurse=False, remove_duplicate=False):
@@ -56,7 +56,7 @@ def buffers_of(*modules: torch.nn.Module) -> Iterator[KeptBuffer]:
 
 @contextmanager
 def kept_buffers(module: torch.nn.Module | None) -> Iterator[None]:
-    """Put a module's buffers back afterwards (batch-norm statistics)."""
+    """Restore a module's buffers at the end, such as batch-norm statistics."""
     kept, state = list(buffers_of(module)) if module is not None else [], State.from_call(module)
     try:
         yield

@@ -1,10 +1,9 @@
 """Objects that hold tensors, such as the cache of a language model, as inputs of a captured call.
 
-A graph reads and writes tensors, not objects. So the tensors that hang in an object are given to the graph as inputs of
-their own. Its other values are part of the signature. While the call is recorded, the graph's own tensors hang in their
-places. Writes of the call to them go to the object's tensors. If it puts other tensors in their places, each replay
-does so afterwards, too. A call that changes anything else of an object, such as a Python counter, is not captured: a
-replay runs no Python.
+A graph reads and writes tensors, not objects. So the tensors in an object become inputs of the graph. Its other values
+are part of the signature. While the call is recorded, the object holds the graph's own tensors instead. Writes of the
+call to them are copied to the object's tensors. If the call assigns other tensors, each replay does so, too. A call
+that changes anything else of an object, such as a Python counter, is not captured, as a replay runs no Python.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ Place = tuple[Any, Any]
 
 _CODE = (type, torch.nn.Module)
 _STANDS_FOR = "\0an object of type "
-"""Begins the text that stands in the place of an object."""
+"""Prefix of the string that replaces an object in the arguments."""
 
 
 class Captured(Protocol):
     """A captured call of any scope."""
 
     def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return a shorter way for calls of this signature."""
+        """Return a faster callable for calls of this signature."""
         ...
 
     def close(self) -> None:
@@ -49,10 +48,10 @@ class Captured(Protocol):
 
 
 class ObjectContents:
-    """The places of tensors and values in an object, as it is built now.
+    """The places of tensors and values in an object with its present structure.
 
     Raises:
-        UnsupportedError: it holds something that cannot be told apart or put in place, such as a tensor in a tuple.
+        UnsupportedError: it holds a value that cannot be compared or replaced, such as a tensor in a tuple.
     """
 
     def __init__(self, thing: Any, path: str) -> None:
@@ -60,12 +59,12 @@ class ObjectContents:
         self.paths: list[str] = []
         self._values: list[Place] = []
         self._sizes: list[tuple[Any, int]] = []
-        waiting, seen = [(path, thing)], set[int]()
-        while waiting:
-            found, holder = waiting.pop()
-            if id(holder) not in seen:
-                seen.add(id(holder))
-                waiting += self._scan_object(found, holder)
+        pending, visited = [(path, thing)], set[int]()
+        while pending:
+            holder_path, holder = pending.pop()
+            if id(holder) not in visited:
+                visited.add(id(holder))
+                pending += self._scan_object(holder_path, holder)
 
     def is_current(self) -> bool:
         """Whether every container still holds as many items as before."""
@@ -76,13 +75,13 @@ class ObjectContents:
         return tuple(_key(holder[key]) for holder, key in self._values)
 
     def now(self) -> list[torch.Tensor]:
-        """Return the tensors that hang in the object."""
+        """Return the present tensors of the object."""
         return [holder[key] for holder, key in self.tensors]
 
     def _scan_object(self, path: str, thing: Any) -> list[tuple[str, Any]]:
         holder = thing if isinstance(thing, (dict, list)) else getattr(thing, "__dict__", None)
         if isinstance(thing, (tuple, set, frozenset)) or holder is None:
-            raise UnsupportedError(f"{path} is of type {type(thing).__name__}, which a graph cannot look into")
+            raise UnsupportedError(f"{path} is of type {type(thing).__name__}, whose contents a graph cannot replace")
         self._sizes.append((holder, len(holder)))
         further = []
         for key, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
@@ -98,7 +97,7 @@ class ObjectContents:
 
 
 def _key(value: Any) -> Any:
-    """Return the key by which a value is compared, or None for a value that has to be looked into."""
+    """Return the key by which a value is compared, or None for a value whose contents must be compared."""
     if is_plain(value):
         return plain_key(value) if type(value) in pytree.PLAIN else value
     if isinstance(value, (*_CODE, enum.Enum)) or callable(value):
@@ -110,10 +109,10 @@ def _key(value: Any) -> Any:
 
 @dataclass(slots=True)
 class _Object:
-    """An object given to a call, and the places of its tensors."""
+    """An object among a call's arguments, and the places of its tensors."""
 
     thing: Any
-    held: ObjectContents
+    contents: ObjectContents
 
 
 class WithObjects:
@@ -121,138 +120,140 @@ class WithObjects:
 
     Args:
         call: the callable to capture.
-        capture: makes a captured call of the callable that is captured in its place.
+        capture: captures a callable that takes the objects' tensors as arguments.
     """
 
     def __init__(self, call: Callable[..., Any], capture: Callable[[Callable[..., Any]], Captured]) -> None:
         self._call = call
         self._captured = capture(self._functional)
         self._known: dict[int, tuple[weakref.ref[Any], ObjectContents]] = {}
-        self._given: list[_Object] = []
+        self._objects: list[_Object] = []
         self._lock = threading.RLock()
         self.close = self._captured.close
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the call does, by replay."""
-        given: list[_Object] = []
-        flat_args, flat_kwargs = self._flat((args, kwargs), given)
-        if not given:
+        objects: list[_Object] = []
+        flat_args, flat_kwargs = self._flat((args, kwargs), objects)
+        if not objects:
             return self._captured(*args, **kwargs)
-        tensors = [one.held.now() for one in given]
+        tensors = [one.contents.now() for one in objects]
         with self._lock:
-            self._given = given
+            self._objects = objects
             try:
                 outputs, moved = self._captured(tensors, *flat_args, **flat_kwargs)
             finally:
-                self._given = []
+                self._objects = []
         for place, tensor in moved.items():
-            holder, key = _place(given, place)
+            holder, key = _place(objects, place)
             holder[key] = tensor
         return outputs
 
     def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return a shorter way for calls of this signature."""
-        given: list[_Object] = []
-        self._flat((args, dict(kwargs)), given)
-        return self if given else self._captured.get_bypass(args, kwargs)
+        """Return a faster callable for calls of this signature."""
+        objects: list[_Object] = []
+        self._flat((args, dict(kwargs)), objects)
+        return self if objects else self._captured.get_bypass(args, kwargs)
 
-    def _flat(self, tree: Any, given: list[_Object]) -> Any:
-        """Put text in place of objects: the type of each, and its values other than tensors."""
+    def _flat(self, tree: Any, objects: list[_Object]) -> Any:
+        """Replace objects by strings with the type of each, and its values other than tensors."""
         kind = type(tree)
         if kind is torch.Tensor or kind in pytree.PLAIN:
             return tree
         if kind is tuple or kind is list:
-            return kind([self._flat(item, given) for item in tree])
+            return kind([self._flat(item, objects) for item in tree])
         if kind is dict:
-            return {key: self._flat(item, given) for key, item in tree.items()}
+            return {key: self._flat(item, objects) for key, item in tree.items()}
         if not pytree.is_leaf(tree) or isinstance(tree, torch.Tensor) or is_plain(tree):
             return tree
-        given.append(_Object(tree, self._inspect_object(tree)))
-        return f"{_STANDS_FOR}{kind.__qualname__} {id(kind)} {given[-1].held.values()}"
+        objects.append(_Object(tree, self._inspect_object(tree)))
+        return f"{_STANDS_FOR}{kind.__qualname__} {id(kind)} {objects[-1].contents.values()}"
 
     def _inspect_object(self, thing: Any) -> ObjectContents:
-        """Look into an object, unless it is built as on the last look."""
+        """Return the contents of an object, which are kept while its structure stays the same."""
         key = id(thing)
         reference, known = self._known.get(key, (None, None))
         if reference is not None and known is not None and reference() is thing and known.is_current():
             return known
-        held = ObjectContents(thing, type(thing).__qualname__)
-        with contextlib.suppress(TypeError):  # it cannot be referred to weakly, and is looked into each time
-            self._known[key] = weakref.ref(thing, lambda _: self._known.pop(key, None)), held
-        return held
+        contents = ObjectContents(thing, type(thing).__qualname__)
+        with contextlib.suppress(TypeError):  # an object without weak references is inspected each time
+            self._known[key] = weakref.ref(thing, lambda _: self._known.pop(key, None)), contents
+        return contents
 
     def _functional(self, *args: Any, **kwargs: Any) -> Any:
-        """Call with the graph's own tensors in their places, while it is warmed up and recorded."""
-        given = self._given
-        if not given or not args or not isinstance(args[0], list):
+        """Call with the graph's own tensors in the objects, while it is warmed up and recorded."""
+        objects = self._objects
+        if not objects or not args or not isinstance(args[0], list):
             return self._call(*args, **kwargs)
         tensors, *rest = args
-        kept = [one.held.now() for one in given]
-        before = [one.held.values() for one in given]
-        # The recorded call was warmed up before, and a copy that is made meanwhile would be replayed with it.
+        kept = [one.contents.now() for one in objects]
+        before = [one.contents.values() for one in objects]
+        # No copy of the state during a recording: it would be replayed, too. The warm-up checked the call before.
         is_recorded = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        state = None if is_recorded else State({"": [one.thing for one in given]})
+        state = None if is_recorded else State({"": [one.thing for one in objects]})
         try:
-            _hang(given, tensors)
-            args, kwargs = _full((tuple(rest), kwargs), given)
+            _assign_tensors(objects, tensors)
+            args, kwargs = _full((tuple(rest), kwargs), objects)
             outputs = self._call(*args, **kwargs)
-            _refuse_changes(given, before)
-            after = [one.held.now() for one in given]
+            _refuse_changes(objects, before)
+            after = [one.contents.now() for one in objects]
             pairs = [(a, b) for old, new in zip(tensors, after, strict=True) for a, b in zip(old, new, strict=True)]
-            _refuse_other_forms(given, pairs)
-        except BaseException:  # raised again: an answer in its place must begin from the state before
+            _refuse_other_forms(objects, pairs)
+        except BaseException:  # raised again: another answer must begin from the state before
             if state is None:
-                _hang(given, kept)
+                _assign_tensors(objects, kept)
             else:
                 state.restore()
             raise
-        _hang(given, kept)
+        _assign_tensors(objects, kept)
         return outputs, {place: new for place, (old, new) in enumerate(pairs) if new is not old}
 
 
-def _refuse_changes(given: list[_Object], before: list[tuple[Any, ...]]) -> None:
-    """Refuse a call that changes a value that is no tensor, or the structure of an object.
+def _refuse_changes(objects: list[_Object], before: list[tuple[Any, ...]]) -> None:
+    """Refuse a call that changes a value other than a tensor, or the structure of an object.
 
     Raises:
-        UnsupportedError: naming the object.
+        UnsupportedError: such a change, with the object.
     """
-    for one, values in zip(given, before, strict=True):
+    for one, values in zip(objects, before, strict=True):
         kind = type(one.thing).__qualname__
-        if not one.held.is_current() or one.held.values() != values:
-            raise UnsupportedError(f"the call changes what is no tensor in an input of type {kind}, as no replay does")
-
-
-def _refuse_other_forms(given: list[_Object], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Refuse a call that puts a tensor of another form in a tensor's place: no two calls would be alike.
-
-    Raises:
-        UnsupportedError: naming the place.
-    """
-    paths = [path for one in given for path in one.held.paths]
-    for path, (old, new) in zip(paths, pairs, strict=True):
-        if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+        if not one.contents.is_current() or one.contents.values() != values:
             raise UnsupportedError(
-                f"the call makes {path} of shape {tuple(new.shape)} from {tuple(old.shape)}, so that each call would "
-                "be captured anew: give it its full size from the start, as a static cache has it"
+                f"the call changes more than tensors in an input of type {kind}, but a replay would not do so"
             )
 
 
-def _hang(given: list[_Object], tensors: list[list[torch.Tensor]]) -> None:
-    for one, several in zip(given, tensors, strict=True):
-        for (holder, key), tensor in zip(one.held.tensors, several, strict=True):
+def _refuse_other_forms(objects: list[_Object], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Refuse a call that replaces a tensor by one of another shape, dtype or device: each call would differ.
+
+    Raises:
+        UnsupportedError: such a replacement, with its place.
+    """
+    paths = [path for one in objects for path in one.contents.paths]
+    for path, (old, new) in zip(paths, pairs, strict=True):
+        if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+            raise UnsupportedError(
+                f"the call changes {path} from shape {tuple(old.shape)} to {tuple(new.shape)}, so each call would need "
+                "a new capture: allocate its full size at the start, as a static cache does"
+            )
+
+
+def _assign_tensors(objects: list[_Object], tensors: list[list[torch.Tensor]]) -> None:
+    for one, several in zip(objects, tensors, strict=True):
+        for (holder, key), tensor in zip(one.contents.tensors, several, strict=True):
             holder[key] = tensor
 
 
-def _place(given: list[_Object], number: int) -> Place:
-    return [place for one in given for place in one.held.tensors][number]
+def _place(objects: list[_Object], number: int) -> Place:
+    return [place for one in objects for place in one.contents.tensors][number]
 
 
-def _full(tree: Any, given: list[_Object]) -> Any:
-    """Put the objects back in place of the texts that stand for them."""
-    waiting = iter(given)
+def _full(tree: Any, objects: list[_Object]) -> Any:
+    """Put the objects back in place of the strings that replaced them."""
+    remaining = iter(objects)
 
     def fill(leaf: Any) -> Any:
-        return next(waiting).thing if isinstance(leaf, str) and leaf.startswith(_STANDS_FOR) else leaf
+        return next(remaining).thing if isinstance(leaf, str) and leaf.startswith(_STANDS_FOR) else leaf
 
     return _fill_leaves(tree, fill)
 

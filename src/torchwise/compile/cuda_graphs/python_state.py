@@ -14,21 +14,21 @@ Surroundings = dict[str, Any]
 
 
 def read_python_state(call: Callable[..., Any]) -> Surroundings:
-    """Return the numbers and texts that a function can rebind, and the state of Python's random numbers.
+    """Return the numbers and strings that a function can rebind, and the state of Python's random numbers.
 
-    It looks at the function's closure and the functions in it, the globals that it names, and the attributes of its
-    bound object. It does not look into lists, dicts and objects beyond.
+    It reads the function's closure and the functions in it, the globals that it names, and the attributes of its bound
+    object. It does not read the contents of lists, dicts and other objects.
     """
-    found = {name: plain_key(value) for name, value in _values(call, nested=True) if is_plain(value)}
-    return found | generators()
+    state = {name: plain_key(value) for name, value in _values(call, nested=True) if is_plain(value)}
+    return state | generators()
 
 
 def generators() -> Surroundings:
     """Return the states of Python's and NumPy's generators of random numbers."""
-    found: Surroundings = {"Python's random numbers": random.getstate()}
+    states: Surroundings = {"Python's random numbers": random.getstate()}
     if numpy := sys.modules.get("numpy"):
-        found["NumPy's random numbers"] = pickle.dumps(numpy.random.get_state(legacy=False))
-    return found
+        states["NumPy's random numbers"] = pickle.dumps(numpy.random.get_state(legacy=False))
+    return states
 
 
 def find_difference(before: Surroundings, after: Surroundings) -> str | None:
@@ -40,7 +40,7 @@ def _values(call: Any, *, nested: bool) -> Iterator[tuple[str, Any]]:
     owner = getattr(call, "__self__", None)
     function = getattr(call, "__func__", call)
     code = getattr(function, "__code__", None)
-    if code is None:  # an object that can be called
+    if code is None:  # a callable object
         owner, code = call, getattr(type(call).__call__, "__code__", None)
         function = type(call).__call__
     if code is not None:

@@ -23,10 +23,10 @@ from torchwise.workload import pytree
 from torchwise.workload.pytree import PLAIN
 
 WARM_UP_CALLS = 3
-"""Calls before capture. Lazy initialisation, cuDNN's choice and Inductor's compilation must lie behind it."""
+"""Calls before capture, for lazy initialization, cuDNN's algorithm choice and Inductor's compilation."""
 
 recording_alone = threading.RLock()
-"""Held while recording: two recordings would share the default generator's count and the garbage collector's switch."""
+"""Held while recording: two recordings would share the default generator's state and the garbage collector's switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Graph:
 
     Attributes:
         replay: launches the recorded kernels on the current stream.
-        inputs: the tensors that they read, in the order of `tensors_of`.
+        inputs: the tensors that the kernels read, in the order of `tensors_of`.
         outputs: the call's outputs. Each replay overwrites their tensors.
         written: positions of the inputs that the call writes to.
     """
@@ -46,16 +46,16 @@ class Graph:
     written: list[int]
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, borrow: bool = False) -> Any:
-        """Copy the inputs in, replay, and return copies of the outputs, which may be held, or the outputs."""
+        """Copy the inputs in, replay, and return copies of the outputs, or with `borrow` the graph's own outputs."""
         self.run(tensors_of(args, kwargs))
         return self.outputs if borrow else copy_outputs(self.outputs)
 
-    def run(self, given: list[torch.Tensor]) -> None:
-        """Copy the inputs in, replay, and copy the written ones back."""
-        copy_each(self.inputs, given)
+    def run(self, tensors: list[torch.Tensor]) -> None:
+        """Copy the inputs in, replay, and copy the written inputs back."""
+        copy_each(self.inputs, tensors)
         self.replay()
         for position in self.written:
-            given[position].copy_(self.inputs[position])
+            tensors[position].copy_(self.inputs[position])
 
 
 def record(
@@ -74,12 +74,12 @@ def record(
         args: positional arguments.
         kwargs: keyword arguments.
         pool: the memory pool that the graphs of one plan share.
-        stream: the plan's own, and no other plan's.
+        stream: the plan's own stream.
         settled: called between warm-up and recording.
 
     Raises:
-        UnsupportedError: a tensor lies elsewhere than on the current GPU, an input is sparse or nested, or an output is
-            in an object that cannot be copied.
+        UnsupportedError: a tensor is not on the current GPU, an input is sparse or nested, or an output is in an object
+            that cannot be copied.
     """
     args, kwargs, inputs = static_inputs(args, kwargs)
     warm_up(call, args, kwargs, inputs)
@@ -97,16 +97,16 @@ def static_inputs(
     """Return copies of the arguments for graphs to read from, and the tensors in them in the order of `tensors_of`.
 
     Raises:
-        UnsupportedError: a tensor lies elsewhere than on the current GPU, is sparse or nested, or is in an object.
+        UnsupportedError: a tensor is not on the current GPU, is sparse or nested, or is in an object.
     """
     copies: tuple[tuple[Any, ...], dict[str, Any]] = pytree.map_tensors(static, (args, dict(kwargs)))
     inputs = pytree.tensors(copies)
     if opaque := opaque_leaves(copies):
-        raise UnsupportedError(f"an input holds {opaque[0]}: what is in it could change without being seen")
-    if not all(map(is_strided, inputs)):  # copying into a sparse tensor gives it other memory
+        raise UnsupportedError(f"an input holds {opaque[0]}, whose contents could change unnoticed")
+    if not all(map(is_strided, inputs)):  # copying into a sparse tensor allocates other memory
         raise UnsupportedError("an input is sparse or nested, but a graph needs strided memory")
     if outside := _elsewhere(inputs):
-        raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays the current GPU's work only")
+        raise UnsupportedError(f"an input is on {outside[0].device}, but a graph needs it on the current GPU")
     return *copies, inputs
 
 
@@ -119,21 +119,21 @@ def record_in_place(
     pool: Any,
     stream: RecordingStream,
 ) -> tuple[Callable[[], None], Any]:
-    """Record one call that is warm already, on the memory of its arguments, with its outputs copied to `wanted`.
+    """Record one warm call on the memory of its arguments, with its outputs copied to `wanted`.
 
-    Nothing is computed meanwhile, so that nothing is written either.
+    Recording computes nothing, so it writes nothing either.
 
     Args:
-        call: as in `record`.
-        args: likewise. The graph reads and writes the memory of these tensors.
-        kwargs: likewise.
-        wanted: a tensor for each tensor in the outputs, in the order of `trees.tensors`, or None to leave them in
+        call: the callable to record.
+        args: positional arguments. The graph reads and writes the memory of these tensors.
+        kwargs: keyword arguments.
+        wanted: a tensor for each tensor in the outputs, in the order of `pytree.tensors`, or None to leave them in
             place.
-        pool: as in `record`.
-        stream: likewise.
+        pool: the memory pool that the graphs of one plan share.
+        stream: the plan's own stream.
 
     Returns:
-        The replay, and the outputs if they are left in place: the graph's own, which it overwrites.
+        The replay, and the graph's own outputs if they are left in place. The graph overwrites them.
     """
     args, kwargs = pytree.map_tensors(_alias, (args, dict(kwargs)))
     targets = None if wanted is None else [_alias(target) for target in wanted]
@@ -151,7 +151,7 @@ def record_in_place(
 def _record_graph(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) -> tuple[Callable[[], None], Any]:
     """Return the replay of `call`, and its outputs during the recording.
 
-    Other threads may go on using the GPU meanwhile, as one that pins memory for a loader does.
+    Other threads may use the GPU meanwhile, such as a thread that pins memory for a data loader.
     """
     graph, pool = torch.cuda.CUDAGraph(), stream.usable(pool)
     with recording_alone:
@@ -162,7 +162,7 @@ def _record_graph(call: Callable[[], Any], *, pool: Any, stream: RecordingStream
             ):
                 outputs = call()
             count_capture()
-        except BaseException:  # raised again after any error: only allocator and generator must be settled first
+        except BaseException:  # raised again after any error: allocator and generator must be restored first
             stream.give_up(graph, pool)
             settle_generator()
             raise
@@ -171,10 +171,12 @@ def _record_graph(call: Callable[[], Any], *, pool: Any, stream: RecordingStream
 
 @contextlib.contextmanager
 def recording_on(stream: RecordingStream) -> Iterator[torch.cuda.Stream]:
-    """Give the stream to record on, and hold off anything that may disturb a recording."""
+    """Yield the stream to record on, and prevent anything that may disturb a recording."""
     with (
         recording_alone,
-        torch.cuda.stream(torch.cuda.current_stream()),  # again: a capture that fails to end leaves its own
+        torch.cuda.stream(
+            torch.cuda.current_stream()
+        ),  # set again at the end: a capture that fails to end leaves its own stream
         _own_casts(),
         _no_collection(),
         stream.ready() as ready,
@@ -183,9 +185,9 @@ def recording_on(stream: RecordingStream) -> Iterator[torch.cuda.Stream]:
 
 
 def collect_garbage() -> None:
-    """Free objects in cycles, CUDA graphs among them, while nothing is recorded: freeing a graph would fail then.
+    """Free objects in reference cycles, such as CUDA graphs, while nothing is recorded, as freeing a graph then fails.
 
-    It collects twice. Compiled code lies in cycles, and the weights that are frozen into it in others behind.
+    It collects twice: compiled code is in cycles, and its frozen weights are in further cycles.
     """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return
@@ -195,33 +197,34 @@ def collect_garbage() -> None:
 
 
 def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Copy tensors into as many others of the same layout, in one launch if they have one dtype.
+    """Copy tensors into others of the same layout, in one launch if they have one dtype.
 
-    A step of decoding text returns two tensors a layer. Copies of a few microseconds each would be a good part of it.
+    A decoding step of a language model returns two tensors a layer. Copies of a few microseconds each would be a large
+    part of its time.
     """
     if len(into) != len(values):
-        raise ValueError(f"{len(values)} tensors are to be copied into {len(into)}")
+        raise ValueError(f"there are {len(values)} tensors to copy, but {len(into)} targets")
     if len(into) == 1:
-        into[0].copy_(values[0])  # quicker for one
+        into[0].copy_(values[0])  # faster for one tensor
     elif into:
         torch._foreach_copy_(into, values)
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """List the tensors in the order of `trees.tensors`, quickly if they are not nested."""
+    """List the tensors in the order of `pytree.tensors`, with a fast path if they are not nested."""
     places = flat_places(args, kwargs)
     return pytree.tensors((args, kwargs)) if places is None else [args[place] for place in places]
 
 
 def flat_places(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int] | None:
-    """Return the positions of the tensors in `args`, or None if not all are there, each by itself."""
+    """Return the positions of the tensors in `args`, or None if a tensor is nested or a keyword argument."""
     if kwargs or not all(type(arg) is torch.Tensor or type(arg) in PLAIN for arg in args):
         return None
     return [place for place, arg in enumerate(args) if type(arg) is torch.Tensor]
 
 
 def copy_outputs(outputs: Any) -> Any:
-    """Copy every tensor. The usual containers take a short cut, because this runs on every call."""
+    """Copy every tensor. The usual containers have a fast path, because this runs on every call."""
     kind = type(outputs)
     if kind is torch.Tensor:
         return outputs.clone()
@@ -233,9 +236,9 @@ def copy_outputs(outputs: Any) -> Any:
 
 
 def warm_up(call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
-    """Call a few times on a side stream, leaving inputs and random numbers as they were.
+    """Call a few times on a side stream, and restore inputs and random numbers.
 
-    The current stream waits even if the call raises: code that puts the state back must not race with its kernels.
+    The current stream waits even if the call raises, as code that restores the state must not race with its kernels.
     """
     stream = warm_up_stream(torch.cuda.current_device())
     saved = [t.clone() for t in inputs]
@@ -259,7 +262,7 @@ def overlap(tensors: list[torch.Tensor]) -> bool:
 
 @contextlib.contextmanager
 def _own_casts() -> Iterator[None]:
-    """Have autocast cast weights inside the graph: earlier casts are freed when its context ends."""
+    """Have autocast cast weights inside the graph, as earlier casts are freed when its context ends."""
     torch.clear_autocast_cache()
     try:
         yield
@@ -269,7 +272,7 @@ def _own_casts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from freeing somebody's CUDA graph while another is recorded, which would fail."""
+    """Disable the garbage collector, as freeing a CUDA graph during a recording would fail."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -283,27 +286,27 @@ def check_outputs(outputs: Any) -> None:
     """Refuse outputs that a replay would not refresh, or that cannot be copied.
 
     Raises:
-        UnsupportedError: with the first of them.
+        UnsupportedError: there is such an output.
     """
     if stray := _elsewhere(pytree.tensors(outputs)):
-        raise UnsupportedError(f"an output lies on {stray[0].device}, which a replay would not refresh")
+        raise UnsupportedError(f"an output is on {stray[0].device}, which a replay would not update")
     if opaque := opaque_leaves(outputs):
         raise UnsupportedError(
-            f"an output holds {opaque[0]}: what is in it cannot be copied, so that the next replay would overwrite "
-            "it; return tensors in tuples, lists, dicts or dataclasses"
+            f"an output holds {opaque[0]}, whose contents cannot be copied, so the next replay would overwrite them: "
+            "return tensors in tuples, lists, dicts or dataclasses"
         )
 
 
 def _elsewhere(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """List the tensors that are not on the current GPU: another one's kernels would run once, and not be recorded."""
+    """List the tensors that are not on the current GPU. Kernels of another GPU would not be recorded."""
     return [t for t in tensors if t.device.type != "cuda" or t.device.index != torch.cuda.current_device()]
 
 
 def settle_generator() -> None:
-    """End the generator's capture, which a failed capture leaves open: every later draw would raise.
+    """End the generator's capture, which a failed capture leaves open, as every later draw would raise.
 
-    It does so on a stream that is nobody else's. Later versions clear a stream's workspaces with any graph of it. The
-    default one of `torch.cuda.graph` may have recorded graphs of the user's.
+    It uses a stream that no other code uses. Later versions clear a stream's workspaces with any graph of it, and the
+    default stream of `torch.cuda.graph` may have recorded graphs of the user.
     """
     with (
         contextlib.suppress(RuntimeError, UnsupportedError),
@@ -319,11 +322,11 @@ def settle_generator() -> None:
 
 
 def static(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy for a graph to read from or write to, on every replay."""
+    """Return a copy that a graph reads or writes on every replay."""
     return tensor.detach().clone()
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as a tensor like those of the warm-up: neither a parameter nor of inference mode."""
+    """Return a plain tensor on the same memory, as in the warm-up: neither a parameter nor of inference mode."""
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -1,18 +1,18 @@
-"""A call that asks the GPU on its way, yes or no or how many, as one CUDA graph between each question and the next.
+"""Capture a call that reads bools or counts from the GPU, in one CUDA graph for each segment between two reads.
 
-`if x.mean() > 0:` makes the host wait for the GPU, so that one graph cannot hold the call. But the work between two
-such questions can be recorded. A path of pieces then answers every call with the same answers. A piece is replayed, its
-question read, the next piece replayed, and no Python of the model runs. Another answer leads to another path, which is
-recorded when it is first met. Paths share nothing but the inputs. A call that leaves one in its middle runs the other
-from the start, whose first questions it has answered already. So the path of the last call is tried first.
+`if x.mean() > 0:` makes the host wait for the GPU, so one graph cannot contain the call. But the work between two such
+reads can be recorded. The segments of a path then answer every call that reads the same values: a segment is replayed,
+its value is read, the next segment is replayed, and no Python of the model runs. Another value leads to another path,
+which is recorded when it first occurs. Paths share only the inputs. A call that leaves a path in its middle runs the
+other path from its start, with the values that were already read. So the path of the last call is tried first.
 
-Counts of elements (`x[mask]`, `nonzero`), and whole numbers that are read, are questions like these. The same count
-leads to the same path. If nearly every call has its own number, there are too many paths. The model itself answers
-then, and paths are looked for more and more seldom. A number that is no whole one is refused, unless it can stay on the
-GPU (`transforms/numbers_on_gpu.py`).
+Counts of elements (`x[mask]`, `nonzero`) and whole numbers are such values, too. The same count leads to the same path.
+If nearly every call has another number, there are too many paths. The original model then answers, and paths are tried
+less and less often. Reading a fractional number is refused, unless it can stay on the GPU
+(`transforms/numbers_on_gpu.py`).
 
-Sources: PyTorch's CUDA-graph trees (`torch/_inductor/cudagraph_trees.py`), which cut where Dynamo breaks the graph and
-run the Python in between. Trace trees (Gal & Franz, UCI ICS-TR-06-16), whose paths are recorded as they are met.
+Sources: PyTorch's CUDA-graph trees (`torch/_inductor/cudagraph_trees.py`), which split where Dynamo breaks the graph
+and run the Python code in between. Trace trees (Gal & Franz, UCI ICS-TR-06-16), whose paths are recorded on demand.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ from torchwise.workload import pytree
 logger = logging.getLogger("torchwise")
 
 MAX_PATHS = 32
-"""Paths that one signature may have. The model itself answers calls that would need another."""
+"""Maximum number of paths for one signature. The original model answers calls that would need another."""
 MAX_REFUSED = 1024
-"""Ways that are remembered because they cannot be recorded."""
+"""Maximum number of remembered paths that cannot be recorded."""
 MAX_PASSED = 255
-"""Most calls in a row that the model answers at once, after as many had taken ways that have no graphs."""
+"""Maximum number of calls in a row that the model answers directly, after as many calls without a path."""
 _WRITES = (
-    "the call writes to its inputs or its module, and asks the GPU on its way: what is replayed again after another "
-    "answer would write twice"
+    "the call writes to its inputs or its module, and reads values from the GPU: a segment that is replayed again "
+    "after another value would write twice"
 )
 _DRAWS = (
-    "the call draws random numbers, and asks the GPU on its way: what is replayed again after another answer would "
-    "draw others"
+    "the call draws random numbers, and reads values from the GPU: a segment that is replayed again after another "
+    "value would draw other numbers"
 )
 
 
 class SegmentedPaths:
-    """The answers to calls of one signature: the paths that were met. It stands where `Replays` does.
+    """The recorded paths for calls of one signature. It is used like `Replays`.
 
     Args:
         inputs: the tensors that every path reads.
-        first: the path that exists already.
-        record: records the path of the values in the inputs, and leaves its answer in the outputs.
+        first: the first path.
+        record: records the path for the values in the inputs, and leaves its results in the outputs.
         call: answers if there are too many paths, or one cannot be recorded, or none may be.
-        settled: tells whether PyTorch's settings are still those of the recording.
-        borrow: whether outputs are those of the paths themselves, which a later call overwrites.
+        settled: returns whether PyTorch's settings are still those of the recording.
+        borrow: whether the paths' own outputs are returned, which a later call overwrites.
 
     Attributes:
-        settled: likewise.
-        dropped: whether it may not answer any more.
+        settled: returns whether PyTorch's settings are still those of the recording.
+        dropped: whether it is freed, and may no longer answer.
         written: positions of the inputs that calls write to. There are none, as such a call is refused.
     """
 
@@ -92,10 +92,10 @@ class SegmentedPaths:
         self._passed = self._to_pass = 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: object = None) -> Any:  # noqa: ARG002
-        """Answer by the path that the answers lead to, or by the call if no path exists and none can be made.
+        """Answer by the path of the read values, or by the call if no path exists and none can be recorded.
 
-        A call that no path answers has replayed the pieces before its last question in vain. The more of them come in a
-        row, the more are answered by the call at once before paths are tried again.
+        A call without a path has replayed the segments before its last read in vain. So after each such call in a row,
+        more of the next calls are answered directly before paths are tried again.
         """
         if self._to_pass:
             self._to_pass -= 1
@@ -110,50 +110,53 @@ class SegmentedPaths:
         return path.outputs if self._borrow else copy_outputs(path.outputs)
 
     def drop(self) -> None:
-        """Free the paths, even if others still hold this object. It must not be called again."""
+        """Free the paths, even if this object is still referenced. It must not be called afterwards."""
         self.dropped = True
         self.paths, self._inputs, self._record = [], [], _raise_freed
 
     def _follow(self) -> Path | None:
-        """Replay, piece by piece, until a path is at its end. Return None if the needed path cannot be had."""
+        """Replay, segment by segment, to the end of a path. Return None if the needed path cannot be recorded."""
         path = self.paths[0]
         answers: tuple[Hashable, ...] = ()
         while (other_answers := _replay(path, answers)) is not None:
             answers = other_answers
-            found = next((other for other in self.paths if other.answers[: len(answers)] == answers), None)
-            if found is None:
-                return self._new(answers)
-            path = found
+            match = next((other for other in self.paths if other.answers[: len(answers)] == answers), None)
+            if match is None:
+                return self._record_new(answers)
+            path = match
         if path is not self.paths[0]:
             self.paths.remove(path)
             self.paths.insert(0, path)
         return path
 
-    def _new(self, answers: tuple[Hashable, ...]) -> Path | None:
+    def _record_new(self, answers: tuple[Hashable, ...]) -> Path | None:
         if is_in_frozen_call() or answers in self._refused:
             return None
         if len(self.paths) >= MAX_PATHS:
-            self._give_up(answers, f"there are {MAX_PATHS} ways through it already")
+            self._refuse(answers, f"the maximum of {MAX_PATHS} paths is reached")
             return None
         try:
             path = self._record()
-        except UnsupportedError as error:  # the other paths go on as before
-            self._give_up(answers, str(error))
+        except UnsupportedError as error:  # the other paths stay in use
+            self._refuse(answers, str(error))
             return None
         self.paths.insert(0, path)
         return path
 
-    def _give_up(self, answers: tuple[Hashable, ...], why: str) -> None:
+    def _refuse(self, answers: tuple[Hashable, ...], reason: str) -> None:
         if not self._refused:
-            logger.warning("torchwise: calls that take another way are answered without a graph, because %s", why)
+            logger.warning("torchwise: calls on other paths are answered without a CUDA graph, because %s", reason)
         if len(self._refused) < MAX_REFUSED:
             self._refused.add(answers)
 
 
 def _replay(path: Path, known: tuple[Hashable, ...]) -> tuple[Hashable, ...] | None:
-    """Replay a path with known first answers, and return the answers up to the first other one, or None at its end."""
-    for place, piece in enumerate(path.pieces):
-        piece()
+    """Replay a path whose first values are known.
+
+    Return the values up to the first that differs from the path's, or None at its end.
+    """
+    for place, segment in enumerate(path.pieces):
+        segment()
         if place == len(path.answers) or (place < len(known) and place not in path.computing):
             continue
         answer = path.read[place]()
@@ -163,20 +166,20 @@ def _replay(path: Path, known: tuple[Hashable, ...]) -> tuple[Hashable, ...] | N
 
 
 def _raise_freed() -> Path:
-    raise UnsupportedError("the graphs of this signature are freed")
+    raise UnsupportedError("the CUDA graphs of this signature are freed")
 
 
 class SegmentedCall(CapturedCall):
-    """Replays `call` from the CUDA graphs between its questions to the GPU. Otherwise it is as `CapturedCall`.
+    """Replays `call` from the CUDA graphs between its reads of GPU data. Otherwise it works like `CapturedCall`.
 
-    Two things go unnoticed besides those of `CapturedCall`. The call may write to tensors in lists and dicts or closed
-    over, and a piece that runs once more writes again. And it may copy to the CPU without waiting, and read the copy
-    after a question has waited for it. Each way is recorded with the contents of globals, lists and dicts when it is
-    first met.
+    Two cases go unnoticed in addition to those of `CapturedCall`. The call may write to tensors in lists, dicts or
+    closures, and a segment that is replayed again writes again. And it may copy to the CPU without waiting, and read
+    the copy after a later read has waited for it. Each path is recorded with the contents of globals, lists and dicts
+    at its first occurrence.
 
     Raises (on call):
-        UnsupportedError: as there, or the call asks nothing, reads a number from the GPU that is no whole one, draws
-            random numbers, or writes to its inputs or its module.
+        UnsupportedError: as for `CapturedCall`. Or the call reads nothing from the GPU, or a number that is not whole,
+            draws random numbers, or writes to its inputs or its module.
     """
 
     kind = "branches"
@@ -198,19 +201,19 @@ class SegmentedCall(CapturedCall):
 
         first = self._record_with_fallback(key, path)
         if not first.answers:
-            why = "the call asks the GPU nothing on its way: capture 'call' makes one graph of it"
-            raise no_effect(("capture", self.kind), why)
+            reason = "the call reads no value from the GPU: use capture 'call', which records one graph"
+            raise no_effect(("capture", self.kind), reason)
 
         def record() -> Path:
             if torch.cuda.current_device() != self._device:
-                raise UnsupportedError(f"its graphs are on GPU {self._device}, which is not the current one")
-            with self._quietly():
+                raise UnsupportedError(f"its CUDA graphs are on GPU {self._device}, but another GPU is current")
+            with self._recording_state():
                 return self._record_with_fallback(key, path)
 
         return SegmentedPaths(inputs, first, record, self._call, settled, borrow=self._borrow)
 
     def _drop(self) -> None:
-        torch.cuda.synchronize(self._device)  # an answer may be on its way to memory that somebody else then gets
+        torch.cuda.synchronize(self._device)  # a pending copy may still write to memory that would then be reused
         super()._drop()
 
     def _path(
@@ -219,10 +222,12 @@ class SegmentedCall(CapturedCall):
         before, buffers, drawn = self._versions(inputs), self._buffers(), _generators()
         if None in before:
             raise UnsupportedError(
-                "weights or inputs are of inference mode, where PyTorch does not count what is written"
+                "weights or inputs were created in inference mode, where PyTorch keeps no version counters"
             )
         try:
-            path = record_path(lambda: self._call(*args, **kwargs), pool=self._pool, stream=self._side, host=host)
+            path = record_path(
+                lambda: self._call(*args, **kwargs), pool=self._pool, stream=self._recording_stream, host=host
+            )
             if self._versions(inputs) != before or any(not pytree.equal(b.tensor, b.values) for b in buffers):
                 raise UnsupportedError(_WRITES)
             if not all(map(torch.equal, drawn, _generators())):
@@ -236,7 +241,7 @@ class SegmentedCall(CapturedCall):
         return [] if self._module is None else list(buffers_of(self._module))
 
     def _versions(self, inputs: list[torch.Tensor]) -> list[int | None]:
-        return [*(tensor._version for tensor in inputs), *self._watch.versions()]
+        return [*(tensor._version for tensor in inputs), *self._guard.versions()]
 
 
 def _generators() -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,12 +1,12 @@
-"""One way through a call that asks the GPU, recorded piece by piece: a CUDA graph from each question to the next.
+"""Record one path through a call that reads GPU data: a CUDA graph for each segment between two reads.
 
-While it is recorded, `bool(tensor)` ends a piece, replays it, and reads the answer from the host's memory, where the
-piece wrote it. So the model's own Python goes on by the true answer. Later the pieces are replayed, and only their
-answers are read.
+During the recording, `bool(tensor)` ends a segment, replays it, and reads the value from the host's memory, where the
+segment wrote it. So the model's Python code continues with the true value. Later the segments are replayed, and only
+their values are read.
 
-Operators whose number of elements depends on the data (`x[mask]`, `nonzero`, `unique`) ask as well: how many. Such an
-operator runs between two pieces, on each replay. Its result is copied to the memory that the next piece reads. If the
-result has another number of elements, that is another answer.
+Operators whose number of elements depends on the data (`x[mask]`, `nonzero`, `unique`) read a count. Such an operator
+runs between two segments, on each replay. Its result is copied to the memory that the next segment reads. Another
+number of elements counts as another value.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from torchwise.workload import pytree
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A call as it was answered once.
+    """A recorded path through a call.
 
     Attributes:
-        answers: to its questions, in their order.
-        pieces: each replays the work before a question, and the last one the work after all of them.
-        read: each waits for the piece before it and returns its answer.
-        outputs: the call's outputs. The pieces overwrite their tensors.
-        computing: places of the questions whose answers are read by computing the inputs of the next piece.
+        answers: the values that the call read, in their order.
+        pieces: the segments. Each replays the work before a read, and the last one the work after all reads.
+        read: the reads. Each waits for the segment before it and returns its value.
+        outputs: the call's outputs. The segments overwrite their tensors.
+        computing: indices of the reads that also compute the inputs of the next segment.
     """
 
     answers: tuple[Hashable, ...]
@@ -52,26 +52,31 @@ class Path:
 
 
 def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream, host: HostValues | None = None) -> Path:
-    """Record one call that is warm, piece by piece. Each is replayed at once, as its question must be answered.
+    """Record one warm call, segment by segment. Each is replayed at once, as its value must be read.
 
     Args:
         call: the callable to record.
         pool: the memory pool that the graphs of one plan share.
-        stream: the plan's own.
-        host: the values that the call copies from the CPU, or None to record it as it is.
+        stream: the plan's own stream.
+        host: the values that the call copies from the CPU, or None to record it unchanged.
     """
     with recording_alone:
         try:
             with recording_on(stream) as ready, warnings.catch_warnings():
-                # There may be no work between two questions.
+                # There may be no work between two reads.
                 warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
                 torch.cuda.synchronize()
                 recorder = _Recorder(stream, ready, stream.usable(pool))
-                seeing = contextlib.nullcontext() if host is None else host.answering(recorder.run_between)
-                with torch.cuda.stream(ready), recorder, _intercept_bool(recorder.ask), seeing as recorder.operators:
+                host_context = contextlib.nullcontext() if host is None else host.replaying_values(recorder.run_between)
+                with (
+                    torch.cuda.stream(ready),
+                    recorder,
+                    _intercept_bool(recorder.read_bool),
+                    host_context as recorder.operators,
+                ):
                     outputs = call()
                 torch.cuda.synchronize()
-        except BaseException:  # raised again after any error: only the generator must be settled first
+        except BaseException:  # raised again after any error: the generator must be restored first
             settle_generator()
             raise
     count_capture()
@@ -80,12 +85,12 @@ def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream, 
 
 
 class _Recorder:
-    """Records the pieces of a path, one after the other.
+    """Records the segments of a path, one after the other.
 
     Args:
-        stream: gives up a recording that cannot be ended.
-        ready: the stream that is recorded, current on entering.
-        pool: the memory that all pieces share.
+        stream: ends a failed recording.
+        ready: the recorded stream, which is current on entering.
+        pool: the memory pool that all segments share.
     """
 
     def __init__(self, stream: RecordingStream, ready: torch.cuda.Stream, pool: Any) -> None:
@@ -111,13 +116,13 @@ class _Recorder:
                 self._end_capture()
 
     def _begin(self) -> None:
-        # Pinned, so that a graph can write to it. It is made before the recording, which may allocate no such memory.
+        # Pinned, so that a graph can write to it. A recording must not allocate such memory, so it comes before.
         self._answer = torch.empty((), dtype=torch.bool, pin_memory=True)
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def _end(self) -> None:
-        """End the piece, and replay it."""
+        """End the segment, and replay it."""
         self.pieces.append(self._end_capture().replay)
         self.pieces[-1]()
 
@@ -132,20 +137,20 @@ class _Recorder:
             raise
         return graph
 
-    def ask(self, question: torch.Tensor) -> bool:
-        """End the piece with a question, and begin the next one with its answer.
+    def read_bool(self, tensor: torch.Tensor) -> bool:
+        """End the segment with the read of a bool, and begin the next one.
 
         Raises:
-            UnsupportedError: it is asked on another stream or GPU than the recorded one.
+            UnsupportedError: it is read on another stream or GPU than the recorded one.
         """
-        same = None if self.operators is None else self.operators.constant(question)
+        same = None if self.operators is None else self.operators.constant(tensor)
         if same is not None:
             return bool(same)
-        self._check_place(question.get_device())
+        self._check_place(tensor.get_device())
         answer = self._answer
         with contextlib.nullcontext() if self.operators is None else self.operators.paused():
-            question = question.detach().reshape(())
-            answer.copy_(question if question.dtype is torch.bool else question != 0, non_blocking=True)
+            tensor = tensor.detach().reshape(())
+            answer.copy_(tensor if tensor.dtype is torch.bool else tensor != 0, non_blocking=True)
         self._end()
         read = _reader(answer, self._device)
         self._add_answer(read, found := read())
@@ -153,7 +158,7 @@ class _Recorder:
         return found
 
     def run_between(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operator that waits for the GPU between this piece and the next one, here and on each replay.
+        """Run an operator that waits for the GPU between this segment and the next one, now and on each replay.
 
         Raises:
             UnsupportedError: it is on another stream or GPU than the recorded one, or reads numbers.
@@ -162,8 +167,8 @@ class _Recorder:
             self._check_place(tensor.get_device() if tensor.device.type == DEVICE else self._device)
         if reads_numbers(func, args):
             raise UnsupportedError(
-                f"the call cannot be captured, because of {place_of_caller()}: it waits for the GPU to read a number, "
-                "which is another one on nearly every call: keep it there"
+                f"the call cannot be captured, because of {place_of_caller()}: it reads a number from the GPU, which "
+                "differs on nearly every call: keep the number on the GPU"
             )
         self._end()
         result = func(*args, **kwargs)
@@ -178,13 +183,11 @@ class _Recorder:
 
     def _check_place(self, device: int) -> None:
         if torch.cuda.current_stream().cuda_stream != self._ready.cuda_stream or device != self._device:
-            raise UnsupportedError(
-                "the call asks the GPU on a stream or a GPU of its own, which a replay does not wait for"
-            )
+            raise UnsupportedError("the call reads GPU data on another stream or GPU, for which a replay does not wait")
 
 
 def _computer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Callable[[], Hashable]:
-    """Return a function that runs an operator again, and leaves its result in the same memory if the sizes match."""
+    """Return a function that runs an operator again, and writes its result to the same memory if the sizes match."""
     into, known = pytree.tensors(result), result_key(result, DEVICE)
 
     def compute() -> Hashable:
@@ -200,24 +203,24 @@ def _computer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], resul
 
 
 def _reader(answer: torch.Tensor, device: int) -> Callable[[], bool]:
-    """Return a function that waits for the GPU and reads an answer that it wrote to the host's memory.
+    """Return a function that waits for the GPU and reads the value that it wrote to the host's memory.
 
     A replay is launched on the current stream of its own GPU, even if another GPU is current.
     """
-    here = answer.numpy()  # the same memory, which is read in a tenth of the time
+    array = answer.numpy()  # the same memory, but reading it takes a tenth of the time
 
     def read() -> bool:
         torch.cuda.current_stream(device).synchronize()
-        return bool(here)
+        return bool(array)
 
     return read
 
 
-def _intercept_bool(ask: Callable[[torch.Tensor], bool], device: str = DEVICE) -> AbstractContextManager[None]:
-    """Have `ask` answer when this thread turns a tensor on the device into a yes or no."""
+def _intercept_bool(read_bool: Callable[[torch.Tensor], bool], device: str = DEVICE) -> AbstractContextManager[None]:
+    """Have `read_bool` answer when this thread converts a tensor on the device to a bool."""
 
     def as_bool(tensor: torch.Tensor) -> Any:
-        return ask(tensor) if tensor.device.type == device and tensor.numel() == 1 else NotImplemented
+        return read_bool(tensor) if tensor.device.type == device and tensor.numel() == 1 else NotImplemented
 
     def item(tensor: torch.Tensor) -> Any:
         return as_bool(tensor) if tensor.dtype is torch.bool else NotImplemented

@@ -1,4 +1,4 @@
-"""A whole training step as one CUDA graph: forward, backward, clipping and the optimizer's update in one launch.
+"""Capture a whole training step in one CUDA graph: forward, backward, clipping and the optimizer's update.
 
 Sources: "CUDA Graphs" in PyTorch's notes (whole-network capture) for static batches, gradients in the graph's pool and
 capturable optimizers.
@@ -31,14 +31,13 @@ logger = logging.getLogger("torchwise")
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A recorded step, and the gradients that it reads and leaves.
+    """A recorded step, and the gradients that it reads and writes.
 
     Attributes:
         graph: the recorded step, with the batch as its inputs.
-        entry: for each parameter the gradient tensor that the step adds to or overwrites in place, None if it reads
-            none.
-        left: for each parameter the gradient tensor that the step leaves.
-        settled: whether PyTorch's settings are still those of the recording.
+        entry: for each parameter, the gradient tensor that the step updates in place, or None if it reads none.
+        left: for each parameter, the gradient tensor after the step.
+        settled: returns whether PyTorch's settings are still those of the recording.
     """
 
     graph: Graph
@@ -48,43 +47,41 @@ class RecordedStep:
 
 
 class CapturedStep:
-    """Answers each call by one training step: the first of its kind as written, the following from one CUDA graph.
+    """Runs one training step on each call: the first of a signature in eager, later ones from one CUDA graph.
 
-    `step(*batch)` may hold everything in a step: `zero_grad`, the forward pass under autocast, the loss, `backward`,
-    clipping, `GradScaler`, `optimizer.step()`. Its outputs come back as copies, detached. Batches are copied in, one
-    graph for each of their signatures, all in one pool of memory.
+    `step(*batch)` may contain a whole step: `zero_grad`, the forward pass under autocast, the loss, `backward`,
+    clipping, `GradScaler`, `optimizer.step()`. Its outputs are returned as detached copies. Batches are copied in, with
+    one graph for each of their signatures, all in one memory pool.
 
-    The first call of a signature runs as written, and so makes everything that is made lazily (optimizer states,
-    scales, compiled code). The second warms up on a side stream. It then puts everything back bit by bit (parameters,
-    buffers, optimizer states, scales, gradients, random numbers), records, and replays. So each call is exactly one
-    step. Memory for a second copy of that state is needed meanwhile.
+    The first call of a signature runs in eager, and so initializes everything lazy (optimizer states, scales, compiled
+    code). The second warms up on a side stream. It then restores everything bit by bit (parameters, buffers, optimizer
+    states, scales, gradients, random numbers), records, and replays. So each call is exactly one step. The recording
+    needs memory for a second copy of that state.
 
-    Every call looks for changes. It compares methods in classes, requires_grad, train / eval, autocast, PyTorch's
-    settings and the numbers in `param_groups`, and finds tensors that moved or were replaced. A change starts over as
-    with a first call. So a learning rate that changes on every step must be a tensor on CUDA, `lr=torch.tensor(1e-3,
+    Every call checks for changes. It compares methods in classes, requires_grad, train / eval, autocast, PyTorch's
+    settings and the numbers in `param_groups`, and finds moved or replaced tensors. A change starts over as with a
+    first call. So a learning rate that changes on every step must be a tensor on CUDA, `lr=torch.tensor(1e-3,
     device="cuda")`. Schedulers then write into it.
 
-    The gradients that the step leaves in `.grad` are the graph's own memory, overwritten by the next call. A step that
-    adds to gradients without clearing them (accumulation) finds the current values of `.grad`. Other tensors are copied
-    in, and None counts as zeros. A step that leaves None and is given a gradient runs as written. So does one that
-    writes to a batch whose tensors share memory.
+    The gradients in `.grad` after the step are the graph's own memory, which the next call overwrites. A step that adds
+    to gradients without clearing them (accumulation) reads the current values of `.grad`. Other tensors are copied in,
+    and None counts as zeros. A step that sets `.grad` to None runs in eager if a gradient is set before it. So does a
+    step that writes to a batch whose tensors share memory.
 
     Python runs only while recording. Prints and counts of the step, or a scheduler inside it, do not happen on replay.
-    Everything that the step writes to must be given, or lie in an object that is given. Anything else is written to
-    while warming up. If the step itself computes a gradient from the last one, `p.grad = p.grad + g`, the last one is
-    not seen to be read.
+    Everything that the step writes to must be among these arguments, or be part of them. The warm-up also writes to
+    anything else. If the step computes a gradient from the last one, `p.grad = p.grad + g`, this read goes unnoticed.
 
     Args:
         step: takes the batch, tensors in any nesting, and returns any nesting of tensors.
-        modules: those that it trains, or whose buffers it writes to.
-        optimizers: those that it steps.
+        modules: the modules that it trains, or whose buffers it writes to.
+        optimizers: the optimizers that it steps.
         scalers: the `torch.amp.GradScaler`s that it uses. Their optimizers must be fused.
-        recompiles: counts new captures after changes, and bounds them.
+        recompiles: counts new captures after changes, and limits them.
 
     Raises:
-        UnsupportedError: (on the first or second call) the step cannot be captured, or (on a later one) a tensor of the
-            batch requires gradients. The message gives the reason, the line, and the way out, and the state is as it
-            was before.
+        UnsupportedError: the step cannot be captured (on the first or second call), or a tensor of the batch requires
+            gradients (on a later one). The message gives the reason, the line, and the way out. The state is restored.
     """
 
     def __init__(
@@ -100,17 +97,17 @@ class CapturedStep:
         self._state = TrainingState(modules, optimizers, scalers)
         self._code = CodeGuard(step, *modules)
         self._graphs: dict[Situation, RecordedStep] = {}
-        self._seen: set[Situation] = set()
-        self._told: set[str] = set()
+        self._seen_keys: set[Situation] = set()
+        self._warned: set[str] = set()
         self._refusal: str | None = None
         self._lock = threading.RLock()
         self._inside = False
         self._pool: Any = None
-        self._side = RecordingStream()
+        self._recording_stream = RecordingStream()
         self._last: torch.cuda.Stream | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take one training step."""
+        """Run one training step."""
         with self._lock:
             if (
                 self._inside
@@ -118,7 +115,7 @@ class CapturedStep:
                 or not self._has_gpu_tensors(args, kwargs)
                 or steps_aside()
             ):
-                return self._plain(args, kwargs)
+                return self._call_eager(args, kwargs)
             self._inside = True
             try:
                 return self._answer(situation_of(args, kwargs), args, kwargs)
@@ -126,10 +123,10 @@ class CapturedStep:
                 self._inside = False
 
     def close(self) -> None:
-        """Free the graphs and their memory. The gradients that they left stay."""
+        """Free the graphs and their memory. Gradients stay."""
         with self._lock:
             self._graphs.clear()
-            self._seen.clear()
+            self._seen_keys.clear()
 
     def _answer(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._refusal is not None:
@@ -137,34 +134,34 @@ class CapturedStep:
         if change := self._state.find_change() or self._find_replaced_code():
             self._start_over(change)
         recorded = self._graphs.get(key)
-        if recorded is None and key not in self._seen:
+        if recorded is None and key not in self._seen_keys:
             return self._first(key, args, kwargs)
-        given = tensors_of(args, kwargs)
-        if any(t.requires_grad for t in given):
+        tensors = tensors_of(args, kwargs)
+        if any(t.requires_grad for t in tensors):
             raise UnsupportedError(
-                "a tensor of the batch requires gradients, which a replay would not give it: detach it, and turn its "
-                "gradient on inside the step"
+                "a tensor of the batch requires gradients, which a replay would not compute: detach it, and call "
+                "requires_grad_() inside the step"
             )
         if recorded is None or not recorded.settled():
             recorded = self._graphs[key] = self._capture(args, kwargs)
-        if recorded.graph.written and overlap(given):
-            return self._plain(args, kwargs)  # inputs may share memory, and a graph has copies of each
+        if recorded.graph.written and overlap(tensors):
+            return self._call_eager(args, kwargs)  # inputs may share memory, and a graph has copies of each
         return self._replay(recorded, args, kwargs)
 
     def _first(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take a step as written, and accept the state that it made lazily: it started over if it made any."""
+        """Run a step in eager, and accept its lazily initialized state. Start over if there was any."""
         self._state.check()
         before = self._state.settings()
-        answer = self._plain(args, kwargs)
+        answer = self._call_eager(args, kwargs)
         if changed := [name for (name, a), (_, b) in zip(before, self._state.settings(), strict=False) if a != b]:
             self._refusal = (
-                f"the training step sets {changed[0]}, which a replay does not: step schedulers outside of it"
+                f"the training step sets {changed[0]}, but a replay would not: step schedulers outside of it"
             )
         if self._state.find_change():
             self._graphs.clear()
-            self._seen.clear()
+            self._seen_keys.clear()
             self._state.take_snapshot()
-        self._seen.add(key)
+        self._seen_keys.add(key)
         return answer
 
     def _find_replaced_code(self) -> StateChange | None:
@@ -175,37 +172,37 @@ class CapturedStep:
         if self._graphs:
             if self._recompiles is not None:
                 self._recompiles.again([VaryingValue(change.subject, change.subject, STATE)], at_start=True)
-            way_out = "; a tensor on CUDA in its place could change without that" if change.is_setting else ""
-            self._tell(f"the training step is captured again, because {change}{way_out}", change.subject)
+            hint = ". To avoid that, use a tensor on CUDA for this value" if change.is_setting else ""
+            self._warn_once(f"the training step is captured again, because {change}{hint}", change.subject)
         self._graphs.clear()
-        self._seen.clear()
+        self._seen_keys.clear()
         self._state.take_snapshot()
         self._code.take_snapshot()
 
-    def _tell(self, text: str, subject: str = "") -> None:
+    def _warn_once(self, text: str, subject: str = "") -> None:
         """Warn once of each subject."""
         subject = subject or text
-        logger.log(logging.INFO if subject in self._told else logging.WARNING, "torchwise: %s", text)
-        self._told.add(subject)
+        logger.log(logging.INFO if subject in self._warned else logging.WARNING, "torchwise: %s", text)
+        self._warned.add(subject)
 
-    def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return detach_tensors(self._step(*args, **kwargs))
 
     def _has_gpu_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        given = [*pytree.tensors((args, kwargs)), *self._state.parameters[:1]]
-        return any(map(is_on_gpu, given))
+        tensors = [*pytree.tensors((args, kwargs)), *self._state.parameters[:1]]
+        return any(map(is_on_gpu, tensors))
 
     def _replay(self, recorded: RecordedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parameters = self._state.parameters
         for parameter, left in zip(parameters, recorded.left, strict=True):
             if left is None and parameter.grad is not None:
-                self._tell(
-                    "a parameter has a gradient for which the step leaves none, so that the step runs as written"
+                self._warn_once(
+                    "a parameter has a gradient, but the step sets its gradient to None: the step runs in eager"
                 )
-                return self._plain(args, kwargs)
+                return self._call_eager(args, kwargs)
         current = torch.cuda.current_stream()
         if self._last is not None:
-            current.wait_stream(self._last)  # it may still be using the graph's memory
+            current.wait_stream(self._last)  # it may still use the graph's memory
         self._last = current
         with torch.no_grad():
             for parameter, entry in zip(parameters, recorded.entry, strict=True):
@@ -213,25 +210,31 @@ class CapturedStep:
                     entry.zero_() if parameter.grad is None else entry.copy_(parameter.grad)
                     parameter.grad = entry
             answer = recorded.graph(args, kwargs)
-        torch.autograd.graph.increment_version(self._state.written)  # as a step does: copies of weights go by it
+        torch.autograd.graph.increment_version(
+            self._state.written
+        )  # as in an eager step: copies of weights depend on it
         for parameter, left in zip(parameters, recorded.left, strict=True):
             if parameter.grad is not left:
                 parameter.grad = left
         return answer
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedStep:
-        if not self._graphs:  # a pool whose graphs are gone takes no new ones while tensors (gradients) lie in it
+        if not self._graphs:  # a pool without graphs takes no new ones while tensors (gradients) lie in it
             self._pool = torch.cuda.graph_pool_handle()
         self._state.check()
         attempt = StepRecording(self._step, self._state)
         try:
-            graph = record(attempt, args, kwargs, pool=self._pool, stream=self._side, settled=attempt.settle)
+            graph = record(
+                attempt, args, kwargs, pool=self._pool, stream=self._recording_stream, settled=attempt.settle
+            )
             attempt.check()
-        except BaseException as error:  # raised again after any error: only the state must be put back first
+        except BaseException as error:  # raised again after any error: the state must be restored first
             attempt.restore()
             if isinstance(error, (UnsupportedError, KeyboardInterrupt, SystemExit)):
                 raise
             raise capture_error(error, "the training step") from error
         if attempt.kept:
-            self._tell(f"{attempt.kept} changes in Python from step to step, and will stand still: a replay runs none")
+            self._warn_once(
+                f"{attempt.kept} changes in Python from step to step, but a replay runs no Python: it stays"
+            )
         return RecordedStep(graph, attempt.entry, [p.grad for p in attempt.parameters], settings_now())

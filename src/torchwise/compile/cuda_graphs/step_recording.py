@@ -1,4 +1,4 @@
-"""One attempt at recording a training step: warm up under watch, and put everything back as it was."""
+"""One attempt at recording a training step: warm up under observation, and restore the state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Grads = list[torch.Tensor | None]
 
 
 class StepRecording:
-    """One recording: the step as `record` calls it, and everything that must be as before when it ends.
+    """One recording: the step that `record` calls, and the state to restore afterwards.
 
     Attributes:
-        parameters: those that it trains.
-        entry: for each parameter the gradient tensor that the recorded step finds and uses, or None.
+        parameters: the parameters that it trains.
+        entry: for each parameter, the gradient tensor that the recorded step reads, or None.
         kept: a Python value that the step changes from call to call, or None.
     """
 
@@ -37,17 +37,17 @@ class StepRecording:
         self._recording = False
         self.kept: str | None = None
         self._left: list[Grads] = []  # by the last two calls
-        self._found: list[str] = []
+        self._waits: list[str] = []
         self.entry: Grads = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take a step, under watch while warming up."""
-        torch.clear_autocast_cache()  # that of an autocast around the step: weights must be cast inside the graph
+        """Run a step, under observation while warming up."""
+        torch.clear_autocast_cache()  # of an autocast around the step: weights must be cast inside the graph
         try:
             if self._recording:
                 return detach_tensors(self._step(*args, **kwargs))
             before = read_python_state(self._step)
-            with synchronisations() as self._found:
+            with synchronisations() as self._waits:
                 answer = detach_tensors(self._step(*args, **kwargs))
             self.kept = find_difference(before, read_python_state(self._step))
         finally:
@@ -56,17 +56,17 @@ class StepRecording:
         return answer
 
     def settle(self) -> None:
-        """End the warm-up: put everything back, and lay out the gradients that the step finds.
+        """End the warm-up: restore the state, and set the gradients that the step reads.
 
         If two calls leave the same gradient tensor, the second one wrote to it in place, and may have read it. If they
-        leave different ones, the second call let go of the first one's.
+        leave different ones, the second call replaced the first one's.
         """
         reason = self._state.find_change()
         self.restore()
-        if self._found:
-            raise synchronises(self._found, "the training step")
+        if self._waits:
+            raise synchronises(self._waits, "the training step")
         if reason:
-            raise UnsupportedError(f"the training step changes what it trains: {reason}; do that outside of it")
+            raise UnsupportedError(f"the training step changes its own state, as {reason}: do that outside of it")
         first, second = self._left
         for parameter, before, was, now in zip(self.parameters, self._before, first, second, strict=True):
             if now is not None and now.requires_grad and now is not was:
@@ -83,7 +83,7 @@ class StepRecording:
         self._recording = True
 
     def restore(self) -> None:
-        """Put back values, gradients and the CPU's random numbers. `record` keeps those of the GPU."""
+        """Restore values, gradients and the CPU's random numbers. `record` restores those of the GPU."""
         self._restore()
         torch.set_rng_state(self._cpu_numbers)
         with torch.no_grad():
@@ -95,15 +95,15 @@ class StepRecording:
     def check(self) -> None:
         """Refuse a step with effects that a replay does not have."""
         if reason := self._state.find_change():
-            raise UnsupportedError(f"the training step changes what it trains: {reason}; do that outside of it")
+            raise UnsupportedError(f"the training step changes its own state, as {reason}: do that outside of it")
         if self._state.settings() != self._settings:
             raise UnsupportedError("the training step sets a tensor of param_groups: step schedulers outside of it")
         if not torch.equal(torch.get_rng_state(), self._cpu_numbers):
-            raise UnsupportedError("the training step draws random numbers on the CPU, which a replay repeats")
+            raise UnsupportedError("the training step draws random numbers on the CPU, but a replay would repeat them")
         if any(g is not None and g.requires_grad for g in (p.grad for p in self.parameters)):
             raise UnsupportedError("a gradient carries a graph of its own (create_graph=True): detach it in the step")
 
 
 def detach_tensors(answer: Any) -> Any:
-    """Cut every tensor from the graph of its gradients, which would keep the step's memory."""
+    """Detach every tensor from its autograd graph, which would keep the step's memory."""
     return pytree.map_tensors(torch.Tensor.detach, answer)

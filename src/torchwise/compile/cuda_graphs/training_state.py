@@ -1,4 +1,4 @@
-"""The memory that a training step writes to, beside its batch: the places of all of it, and how to put it back."""
+"""The state that a training step writes to, besides its batch: find it, check it for changes, and restore it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _scaler_tensors(attributes: dict[str, Any]) -> tuple[Any, Any]:
 
 
 Slot = tuple[dict[Any, Any], Any, Any, str]
-"""A dict, a key, the value that hung there, and its name in messages."""
+"""A dict, a key, its former value, and its name in messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class TrainingState:
     All use of private names of optimizers and of GradScaler sits here.
 
     Attributes:
-        parameters: every parameter of the modules and of the optimizers, once, as of the last look.
-        written: these and the modules' buffers.
+        parameters: every parameter of the modules and of the optimizers, once, as of the last snapshot.
+        written: these parameters and the modules' buffers.
     """
 
     def __init__(
@@ -69,29 +69,30 @@ class TrainingState:
         self._modules = torch.nn.ModuleList(modules)
         self._optimizers = optimizers
         self._scalers = scalers
-        for optimizer in optimizers:  # a capturable one would warn of the calls that run as written
+        for optimizer in optimizers:  # a capturable one would warn about eager calls
             vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
-        self._watch = ModuleGuard(self._modules)
+        self._guard = ModuleGuard(self._modules)
         self.take_snapshot()
 
     def take_snapshot(self) -> None:
         """Take the present memory of the state, and the present numbers, as the reference."""
-        self._watch.take_snapshot()
+        self._guard.take_snapshot()
         self._settings = list(self._group_slots())
         self._states = [slot for slot in self._state_slots() if slot[2] is not None]
         self._sizes = self._counts()
-        self._kept = self._holders()  # alive, so that no other object gets their identity meanwhile
+        self._kept = self._holders()  # kept alive, so that no other object gets their identity
         self._pointers = [slot[2].data_ptr() for slot in self._tensors()]
-        held = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
-        self.parameters = list(dict.fromkeys([*self._modules.parameters(), *held]))
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        trained = [p for group in groups for p in group["params"]]
+        self.parameters = list(dict.fromkeys([*self._modules.parameters(), *trained]))
         self.written: list[torch.Tensor] = [*self.parameters, *self._modules.buffers()]
         self._trained = [p.requires_grad for p in self.parameters]
         self._unchanged = self._make_quick_check()
 
     def find_change(self) -> StateChange | None:
-        """Return the change since the last look, or None. Values of tensors are not looked at."""
-        if self._watch.has_changed():
-            text = "a module changed: its mode, its structure, or where its tensors lie"
+        """Return the change since the last snapshot, or None. Values of tensors are not compared."""
+        if self._guard.has_changed():
+            text = "the mode, the structure or the memory of a module changed"
             return StateChange(text, text)
         if self._unchanged():
             return None
@@ -113,26 +114,26 @@ class TrainingState:
         return None
 
     def _make_quick_check(self) -> Callable[[], bool]:
-        """Return a check, nearly all of it in C, that optimizers and scalers are surely as they are now.
+        """Return a fast check, nearly all of it in C, that optimizers and scalers are unchanged.
 
-        It runs on every step, and takes a tenth of the time that looking closely takes.
+        It runs on every step, and takes a tenth of the time of the full check.
         """
         lists = [optimizer.param_groups for optimizer in self._optimizers]
         groups = [*_flat(lists)]
         parameters = [group["params"] for group in groups]
-        held = [*lists, *parameters]
+        all_lists = [*lists, *parameters]
         dicts: list[dict[Any, Any]] = [*(optimizer.state for optimizer in self._optimizers), *groups]
         dicts += [state for o in self._optimizers for state in o.state.values() if isinstance(state, dict)]
         scales = [vars(scaler) for scaler in self._scalers]
-        known = [*_flat(map(_values, dicts)), *_flat(held), *_flat(map(_scaler_tensors, scales))]
-        holders: list[Sized] = [*dicts, *held]
+        known = [*_flat(map(_values, dicts)), *_flat(all_lists), *_flat(map(_scaler_tensors, scales))]
+        holders: list[Sized] = [*dicts, *all_lists]
         lengths = [*map(len, holders)]
         tensors = [slot[2] for slot in self._tensors()]
         states = [optimizer.state for optimizer in self._optimizers]
         pointers, trained = self._pointers, self._trained
 
         def is_unchanged() -> bool:
-            now = chain(_flat(map(_values, dicts)), _flat(held), _flat(map(_scaler_tensors, scales)))
+            now = chain(_flat(map(_values, dicts)), _flat(all_lists), _flat(map(_scaler_tensors, scales)))
             return (
                 [*map(len, holders)] == lengths
                 and all(map(is_, now, known))
@@ -147,33 +148,33 @@ class TrainingState:
         return is_unchanged
 
     def settings(self) -> list[Any]:
-        """Return the numbers in the groups, and the count of writes to each tensor there, to compare."""
+        """Return the numbers in the groups, and the version counter of each tensor there, to compare."""
         values = [(name, was) for _, _, was, name in self._group_slots()]
         return [(name, v._version if isinstance(v, torch.Tensor) else repr(v)) for name, v in values]
 
     def check(self) -> None:
-        """Refuse state that a graph cannot keep up to date, as of the last look.
+        """Refuse state that a graph cannot update, as of the last snapshot.
 
         Raises:
-            UnsupportedError: an optimizer is not capturable, or part of the state lies elsewhere than on the GPU.
+            UnsupportedError: an optimizer is not capturable, or part of the state is not on the GPU.
         """
         for number, optimizer in enumerate(self._optimizers):
             for group in optimizer.param_groups:
                 if group.get("capturable") is False:
                     raise UnsupportedError(
                         f"optimizers[{number}] is {type(optimizer).__name__} with capturable=False, which counts its "
-                        "steps where no graph can: build it with capturable=True"
+                        "steps on the CPU: create it with capturable=True"
                     )
         if outside := [p for p in self.parameters if not is_on_gpu(p)]:
-            raise UnsupportedError(f"a parameter lies on {outside[0].device}, but a graph trains only what is on CUDA")
+            raise UnsupportedError(f"a parameter is on {outside[0].device}, but a graph trains only parameters on CUDA")
         for _, _, value, name in (*self._settings, *self._states):
             if isinstance(value, torch.Tensor) and not is_on_gpu(value):
                 raise UnsupportedError(
-                    f"{name} lies on {value.device}, where a replay neither reads nor advances it: put it on CUDA"
+                    f"{name} is on {value.device}, where a replay neither reads nor updates it: put it on CUDA"
                 )
 
     def snapshot(self) -> Callable[[], None]:
-        """Copy all values, and return a function that puts them back, in place, bit by bit."""
+        """Copy all values, and return a function that restores them, in place, bit by bit."""
         tensors = [*self.parameters, *(slot[2] for slot in self._tensors())]
         kept, buffers = [t.detach().clone() for t in tensors], list(buffers_of(self._modules))
         stages = [copy.deepcopy(vars(scaler).get("_per_optimizer_states")) for scaler in self._scalers]
@@ -192,7 +193,7 @@ class TrainingState:
                 if stage is not None:
                     vars(scaler)["_per_optimizer_states"] = copy.deepcopy(stage)
             for optimizer, known in zip(self._optimizers, names, strict=True):
-                for name in {"grad_scale", "found_inf"} - known:  # the scaler's, if a step broke off
+                for name in {"grad_scale", "found_inf"} - known:  # set by the scaler, if a step failed
                     vars(optimizer).pop(name, None)
 
         return restore

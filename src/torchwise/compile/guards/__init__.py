@@ -1,1 +1,1 @@
-"""Check whether compiled code still holds for a call: watches of modules and code, and Dynamo's guards."""
+"""Check whether compiled code is still valid for a call: guards of modules and of code, and Dynamo's guards."""

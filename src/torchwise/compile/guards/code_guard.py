@@ -1,7 +1,6 @@
-"""The code that a callable runs, and whether any of it was replaced: a class patched, a `functools.partial` rebound.
+"""Guard the code that a callable runs against replacement, such as a patched class or a rebound `functools.partial`.
 
-No write to a module or an object shows that, and compilers do not guard it. They take a method as it was when it was
-traced.
+No write to a module or an object shows that, and compilers do not guard it: they keep a method's code from the trace.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torchwise.errors import UnsupportedError
 
 try:
     version: Callable[[dict[str, Any]], int] = look_up("watching classes", DICT_VERSION)
-except UnsupportedError:  # this torch reads no counts of writes: everything is looked at each time
+except UnsupportedError:  # this torch has no dict versions: everything is compared each time
     version = functools.partial(lambda count, _: next(count), itertools.count())
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _OF_PYTHON = ("builtins", "functools", "types")
@@ -33,9 +32,9 @@ _OF_MODULES = {"__call__", "__getattr__", "_call_impl", "_wrapped_call_impl", "_
 """The methods of `torch.nn.Module` itself that a call of a module goes through."""
 _NOT_CALLED = {"__init__", "__new__", "__init_subclass__", "__repr__"}
 _NOT_CALLED |= {"__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__"}
-"""Methods that make, copy and show objects. Loading Dynamo replaces one of them in `torch.nn.Module`."""
+"""Methods that create, copy and print objects. Loading Dynamo replaces one of them in `torch.nn.Module`."""
 code_of, defaults_of, keywords_of = map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__"))
-"""The code and defaults of a function, which may be replaced in it, as by tools that load changed source anew."""
+"""The code and defaults of a function, which tools that reload changed source may replace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class _Names:
     Attributes:
         owner: the name of the dict's owner.
         now: the dict.
-        kept: the code that hung there.
+        kept: the code that was there.
         counts: whether another value there may be code.
         among: the names that may be code, by default any.
     """
@@ -75,19 +74,18 @@ class _Names:
 
 
 class CodeGuard:
-    """The classes, functions and partials behind callables, as they are now.
+    """A snapshot of the classes, functions and partials behind callables.
 
-    A class counts with its bases, and with all of its attributes but plain data. A module counts with attributes that
-    replace a method in it. The guard looks at the classes of all submodules and of the objects that a function closes
-    over. It also looks at the classes of objects that a method is bound to, or that a partial or an object holds. The
-    functions that all these find by name (`ReachableCode`) are looked at, too. Equal code that was made anew is the
-    same.
+    For a class it covers the bases, and all attributes other than plain data. For a module it covers attributes that
+    replace a method. It covers the classes of all submodules and of the objects that a function closes over. It also
+    covers the classes of objects that a method is bound to, or that a partial or an object holds. The functions that
+    all these find by name (`ReachableCode`) are covered, too. Equal code from a reload counts as the same.
 
     Attributes:
-        dicts: where code is looked up. A write there may be code that was replaced.
-        functions: that calls may run.
-        codes: the code of each.
-        defaults: those of the functions that have any.
+        dicts: the dicts in which code is looked up. A write there may replace code.
+        functions: the functions that calls may run.
+        codes: the code of each function.
+        defaults: the defaults of the functions that have any.
     """
 
     def __init__(self, *calls: Callable[..., Any]) -> None:
@@ -96,15 +94,15 @@ class CodeGuard:
 
     def take_snapshot(self) -> None:
         """Take the present code as the reference."""
-        behind = list(_find_reachable(self._calls))
-        reached = ReachableCode(_select_callables(behind), dict.fromkeys(map(type, behind)))
+        reachable = list(_find_reachable(self._calls))
+        reached = ReachableCode(_select_callables(reachable), dict.fromkeys(map(type, reachable)))
         self.functions = reached.functions
         self._defaulted = [each for each in self.functions if each.__defaults__]
         self.codes = [*map(code_of, self.functions)]
         # Those of keyword-only arguments are kept apart from the others.
         self._keyworded = [each for each in self.functions if each.__kwdefaults__]
         self.defaults = self._defaults_now()
-        self._names = [*_names(self._calls, behind), *_find_namespaces(behind, reached)]
+        self._names = [*_names(self._calls, reachable), *_find_namespaces(reachable, reached)]
         self.dicts = [names.now for names in self._names]
         self._versions = [*map(version, self.dicts)]
         self._others: dict[int, str | None] = {}
@@ -114,7 +112,7 @@ class CodeGuard:
         return self.rebound() or self.rewritten()
 
     def rebound(self) -> str | None:
-        """Return the name of something that was replaced by other code, or None."""
+        """Return the name of a class attribute, global or other entry with replaced code, or None."""
         if (versions := [*map(version, self.dicts)]) != self._versions:
             for place in itertools.compress(itertools.count(), map(ne, versions, self._versions)):
                 self._others[place] = self._names[place].find_replaced()
@@ -136,7 +134,7 @@ class CodeGuard:
         return None
 
     def has_other_defaults(self) -> bool:
-        """Return whether defaults are other objects than before. Equal ones may be the same all the same."""
+        """Return whether defaults are other objects than before. They may still be equal."""
         return not all(map(is_, self._defaults_now(), self.defaults))
 
     def _defaults_now(self) -> list[Any]:
@@ -144,70 +142,70 @@ class CodeGuard:
 
 
 def writes_to(dicts: list[dict[str, Any]]) -> int:
-    """Return a number that grows with each write to one of the dicts."""
+    """Return a number that increases with each write to one of the dicts."""
     return sum(map(version, dicts))
 
 
 def _find_reachable(calls: Sequence[Callable[..., Any]]) -> Iterator[Any]:
     """Yield the objects that calls lead to: modules, objects, functions, partials, each once."""
-    seen, waiting = set[int](), list[Any](calls)
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, (type, types.BuiltinFunctionType)) or not callable(one):
+    visited, pending = set[int](), list[Any](calls)
+    while pending:
+        one = pending.pop()
+        if id(one) in visited or isinstance(one, (type, types.BuiltinFunctionType)) or not callable(one):
             continue
-        seen.add(id(one))
+        visited.add(id(one))
         yield one
         if isinstance(one, torch.nn.Module):
-            held = (value for name, value in vars(one).items() if name != "_compiled_call_impl")
-            waiting += [*one.modules(), *(value for value in held if isinstance(value, _CODE))]
+            value_dict = (value for name, value in vars(one).items() if name != "_compiled_call_impl")
+            pending += [*one.modules(), *(value for value in value_dict if isinstance(value, _CODE))]
         elif isinstance(one, types.MethodType):
-            waiting += [one.__self__, one.__func__]
+            pending += [one.__self__, one.__func__]
         elif isinstance(one, functools.partial):
-            waiting += [one.func, *one.args, *one.keywords.values()]
+            pending += [one.func, *one.args, *one.keywords.values()]
         elif isinstance(one, types.FunctionType):
-            waiting += find_enclosed(one)
+            pending += find_enclosed(one)
         else:
-            waiting += getattr(one, "__dict__", {}).values()
+            pending += getattr(one, "__dict__", {}).values()
 
 
-def _select_callables(behind: list[Any]) -> list[Any]:
-    return [each for each in behind if isinstance(each, _CODE)]
+def _select_callables(reachable: list[Any]) -> list[Any]:
+    return [each for each in reachable if isinstance(each, _CODE)]
 
 
-def _find_namespaces(behind: list[Any], reached: ReachableCode) -> Iterator[_Names]:
-    """Yield the dicts other than classes in which called code is looked up by name: in modules of both kinds."""
+def _find_namespaces(reachable: list[Any], reached: ReachableCode) -> Iterator[_Names]:
+    """Yield the dicts, other than those of classes, in which called code is looked up by name."""
     for space in reached.namespaces:
         yield _Names.from_names(space.owner, space.held, frozenset(space.names))
     for function in reached.functions:
         if defaults := function.__kwdefaults__:
             yield _Names.from_names(f"a default of {function.__qualname__}", defaults, frozenset(defaults))
-    parts = [each for each in behind if isinstance(each, torch.nn.Module)]
+    parts = [each for each in reachable if isinstance(each, torch.nn.Module)]
     methods = {cls: _methods_of(cls, reached.names) for cls in {*map(type, parts)}}
     for part in parts:
         yield _Names.from_names(type(part).__qualname__, vars(part), methods[type(part)])
 
 
-def _names(calls: Sequence[Any], behind: list[Any]) -> Iterator[_Names]:
+def _names(calls: Sequence[Any], reachable: list[Any]) -> Iterator[_Names]:
     own = [call for call in calls if not isinstance(call, (torch.nn.Module, types.FunctionType))]
-    for each in behind:
+    for each in reachable:
         if isinstance(each, functools.partial):
             yield _Names.from_dict("functools.partial.keywords", each.keywords, _always)
         elif any(each is call for call in own) and hasattr(each, "__dict__"):
             yield _Names.from_dict(type(each).__qualname__, vars(each), functools.partial(is_called, None))
-    for cls in dict.fromkeys(cls for each in behind for cls in type(each).__mro__):
-        for held in gc.get_referents(cls.__dict__):  # the dict behind Python's proxy, whose writes are counted
-            if type(held) is dict and cls.__module__ not in _OF_PYTHON:
-                yield _Names.from_dict(cls.__qualname__, held, functools.partial(is_called, cls))
+    for cls in dict.fromkeys(cls for each in reachable for cls in type(each).__mro__):
+        for value_dict in gc.get_referents(cls.__dict__):  # the dict behind Python's proxy, whose writes are counted
+            if type(value_dict) is dict and cls.__module__ not in _OF_PYTHON:
+                yield _Names.from_dict(cls.__qualname__, value_dict, functools.partial(is_called, cls))
 
 
 def _methods_of(cls: type, named: set[str]) -> frozenset[str]:
-    """Return the methods that code calls on such an object, which an attribute of the object would replace.
+    """Return the methods that code calls on such an object, and that an attribute of the object would replace.
 
-    Python looks special methods up in the class alone.
+    Python looks special methods up only in the class.
     """
-    held = (item for base in cls.__mro__ for item in vars(base).items())
+    value_dict = (item for base in cls.__mro__ for item in vars(base).items())
     kinds = (staticmethod, classmethod)
-    methods = {name for name, value in held if callable(value) or isinstance(value, kinds)}
+    methods = {name for name, value in value_dict if callable(value) or isinstance(value, kinds)}
     return frozenset(name for name in methods & named if not name.startswith("__"))
 
 

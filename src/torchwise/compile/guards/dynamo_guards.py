@@ -1,4 +1,4 @@
-"""Dynamo's guards, read: the condition of each on a call, and whether something else checks it already."""
+"""Read Dynamo's guards, and decide whether Torchwise's own checks already cover them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torchwise.compile.signature import is_plain
 from torchwise.workload import pytree
 
 _CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
-"""Types taken not to change: a plan is verified for the program's code as it is."""
+"""Types that are assumed not to change: a plan is verified for the program's present code."""
 _CODE_OF = re.compile(r"\.__(?:code|defaults|kwdefaults|closure)__(?:\[[^\]]*\])?$")
 _OF_TORCH = re.compile(r"__import_torch(?:_dot_\w+)?'")
 _FASTPATH = "G['__import_torch_dot_backends_dot_mha']._is_fastpath_enabled"
-"""A setting that attention and encoder layers of `torch.nn` read. It is looked at on each call (`checked`)."""
-_ASKS_FOR_ATTRIBUTES = ("HASATTR", "NOT_PRESENT_IN_GENERIC_DICT")
+"""A setting that attention and encoder layers of `torch.nn` read. It is checked on each call (`FastPath.holds`)."""
+_ATTRIBUTE_GUARDS = ("HASATTR", "NOT_PRESENT_IN_GENERIC_DICT")
 _INSIDE = r"(?:\._modules\['[^']*'\])*(?:\.(?:_modules|_parameters|_buffers)(?:\['[^']*'\])?|\.\w+)?"
 
 
@@ -34,7 +34,7 @@ def reads_of(guards: Sequence[Any], own: str | None) -> dict[tuple[str, ...], se
             continue
         path = tuple(re.findall(r"\['([^']*)'\]", place[1]))
         name = place[2]
-        if guard.guard_type in _ASKS_FOR_ATTRIBUTES:
+        if guard.guard_type in _ATTRIBUTE_GUARDS:
             name = (getattr(guard.orig_guard.create_fn, "keywords", None) or {}).get("attr")
             if name is None:  # any attribute
                 reads[path] = None
@@ -44,8 +44,8 @@ def reads_of(guards: Sequence[Any], own: str | None) -> dict[tuple[str, ...], se
     return reads
 
 
-def is_covered(guard: Any, own: str | None, given: Mapping[str, Any]) -> bool:
-    """Whether the signature, the watch or the checks above notice every change that this guard notices."""
+def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> bool:
+    """Whether the signature, the module guard or the checks above notice every change that this guard notices."""
     name = name_of(guard)
     if not name:  # settings of PyTorch: grad mode, determinism, default dtype and device
         return True
@@ -58,8 +58,8 @@ def is_covered(guard: Any, own: str | None, given: Mapping[str, Any]) -> bool:
             return True
         return _OF_TORCH.search(name) is not None and not is_frozen(guard.value)  # a plain value there is a setting
     root = re.match(r"\w+", name)
-    if root and root[0] in given:
-        return guard.guard_type not in _ASKS_FOR_ATTRIBUTES and _is_in_signature(name[root.end() :], given[root[0]])
+    if root and root[0] in arguments:
+        return guard.guard_type not in _ATTRIBUTE_GUARDS and _is_in_signature(name[root.end() :], arguments[root[0]])
     if own is None or not re.fullmatch(re.escape(own) + _INSIDE, name):
         return False
     attribute = name.rpartition(".")[2]
@@ -69,16 +69,16 @@ def is_covered(guard: Any, own: str | None, given: Mapping[str, Any]) -> bool:
 
 
 def _is_in_signature(place: str, value: Any) -> bool:
-    """Whether a signature tells of a place in an argument: of the argument, of a leaf, or of a container of leaves.
+    """Whether a signature covers a place in an argument: the argument, a leaf, or a container of leaves.
 
-    It does not tell of a tensor's attributes, nor of an object's private ones.
+    It does not cover a tensor's attributes, nor an object's private ones.
     """
     below = re.compile(re.escape(place) + r"(?=[.\[]|$)")
     return not place or any(below.match(leaf) for leaf, _ in pytree.list_named_leaves(value))
 
 
 def is_frozen(value: Any) -> bool:
-    """Whether a value holds nothing that can change."""
+    """Whether nothing in a value can change."""
     return is_plain(value) or (isinstance(value, tuple) and all(map(is_frozen, value)))
 
 
@@ -88,11 +88,11 @@ def name_of(guard: Any) -> str:
 
 
 def forget_tensors(guards: Sequence[Any]) -> None:
-    """Have Dynamo's guards forget their tensors, which they are told again.
+    """Have Dynamo's guards forget their tensors, which are set again.
 
-    If there is a filter, all guards are made twice. `Guard.set_export_info` asks by `in`, and so by `==`, whether the
-    object is that of the first time. A guard on a NumPy array has a tensor of its own each time, and two live tensors
-    compare element by element. That raised (torch 2.11 to 2.14).
+    With a filter, all guards are built twice. `Guard.set_export_info` checks by `in`, and so by `==`, whether the
+    object is that of the first time. A guard on a NumPy array has a new tensor each time, and two live tensors compare
+    element by element. That raised an error (torch 2.11 to 2.14).
     """
     for guard in guards:
         guarded = getattr(guard.orig_guard, "obj_weakref", None)

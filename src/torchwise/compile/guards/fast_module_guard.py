@@ -1,11 +1,10 @@
-"""A glance at a module: whether it is surely unchanged, without looking closely.
+"""A fast check that a module is certainly unchanged.
 
 It runs on every call of a captured graph and of compiled code, nearly all of it in C. It checks that no dict of a
-module was written to, by the counts of writes that Python keeps and Dynamo reads. It checks that the tensors have the
-same memory and layout, by the guards of Dynamo's compiled code. If a dict was written to, it compares every submodule,
-parameter, buffer and plain attribute there by identity. It also checks that nothing was added. If the guards of the
-code are known, only the attributes that it reads are looked at. The classes of the submodules are looked at on every
-call.
+module was written to, by the dict versions that Python keeps and Dynamo reads. It checks that the tensors have the same
+memory and layout, by Dynamo's tensor guards. If a dict was written to, it compares every submodule, parameter, buffer
+and plain attribute there by identity. It also checks that nothing was added. If the guards of the code are known, it
+compares only the attributes that the code reads. It checks the classes of the submodules on every call.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torchwise.compile.signature import guards_of, is_equal, is_strided
 from torchwise.errors import UnsupportedError
 
 Reads = Mapping[tuple[str, ...], Collection[str] | None]
-"""By the path of a submodule, the attributes that something depends on, also on their absence, or None for all."""
+"""By the path of a submodule, the attributes on which code depends (also on their absence), or None for all."""
 
 _address = torch.Tensor.data_ptr
 _flat = chain.from_iterable
@@ -31,7 +30,7 @@ _MISSING = object()
 DICT_VERSION = ("torch._C._dynamo.guards", "dict_version")
 
 STANDARD = frozenset(torch.nn.Module().__dict__) - {"training"}
-"""Attributes that every module has, and that are looked at otherwise or do not bear on its answers."""
+"""Attributes that every module has, and that are checked separately or do not affect its answers."""
 REGISTERED = ("_modules", "_parameters", "_buffers")
 
 
@@ -40,8 +39,8 @@ class DictContents:
 
     Args:
         held: the dict.
-        names: the keys to look at, present or not. By default all of them, and that nothing is added.
-        apart: the keys not to look at in that case.
+        names: the keys to compare, present or not. By default all of them, and nothing may be added.
+        apart: the keys that are left out in that case.
     """
 
     __slots__ = ("_all", "_apart", "_names", "_values", "held")
@@ -60,7 +59,7 @@ class DictContents:
         self._values = self._now()
 
     def is_same(self) -> bool:
-        """Whether the very same objects are there, or numbers and texts that are equal."""
+        """Whether the same objects are there, or equal numbers and strings."""
         now = self._now()
         if not all(map(is_, now, self._values)):
             if not all(a is b or is_equal(a, b) for a, b in zip(now, self._values, strict=True)):
@@ -78,18 +77,18 @@ class DictContents:
 
 
 def make_quick_check(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[], bool]:
-    """Return a check that a module is surely as it is now. If it says no, a closer look must decide.
+    """Return a check that a module is certainly unchanged. If it returns False, a full check must decide.
 
-    It says no to changes that affect no answer, too: another object with the same memory, another grad mode.
+    It also returns False after changes that affect no answer: another object with the same memory, another grad mode.
 
     Args:
-        module: with all its submodules.
-        reads: attributes that something depends on. By default it may depend on all of them. If it depends on none,
-            somebody else looks at the contents of the modules themselves.
+        module: the module, with all its submodules.
+        reads: the attributes on which code depends, by default all of them. If empty, the caller checks the contents of
+            the modules.
     """
     children = list(module.modules())
     if any(isinstance(child, torch.jit.ScriptModule) for child in children):
-        return lambda: False  # their weights and parts hang elsewhere
+        return lambda: False  # their weights and submodules are stored elsewhere
     kinds = [*map(type, children)]
     states = [*map(vars, children)]
     dicts = [DictContents(state[kind]) for state in states for kind in REGISTERED]
@@ -106,7 +105,7 @@ def make_quick_check(module: torch.nn.Module, reads: Reads | None = None) -> Cal
     return lambda: (
         unwritten()
         and [*map(_address, tensors)] == addresses
-        and [*map(type, children)] == kinds  # another class is no write to a dict
+        and [*map(type, children)] == kinds  # another class is not a write to a dict
         and (here(*tensors) or there(*tensors))
     )
 
@@ -114,7 +113,7 @@ def make_quick_check(module: torch.nn.Module, reads: Reads | None = None) -> Cal
 def names_read(
     module: torch.nn.Module, children: list[torch.nn.Module], reads: Reads | None
 ) -> list[Collection[str] | None]:
-    """Return for each submodule its attributes that are read."""
+    """Return the attributes of each submodule that are read."""
     if reads is None:
         return [None] * len(children)
     found: dict[int, set[str] | None] = {id(child): set() for child in children}
@@ -131,9 +130,9 @@ def names_read(
 
 
 def _attributes(state: dict[str, Any], names: Collection[str] | None) -> DictContents:
-    """Return the part of a module's attributes to look at.
+    """Return the attributes of a module to compare.
 
-    A deletion from a Sequential puts another dict in the place of `_modules`.
+    A deletion from a Sequential replaces the dict `_modules`.
     """
     return (
         DictContents(state, apart=STANDARD - {*REGISTERED})
@@ -143,33 +142,33 @@ def _attributes(state: dict[str, Any], names: Collection[str] | None) -> DictCon
 
 
 def unwritten_since(dicts: Sequence[DictContents], hooks: Sequence[Any]) -> Callable[[], bool]:
-    """Return a check that dicts are unchanged: by their counts of writes, or else by looking closely.
+    """Return a check that dicts are unchanged: by their versions, or else by their contents.
 
-    An attribute that was set and put back, such as `training`, was written to. A look then finds that nothing changed.
+    An attribute that was set and restored, such as `training`, was written to, but the contents are the same.
     """
-    lengths = [*map(len, hooks)]  # ordered dicts, which count otherwise
+    lengths = [*map(len, hooks)]  # ordered dicts, whose versions differ
     try:
         version = look_up("watching modules", DICT_VERSION)
-    except UnsupportedError:  # this torch reads no counts
+    except UnsupportedError:  # this torch has no dict versions
         return lambda: [*map(len, hooks)] == lengths and all(held.is_same() for held in dicts)
-    looked_at = [held.held for held in dicts]
-    seen = [*map(version, looked_at)]
+    raw_dicts = [held.held for held in dicts]
+    versions = [*map(version, raw_dicts)]
 
     def unwritten() -> bool:
-        now = [*map(version, looked_at)]
-        if now != seen:
-            if not all(held.is_same() for held, a, b in zip(dicts, now, seen, strict=True) if a != b):
+        now = [*map(version, raw_dicts)]
+        if now != versions:
+            if not all(held.is_same() for held, a, b in zip(dicts, now, versions, strict=True) if a != b):
                 return False
-            seen[:] = now
+            versions[:] = now
         return [*map(len, hooks)] == lengths
 
     return unwritten
 
 
 def _guards(tensors: list[torch.Tensor]) -> tuple[Callable[..., bool], Callable[..., bool]] | None:
-    """Return a check, in one step, that tensors have the same memory and layout, or None if none can tell.
+    """Return a check, in one step, that tensors have the same memory and layout, or None if that is impossible.
 
-    PyTorch's guards hold in the inference mode that they were made in, so that there are some for each of the two.
+    PyTorch's guards are valid only with inference mode as at their creation, so there are guards for on and off.
     """
     if not tensors:
         return _always, _always

@@ -1,9 +1,8 @@
-"""The state of a module, compared on every call: captured graphs and copies hold for the state at that time.
+"""Compare the state of a module on every call, as captured graphs and copies are valid only for one state.
 
-Walking a module on every call would cost more than many a call. So the places to look at are listed once, and only they
-are read. Some changes go unnoticed, as they leave no trace there. They are changes inside a plain list or dict
-attribute, and a whole `_parameters` or `_buffers` dict put in another's place. The same holds for global variables, and
-tensors that a function closes over.
+Traversing a module on every call would take longer than many calls. So the places to compare are listed once, and only
+they are read. Some changes go unnoticed: changes inside a plain list or dict attribute, a replaced `_parameters` or
+`_buffers` dict, global variables, and tensors that a function closes over.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class WatchedPlaces:
-    """The places to look at. All of it is kept alive, so that no other object takes one of the identities meanwhile.
+    """The places to compare. Their objects are kept alive, so that no other object gets one of their identities.
 
     Attributes:
-        modules: the module and its submodules, whose classes may be swapped.
-        holders: the attributes of each module, and the dicts in which its children, parameters, buffers and hooks hang.
-        attributes: the place of each plain attribute of each module, its training mode among them.
+        modules: the module and its submodules, whose classes may be replaced.
+        holders: the attributes of each module, and the dicts of its children, parameters, buffers and hooks.
+        attributes: the place of each plain attribute of each module, including its training mode.
         values: the values in those places.
-        objects: the place of each submodule and each dict of them, and of each None in a parameter's or buffer's place,
+        objects: the place of each submodule and each dict of them, and of each None instead of a parameter or buffer,
             such as the bias of a layer without one.
         tensors: the place of each parameter, buffer and plain tensor.
-        complexes: those of them that are complex, and may be conjugated lazily.
-        kept: aliases of the tensors, so that a graph never reads memory which was given back.
+        complexes: the complex tensors among them, which may be conjugated lazily.
+        kept: aliases of the tensors, so that a graph never reads freed memory.
     """
 
     modules: list[torch.nn.Module]
@@ -55,11 +54,11 @@ class WatchedPlaces:
 
 
 def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> WatchedPlaces:
-    """List the places of a module as it is now, or none for a plain function.
+    """List the present places of a module, or none for a plain function.
 
     Args:
-        module: with its submodules.
-        reads: attributes that are looked at, by default all.
+        module: the module, with its submodules.
+        reads: the attributes to compare, by default all.
     """
     modules = list(module.modules()) if module is not None else []
     names = names_read(module, modules, reads) if module is not None else []
@@ -90,10 +89,10 @@ def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> Wat
 
 
 def fingerprint(places: WatchedPlaces) -> Fingerprint | None:
-    """Return the contents of `places` now, to compare, or None if something is gone.
+    """Return the present contents of `places`, to compare, or None if something was removed.
 
     These are the size of each dict, the submodules and their classes, and the address and layout of each tensor's
-    memory. Values of tensors are not read, so writes in place do not show. Plain attributes are compared apart
+    memory. Values of tensors are not read, so writes in place do not show. Plain attributes are compared separately
     (`rebound`).
     """
     try:
@@ -120,11 +119,11 @@ def rebound(places: WatchedPlaces) -> list[Slot]:
 
 
 class ModuleGuard:
-    """Tells whether a module changed since the last look in a way that its weights' values do not account for.
+    """Detects whether a module changed since the last snapshot, other than by the values of its weights.
 
     Args:
-        module: with its submodules. None is never changed.
-        reads: returns the plain attributes that matter, each time that it looks. By default all do.
+        module: the module, with its submodules. None never changes.
+        reads: returns the plain attributes to compare, for each snapshot. By default all.
     """
 
     def __init__(self, module: torch.nn.Module | None, reads: Callable[[], Reads | None] = lambda: None) -> None:
@@ -138,8 +137,8 @@ class ModuleGuard:
         """Take the module's present state as the reference."""
         reads = self._reads()
         self._places = places_of(self._module, reads)
-        self._seen = fingerprint(self._places)
-        self._addresses = frozenset(self._seen[2]) if self._seen is not None else frozenset()
+        self._fingerprint = fingerprint(self._places)
+        self._addresses = frozenset(self._fingerprint[2]) if self._fingerprint is not None else frozenset()
         self._structure = _structure_of(self._module)
         self._registered = _locate_tensors(self._module)
         self._looked_for = reads
@@ -149,7 +148,7 @@ class ModuleGuard:
         """Whether anything moved, came, went, was rebound or switched mode."""
         if self._unchanged():
             return False
-        if fingerprint(self._places) != self._seen or rebound(self._places):
+        if fingerprint(self._places) != self._fingerprint or rebound(self._places):
             return True
         if self._module is not None and self._pace.is_due():  # from now on a glance is enough again
             with self._pace:
@@ -158,37 +157,38 @@ class ModuleGuard:
 
     def has_moved(self) -> bool:
         """Whether only the addresses of tensors changed, as when weights were assigned."""
-        now, seen = fingerprint(self._places), self._seen
-        if now is None or seen is None or rebound(self._places) or self.has_new_structure():
+        now, before = fingerprint(self._places), self._fingerprint
+        if now is None or before is None or rebound(self._places) or self.has_new_structure():
             return False
-        return now[:2] == seen[:2] and now[3:] == seen[3:]
+        return now[:2] == before[:2] and now[3:] == before[3:]
 
     def has_new_structure(self) -> bool:
         """Whether more changed than plain attributes, and the address and layout of tensors' memory."""
         return _structure_of(self._module) != self._structure
 
     def has_new_tensors(self, *, buffers: bool) -> bool:
-        """Whether a parameter, or a buffer too, is another one or lies elsewhere than at the last look."""
+        """Whether a parameter (with `buffers` also a buffer) was replaced or moved since the last snapshot."""
         now = _locate_tensors(self._module)
         return now != self._registered if buffers else now[0] != self._registered[0]
 
     def difference(self) -> VaryingValue:
         """Return the first change, in words."""
         named = [] if self._module is None else list(self._module.named_modules())
-        holders = {id(held): path for path, part in named for held in (vars(part), part._parameters, part._buffers)}
+        holders = {id(values): path for path, part in named for values in (vars(part), part._parameters, part._buffers)}
 
         def place(holder: dict[str, Any], name: str) -> str:
             return f"`{'.'.join(filter(None, (holders.get(id(holder)), name)))}` on the model"
 
         for holder, name in rebound(self._places):
             return value_varied(place(holder, name), holder.get(name))
-        for (holder, name), address in zip(self._places.tensors, self._seen[2] if self._seen else (), strict=False):
+        addresses = self._fingerprint[2] if self._fingerprint else ()
+        for (holder, name), address in zip(self._places.tensors, addresses, strict=False):
             if not isinstance(now := holder.get(name), torch.Tensor) or _address(now) != address:
                 return VaryingValue(name, place(holder, name), WEIGHT)
         return VaryingValue("", self._find_changed_module(named), STATE)
 
     def _find_changed_module(self, named: list[tuple[str, torch.nn.Module]]) -> str:
-        """Name the first part that is of another class or mode, or is made of other parts."""
+        """Name the first module with another class, mode or list of submodules."""
         now = _structure_of(self._module)
         for (path, _), before, after in zip(named, self._structure, now, strict=False):
             if before != after and isinstance(before, tuple) and isinstance(after, tuple):
@@ -196,14 +196,14 @@ class ModuleGuard:
                 if before[:2] != after[:2]:
                     return f"the module {where}"
                 return f"the mode of {where}" if before[2] != after[2] else f"the list of submodules of {where}"
-        return "what the model is made of (its submodules, hooks or attributes)"
+        return "the structure of the model (its submodules, hooks or attributes)"
 
     def versions(self) -> list[int | None]:
-        """Count the writes in place to each tensor of the last look, with None for one of inference mode.
+        """Return the version counter of each tensor of the last snapshot, with None for tensors of inference mode.
 
-        Writes of `load_state_dict` and optimizers are seen this way. PyTorch does not count writes of a fused
-        optimizer, nor of libraries with kernels of their own. So the steps of each optimizer that holds one of the
-        tensors are counted here, and come last. A write through `tensor.data` is seen by neither.
+        It shows writes of `load_state_dict` and optimizers. PyTorch does not count writes of a fused optimizer, nor of
+        libraries with kernels of their own. So the steps of each optimizer with one of the tensors are counted here,
+        and come last. A write through `tensor.data` shows in neither.
         """
         if self._steps is None:
             self._count_steps()
@@ -226,9 +226,9 @@ _COUNTING: weakref.WeakSet[ModuleGuard] = weakref.WeakSet()
 
 @functools.cache
 def _hear_of_steps() -> None:
-    """Have PyTorch tell of the steps of all optimizers, once and for good.
+    """Register one hook on the steps of all optimizers, which is never removed.
 
-    A hook that went with its watch would be taken out while PyTorch goes through them, as Python collects at any time.
+    Removing it with its guard could happen while PyTorch iterates over the hooks, as Python collects at any time.
     """
 
     def notify_watches(optimizer: torch.optim.Optimizer, *_: Any) -> None:

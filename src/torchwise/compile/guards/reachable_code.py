@@ -1,8 +1,8 @@
-"""Finds the Python functions that a call may run, by the names that code mentions.
+"""Find the Python functions that a call may run, by the names in their code.
 
-It begins at the calls themselves and at the `forward` and `__call__` of their classes. From each function it goes on to
-the methods and global functions whose names stand in it, to its closure, and to its defaults. PyTorch's own functions
-and Python's are left out, and look-ups by names made at run time are not found.
+The search begins at the calls and at the `forward` and `__call__` of their classes. From each function it continues to
+the methods and global functions whose names its code contains, to its closure, and to its defaults. Functions of
+PyTorch and Python are left out, and lookups by names computed at run time are not found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_FUNCTIONS = 64
-"""Most functions looked at. Those nearest to the call come first. Each costs some 30 ns on every call."""
+"""Maximum number of functions, the nearest to the call first. Each takes some 30 ns on every call."""
 ENTRIES = {"__call__", "forward", "_call_impl", "_slow_forward", "__getattr__", "__getattribute__"}
 """Methods that a call runs even if no code names them."""
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, type(functools.cache(len)))
@@ -37,13 +37,13 @@ class ReachableCode:
 
     Args:
         calls: functions and other callables that are called.
-        classes: of the objects whose methods are called.
-        most: how many functions are looked for.
+        classes: the classes of the objects whose methods are called.
+        most: the maximum number of functions.
 
     Attributes:
-        functions: those found, each once.
-        namespaces: where they look up others by global names.
-        names: all that code mentions.
+        functions: the functions, each once.
+        namespaces: the namespaces in which they look up others by global names.
+        names: all names in their code.
     """
 
     def __init__(self, calls: Iterable[Any], classes: Iterable[type], *, most: int = MAX_FUNCTIONS) -> None:
@@ -52,12 +52,12 @@ class ReachableCode:
         self._members: defaultdict[str, list[Any]] = defaultdict(list)
         self.names = set(ENTRIES)
         self._classes: set[type] = set()
-        self._seen: set[int] = set()
-        self._waiting = deque(calls)
+        self._visited: set[int] = set()
+        self._pending = deque(calls)
         for cls in classes:
             self._add_class(cls)
-        while self._waiting and len(self._found) < most:
-            self._visit(self._waiting.popleft())
+        while self._pending and len(self._found) < most:
+            self._visit(self._pending.popleft())
         self.functions = [*self._found.values()]
         self.namespaces = [*self._spaces.values()]
 
@@ -68,28 +68,28 @@ class ReachableCode:
             self._classes.add(base)
             for name, value in vars(base).items():
                 if name in self.names:
-                    self._waiting.append(value)
+                    self._pending.append(value)
                 else:
                     self._members[name].append(value)
 
     def _visit(self, thing: Any) -> None:
-        if id(thing) in self._seen:
+        if id(thing) in self._visited:
             return
-        self._seen.add(id(thing))
+        self._visited.add(id(thing))
         if isinstance(thing, types.FunctionType):
-            self._waiting += find_enclosed(thing)
+            self._pending += find_enclosed(thing)
             if not _is_library(thing.__globals__.get("__name__")):
                 self._visit_function(thing)
         elif isinstance(thing, type):
             self._add_class(thing)
         elif isinstance(thing, types.MethodType):
-            self._waiting += [thing.__func__]
+            self._pending += [thing.__func__]
             self._add_class(type(thing.__self__))
         elif isinstance(thing, (functools.partial, functools.partialmethod)):
-            self._waiting += [thing.func, *thing.args, *thing.keywords.values()]
+            self._pending += [thing.func, *thing.args, *thing.keywords.values()]
         elif isinstance(thing, _WRAPPERS):
             names = ("__wrapped__", "fget", "func")
-            self._waiting += [getattr(thing, name) for name in names if hasattr(thing, name)]
+            self._pending += [getattr(thing, name) for name in names if hasattr(thing, name)]
         elif callable(thing):
             self._add_class(type(thing))
 
@@ -97,9 +97,9 @@ class ReachableCode:
         self._found[id(function)] = function
         names = set(find_names(function.__code__))
         for name in names - self.names:
-            self._waiting += self._members.pop(name, [])
+            self._pending += self._members.pop(name, [])
         self.names |= names
-        self._waiting += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        self._pending += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         held = function.__globals__
         for module in self._look_up(str(held.get("__name__")), held, names):
             self._look_up(module.__name__, vars(module), names)
@@ -111,7 +111,7 @@ class ReachableCode:
         code = {name: value for name, value in found.items() if is_code(value)}
         if code:
             self._spaces.setdefault(id(held), Namespace(owner, held)).names.update(code)
-            self._waiting += code.values()
+            self._pending += code.values()
         return modules
 
 

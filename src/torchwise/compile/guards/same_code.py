@@ -1,6 +1,6 @@
-"""Compares code by its content: loading a module anew makes new objects of the very same code.
+"""Compare code by its content, as reloading a module creates new objects with the same code.
 
-`importlib.reload`, `cloudpickle` and a notebook cell that is run again put new functions in the place of equal ones.
+`importlib.reload`, `cloudpickle` and a notebook cell that runs again replace functions by equal ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchwise.workload.identity import bytecode
 Seen = set[tuple[int, int]]
 
 
-def is_same_code(now: Any, before: Any, seen: Seen | None = None) -> bool:
+def is_same_code(now: Any, before: Any, compared: Seen | None = None) -> bool:
     """Return whether two objects run the same code: functions, methods, descriptors, classes, or containers of them.
 
     Args:
@@ -29,18 +29,18 @@ def is_same_code(now: Any, before: Any, seen: Seen | None = None) -> bool:
         return True
     if type(now) is not type(before):
         return False
-    seen = set() if seen is None else seen
-    if (pair := (id(now), id(before))) in seen:
+    compared = set() if compared is None else compared
+    if (pair := (id(now), id(before))) in compared:
         return True
-    seen.add(pair)
+    compared.add(pair)
     if isinstance(now, types.CodeType):
         return _form(now) == _form(before)
     if isinstance(now, types.FunctionType):
-        return _is_same_function(now, before, seen)
+        return _is_same_function(now, before, compared)
     if isinstance(now, type):
-        return _is_same_class(now, before, seen)
+        return _is_same_class(now, before, compared)
     if (parts := _parts_to_compare(now)) is not None:
-        return _are_same(parts, _parts_to_compare(before), seen)
+        return _are_same(parts, _parts_to_compare(before), compared)
     return is_plain(now) and is_equal(now, before)
 
 
@@ -63,8 +63,8 @@ def _parts_to_compare(thing: Any) -> tuple[Any, ...] | None:
     return None
 
 
-def _are_same(now: Any, before: Any, seen: Seen) -> bool:
-    return len(now) == len(before) and all(is_same_code(a, b, seen) for a, b in zip(now, before, strict=True))
+def _are_same(now: Any, before: Any, compared: Seen) -> bool:
+    return len(now) == len(before) and all(is_same_code(a, b, compared) for a, b in zip(now, before, strict=True))
 
 
 def _form(code: types.CodeType) -> list[Any]:
@@ -72,17 +72,17 @@ def _form(code: types.CodeType) -> list[Any]:
     return [counts, bytecode(code)]
 
 
-def _is_same_function(now: types.FunctionType, before: types.FunctionType, seen: Seen) -> bool:
+def _is_same_function(now: types.FunctionType, before: types.FunctionType, compared: Seen) -> bool:
     cells = [function.__closure__ or () for function in (now, before)]
     if not (
-        is_same_code(now.__code__, before.__code__, seen)
-        and is_same_code(now.__defaults__, before.__defaults__, seen)
-        and is_same_code(now.__kwdefaults__, before.__kwdefaults__, seen)
-        and _are_same([*map(_content, cells[0])], [*map(_content, cells[1])], seen)
+        is_same_code(now.__code__, before.__code__, compared)
+        and is_same_code(now.__defaults__, before.__defaults__, compared)
+        and is_same_code(now.__kwdefaults__, before.__kwdefaults__, compared)
+        and _are_same([*map(_content, cells[0])], [*map(_content, cells[1])], compared)
     ):
         return False
     # A function that was sent by value has global variables of its own.
-    return now.__globals__ is before.__globals__ or is_same_code(globals_of(now), globals_of(before), seen)
+    return now.__globals__ is before.__globals__ or is_same_code(globals_of(now), globals_of(before), compared)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -92,14 +92,14 @@ def _content(cell: types.CellType) -> Any:
         return types.CellType
 
 
-def _is_same_class(now: type, before: type, seen: Seen) -> bool:
+def _is_same_class(now: type, before: type, compared: Seen) -> bool:
     named = [(cls.__qualname__, cls.__module__) for cls in (now, before)]
-    held = [{name: value for name, value in vars(cls).items() if _counts(name, value)} for cls in (now, before)]
+    attributes = [{name: value for name, value in vars(cls).items() if _counts(name, value)} for cls in (now, before)]
     return (
         named[0] == named[1]
-        and _are_same(now.__bases__, before.__bases__, seen)
-        and held[0].keys() == held[1].keys()
-        and all(is_same_code(value, held[1][name], seen) for name, value in held[0].items())
+        and _are_same(now.__bases__, before.__bases__, compared)
+        and attributes[0].keys() == attributes[1].keys()
+        and all(is_same_code(value, attributes[1][name], compared) for name, value in attributes[0].items())
     )
 
 

@@ -32,12 +32,12 @@ _ROOT = re.compile(r"(?P<kind>[LG])\['(?P<name>\w+)'\](?P<rest>.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class VaryingValue:
-    """A value that compiled code depends on, and that differs from before.
+    """A value on which compiled code depends, and that differs from before.
 
     Attributes:
         name: as Dynamo writes it.
-        place: the same in words, such as "`step` on the model".
-        kind: of its value, such as `NUMBER`.
+        place: its description, such as "`step` on the model".
+        kind: the kind of the value, such as `NUMBER`.
         value: its present value, to show, or "" if there is nothing to show.
         is_integer: whether it is one now, and was.
     """
@@ -50,7 +50,7 @@ class VaryingValue:
 
 
 class ChangedModelError(StalePlanError):
-    """The model changed since a plan was made of it, in a way that the plan does not follow.
+    """The model changed since the plan was compiled for it, and the plan cannot follow the change.
 
     Attributes:
         varied: the difference.

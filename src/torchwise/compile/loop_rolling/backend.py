@@ -1,4 +1,4 @@
-"""The way in to rolling: the backend for `torch.compile(fn, backend=...)`."""
+"""The backend of rolling for `torch.compile(fn, backend=...)`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LONG = 500
 
 
 class LoopRolling:
-    """A backend of `torch.compile` around another one, which is given one body for all repetitions of it.
+    """A backend of `torch.compile` around another one, which compiles one body for all of its repetitions.
 
-    A graph without repetitions is compiled as it is if it is short. A long one is left to eager.
+    A short graph without repetitions is compiled unchanged. A long one runs in eager.
 
     Args:
         inner: compiles one graph for its inputs, which are fake tensors.

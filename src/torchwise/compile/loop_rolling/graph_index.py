@@ -152,7 +152,7 @@ class _Replay(torch.fx.Interpreter):
 
 def _changes_what_follows(node: Node) -> UnsupportedError:
     called = getattr(node.target, "__name__", node.target)
-    return UnsupportedError(f"{called} in the graph changes how PyTorch computes what follows")
+    return UnsupportedError(f"{called} in the graph changes how PyTorch computes the following operators")
 
 
 class _Writes(TorchDispatchMode):
@@ -165,7 +165,7 @@ class _Writes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.inplace_view in func.tags:
-            raise UnsupportedError(f"{func} changes the form of a tensor in place")
+            raise UnsupportedError(f"{func} changes the shape or strides of a tensor in place")
         for place, argument in enumerate(func._schema.arguments):
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             if (argument.alias_info and argument.alias_info.is_write) or argument.name in _RUNNING:
@@ -179,17 +179,17 @@ _RUNNING = ("running_mean", "running_var")
 
 def _replay_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Replay:
     if not inputs or not all(isinstance(value, torch.Tensor) for value in inputs):
-        raise UnsupportedError("the graph has inputs that are no tensors, or none")
+        raise UnsupportedError("the graph has inputs other than tensors, or no inputs")
     replay = _Replay(module, private.fake_mode_of(inputs))
     grad = torch.is_grad_enabled()
     try:
         replay.run(*(private.fake(value, replay.fake_mode) for value in inputs), enable_io_processing=False)
     except Exception as error:  # rolling is optional: a graph that cannot be watched is compiled as it is
-        said = str(error).partition("\n")[0]  # the interpreter adds where it stood
+        message = str(error).partition("\n")[0]  # the interpreter adds where it stood
         if isinstance(error, UnsupportedError):
-            raise UnsupportedError(said) from None
+            raise UnsupportedError(message) from None
         raise UnsupportedError(
-            f"running the graph on fake tensors failed with {type(error).__name__}: {said}"
+            f"running the graph on fake tensors failed with {type(error).__name__}: {message}"
         ) from error
     finally:
         torch.set_grad_enabled(grad)
@@ -199,7 +199,7 @@ def _replay_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Repla
 def _results(module: torch.fx.GraphModule, numbers: dict[Node, int]) -> tuple[int | None, ...]:
     returned: Any = module.graph.output_node().args[0]
     if not isinstance(returned, (tuple, list)) or not all(node is None or node in numbers for node in returned):
-        raise UnsupportedError("the graph returns other things than what it computes")
+        raise UnsupportedError("the graph returns values that it does not compute")
     return tuple(None if node is None else numbers[node] for node in returned)
 
 

@@ -30,7 +30,7 @@ def find_repeated(flow: GraphIndex) -> list[Repetition]:
         share = sum(s.stop - s.start for s in found)
         raise UnsupportedError(f"only {share} of {count} operations repeat {MIN_TIMES} times, which is less than half")
     if not flow.may_cut([cut for stretch in found for cut in cuts(stretch)]):
-        raise UnsupportedError("what repeats writes in place to what is used elsewhere")
+        raise UnsupportedError("the repeated part writes in place to a tensor that is used elsewhere")
     return found
 
 
@@ -94,11 +94,11 @@ def _may_roll(flow: GraphIndex, run: Repetition) -> bool:
     places = outputs(flow, run)
     for start in range(run.start, run.stop, run.period):
         taken = flow.input_values(start, start + run.period)
-        made = [start + place for place in places]
-        if not made or any(flow.kind(value) is None for value in (*taken, *made)):
+        produced = [start + place for place in places]
+        if not produced or any(flow.kind(value) is None for value in (*taken, *produced)):
             return False
         entering = frozenset().union(*map(flow.storages, taken))
-        if any(flow.storages(value) & entering for value in made):
+        if any(flow.storages(value) & entering for value in produced):
             return False
     uses_addresses = any(_is_as_strided(flow, number) for number in range(run.start, run.start + run.period))
     return not uses_addresses and flow.may_cut(cuts(run))

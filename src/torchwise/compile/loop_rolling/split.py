@@ -64,7 +64,7 @@ def split_graph(flow: GraphIndex, rolled: Sequence[Repetition]) -> list[Part]:
     for part in found:
         for value in (*part.taken, *part.given):
             if flow.kind(value) is None:
-                raise UnsupportedError(f"{type(flow.values[value]).__name__} crosses what would be a border")
+                raise UnsupportedError(f"{type(flow.values[value]).__name__} crosses the border between two parts")
     return found
 
 

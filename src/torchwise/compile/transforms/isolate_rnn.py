@@ -22,13 +22,13 @@ from torchwise.errors import UnsupportedError
 
 
 class IsolatedRNN(torch.nn.Module):
-    """Stands in an RNN's place, with its parameters and attributes, and calls it where Dynamo does not look.
+    """Replaces an RNN, with its parameters and attributes, and calls it outside of Dynamo.
 
-    It must be of no RNN's class, or Dynamo would break the graph as before. So `isinstance(it, nn.GRU)` is false.
+    It must not have an RNN's class, or Dynamo would break the graph as before. So `isinstance(it, nn.GRU)` is false.
 
     Args:
         rnn: the RNN, which is not changed.
-        called: is told of each call. It is a function, so that copies of the model tell the same.
+        called: called on each call. It is a function, so that copies of the model share it.
     """
 
     def __init__(self, rnn: torch.nn.RNNBase, called: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
-"""Numbers that stay on the GPU: a model reads them into Python only to compute with them on the GPU again.
+"""Keep numbers on the GPU that a model reads into Python only to compute with them on the GPU again.
 
-`h / h.abs().mean().item()` makes the host wait, and a graph that is replayed would divide by the number of its
-recording. Here `item()` gives a `Number`, in float64 as Python's numbers are. So the call can be captured: the number
-is another one on every replay. It is put in place while a graph is recorded, as a replay runs no Python.
+`h / h.abs().mean().item()` makes the host wait, and a replayed graph would divide by the number of its recording. Here
+`item()` returns a `Number`, in float64 like Python's numbers. So the call can be captured, and each replay computes
+with its own number. `item` is replaced only while a graph is recorded, as a replay runs no Python.
 
 A number supports only the operations whose results are the same for a Python number, for every value. It is added to,
 subtracted from, multiplied with and divides a tensor of float32 or float64 that has dimensions, or is divided by one.
@@ -69,7 +69,7 @@ class Number(torch.Tensor):
 
     def __hash__(self) -> int:
         """Refuse to be looked up by a value that is not known here."""
-        raise UnsupportedError("Python needs a number that the GPU has, for a set or the keys of a dict")
+        raise UnsupportedError("Python needs the value of a number on the GPU, for a set or the keys of a dict")
 
 
 def keep_numbers_on_gpu(call: Callable[..., Any], device: str = DEVICE) -> Callable[..., Any]:
@@ -98,7 +98,7 @@ def keep_numbers_on_gpu(call: Callable[..., Any], device: str = DEVICE) -> Calla
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}, at {place}" if (place := place_of(error)) else str(error)) from error
         if any(isinstance(tensor, Number) for tensor in pytree.tensors(answer)):
-            raise UnsupportedError("the call returns a number that it reads from the GPU, for Python to have")
+            raise UnsupportedError("the call returns a number that it reads from the GPU, and Python needs its value")
         if not stayed:
             raise no_effect(("transforms", "numbers_on_gpu"), "the call reads no number from a tensor there")
         return answer

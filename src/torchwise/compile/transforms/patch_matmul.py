@@ -84,7 +84,7 @@ def multiply(call: Callable[..., Any]) -> tuple[nn.Module, Callable[[Callable[..
     model = share(call)
     for part in model.modules():
         if _cuts_patches(part):
-            part.__class__ = _FORMS[type(part)]  # the copy's class, which is ours
+            part.__class__ = _FORMS[type(part)]  # the copy's class, which Torchwise created
     return model, lambda inner: inner
 
 

@@ -1,4 +1,4 @@
-"""Static forms: a model whose shapes depend on data gives way to a form of itself whose shapes do not.
+"""Static forms: a model whose shapes depend on data is replaced by its own form with fixed shapes.
 
 A model that selects rows by a mask, say, waits for the device to count them, breaks the graph and cannot be captured.
 Often it has another form that computes every row and masks, and answers the same. No compiler finds that form, but the
@@ -8,10 +8,10 @@ model's author may know it, and declares it by a method:
         return PaddedProcessor(self.step)
 
 The method takes nothing, and returns a module (or function) with the same inputs and outputs as this one: values,
-shapes, dtypes and order. That form must share the very parameters and buffers, not copies, so that changed weights are
-seen, and have the same training mode. Buffers that it alone needs are registered with `persistent=False`. The method
-returns `self` if there is no other form. It is called anew for every plan, so it should be cheap. The agreement of both
-is not taken on trust: the verdict compares them, as it does any plan with eager.
+shapes, dtypes and order. That form must share the parameters and buffers themselves, not copies, so that changed
+weights take effect, and have the same training mode. Register buffers that only the form needs with
+`persistent=False`. The method returns `self` if there is no other form. It is called for every plan, so it should be
+fast. Whether both agree is verified, as for any plan against eager.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _check_shared(model: torch.nn.Module, form: torch.nn.Module) -> None:
     for name, tensor in form.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and id(tensor) not in shared:
             raise UnsupportedError(
-                f"{METHOD}() of {_kind(model)} has a tensor {name} of its own, which follows no weight: "
+                f"{METHOD}() of {_kind(model)} has its own tensor {name}, which is not shared with the model: "
                 "share the model's submodules or parameters, and register constants as buffers with persistent=False"
             )
 

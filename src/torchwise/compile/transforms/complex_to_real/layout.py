@@ -40,7 +40,7 @@ def arrange(parts: Sequence[torch.Tensor], strides: Strides) -> torch.Tensor:
 def lies(tensor: torch.Tensor, strides: Strides) -> bool:
     """Whether a tensor has those strides. Dimensions of length 0 and 1 do not count, as their strides mean nothing."""
     dimensions = zip(tensor.shape, tensor.stride(), strides, strict=True)
-    return tensor.numel() == 0 or all(length == 1 or ours == theirs for length, ours, theirs in dimensions)
+    return tensor.numel() == 0 or all(length == 1 or a == b for length, a, b in dimensions)
 
 
 def fills_its_memory(tensor: torch.Tensor) -> bool:

@@ -43,17 +43,17 @@ class Rewriting:
 
 
 def rewrite(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Rewriting:
-    """Carry real and imaginary parts through a graph. Operators without a rule run as they are, between others.
+    """Rewrite a graph to real and imaginary parts. Operators without a rule stay complex.
 
     Args:
-        module: a functional ATen graph, as AOTAutograd makes it. Its nodes are left as they are.
+        module: a functional ATen graph, as AOTAutograd creates it. It is not changed.
         inputs: real or fake inputs.
 
     Raises:
-        UnsupportedError: there is nothing to gain, or something stands in the way, with the reason.
+        UnsupportedError: the graph has nothing to rewrite, or cannot be rewritten, with the reason.
     """
     if not any(is_complex(value) for value in _values(module, inputs)):
-        raise UnsupportedError("there is no complex arithmetic in it")
+        raise UnsupportedError("it has no complex arithmetic")
     return _Rewriter(module, inputs).rewritten()
 
 
@@ -131,15 +131,15 @@ class _Rewriter:
         if getattr(node.target, "overloadpacket", None) is aten.copy_:
             self._writes.append(node)
             return self._new_of(node.args[1])
-        given = [self._new[source] for source in node.all_input_nodes]
+        new_inputs = [self._new[source] for source in node.all_input_nodes]
         makes_complex = any(map(is_complex, _pytree.tree_leaves(node.meta.get("val"))))
-        if not makes_complex and not any(isinstance(value, Pair | Lazy) for value in given):
+        if not makes_complex and not any(isinstance(value, Pair | Lazy) for value in new_inputs):
             return self._copy_node(node)
         packet = getattr(node.target, "overloadpacket", None)
         if (known := self._lazily(node)) is not None:
             self._done += packet in ARITHMETIC
             return known
-        if not makes_complex and not any(isinstance(value, Pair) for value in given):
+        if not makes_complex and not any(isinstance(value, Pair) for value in new_inputs):
             return self._copy_node(node)
         try:
             result = self._apply_rule(node, packet)
@@ -197,7 +197,7 @@ class _Rewriter:
             if not isinstance(target, Pair):
                 return self._operand(target), source.clone()  # it may be a view of another write's target
             if target.whole is None or old.is_conj():
-                raise UnsupportedError(f"{node.name} writes to what is no input in memory of its own")
+                raise UnsupportedError(f"{node.name} writes to a tensor that is not an input with its own memory")
             re, im = lift(source, target.whole.dtype).tensors()
             return target.whole, arrange((re.expand(old.shape), im.expand(old.shape)), old.stride())
 
@@ -225,16 +225,17 @@ class _Rewriter:
         """Copy a real node. If the layout of its operands changed, work out the layout of its result anew."""
         if _reads_memory(node):
             return self._graph.node_copy(node, self._memory_operand)
-        given = {source: self._node(self._new[source]) for source in node.all_input_nodes}
-        moved = [source for source, new in given.items() if _lies_otherwise(source, new)]
+        new_inputs = {source: self._node(self._new[source]) for source in node.all_input_nodes}
+        moved = [source for source, new in new_inputs.items() if _lies_otherwise(source, new)]
         if not isinstance(node.meta.get("val"), torch.Tensor) or _draws(node):  # nothing here works those out anew
-            given |= {source: self._restore_layout(source, given[source]) for source in moved}
+            new_inputs |= {source: self._restore_layout(source, new_inputs[source]) for source in moved}
             moved = []
         if not moved or node.op != "call_function":
-            return self._graph.node_copy(node, given.__getitem__)
+            return self._graph.node_copy(node, new_inputs.__getitem__)
         packet = getattr(node.target, "overloadpacket", None)
         call: Any = torch.reshape if packet is aten.view else node.target
-        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda source: self._operand(given[source]))
+        arguments = (node.args, dict(node.kwargs))
+        args, kwargs = torch.fx.map_arg(arguments, lambda source: self._operand(new_inputs[source]))
         with self._recorder:
             new = self._recorder.node_of(call(*args, **kwargs))
         self._recorder.written.discard(new)  # it is the model's own still

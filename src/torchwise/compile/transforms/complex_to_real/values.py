@@ -76,7 +76,7 @@ class Pair:
         """Return both parts as tensors of one shape, at least one of them being a tensor already."""
         like = self.re if isinstance(self.re, torch.Tensor) else self.im
         if not isinstance(like, torch.Tensor):
-            raise UnsupportedError("a complex number stands where a tensor is expected")
+            raise UnsupportedError("a complex number is used where a tensor is expected")
         re, im = (p if isinstance(p, torch.Tensor) else torch.full_like(like, p) for p in (self.re, self.im))
         return re, im
 

@@ -56,7 +56,7 @@ def apply_by_parts(want: ExpectedResult, *args: Any, **kwargs: Any) -> Any:
     """f(z) = f(re) + i f(im), for every f that is linear in its numbers."""
     name = want.target.overloadpacket.__name__
     if want.target is aten.view.dtype:
-        raise NotCoveredError("it reads memory as numbers of another kind")
+        raise NotCoveredError("it reads memory as another dtype")
     given = dict(zip((a.name for a in want.target._schema.arguments), args, strict=False))
     bound = {**given, **kwargs}
     if "reduce" in bound:
