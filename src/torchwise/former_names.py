@@ -1,15 +1,16 @@
-"""Former names of fields: they work as arguments and attributes, with one warning each, and in stored data."""
+"""Former names of fields and arguments: they work, with one warning each, and in stored data without."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torchwise.former_packages import warn_once
 
 C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 
 _FIELDS: dict[type, dict[str, str]] = {}
 """The former names of each class's fields, with the names that they have now."""
@@ -38,6 +39,27 @@ def renamed_fields(**names: str) -> Callable[[C], C]:
 
         kind.__init__ = accept  # type: ignore[misc]
         return kind
+
+    return decorate
+
+
+def renamed_arguments(**names: str) -> Callable[[F], F]:
+    """Decorate a function whose keyword arguments had other names.
+
+    Args:
+        names: the former name of each argument, by the name that it has now.
+    """
+    current = {former: name for name, former in names.items()}
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def accept(*args: Any, **kwargs: Any) -> Any:
+            for former in kwargs.keys() & current.keys():
+                warn_once(f"{function.__name__}({former}=...)", f"{current[former]}=")
+                kwargs[current[former]] = kwargs.pop(former)
+            return function(*args, **kwargs)
+
+        return cast(F, accept)
 
     return decorate
 

@@ -427,7 +427,9 @@ def test_a_step_that_waits_is_named_and_takes_nothing() -> None:
     step(*first)
     before, numbers = training.collect_state(), torch.cuda.get_rng_state()
     for _ in range(2):
-        with pytest.raises(UnsupportedError, match=r"test_loop_and_step.py:\d+, in step_with_item: `return loss.item\(\)`"):
+        with pytest.raises(
+            UnsupportedError, match=r"test_loop_and_step.py:\d+, in step_with_item: `return loss.item\(\)`"
+        ):
             step(*second)
         assert all(a is None or torch.equal(a, b) for a, b in zip(before, training.collect_state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), numbers)

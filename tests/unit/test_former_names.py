@@ -13,7 +13,7 @@ import pytest
 
 import torchwise
 from fuzz import kinds
-from torchwise import former_names, former_packages
+from torchwise import bucketing, former_names, former_packages
 from torchwise.artifact import package
 from torchwise.lock import file as lock_file
 from torchwise.plan import Choice, Numerics, Plan
@@ -142,6 +142,23 @@ print(*words, sep="\\n")
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "torchwise.shapes is called torchwise.bucketing now" in ran.stdout
+
+
+def test_a_former_argument_or_function_warns_and_works() -> None:
+    with pytest.warns(FutureWarning, match=r"choose\(proven=...\) is called verified= now"):
+        former = bucketing.choose(range(1, 101), proven=True)
+    assert former == bucketing.choose(range(1, 101), verified=True)
+    with pytest.warns(
+        FutureWarning, match=r"torchwise.bucketing.prove is called torchwise.bucketing.verify_padding now"
+    ):
+        assert bucketing.prove is bucketing.verify_padding
+    with pytest.warns(FutureWarning, match=r"torchwise.plan.Legality is called torchwise.plan.Numerics now"):
+        assert torchwise.plan.Legality is Numerics
+    manager = torchwise.CompileManager()
+    with pytest.warns(FutureWarning, match=r"CompileManager.parts is called components now"):
+        assert manager.parts == {}
+    with pytest.raises(AttributeError, match="no attribute 'proof'"):
+        _ = bucketing.proof
 
 
 def test_a_package_that_never_was_is_refused() -> None:

@@ -67,24 +67,24 @@ def test_the_share_of_padding() -> None:
 
 
 def test_a_few_sizes_are_served_as_they_are() -> None:
-    choice = choose({32: 600, 64: 390, **{100 + i: 1 for i in range(9)}}, proven=True, count=3)
+    choice = choose({32: 600, 64: 390, **{100 + i: 1 for i in range(9)}}, verified=True, count=3)
     assert (choice.kind, choice.sizes) == ("static", (32, 64, 100))
     assert "99.2% of the calls" in choice.reason
 
 
 def test_many_sizes_are_padded_where_that_is_proven_and_little_is_padding() -> None:
-    choice = choose(range(1, 101), proven=True)
+    choice = choose(range(1, 101), verified=True)
     assert choice.kind == "buckets"
     assert len(choice.sizes) == 8
     assert choice.sizes == buckets_for(range(1, 101))
-    assert choose(range(1, 101), proven=True, most=50).sizes[-1] == 50
-    assert choose(range(1, 101), proven=True, least=50, count=51).sizes == tuple(range(50, 101))
+    assert choose(range(1, 101), verified=True, most=50).sizes[-1] == 50
+    assert choose(range(1, 101), verified=True, least=50, count=51).sizes == tuple(range(50, 101))
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5])
 def test_a_number_of_sizes_that_is_none_is_refused_whatever_is_chosen(count: int) -> None:
     with pytest.raises(InputError, match=f"count is {count}, but must be a whole number of at least 1"):
-        choose(range(1, 101), proven=False, count=count)
+        choose(range(1, 101), verified=False, count=count)
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,11 @@ def fit(
     example = Example(as_args(args), as_kwargs(kwargs or {}))
     padder = Padder(model, padding)
     padder.size_of(example.args, example.kwargs)
-    choice, proof = _choose_and_verify(model, example, padding, seen, count)
+    choice, verified = _choose_and_verify(model, example, padding, seen, count)
     logger.info("torchwise: %s, because %s", choice.kind, choice.reason)
-    if proof is not None:
-        decisions = tune_buckets(model, proof, seen, tune, plan_per_bucket=plan_per_bucket, **options)
-        return apply_buckets(model, decisions, proof, store=options.get("store")), choice
+    if verified is not None:
+        decisions = tune_buckets(model, verified, seen, tune, plan_per_bucket=plan_per_bucket, **options)
+        return apply_buckets(model, decisions, verified, store=options.get("store")), choice
     examples = [replace(padder.resize(example, size), weight=seen[size]) for size in choice.sizes]
     if choice.kind == "dynamic" and options.get("allow") != "exact":
         options = {"plans": DYNAMIC, **options}
@@ -79,11 +79,11 @@ def fit(
 def _choose_and_verify(
     model: Callable[..., Any], example: Example, padding: Padding, seen: Mapping[int, float], count: int
 ) -> tuple[Choice, VerifiedPadding | None]:
-    choice = choose(seen, proven=True, count=count, least=padding.least, most=padding.most)
+    choice = choose(seen, verified=True, count=count, least=padding.least, most=padding.most)
     if choice.kind != "buckets":
         return choice, None
     try:
         return choice, verify_padding(model, example.args, dict(example.kwargs), padding=padding, buckets=choice.sizes)
     except InputError as error:  # the rule is refused: go on without padding
-        other = choose(seen, proven=False, count=count)
+        other = choose(seen, verified=False, count=count)
         return replace(other, reason=f"{other.reason} ({error})"), None

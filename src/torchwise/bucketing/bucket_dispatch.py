@@ -32,7 +32,7 @@ class BucketDispatch(Dispatcher):
     Args:
         original: as for `Dispatcher`.
         decision: as for `Dispatcher`.
-        proof: the verification of padding.
+        verified: the verification of padding.
         canary: as for `Dispatcher`.
         statistics: as for `Dispatcher`.
     """
@@ -41,13 +41,13 @@ class BucketDispatch(Dispatcher):
         self,
         original: Callable[..., Any],
         decision: Decision,
-        proof: VerifiedPadding,
+        verified: VerifiedPadding,
         *,
         canary: int | None,
         statistics: Statistics,
     ) -> None:
         super().__init__(original, decision, canary=canary, statistics=statistics)
-        self._form = specify_inputs(proof.example).strip_sizes()
+        self._form = specify_inputs(verified.example).strip_sizes()
         self._here = threading.local()
         self._changed = _skip_change_check
 

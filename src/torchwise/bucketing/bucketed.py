@@ -12,6 +12,7 @@ from torchwise.bucketing.padder import Padder
 from torchwise.bucketing.padding import Padding
 from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.errors import InputError
+from torchwise.former_names import renamed_arguments
 from torchwise.records import Decision
 from torchwise.runtime import unwrap
 from torchwise.workload import Example
@@ -63,14 +64,15 @@ def bucketed(
     """
     model, seen = unwrap(model), histogram_of(sizes)
     buckets = buckets or buckets_for(select_covered_sizes(seen, padding), count)
-    proof = verify_padding(model, args, kwargs, padding=padding, buckets=buckets)
-    decisions = tune_buckets(model, proof, seen, tune or import_tune(), plan_per_bucket=plan_per_bucket, **options)
-    return apply_buckets(model, decisions, proof, canary=canary, store=options.get("store"))
+    verified = verify_padding(model, args, kwargs, padding=padding, buckets=buckets)
+    decisions = tune_buckets(model, verified, seen, tune or import_tune(), plan_per_bucket=plan_per_bucket, **options)
+    return apply_buckets(model, decisions, verified, canary=canary, store=options.get("store"))
 
 
+@renamed_arguments(verified="proof")
 def tune_buckets(
     model: Callable[..., Any],
-    proof: VerifiedPadding,
+    verified: VerifiedPadding,
     seen: Mapping[int, float],
     tune: Callable[..., Tuned],
     *,
@@ -78,8 +80,8 @@ def tune_buckets(
     **options: Any,
 ) -> list[Decision]:
     """Tune on padded inputs, for each bucket or once for all buckets."""
-    padder = Padder(model, proof.padding)
-    examples = [_typical(padder, proof, seen, bucket) for bucket in proof.buckets]
+    padder = Padder(model, verified.padding)
+    examples = [_typical(padder, verified, seen, bucket) for bucket in verified.buckets]
     mixes = [[replace(example, weight=1.0)] for example in examples] if plan_per_bucket else [examples]
     return [tune(model, examples=mix, **options).decision for mix in mixes]
 
@@ -106,11 +108,11 @@ def select_covered_sizes(seen: Mapping[int, float], padding: Padding) -> dict[in
     return found
 
 
-def _typical(padder: Padder, proof: VerifiedPadding, seen: Mapping[int, float], bucket: int) -> Example:
+def _typical(padder: Padder, verified: VerifiedPadding, seen: Mapping[int, float], bucket: int) -> Example:
     """Return an example of a bucket's most frequent size, padded, with the weight of the whole bucket."""
-    smaller = max((b for b in proof.buckets if b < bucket), default=0)
+    smaller = max((b for b in verified.buckets if b < bucket), default=0)
     within = {size: weight for size, weight in seen.items() if smaller < size <= bucket}
     size = max(within, key=lambda size: within[size], default=bucket)
-    given = padder.resize(proof.example, size)
+    given = padder.resize(verified.example, size)
     args, kwargs = padder.pad(given.args, dict(given.kwargs), bucket - size)
     return Example(args, kwargs, sum(within.values()) or 1.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchwise.bucketing.buckets import MAX_BUCKETS, buckets_for, check_count, histogram_of, padded_share
+from torchwise.former_names import renamed_arguments
 
 STATIC_SHARE = 0.99
 """Share of calls that the most frequent sizes need for static plans. The original answers the other sizes."""
@@ -33,10 +34,11 @@ class Choice:
     reason: str
 
 
+@renamed_arguments(verified="proven")
 def choose(
     sizes: Mapping[int, float] | Iterable[int],
     *,
-    proven: bool,
+    verified: bool,
     count: int = MAX_BUCKETS,
     least: int = 1,
     most: int | None = None,
@@ -48,7 +50,7 @@ def choose(
 
     Args:
         sizes: counts by size, or one size per call.
-        proven: whether there is a rule for padding that `prove` verified.
+        verified: whether there is a rule for padding that `verify_padding` verified.
         count: maximum number of sizes with a plan.
         least: the smallest size to pad. The original answers smaller ones.
         most: the largest size to pad to. The original answers larger ones.
@@ -65,7 +67,7 @@ def choose(
         return Choice("static", common, f"{_sizes(len(common))} of {len(histogram)} seen are {share:.1%} of the calls")
     within = {size: weight for size, weight in histogram.items() if least <= size <= (size if most is None else most)}
     reached = sum(within.values()) / total
-    if proven and reached >= MIN_WITHIN:
+    if verified and reached >= MIN_WITHIN:
         buckets = buckets_for(within, count)
         padding = padded_share(within, buckets)
         said = f"with {_sizes(len(buckets))} to pad to, {padding:.0%} of the work is padding"
@@ -74,7 +76,7 @@ def choose(
         reason = f"{said}, which is more than {MAX_PADDED:.0%}"
     else:
         reason = f"{len(histogram)} sizes were seen, {_sizes(len(common))} are only {share:.1%} of the calls, " + (
-            f"and padding reaches {reached:.0%}" if proven else "and no rule for padding is verified"
+            f"and padding reaches {reached:.0%}" if verified else "and no rule for padding is verified"
         )
     return Choice("dynamic", _representative(histogram), reason)
 

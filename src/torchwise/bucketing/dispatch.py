@@ -39,7 +39,7 @@ class Buckets(Dispatcher):
     Args:
         original: the module or function.
         decisions: one for each bucket, or one for all buckets.
-        proof: the rule's verification, for this model.
+        verified: the rule's verification, for this model.
         canary: as for `Dispatcher`.
 
     Raises:
@@ -50,30 +50,30 @@ class Buckets(Dispatcher):
         self,
         original: Callable[..., Any],
         decisions: Sequence[Decision],
-        proof: VerifiedPadding,
+        verified: VerifiedPadding,
         *,
         canary: int | None = None,
     ) -> None:
-        if len(decisions) not in (1, len(proof.buckets)):
+        if len(decisions) not in (1, len(verified.buckets)):
             raise InputError(
-                f"there are {len(decisions)} decisions for {len(proof.buckets)} buckets, but there must be one for "
+                f"there are {len(decisions)} decisions for {len(verified.buckets)} buckets, but there must be one for "
                 "each, or one for all"
             )
         if any(decision.workload.mode != "inference" for decision in decisions):
             raise InputError("a decision is for training, but padding is verified for answers alone, not for gradients")
         shared = Statistics()
-        served = {id(decision): _make_route(original, decision, proof, canary, shared) for decision in decisions}
+        served = {id(decision): _make_route(original, decision, verified, canary, shared) for decision in decisions}
         leading = next((decision for decision in decisions if served[id(decision)]), decisions[0])
         stale = stale_because(original, leading)
         refusal = Fallback(FallbackReason.STALE_DECISION, stale) if stale else None
         super().__init__(original, leading, refusal, statistics=shared)
         self.canary = canary  # used by the routes
-        self.proof, self.decisions, self.counts = proof, tuple(decisions), Counts()
-        each = self.decisions if len(decisions) > 1 else self.decisions * len(proof.buckets)
+        self.verified, self.decisions, self.counts = verified, tuple(decisions), Counts()
+        each = self.decisions if len(decisions) > 1 else self.decisions * len(verified.buckets)
         self._routes = [served[id(decision)] for decision in each]
         self._dispatchers = [dispatcher for dispatcher in served.values() if dispatcher is not None]
-        self._buckets, self._padder = proof.buckets, Padder(original, proof.padding)
-        self._least = proof.padding.least
+        self._buckets, self._padder = verified.buckets, Padder(original, verified.padding)
+        self._least = verified.padding.least
         self._watch = ModuleGuard(original if isinstance(original, torch.nn.Module) else None, self._reads)
         self._looked = 0  # first calls until the last check of which attributes plans read
         self._at_freeze: int | None = None  # first calls until the freeze
@@ -117,7 +117,7 @@ class Buckets(Dispatcher):
         """
         route = self._routes[self._buckets.index(bucket)]
         for _ in range(calls if route is not None and self._changed() is None else 0):
-            example = self._padder.resize(self.proof.example, bucket).clone()  # which the model may write to
+            example = self._padder.resize(self.verified.example, bucket).clone()  # which the model may write to
             with torch.no_grad(), kept_state(self.original, example.args, example.kwargs):
                 route(*example.args, **example.kwargs)  # type: ignore[misc]
 
@@ -208,9 +208,13 @@ class Buckets(Dispatcher):
 
 
 def _make_route(
-    original: Callable[..., Any], decision: Decision, proof: VerifiedPadding, canary: int | None, statistics: Statistics
+    original: Callable[..., Any],
+    decision: Decision,
+    verified: VerifiedPadding,
+    canary: int | None,
+    statistics: Statistics,
 ) -> BucketDispatch | None:
     """Return the route of a decision, or None if it has no plan or is stale."""
     if decision.plan.is_eager or stale_because(original, decision):
         return None
-    return BucketDispatch(original, decision, proof, canary=canary, statistics=statistics)
+    return BucketDispatch(original, decision, verified, canary=canary, statistics=statistics)

@@ -11,6 +11,7 @@ from torchwise.bucketing.counts import Counts
 from torchwise.bucketing.dispatch import Buckets
 from torchwise.bucketing.padding_check import VerifiedPadding
 from torchwise.errors import InputError
+from torchwise.former_names import renamed_arguments
 from torchwise.records import Decision
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.runtime.fallback_reason import Fallback, read_fallback
@@ -25,11 +26,11 @@ class BucketedModule(OptimizedModule):
         self,
         original: torch.nn.Module,
         decisions: Sequence[Decision],
-        proof: VerifiedPadding,
+        verified: VerifiedPadding,
         *,
         canary: int | None = None,
     ) -> None:
-        buckets = Buckets(original, decisions, proof, canary=canary)
+        buckets = Buckets(original, decisions, verified, canary=canary)
         super().__init__(original, buckets.decision)
         self.__dict__["_torchwise"] = buckets
 
@@ -49,11 +50,11 @@ class BucketedFunction(OptimizedFunction):
         self,
         original: Callable[..., Any],
         decisions: Sequence[Decision],
-        proof: VerifiedPadding,
+        verified: VerifiedPadding,
         *,
         canary: int | None = None,
     ) -> None:
-        buckets = Buckets(original, decisions, proof, canary=canary)
+        buckets = Buckets(original, decisions, verified, canary=canary)
         super().__init__(original, buckets.decision)
         self._dispatcher = buckets
 
@@ -68,10 +69,11 @@ class BucketedFunction(OptimizedFunction):
 Bucketed = BucketedModule | BucketedFunction
 
 
+@renamed_arguments(verified="proof")
 def apply_buckets(
     model: Callable[..., Any],
     decisions: Decision | Sequence[Decision],
-    proof: VerifiedPadding,
+    verified: VerifiedPadding,
     *,
     canary: int | None = None,
     store: str | None = None,
@@ -82,7 +84,7 @@ def apply_buckets(
         model: the model of the decisions and the verification.
         decisions: one for each bucket of the verification, in its order, or one for all. The original answers a bucket,
             without padding, if its decision is stale or has no plan.
-        proof: the verification, from `prove`.
+        verified: the verification, from `verify_padding`.
         canary: as for `torchwise.apply`.
         store: as for `torchwise.apply`. Its approvals count.
 
@@ -91,7 +93,7 @@ def apply_buckets(
     """
     given = (decisions,) if isinstance(decisions, Decision) else tuple(decisions)
     several = tuple(apply_stored_approvals(decision, store).decision for decision in given)
-    return _rebuilt(unwrap(model), several, proof, canary)
+    return _rebuilt(unwrap(model), several, verified, canary)
 
 
 def counts_of(fast: Any) -> Counts:
@@ -120,13 +122,13 @@ def buckets_of(fast: Any) -> Buckets:
 
 
 def _reduce_buckets(buckets: Buckets) -> tuple[Any, ...]:
-    return (_rebuilt, (buckets.original, buckets.decisions, buckets.proof, buckets.canary, buckets.refusals))
+    return (_rebuilt, (buckets.original, buckets.decisions, buckets.verified, buckets.canary, buckets.refusals))
 
 
 def _rebuilt(
     original: Any,
     decisions: tuple[Decision, ...],
-    proof: VerifiedPadding,
+    verified: VerifiedPadding,
     canary: int | None,
     refusals: tuple[Fallback | str | None, ...] | None = None,
 ) -> Bucketed:
@@ -135,7 +137,7 @@ def _rebuilt(
     A copy also refuses the plans that were refused or disabled.
     """
     kind = BucketedModule if isinstance(original, torch.nn.Module) else BucketedFunction
-    made = kind(original, decisions, proof, canary=canary)
+    made = kind(original, decisions, verified, canary=canary)
     if refusals is not None:
         buckets_of(made).refuse([*map(read_fallback, refusals)])
     return made
@@ -143,4 +145,4 @@ def _rebuilt(
 
 def _describe_buckets(buckets: Buckets) -> str:
     plans = ", ".join(dict.fromkeys(str(decision.plan) for decision in buckets.decisions))
-    return f"buckets: {', '.join(map(str, buckets.proof.buckets))}; plan: {plans}"
+    return f"buckets: {', '.join(map(str, buckets.verified.buckets))}; plan: {plans}"

@@ -15,7 +15,7 @@ Dims = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """A rule that pads inputs of any size to a few sizes. `prove` checks that it changes no output.
+    """A rule that pads inputs of any size to a few sizes. `verify_padding` checks that it changes no output.
 
     Attributes:
         inputs: every input that carries the size, by position or parameter name, with its dimension (or several, as a

@@ -53,7 +53,7 @@ def warm_up(fast: Any, progress: Callable[[WarmedBucket], object] | None = None,
         InputError: `fast` does not pad.
     """
     buckets = buckets_of(fast)
-    sizes = sorted(buckets.proof.buckets, reverse=True)
+    sizes = sorted(buckets.verified.buckets, reverse=True)
     captures = any(decision.plan.capture != "none" for decision in buckets.decisions)
     for number, bucket in enumerate(sizes, 1):
         start = time.perf_counter()

@@ -16,6 +16,7 @@ from torchwise.components.autocast import autocast_of, device_of
 from torchwise.components.config import MODES, PROFILES, CompileConfig
 from torchwise.components.search import Find, tune_in_workers
 from torchwise.errors import InputError, TorchwiseError
+from torchwise.former_packages import warn_once
 from torchwise.workload import Example
 
 if TYPE_CHECKING:
@@ -81,6 +82,12 @@ class CompileManager:
         """The living components by name."""
         with self._lock:  # other threads may register meanwhile, and `items` leaves out components that die meanwhile
             return dict(self._components.items())
+
+    @property
+    def parts(self) -> dict[str, Component]:
+        """The former name of `components`."""
+        warn_once("CompileManager.parts", "components")
+        return self.components
 
     def register(self, target: T, name: str | None = None, *, examples: Sequence[Example] = (), **changes: Any) -> T:
         """Make `target` a component, and return it for use as before.
