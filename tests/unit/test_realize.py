@@ -857,7 +857,11 @@ def test_batch_norm_that_counts_is_not_frozen() -> None:
         (torch.nn.BatchNorm1d(3).eval(), False),
         (torch.nn.BatchNorm1d(3, track_running_stats=False), False),
     ):
-        with pytest.raises(UnsupportedError, match=r"batch-norm writes .*: call eval\(\) first") if counts else nullcontext():
+        with (
+            pytest.raises(UnsupportedError, match=r"batch-norm writes .*: call eval\(\) first")
+            if counts
+            else nullcontext()
+        ):
             compile_plan(model, plan, example, device="cpu", mode="inference")
 
 

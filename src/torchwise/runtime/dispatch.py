@@ -27,10 +27,17 @@ from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.input_snapshot import InputSnapshot
 from torchwise.runtime.input_writes import OVERLAPS, InputWrites, OverlapError
 from torchwise.runtime.latency import EVERY, Latency, SpeedMonitor
-from torchwise.runtime.signature_match import Known, VerifiedInputs, is_of, make_recognizer, may_need_gradients
+from torchwise.runtime.signature_match import (
+    Known,
+    VerifiedInputs,
+    find_other_device,
+    is_of,
+    make_recognizer,
+    may_need_gradients,
+)
 from torchwise.runtime.statistics import EAGER_DECISION, Statistics
 from torchwise.runtime.traceback_utils import pop_traceback
-from torchwise.workload import Example, pytree
+from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
 
 logger = logging.getLogger("torchwise")
@@ -394,10 +401,8 @@ class Dispatcher:
         return self._changed()
 
     def _find_unverified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
-        elsewhere = {t.device.type for t in pytree.tensors((args, kwargs))} - {self.decision.workload.device}
-        if elsewhere:
-            detail = f"{elsewhere.pop()}, and not {self.decision.workload.device}"
-            return Fallback(FallbackReason.OTHER_DEVICE, detail)
+        if (elsewhere := find_other_device(args, kwargs, self.decision.workload.device)) is not None:
+            return elsewhere
         spec = specify_inputs(Example(args, kwargs))
         if self._verified.cover(spec):
             return None

@@ -9,6 +9,7 @@ import torch
 
 from torchwise.compile import Recognizer, Signature, signature_of
 from torchwise.plan import Plan
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.workload import pytree
 from torchwise.workload.input_spec import InputSpec, parse_inputs
 
@@ -30,6 +31,12 @@ def make_recognizer(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callabl
         return Recognizer(args, kwargs), call
     except Exception:  # an input may be of any kind, and the call is answered already
         return None
+
+
+def find_other_device(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Fallback | None:
+    """Return that an input lies on another device than the plan's, or None if none does."""
+    elsewhere = {tensor.device.type for tensor in pytree.tensors((args, kwargs))} - {device}
+    return Fallback(FallbackReason.OTHER_DEVICE, f"{elsewhere.pop()}, and not {device}") if elsewhere else None
 
 
 class VerifiedInputs:

@@ -6,10 +6,8 @@ work on one.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -46,6 +44,7 @@ from torchwise.records import (
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.caches import Caches
+from torchwise.study.heartbeat import keep_heartbeat
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
 from torchwise.trial import Job, Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan
@@ -54,7 +53,6 @@ from torchwise.workload.differences import another_model
 
 BUSY = 3.0
 """Ratio of eager's time beside a stored plan to its time now, from which the machine was too busy to time that plan."""
-HEARTBEAT_S = 30.0
 WAIT_S = 1.0
 CALLS_PER_TRIAL = 100
 """Calls of eager that a trial may take on top of its limit: a slow model is verified and timed as well."""
@@ -156,7 +154,7 @@ class _Loop:
 
     def run(self) -> Study:
         try:
-            with self._heartbeat():
+            with keep_heartbeat(self._storage, self._owner):
                 while self._spent.seconds < self._end_s:
                     self._storage.reclaim(self._id)
                     proposal = self._sampler.ask(self._history())
@@ -380,23 +378,6 @@ class _Loop:
 
     def _is_open(self, plan: Plan) -> bool:
         return self._request.allow.allows(numerics_of(plan))
-
-    @contextmanager
-    def _heartbeat(self) -> Iterator[None]:
-        """Report every now and then that this process lives, for processes on other hosts that cannot look."""
-        stop = threading.Event()
-
-        def beat() -> None:
-            while not stop.wait(HEARTBEAT_S):
-                self._storage.heartbeat(self._owner)
-
-        thread = threading.Thread(target=beat, daemon=True, name="torchwise-heartbeat")
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
 
 
 def _seconds_per_call(trial: Trial) -> float | None:
