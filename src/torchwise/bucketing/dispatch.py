@@ -18,7 +18,7 @@ from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
-from torchwise.runtime.dispatch import AUTOCAST, CLOSED
+from torchwise.runtime.dispatch import CLOSED
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.workload.module_state import kept_state
 
@@ -170,7 +170,7 @@ class Buckets(Dispatcher):
         if is_grad_enabled():
             return GRADIENTS
         if is_autocast_enabled(self._device):
-            return AUTOCAST
+            return Fallback(FallbackReason.AUTOCAST_ENABLED)
         return self._changed() or self._other_model()
 
     def _other_model(self) -> Fallback | None:

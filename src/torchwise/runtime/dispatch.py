@@ -27,14 +27,7 @@ from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.input_snapshot import InputSnapshot
 from torchwise.runtime.input_writes import OVERLAPS, InputWrites, OverlapError
 from torchwise.runtime.latency import EVERY, Latency, SpeedMonitor
-from torchwise.runtime.signature_match import (
-    Known,
-    VerifiedInputs,
-    find_other_device,
-    is_of,
-    make_recognizer,
-    may_need_gradients,
-)
+from torchwise.runtime.signature_match import Known, VerifiedInputs, is_of, make_recognizer, may_need_gradients
 from torchwise.runtime.statistics import EAGER_DECISION, Statistics
 from torchwise.runtime.traceback_utils import pop_traceback
 from torchwise.workload import Example
@@ -43,14 +36,9 @@ from torchwise.workload.identity import specify_inputs
 logger = logging.getLogger("torchwise")
 
 NOT_VERIFIED = Fallback(FallbackReason.INPUTS_NOT_VERIFIED)
-UNREADABLE = Fallback(FallbackReason.INPUTS_UNREADABLE)
 FROZEN = Fallback(FallbackReason.FROZEN)
 FREED = Fallback(FallbackReason.FROZEN_FREED)
 FROZEN_CHANGED = Fallback(FallbackReason.FROZEN_CHANGED)
-GRADIENTS = Fallback(FallbackReason.GRADIENTS_ENABLED)
-AUTOCAST = Fallback(FallbackReason.AUTOCAST_ENABLED)
-CIRCUIT_OPEN = Fallback(FallbackReason.CIRCUIT_OPEN)
-OUT_OF_MEMORY = Fallback(FallbackReason.OUT_OF_MEMORY)
 CLOSED = Fallback(FallbackReason.CLOSED)
 MAX_CIRCUITS = 1024
 """Signatures whose failures are remembered: a plan for dynamic shapes may meet any number of them."""
@@ -151,7 +139,7 @@ class Dispatcher:
                 key = signature_of(args, kwargs)
                 call = self._calls.get(key)
         except Exception:  # an input may be of any kind, and refuse to be looked at
-            return self._original(UNREADABLE, args, kwargs)
+            return self._original(Fallback(FallbackReason.INPUTS_UNREADABLE), args, kwargs)
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
             return self._slow(key or signature_of(args, kwargs), args, kwargs)
         counts = self.statistics
@@ -236,9 +224,9 @@ class Dispatcher:
             return FROZEN_CHANGED
         circuit = self._circuits.get(key)
         if circuit is not None and not circuit.admits():
-            return CIRCUIT_OPEN
+            return Fallback(FallbackReason.CIRCUIT_OPEN)
         if not self._memory.admits():
-            return OUT_OF_MEMORY
+            return Fallback(FallbackReason.OUT_OF_MEMORY)
         return None
 
     def _handle_failure(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -395,13 +383,13 @@ class Dispatcher:
     def _state_refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
         """Return why the plan may not answer in the state that the process and the model are in, or None."""
         if is_grad_enabled() and self._inference and may_need_gradients(self._module, self.decision.plan, args, kwargs):
-            return GRADIENTS
+            return Fallback(FallbackReason.GRADIENTS_ENABLED)
         if is_autocast_enabled(self._device):
-            return AUTOCAST
+            return Fallback(FallbackReason.AUTOCAST_ENABLED)
         return self._changed()
 
     def _find_unverified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
-        if (elsewhere := find_other_device(args, kwargs, self.decision.workload.device)) is not None:
+        if (elsewhere := self._verified.find_other_device(args, kwargs, self.decision.workload.device)) is not None:
             return elsewhere
         spec = specify_inputs(Example(args, kwargs))
         if self._verified.cover(spec):

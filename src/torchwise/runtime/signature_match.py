@@ -33,12 +33,6 @@ def make_recognizer(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callabl
         return None
 
 
-def find_other_device(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Fallback | None:
-    """Return that an input lies on another device than the plan's, or None if none does."""
-    elsewhere = {tensor.device.type for tensor in pytree.tensors((args, kwargs))} - {device}
-    return Fallback(FallbackReason.OTHER_DEVICE, f"{elsewhere.pop()}, and not {device}") if elsewhere else None
-
-
 class VerifiedInputs:
     """The inputs that a plan was verified on.
 
@@ -53,6 +47,12 @@ class VerifiedInputs:
         self._are_regular = all(spec.is_regular for spec in specs)
         self._forms = {self._form_of(spec) for spec in specs}
         self._memory = {(self._form_of(spec), spec.overlaps) for spec in specs}
+
+    @staticmethod
+    def find_other_device(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Fallback | None:
+        """Return that an input lies on another device than the plan's, or None if none does."""
+        elsewhere = {tensor.device.type for tensor in pytree.tensors((args, kwargs))} - {device}
+        return Fallback(FallbackReason.OTHER_DEVICE, f"{elsewhere.pop()}, and not {device}") if elsewhere else None
 
     def cover(self, spec: InputSpec) -> bool:
         """Whether they have the same form: paths, dtypes, shapes and strides (or ranks), and other values.
