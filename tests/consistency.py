@@ -82,7 +82,7 @@ def _cells_of_text(study: Study, text: str) -> Iterator[dict[str, str]]:
     header = [(found[0].strip(), found.start(), found.end()) for found in re.finditer(r"\S+(?: \S+)*", lines[start])]
     numbers = iter(row.number for row in rows(study))
     for line in lines[start + 1 :]:
-        if not line.strip() or line.lstrip().startswith(("Worth", "Next", "Not tried", "Why")):
+        if not line.strip() or line.lstrip().startswith(("Notes", "Next", "Not tried", "Why")):
             break
         cells = {
             name: line[_find_left_edge(line, begin, end) : _right(line, begin, end)].strip()
@@ -139,10 +139,10 @@ def _check_table(study: Study, table: list[dict[str, str]], where: str) -> None:
     for cells, row in zip(table, shown, strict=True):
         _check_row(cells, row, eager, where)
     ranked = [
-        read_ratio(cells["speed-up"]) for cells, row in zip(table, shown, strict=True) if row.standing == "proven"
+        read_ratio(cells["speed-up"]) for cells, row in zip(table, shown, strict=True) if row.standing == "verified"
     ]
     figures = [ratio for ratio in ranked if ratio is not None]
-    assert figures == sorted(figures, reverse=True), f"{where} does not list proven plans by speed-up: {figures}"
+    assert figures == sorted(figures, reverse=True), f"{where} does not list verified plans by speed-up: {figures}"
     assert None not in ranked[: len(figures)], f"{where} ranks a plan whose speed-up is no figure"
 
 
@@ -209,7 +209,9 @@ def check_cold(timed: Sequence[tuple[Interval | None, Sequence[Measurement]]], s
     """
     cold = [(hot, [m for m in processes if m.cold_candidate_s]) for hot, processes in timed]
     cold = [(hot, processes) for hot, processes in cold if processes]
-    figures = r"processor caches hot: (.{1,60}?) eager's speed; cold: (between \S+ and \S+×|\S+× \[[^]]*\])"
+    figures = (
+        r"with hot processor caches (.{1,60}?) eager's speed, with cold caches (between \S+ and \S+×|\S+× \[[^]]*\])"
+    )
     lost = r"(?:\. | )With cold caches it (may be no faster|is no faster|is slower)"
     found = re.findall(rf"{figures}(?:{lost})?", shown.text)
     assert len(found) == len(cold), f"{shown.name} names {len(found)} figures with cold caches, of {len(cold)}"
@@ -350,14 +352,14 @@ def _check_advice(record: Explanation) -> None:
 def _check_headline(record: Explanation, shown: Figures) -> None:
     seen, speedup = record.execution, record.measurement.speedup
     if seen.call_s.is_usable:
-        shown.check_seconds(rf": ({DURATION}) a call, ", seen.call_s.mid)
+        shown.check_seconds(rf": ({DURATION}) per call, ", seen.call_s.mid)
     else:
-        shown.check_seconds(rf": ({DURATION}) to ({DURATION}) a call, ", seen.call_s.low, seen.call_s.high)
-    shown.check_seconds(rf"Of ({DURATION}) a kernel runs for ({DURATION})", seen.call_s.mid, seen.busy_s)
+        shown.check_seconds(rf": ({DURATION}) to ({DURATION}) per call, ", seen.call_s.low, seen.call_s.high)
+    shown.check_seconds(rf"Kernels run for ({DURATION}) of the ({DURATION}) of a call", seen.busy_s, seen.call_s.mid)
     if speedup.is_usable:
-        shown.check_ratios(r"a call, ([\d,.]+)×(?! to )", speedup.mid)
+        shown.check_ratios(r"per call, ([\d,.]+)×(?! to )", speedup.mid)
     else:
-        shown.check_ratios(r"a call, ([\d,.]+)× to ([\d,.]+)× of", speedup.low, speedup.high)
+        shown.check_ratios(r"per call, ([\d,.]+)× to ([\d,.]+)× eager", speedup.low, speedup.high)
 
 
 def _check_finding(finding: Finding, title: str, shown: Figures, call_s: float) -> None:
@@ -369,14 +371,14 @@ def _check_finding(finding: Finding, title: str, shown: Figures, call_s: float) 
     if price.answer is Answer.INCONCLUSIVE:
         shown.check_says(f"{_flat(title)} could not be measured" if not price.once_s else "could not be measured")
     elif saved.low > 0:
-        pattern = rf"saves ({DURATION}) a call \[({DURATION}), ({DURATION})\]"
+        pattern = rf"saves ({DURATION}) per call \[({DURATION}), ({DURATION})\]"
         shown.check_seconds(after + pattern, saved.mid, saved.low, saved.high)
     elif saved.high < 0:
-        pattern = rf"costs ({DURATION}) a call \[({DURATION}), ({DURATION})\]"
+        pattern = rf"costs ({DURATION}) per call \[({DURATION}), ({DURATION})\]"
         shown.check_seconds(after + pattern, -saved.mid, -saved.high, -saved.low)
     elif saved.high > 0:
-        shown.check_seconds(after + rf"saves (?:nothing that shows: )?at most ({DURATION}) a call", saved.high)
-    for most in re.findall(rf"saves (?:nothing that shows: )?(?:at most )?({DURATION}) a call", shown.text):
+        shown.check_seconds(after + rf"saves (?:nothing measurable: )?at most ({DURATION}) per call", saved.high)
+    for most in re.findall(rf"saves (?:nothing measurable: )?(?:at most )?({DURATION}) per call", shown.text):
         assert read_seconds(most) <= call_s * (1 + SAME), f"{shown.name}: {most} saved of a call of {call_s:.3g} s"
 
 

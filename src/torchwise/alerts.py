@@ -1,4 +1,4 @@
-"""Alerts: faults that people should know of at once, logged and passed to callbacks."""
+"""Alerts: faults that need attention, which are logged and passed to callbacks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A fault while a plan was served. Every call was still answered.
+    """A fault of a plan in production. Every call still returned an answer.
 
     Attributes:
-        kind: the kind of fault. "canary_mismatch": the plan answered otherwise than the original. "plan_failed": it
-            failed often enough to be left alone for a time. "out_of_memory": the plan's memory was freed.
-            "recompile_limit": the plan was compiled anew as often as it may be, because something varies from call to
-            call. "fallback_rate": the original answers too many calls. "slow_down": the plan takes longer than at the
-            time of the decision. "background_failed": no better plan comes from the search in the background.
-        message: the fault and the response to it, for people.
-        facts: the same as plain data, with the plan.
+        kind: the kind of fault. "canary_mismatch": the plan's answer differed from the original model's. "plan_failed":
+            the plan failed so often that it is disabled for a time. "out_of_memory": the plan's memory was freed.
+            "recompile_limit": the plan reached its limit of recompilations, as its inputs vary too much.
+            "fallback_rate": the original model runs too many calls. "slow_down": the plan is slower than at the time of
+            the decision. "background_failed": the search in the background failed.
+        message: the fault and the response to it, as text.
+        facts: the same as data, with the plan.
     """
 
     kind: Kind
@@ -46,41 +46,41 @@ _callbacks: list[Callable[[Alert], object]] = []
 
 
 def on_alert(callback: Callable[[Alert], object]) -> Callable[[], None]:
-    """Have `callback` called with every alert of this process, in the thread that raises it.
+    """Call `callback` with every alert of this process, in the thread of the alert.
 
-    An error that it raises is logged and goes no further.
+    Errors of the callback are logged and not propagated.
 
     Returns:
         A function that removes the callback.
 
     Raises:
-        InputError: it cannot be called.
+        InputError: `callback` is not callable.
     """
     if not callable(callback):
-        raise InputError(f"callback is {callback!r}, but must be a function of an Alert")
+        raise InputError(f"callback is {callback!r}, but must be a function that takes an Alert")
     _callbacks.append(callback)
 
     def remove() -> None:
-        with contextlib.suppress(ValueError):  # it was removed before
+        with contextlib.suppress(ValueError):  # it was already removed
             _callbacks.remove(callback)
 
     return remove
 
 
 def alert(kind: Kind, message: str, error: BaseException | None = None, **facts: Any) -> None:
-    """Log an alert, and hand it to every callback."""
+    """Log an alert, and pass it to every callback."""
     raised = Alert(kind, message, facts)
     logger.warning("torchwise: %s", message, exc_info=error, extra={"torchwise": {"alert": kind, **facts}})
     for callback in list(_callbacks):
         try:
             callback(raised)
-        except Exception:  # a callback may raise anything, and the call that met the fault must still be answered
-            logger.exception("torchwise: a callback for alerts failed on %s", kind)
+        except Exception:  # a callback may raise any error, but the call with the fault must still return an answer
+            logger.exception("torchwise: a callback for alerts failed for %s", kind)
 
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[Alert]]:
-    """Collect the alerts that are raised meanwhile."""
+    """Collect the alerts within the context."""
     alerts: list[Alert] = []
     remove = on_alert(alerts.append)
     try:

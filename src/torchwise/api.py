@@ -30,20 +30,20 @@ logger = logging.getLogger("torchwise")
 
 
 class Study:
-    """The result of tuning. It shows itself as a table on a terminal and as a page in a notebook.
+    """The result of tuning. It prints as a table on a terminal, and displays as a page in a notebook.
 
     Attributes:
-        record: the whole result, as it is stored.
+        record: the complete result, as it is stored.
     """
 
     def __init__(self, record: StudyRecord, store: str | None = None) -> None:
         self.record = record
-        self._store = store  # None if it is the one that commands use by default
+        self._store = store  # None for the default store
 
     @property
     def decision(self) -> Decision:
-        """The plan to apply, or none, and why."""
-        assert self.record.decision is not None, "tune returns decided studies only"
+        """The plan to apply, and the reason for it."""
+        assert self.record.decision is not None, "tune returns only decided studies"
         return self.record.decision
 
     @property
@@ -105,32 +105,33 @@ def tune(
 ) -> Study:
     """Find the fastest verified way to run `model` on this machine.
 
-    Candidates run in processes of their own. Nothing is compiled in this one, and the model is not changed. Neither are
-    the optimizer and all other parts of a `TrainStep`.
+    Candidates run in separate processes. Nothing is compiled in this process, and the model is not changed. Nor is any
+    part of a `TrainStep`, such as its optimizer.
 
     Args:
         model: an `nn.Module`, a function, a `TrainStep`, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
-        args: example arguments, a tuple (or one tensor). For a `TrainStep` a batch, `(inputs, *targets)`.
+        args: example arguments, a tuple or one tensor. For a `TrainStep`, a batch `(inputs, *targets)`.
         kwargs: example keyword arguments.
-        examples: several example inputs with weights, in place of `args`.
-        calls: calls expected over the lifetime that the decision is for.
-        restarts: process starts over that lifetime.
-        allow: "exact", "same-precision" (default), "lower-precision" or "substituted" (other operators).
+        examples: several example inputs with weights, instead of `args`.
+        calls: expected number of calls over the lifetime of the model.
+        restarts: expected process starts over that lifetime.
+        allow: the permitted numerics: "exact", "same-precision" (default), "lower-precision" or "substituted" (other
+            operators).
         effort: "quick", "standard" or "thorough".
-        budget: seconds of search after which no further trial starts. None uses the effort's own, or no limit if plans
-            are named.
+        budget: seconds of search after which no further trial starts. None uses the default of `effort`, or no limit
+            with `plans`.
         objective: "latency", "throughput" or "memory".
         mode: "inference" or "training" (with a backward pass). A `TrainStep` is always tuned for training, in whole
             steps.
         device: "cpu" or "cuda". The default is the device of the model and its inputs, or for a target "cuda" if there
             is one.
-        plans: try exactly these instead of searching. Each may take as long as with effort "thorough".
-        memory_limit: bytes that a call may take at its peak beside weights, optimizer state and inputs. Plans that take
-            more are not chosen.
+        plans: try exactly these instead of searching. Each has the time limit of effort "thorough".
+        memory_limit: maximum peak memory of a call in bytes, besides weights, optimizer state and inputs. Plans that
+            need more are not chosen.
         store: URL or file of the store, by default in the user's data directory.
-        fresh: forget the stored study, which targets of one structure share, and measure anew.
-        cold: also time the chosen plan with cold processor caches, emptied before each call. Decisions still rest on
-            calls one after the other.
+        fresh: delete the stored study, which targets of one structure share, and measure again.
+        cold: also time the chosen plan with cold processor caches, which are emptied before each call. The decision
+            still uses consecutive calls.
         progress: whether to show the search's progress.
 
     Raises:
@@ -165,10 +166,10 @@ def tune(
         if workload is not None:
             request = replace(request, source=str(Path(folder, "model.pt")))
             save(workload, str(request.source))
-        shown: AbstractContextManager[Any] = Progress() if progress else nullcontext(Silent())
-        with shown as listener:
-            found = run_study(request, storage, ProcessLauncher(), listener)
-            return Study(found, storage.place if store else None)
+        display: AbstractContextManager[Any] = Progress() if progress else nullcontext(Silent())
+        with display as listener:
+            record = run_study(request, storage, ProcessLauncher(), listener)
+            return Study(record, storage.place if store else None)
 
 
 def _make_request(
@@ -203,7 +204,7 @@ def _make_request(
     from torchwise.workload.structure_details import details_of
 
     if isinstance(plans, Plan):
-        raise InputError("plans is one Plan, but must be several, or one in a list: plans=[plan]")
+        raise InputError("plans is a Plan, but must be a list of plans: plans=[plan]")
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = read_workload(model, args, kwargs, examples)
     if workload is not None and workload.step:
@@ -262,25 +263,25 @@ def apply(
     canary: int | None = None,
     store: str | None = None,
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
-    """Return `model` running by a decision. The model itself is not changed.
+    """Return a callable that runs `model` with the plan of a decision. The model itself is not changed.
 
-    A decision for another machine, another torch or another model is stale and never trusted. The original then answers
-    every call, and a warning says why. People's approvals of the plan (`torchwise plans pin`, `approve`, `reject`) are
-    looked up once, here. If the store cannot be reached, a warning says so, and the decision runs as it is.
+    A decision for another machine, another torch or another model is stale. Then the original model runs every call,
+    and a warning says why. Approvals of plans (`torchwise plans pin`, `approve`, `reject`) are looked up once, in this
+    call. If the store cannot be reached, a warning says so, and the plan runs without approvals.
 
     Args:
         model: the model that the decision was made for.
         decision: a result of `tune`, or of `Decision.from_json`.
-        strict: raise instead, for a stale decision, a plan that is not permitted, or a store that cannot be read.
-        borrow: let a captured plan return the memory that its next call overwrites, which saves a copy of each output.
-            It is only for a program that is done with an answer before it requests the next.
-        canary: have the original answer one call in so many as well, and give the plan up if the answers differ by more
-            than rounding. None compares nothing.
+        strict: whether to raise an error for a stale decision, a plan that is not permitted, or an unreadable store.
+        borrow: whether a plan with CUDA graphs may return memory that its next call overwrites. This saves a copy of
+            each output. Use it only if the program needs no output after the next call.
+        canary: compare one of every `canary` calls with the original model. If the answers differ by more than
+            rounding, the plan is disabled. None compares nothing.
         store: URL or file of the store with the approvals, by default in the user's data directory.
 
     Raises:
-        InputError: `canary` is no number of calls, or the decision is one for training.
-        StalePlanError: with `strict`, the decision does not hold here.
+        InputError: `canary` is no number of calls, or the decision is for training.
+        StalePlanError: with `strict`, the decision is stale.
         RefusedPlanError: with `strict`, no verified plan is permitted.
         StorageError: with `strict`, the store cannot be read.
     """
@@ -299,18 +300,18 @@ def apply(
     if stale and strict:
         raise StalePlanError(f"the decision is stale ({stale}): tune again")
     if stale:
-        logger.warning("torchwise: the decision is stale (%s), so the original answers: tune again", stale)
+        logger.warning("torchwise: the decision is stale (%s), so the original model runs: tune again", stale)
         refusal = Fallback(FallbackReason.STALE_DECISION, stale)
         return wrap_model(model, decision, refusal, borrow=borrow, canary=canary)
-    found = apply_stored_approvals(decision, store, strict=strict)
-    refused = Fallback(FallbackReason.PLAN_REFUSED, found.refusal) if found.refusal else None
-    return wrap_model(model, found.decision, refused, borrow=borrow, canary=canary)
+    effective = apply_stored_approvals(decision, store, strict=strict)
+    refused = Fallback(FallbackReason.PLAN_REFUSED, effective.refusal) if effective.refusal else None
+    return wrap_model(model, effective.decision, refused, borrow=borrow, canary=canary)
 
 
 def wrap_model(
     model: Any, decision: Decision, refusal: Fallback | None = None, **options: Any
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
-    """Return `model` running by a decision that holds here, regardless of approvals."""
+    """Return a callable that runs `model` with a decision that is not stale, regardless of approvals."""
     import torch
 
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
@@ -347,26 +348,26 @@ def optimize(
     background: bool = False,
     **options: Any,
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
-    """Tune and apply: return `model` running in the fastest verified way.
+    """Tune and apply: return a callable that runs `model` in the fastest verified way.
 
-    A stored result for the same model, inputs and machine is reused: a later start only profiles the model, which takes
-    seconds. In inference the plan answers while gradients are off: call the result under `torch.no_grad()`.
+    A stored result for the same model, inputs and machine is reused. Then this only profiles the model, which takes
+    seconds. In inference mode, the plan runs only while gradients are off. So call the result under `torch.no_grad()`.
 
     Args:
         model: an `nn.Module`, a function or a `TrainStep`.
         args: as for `tune`.
         kwargs: as for `tune`.
         canary: as for `apply`.
-        background: return at once, and search in another process. The original answers until a quick search has
-            verified a plan. That plan answers until a search of the `effort` has verified a better one. The result's
-            attribute `background` tells the progress, waits for the search and stops it.
+        background: whether to return at once, and search in another process. The original model runs until a quick
+            search has verified a plan. That plan runs until a search with `effort` has verified a better one. The
+            attribute `background` of the result has the progress, and can wait for the search or stop it.
         **options: as for `tune`. In the background, `progress` has no effect.
 
     Raises:
         InputError: an argument cannot be used, or in the background, `mode` is not inference.
     """
     if isinstance(model, (str, Workload)):
-        raise InputError(f"model is of type {type(model).__name__}, but optimize needs the module or function itself")
+        raise InputError(f"model is of type {type(model).__name__}, but must be a module or a function")
     if background:
         return _optimize_in_background(model, args, kwargs, canary, **options)
     return apply(model, tune(model, args, kwargs, **options), canary=canary, store=options.get("store"))
@@ -383,14 +384,13 @@ def _optimize_in_background(
     request, workload = _make_request(model, args, kwargs, **options)
     if request.workload.mode != "inference":
         raise InputError(
-            f"mode is {request.workload.mode!r}, but only plans for inference are swapped in from the background: "
-            "tune first, then apply"
+            f"mode is {request.workload.mode!r}, but background search supports only inference: call tune, then apply"
         )
-    assert workload is not None, "optimize takes no target"
+    assert workload is not None, "optimize accepts no target"
     decision = initial_decision(workload, request)
     searching = Fallback(FallbackReason.TUNING_IN_BACKGROUND)
     optimized: Any = wrap_model(workload.call, decision, searching, canary=canary)
     order = Order(request, tuple(dict.fromkeys(("quick", request.effort))), store, tuple(sys.path))
     vars(optimized)["background"] = start(optimized, workload, order, canary)
-    served: OptimizedModule | OptimizedFunction = optimized
-    return served
+    result: OptimizedModule | OptimizedFunction = optimized
+    return result

@@ -1,8 +1,7 @@
-"""The fingerprint of machine and software that a measurement holds for.
+"""The machine and software of a measurement, and their fingerprint.
 
-It needs the standard library only, and no torch. Versions are read from package metadata and `torch/version.py`, and
-the GPU from `nvidia-smi`. So the fingerprint can be taken when loading torch or creating a CUDA context would cost too
-much.
+Only the standard library is needed, and no torch. Versions are read from package metadata and `torch/version.py`, and
+the GPU from `nvidia-smi`. So it is fast, and creates no CUDA context.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from torchwise.errors import InputError
 class Environment:
     """The machine and software that a measurement depends on.
 
-    Every field enters `fingerprint` except `hostname`, so that equal machines share decisions. `cores_allowed` only
-    enters if it is a limit: without one a machine keeps the fingerprint that it had before limits were kept. Load,
-    clocks, free memory and the time of day never enter: they are judged per measurement instead.
+    `fingerprint` covers every field except `hostname`, so that equal machines share decisions. It covers
+    `cores_allowed` only if that is a limit, so that machines without a limit keep the fingerprint of earlier versions.
+    Load, clocks and free memory are not part of it. They are judged per measurement instead.
     """
 
     device: str  # "cpu" or "cuda"
@@ -46,13 +45,15 @@ class Environment:
     gpu_memory_mib: int | None = None
     gpu_capability: str | None = None
     driver: str | None = None
-    cores_allowed: float | None = None  # `cpus`, or less by a container's quota, or None if it was not kept
+    cores_allowed: float | None = (
+        None  # `cpus`, or fewer by a container's quota, or None in records of earlier versions
+    )
 
     def check_read(self) -> None:
-        """Refuse values that no machine has.
+        """Refuse impossible values.
 
         Raises:
-            InputError: it has fewer than no CPUs, is allowed none of them, or runs on an unknown device.
+            InputError: the number of CPUs is negative, no CPU is allowed, or the device is unknown.
         """
         if self.cpus < 0:
             raise InputError(f"cpus is {self.cpus}, but must be at least 0")
@@ -63,22 +64,22 @@ class Environment:
 
     @property
     def fingerprint(self) -> str:
-        """Return 12 hex digits of SHA-256 over every field but `hostname`, and over a limit only if there is one."""
-        known = asdict(self)
-        del known["hostname"]
+        """12 hex digits of SHA-256 over every field except `hostname`. `cores_allowed` only counts if it is a limit."""
+        data = asdict(self)
+        del data["hostname"]
         if self.cpu_limit is None:
-            del known["cores_allowed"]
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+            del data["cores_allowed"]
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def cpu_limit(self) -> float | None:
-        """The number of CPUs' worth of time this process may use, or None if that is all of them or unknown."""
+        """The limit on the CPU time of this process, in CPUs, or None if there is none or it is unknown."""
         allowed = self.cores_allowed
         return allowed if allowed is not None and allowed < self.cpus else None
 
     @property
     def hardware(self) -> str:
-        """The machine in words, without its limits: "NVIDIA H200, 143771 MiB; 16 × AMD EPYC 9555, Linux x86_64"."""
+        """The machine as text, without its limits: "NVIDIA H200, 143771 MiB; 16 × AMD EPYC 9555, Linux x86_64"."""
         return self._describe_machine(f"{self.cpus} × {self.cpu}, {self.system}")
 
     @property
@@ -95,13 +96,13 @@ class Environment:
 
     def list_different_fields(self, other: Environment) -> list[str]:
         """Return the names of the fields that differ. A limit only counts if both sides are known."""
-        plain = (field.name for field in fields(self) if field.name not in ("hostname", "cores_allowed"))
-        found = [name for name in plain if getattr(self, name) != getattr(other, name)]
+        names = (field.name for field in fields(self) if field.name not in ("hostname", "cores_allowed"))
+        found = [name for name in names if getattr(self, name) != getattr(other, name)]
         is_known = None not in (self.cores_allowed, other.cores_allowed)
         return [*found, "cores_allowed"] if is_known and self.cpu_limit != other.cpu_limit else found
 
     def differences(self, other: Environment) -> list[str]:
-        """Name each factor that differs, as "torch: 2.11.0 there, 2.13.0 here". `other` is here."""
+        """List each difference, such as "torch: 2.11.0 there, 2.13.0 here". `other` is here."""
         return [
             f"{_label(name)}: {self._format_field(name)} there, {other._format_field(name)} here"
             for name in self.list_different_fields(other)
@@ -113,7 +114,7 @@ class Environment:
 
 
 def detect(device: str) -> Environment:
-    """Take the fingerprint of this machine and software for `device` ("cpu" or "cuda")."""
+    """Detect this machine and software, for `device` "cpu" or "cuda"."""
     gpu, cpus = detect_gpu() if device == "cuda" else None, available_cpus()
     return Environment(
         device=device,
@@ -143,7 +144,7 @@ def available_cpus() -> int:
 
 
 def usable_cpus() -> frozenset[int]:
-    """Return the logical CPUs that this process may be scheduled on, or none if the system does not tell."""
+    """Return the logical CPUs that this process may be scheduled on, or none if the system does not report them."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
@@ -161,13 +162,13 @@ def torch_version() -> str:
 
 
 def torch_cuda_version() -> str | None:
-    """Return the CUDA version torch was built with, or None for a CPU build."""
+    """Return the CUDA version of torch's build, or None for a CPU build."""
     return _torch_version_field("cuda")
 
 
 @functools.cache
 def _torch_version_field(field: str) -> str | None:
-    """Read one field of `torch/version.py` as text, which is 1,000 times quicker than importing torch."""
+    """Read one field of `torch/version.py` as text, which is 1,000 times faster than importing torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

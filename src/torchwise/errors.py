@@ -3,20 +3,19 @@
 ::
 
     TorchwiseError
-    ├── InputError            the user's input cannot be used            (exit code 2)
-    │   ├── TargetError       the target names nothing that can be run
+    ├── InputError            the user's input is invalid                (exit code 2)
+    │   ├── TargetError       the target cannot be found or run
     │   ├── WorkloadError     the factory or the inputs are malformed
-    │   ├── PlanError         an illegal or meaningless combination
+    │   ├── PlanError         a plan combines incompatible choices
     │   └── StorageError      the store cannot be opened, read or written
     ├── BaselineError         the model itself fails on its own inputs   (exit code 3)
-    ├── InternalError         Torchwise fails where the model does not
-    ├── UnsupportedError      this torch or machine lacks what a plan needs
+    ├── InternalError         Torchwise fails, but the model does not
+    ├── UnsupportedError      this torch or machine lacks a feature
     │   └── NoEffectError     a part of a plan changes nothing in this model
-    ├── StalePlanError        a plan no longer fits the live model
+    ├── StalePlanError        the model changed since the decision
     └── RefusedPlanError      approvals permit no verified plan
 
-A message gives the value and the rule, and the way out if there is one:
-"calls is 0, but must be at least 1".
+A message has the value, the rule and, if possible, a solution: "calls is 0, but must be at least 1".
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class TorchwiseError(Exception):
 
 
 class InputError(TorchwiseError, ValueError):
-    """The user's input cannot be used. As it is a ValueError, msgspec adds its place when it makes a record."""
+    """The user's input is invalid. As it is a ValueError, msgspec adds the location in a record."""
 
     exit_code = 2
 
 
 class TargetError(InputError):
-    """The target names nothing that can be run."""
+    """The target cannot be found or run."""
 
 
 class WorkloadError(InputError):
@@ -51,7 +50,7 @@ class WorkloadError(InputError):
 
 
 class PlanError(InputError):
-    """A plan combines choices that are illegal or mean nothing together."""
+    """A plan combines choices that are invalid or useless together."""
 
 
 class StorageError(InputError):
@@ -59,13 +58,13 @@ class StorageError(InputError):
 
 
 class BaselineError(TorchwiseError):
-    """The model, run plainly, fails on its own example inputs: there is nothing to compare with."""
+    """The original model fails on its own example inputs, so there is no baseline."""
 
     exit_code = 3
 
 
 class InternalError(TorchwiseError):
-    """Torchwise itself fails on a model that runs by itself: that is a fault of Torchwise, and not the model's."""
+    """Torchwise fails on a model that runs without it. This is a bug in Torchwise."""
 
 
 class UnsupportedError(TorchwiseError):
@@ -73,11 +72,11 @@ class UnsupportedError(TorchwiseError):
 
 
 class NoEffectError(UnsupportedError):
-    """A part of a plan changes nothing in this model, so that the plan would be timed under a wrong name.
+    """A part of a plan changes nothing in this model, so the plan equals a simpler one.
 
     Args:
-        message: the part, and why.
-        part: the plan's field, and the value in it that changes nothing.
+        message: the part, and the reason.
+        part: the field of the plan, and its value that changes nothing.
     """
 
     def __init__(self, message: str, part: tuple[str, str]) -> None:
@@ -86,7 +85,7 @@ class NoEffectError(UnsupportedError):
 
 
 class StalePlanError(TorchwiseError):
-    """A plan was made for a model that has since changed (its weights, its structure, its mode)."""
+    """The model changed since the decision: its weights, its structure or its mode."""
 
 
 class RefusedPlanError(TorchwiseError):
@@ -94,7 +93,7 @@ class RefusedPlanError(TorchwiseError):
 
 
 def format_error(error: BaseException) -> str:
-    """Return an exception as Python prints it. If it has no message, add where it was raised."""
+    """Return an exception as Python prints it. If it has no message, add the line that raised it."""
     name = type(error).__name__
     if str(error).strip():
         return f"{name}: {error}"
@@ -103,10 +102,10 @@ def format_error(error: BaseException) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of an error's text that says something.
+    """Return the first informative line of an error's text.
 
     A compiler may wrap an error without a message, and add the user's line below: "NotImplementedError: ", then "from
-    user code: …". That line is then the only information.
+    user code: …". Then that line is the only information.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or not _NAME_ALONE.search(lines[0]):
@@ -124,22 +123,22 @@ _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<funct
 
 
 def is_positive(value: object) -> bool:
-    """Whether it is a number above 0: text, which Python cannot compare with one, is none."""
+    """Whether the value is a number above 0. True and text are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
 def is_count(value: object) -> bool:
-    """Whether it is a whole number of at least 1. True and False are none."""
+    """Whether the value is an integer of at least 1. True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def did_you_mean(word: str, known: Iterable[str], meaning: Callable[[str], str] = str) -> str:
-    """Return the end of a message about an unknown word that asks for its near misses, or "" if there are none.
+    """Return the end of a message about an unknown word, with similar known words, or "" if there are none.
 
     Args:
         word: the unknown word.
         known: the known words.
-        meaning: maps a known word to the name to show for it.
+        meaning: maps a known word to its displayed name.
     """
     close = dict.fromkeys(map(meaning, difflib.get_close_matches(word, list(known), n=3)))
     return f"; did you mean {' or '.join(close)}?" if close else ""

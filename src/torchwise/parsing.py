@@ -1,7 +1,7 @@
-"""Read JSON and TOML as plain data, strictly, and the files that hold them. Errors name their place.
+"""Read JSON and TOML strictly, from text and files. Errors name the location.
 
-Strict data is UTF-8 without a byte order mark, with each key once and finite numbers alone. Python's own readers accept
-more than that. Other programs read something else from such data, or nothing.
+Strict data is UTF-8 without a byte order mark, without duplicate keys, and with finite numbers only. Python's own
+parsers accept more. Other programs may reject such data, or read it differently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchwise.errors import InputError
 T = TypeVar("T")
 
 MAX_BYTES = 2**28
-"""Maximum size of a file to read, in bytes. The largest one written so far has a hundredth of it."""
+"""Maximum size of a file to read, in bytes: about 100 times the largest file of Torchwise so far."""
 MAX_MESSAGE = 800
 """Maximum number of characters in a message about a file."""
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
@@ -33,21 +33,21 @@ _SHORT.maxlevel = 2
 
 
 def short_repr(value: Any) -> str:
-    """Return a value as messages show it: short, however large or deep it is."""
+    """Return the repr of a value for messages, short even for large or deep values."""
     return _SHORT.repr(value)
 
 
 def brief(error: Exception) -> str:
-    """Return an error's message, without its middle if it is too long to be read, such as a value of a megabyte."""
+    """Return an error's message. If it is too long, its middle is left out."""
     text = str(error)
     return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE // 2]} … {text[-MAX_MESSAGE // 2 :]}"
 
 
 def read(file: str | Path, parse: Callable[[bytes], T]) -> T:
-    """Read a file by `parse`.
+    """Read and parse a file.
 
     Raises:
-        InputError: it cannot be read, is too large, or `parse` refuses it. The message begins with the file.
+        InputError: it cannot be read, is too large, or `parse` refuses it. The message begins with the path.
     """
     data = read_bytes(file)
     try:
@@ -65,10 +65,10 @@ def read_bytes(file: str | Path) -> bytes:
     try:
         with Path(file).open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+    except (OSError, ValueError) as error:  # ValueError: the name contains NUL
         raise InputError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > MAX_BYTES:
-        raise InputError(f"{file} has more than {MAX_BYTES} bytes, which is the most that is read")
+        raise InputError(f"{file} has more than {MAX_BYTES} bytes, the maximum size")
     return data
 
 
@@ -80,14 +80,13 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
         constants: whether it may hold NaN, Infinity and -Infinity, as Python writes them.
 
     Raises:
-        InputError: it is no JSON, or holds refused data (a key twice, a number that is not finite). The message names
-            the place.
+        InputError: it is no JSON, or has duplicate keys or numbers that are not finite. The message names the location.
     """
     text = _decode(text)
     if not text.strip():
         raise InputError("it is empty, but must be JSON")
     try:
-        made = json.loads(
+        data = json.loads(
             text,
             object_pairs_hook=_object,
             parse_float=_finite,
@@ -97,11 +96,11 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
         raise InputError(_syntax(error)) from None
     except RecursionError:
         raise InputError(_TOO_DEEP) from None
-    except ValueError:  # from one of our hooks, which do not know their place, or for a number of thousands of digits
+    except ValueError:  # from a hook, which does not know the location, or for a number with thousands of digits
         raise InputError(_refusal(text)) from None
-    if _SURROGATE.search(text) and (place := _lone_surrogate(made)):
-        raise InputError(f"{place} holds half a character (a lone surrogate), which no text has")
-    return made
+    if _SURROGATE.search(text) and (place := _lone_surrogate(data)):
+        raise InputError(f"{place} has half a character (a lone surrogate), which is invalid in text")
+    return data
 
 
 def parse_toml(text: str | bytes, *, constants: bool = False) -> dict[str, Any]:
@@ -112,7 +111,7 @@ def parse_toml(text: str | bytes, *, constants: bool = False) -> dict[str, Any]:
         constants: whether it may hold nan and inf.
 
     Raises:
-        InputError: it is no TOML, or holds a number that is not finite. The message names the place.
+        InputError: it is no TOML, or has a number that is not finite. The message names the location.
     """
     try:
         return tomllib.loads(_decode(text), parse_float=float if constants else _finite)
@@ -120,8 +119,8 @@ def parse_toml(text: str | bytes, *, constants: bool = False) -> dict[str, Any]:
         raise InputError(f"it is no TOML: {error}") from None
     except RecursionError:
         raise InputError(_TOO_DEEP) from None
-    except ValueError as error:  # a number that is not finite, or of thousands of digits
-        raise InputError(f"it holds a number that is refused: {error}") from None
+    except ValueError as error:  # a number that is not finite, or has thousands of digits
+        raise InputError(f"it has an invalid number: {error}") from None
 
 
 def _decode(text: str | bytes) -> str:
@@ -140,10 +139,10 @@ def _decode(text: str | bytes) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a key stands twice")
-    return made
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        raise ValueError("a key is duplicate")
+    return data
 
 
 def _finite(text: str) -> float:
@@ -158,11 +157,11 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object with all of its keys, for a second look."""
+    """A JSON object with all of its keys, including duplicates."""
 
 
-class _Odd(str):
-    """A number as it is written, which is refused."""
+class _InvalidNumber(str):
+    """The text of an invalid number."""
 
 
 def _syntax(error: json.JSONDecodeError) -> str:
@@ -170,26 +169,28 @@ def _syntax(error: json.JSONDecodeError) -> str:
 
 
 def _refusal(text: str) -> str:
-    """Return the refused data in a text that Python itself reads, and its place."""
+    """Describe the invalid data in a text that Python itself accepts, and its location."""
 
     def number(text: str) -> Any:
-        return _Odd(text) if not math.isfinite(float(text)) else 0.0
+        return _InvalidNumber(text) if not math.isfinite(float(text)) else 0.0
 
     def parse_int(text: str) -> Any:
-        return _Odd(text) if len(text) > 4000 else 0  # Python refuses to read such a one
+        return _InvalidNumber(text) if len(text) > 4000 else 0  # Python refuses such numbers
 
     try:
-        made = json.loads(text, object_pairs_hook=_Pairs, parse_float=number, parse_int=parse_int, parse_constant=_Odd)
-    except json.JSONDecodeError as error:  # further on
+        data = json.loads(
+            text, object_pairs_hook=_Pairs, parse_float=number, parse_int=parse_int, parse_constant=_InvalidNumber
+        )
+    except json.JSONDecodeError as error:  # after the invalid data
         return _syntax(error)
     except RecursionError:
         return _TOO_DEEP
-    for place, value in _walk(made, "$"):
-        if isinstance(value, _Odd):
-            return f"{_short(place)} is {_short(value, 20)}, but must be a finite number of some digits"
-        if isinstance(value, _Pairs) and (twice := next(_find_duplicates(value), None)) is not None:
-            return f"{_short(place)} has the key {short_repr(twice)} twice, but each may stand there once"
-    return "it holds a number that cannot be read"
+    for place, value in _walk(data, "$"):
+        if isinstance(value, _InvalidNumber):
+            return f"{_short(place)} is {_short(value, 20)}, but must be a finite number with fewer digits"
+        if isinstance(value, _Pairs) and (duplicate := next(_find_duplicates(value), None)) is not None:
+            return f"{_short(place)} has the key {short_repr(duplicate)} twice, but keys must be unique"
+    return "it has a number that cannot be read"
 
 
 def _find_duplicates(pairs: _Pairs) -> Iterator[str]:
@@ -201,7 +202,7 @@ def _find_duplicates(pairs: _Pairs) -> Iterator[str]:
 
 
 def _lone_surrogate(data: Any) -> str | None:
-    """Return the place of the first text that has one."""
+    """Return the location of the first text with a lone surrogate."""
     for place, value in _walk(data, "$"):
         texts = value if isinstance(value, dict) else [value]
         if any(isinstance(text, str) and any("\ud800" <= char <= "\udfff" for char in text) for text in texts):
@@ -209,15 +210,15 @@ def _lone_surrogate(data: Any) -> str | None:
     return None
 
 
-def _short(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else f"{text[:most]}…"
+def _short(text: str, max_length: int = 200) -> str:
+    return text if len(text) <= max_length else f"{text[:max_length]}…"
 
 
 def _walk(data: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield each value with its place, such as `$.trials[0].plan`, from the outside inwards, however deep."""
-    left = [(place, data)]
-    while left:
-        place, data = left.pop()
+    """Yield each value with its location, such as `$.trials[0].plan`, parents first, without recursion."""
+    remaining = [(place, data)]
+    while remaining:
+        place, data = remaining.pop()
         yield place, data
         if isinstance(data, dict):
             inner = [(f"{place}.{key}", value) for key, value in data.items()]
@@ -227,4 +228,4 @@ def _walk(data: Any, place: str) -> Iterator[tuple[str, Any]]:
             inner = [(f"{place}[{index}]", value) for index, value in enumerate(data)]
         else:
             continue
-        left += reversed(inner)
+        remaining += reversed(inner)

@@ -1,6 +1,6 @@
-"""Functions for a program that serves a result of `apply` or `optimize`: unwrapping, freezing, metrics.
+"""Functions for programs that use results of `apply` or `optimize` in production: unwrap, freeze, metrics.
 
-These are functions and no methods, as a model may have a method of any name.
+They are no methods, since a model may have methods of the same names.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 def unwrap(optimized: Any) -> Any:
-    """Return the original behind a result of `apply` or `optimize`, or any other object as it is."""
+    """Return the original model of a result of `apply` or `optimize`, or any other object unchanged."""
     from torchwise import runtime
 
     return runtime.unwrap(optimized)
 
 
 def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
-    """Compile and capture nothing more. The original answers all calls that the plan has not answered by now.
+    """Forbid further compilation and capture. The original model runs calls with input signatures that are new.
 
-    It is for a service that has called its plan once on inputs of every signature that will come, and must not stop for
-    a new one. If the model or PyTorch's settings change so that the plan would be compiled or captured again, the
-    original answers, too.
+    Use it in a service whose calls must never wait for a compilation. First call the plan once with inputs of every
+    expected signature. If the model or settings of PyTorch change so that the plan would be compiled or captured again,
+    the original model also runs.
 
     Raises:
-        InputError: it is nothing that Torchwise optimised.
-        UnsupportedError: this torch does not say when it compiles.
+        InputError: `optimized` is no result of `apply` or `optimize`.
+        UnsupportedError: this version of torch does not report compilations.
     """
     from torchwise.runtime.module import freezable
 
@@ -36,10 +36,10 @@ def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
 
 
 def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
-    """Let calls compile and capture again, until the next `freeze`, to warm up after a change.
+    """Permit compilation and capture again until the next `freeze`, to warm up after a change.
 
     Raises:
-        InputError: it is nothing that Torchwise optimised.
+        InputError: `optimized` is no result of `apply` or `optimize`.
     """
     from torchwise.runtime.module import freezable
 
@@ -49,20 +49,20 @@ def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
 def export_metrics(
     optimized: OptimizedModule | OptimizedFunction, name: str, registry: Any = None
 ) -> Callable[[], None]:
-    """Have Prometheus scrape the counts and the latency of the calls of `optimized`.
+    """Export the number and the latency of the calls of `optimized` to Prometheus.
 
-    It adds nothing to a call: counts are read at each scrape.
+    Calls take no extra time, as each scrape reads the counts.
 
     Args:
         optimized: a result of `apply` or `optimize`.
-        name: the label `model` of its metrics.
+        name: value of the label `model` of its metrics.
         registry: a `prometheus_client.CollectorRegistry`, by default the global one.
 
     Returns:
         A function that removes the metrics.
 
     Raises:
-        InputError: it is nothing that Torchwise optimised, or the name is taken.
+        InputError: `optimized` is no result of `apply` or `optimize`, or the name is already in use.
         UnsupportedError: prometheus-client is not installed. It comes with the extra `metrics`.
     """
     from torchwise.runtime import metrics

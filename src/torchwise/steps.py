@@ -1,4 +1,4 @@
-"""Loops of a simulation and steps of a training, many kernels to a launch."""
+"""Capture loops of a simulation and training steps as CUDA graphs, with many kernels per launch."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ T = TypeVar("T")
 
 
 def rollout(step: Callable[[Any], Any], state: Any, steps: int, every: int | None = None) -> Any:
-    """Take `steps` steps of a simulation.
+    """Run `steps` steps of a simulation.
 
-    On CUDA, if no gradient is needed, many iterations run as one CUDA graph, with fresh noise in each. Recording must
-    pay within this one call, so it is done from about twenty steps on. To call again and again without another
-    recording, keep a `captured_loop`. Otherwise, and if a step cannot be captured (the log says why), it is a plain
-    loop, through which gradients flow.
+    On CUDA, if no gradient is needed, many iterations run as one CUDA graph, with new random numbers in each. The graph
+    is captured from about 20 steps on, as capturing must pay back within this call. For repeated calls, keep a
+    `captured_loop`, which captures only once. In all other cases it is a plain Python loop, through which gradients
+    flow. The same holds if a step cannot be captured. Then the log says why.
 
     Args:
-        step: takes a state and returns the next, of the same structure, shapes, dtypes and devices. It is a function, a
-            module, or a result of `apply`.
+        step: a function, a module, or a result of `apply`. It takes a state and returns the next one, with the same
+            structure, shapes, dtypes and devices.
         state: a tensor, or tuples, lists, dicts and dataclasses of tensors. It is not changed.
         steps: number of steps, at least 0.
-        every: keep the state after each so many steps, on its device.
+        every: interval in steps at which to keep the state, on its device, or None to keep only the last.
 
     Returns:
-        The last state, or with `every` the pair of the last state and the list of the states kept.
+        The last state, or with `every` the pair of the last state and the list of kept states.
 
     Raises:
-        InputError: a number is out of range, or the step returns another kind of state than it is given.
+        InputError: a number is out of range, or the step returns a state of another structure, shape, dtype or device.
     """
     from torchwise.runtime.rollout import Rollout
 
@@ -41,9 +41,9 @@ def rollout(step: Callable[[Any], Any], state: Any, steps: int, every: int | Non
 
 
 def captured_loop(step: Callable[[Any], Any], every: int | None = None) -> Rollout:
-    """Return a loop that runs `step` over and over. Called with `(state, steps)`, it answers as `rollout` does.
+    """Return a loop over `step` for repeated calls. Called with `(state, steps)`, it returns the same as `rollout`.
 
-    Recordings are kept for the next call with such a state.
+    Captured graphs are reused for states of the same structure, shapes, dtypes and devices.
 
     Args:
         step: as for `rollout`.
@@ -63,7 +63,7 @@ def captured_step(
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
     scalers: torch.amp.GradScaler | Sequence[torch.amp.GradScaler] = (),
 ) -> CapturedStep:
-    """Return `step(*batch)`, a whole training step, so that on CUDA each call is one launch of one CUDA graph.
+    """Return a whole training step `step(*batch)`, so that each call on CUDA is the launch of one CUDA graph.
 
     ::
 
@@ -79,23 +79,23 @@ def captured_step(
 
         step = torchwise.captured_step(step, model, optimizer)
 
-    The first call of each kind of batch runs as written, the second is recorded. Each is exactly one training step. On
-    the CPU every call runs as written. `CapturedStep` describes the changes that it notices, the state of `.grad`, and
-    the limits of a step.
+    For each signature of a batch, the first call runs in eager, and the second is captured. Each is exactly one
+    training step. On the CPU every call runs in eager. `CapturedStep` documents the changes that it detects, the state
+    of `.grad`, and the limitations of a step.
 
     Args:
-        step: takes the batch, tensors in any nesting, and returns any nesting of tensors, which come back detached.
-        modules: the module or modules that it trains, or whose buffers it writes to.
-        optimizers: the optimizer or optimizers that it steps, with `capturable=True` if they have that.
+        step: takes a batch of nested tensors, and returns nested tensors, which are detached in the result.
+        modules: the module or modules that it trains, or whose buffers it changes.
+        optimizers: the optimizer or optimizers that it steps, with `capturable=True` if they have this option.
         scalers: the `torch.amp.GradScaler`s that it uses. Their optimizers must be fused.
 
     Raises:
-        UnsupportedError: on a call, if the step cannot be captured. The message says why, where, and the way out.
+        UnsupportedError: in a call, if the step cannot be captured. The message has the reason, line and solution.
     """
     from torchwise.compile.cuda_graphs.step_graph import CapturedStep
 
-    return CapturedStep(step, _several(modules), _several(optimizers), _several(scalers))
+    return CapturedStep(step, _as_tuple(modules), _as_tuple(optimizers), _as_tuple(scalers))
 
 
-def _several(given: T | Sequence[T]) -> Sequence[T]:
-    return tuple(given) if isinstance(given, (tuple, list)) else (given,)  # type: ignore[return-value]
+def _as_tuple(value: T | Sequence[T]) -> Sequence[T]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)  # type: ignore[return-value]

@@ -153,7 +153,7 @@ def test_a_plan_is_pinned_by_keys_alone(served: Served, browser: Any) -> None:
     page = look(browser, f"{served.url}study?study=1").page
     reach(page, "Pin, approve or reject a plan")
     page.keyboard.press("Enter")
-    page.get_by_text("run this plan and no other").wait_for(timeout=SHOWN_MS)
+    page.get_by_text("run only this plan").wait_for(timeout=SHOWN_MS)
     reach(page, "automatic")
     page.keyboard.press("ArrowDown")
     reach(page, "Reason")

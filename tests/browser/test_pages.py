@@ -58,7 +58,7 @@ def an_explanation() -> Explanation:
         make_finding("slower", price(2e-3), plan=WIDE),
         make_finding("roofline", most, title=f"{fused}17 reaches 34% of what this hardware can do"),
         make_finding("unclear", unclear, places=(SourceLocation(LONG, 12, "forward", f"x = self.layer(x)  # {LONG}"),)),
-        make_finding("no price"),
+        make_finding("saving unknown"),
         measurement=Measurement(samples(0.024, 60), samples(0.031, 60, seed=1), calls_per_round=4),
         stages=tuple(Stage(name, s, "8 nodes", "2 fused kernels", ("kernels-0_0.py",)) for name, s in times.items()),
         kernels=kernels,
@@ -110,7 +110,7 @@ CONTRASTS = """() => {
   const found = [];
   for (const e of document.querySelectorAll('body *')) {
     const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    if (!own || !e.getClientRects().length || e.closest('.unseen')) continue;
+    if (!own || !e.getClientRects().length || e.closest('.visually-hidden')) continue;
     const style = getComputedStyle(e);
     const ink = e.closest('svg') ? style.fill : style.color;
     const [a, b] = [light(ink), light(behind(e.parentElement.closest('svg') ?? e))].sort((x, y) => y - x);

@@ -392,7 +392,7 @@ class StorageContract:
         conclude_study(storage, study.id)
         whole = storage.get_study(study.id)
         assert whole.trials == (done, running)
-        with pytest.raises(StorageError, match=f"study {study.id} is of the same model, machine and rules"):
+        with pytest.raises(StorageError, match=f"study {study.id} has the same model, machine and settings"):
             storage.import_study(whole)
         storage.delete_study(study.id)
         added = storage.import_study(whole)
@@ -515,7 +515,9 @@ class StorageContract:
         kept = storage.keep_explanation(an_explanation())
         for table in ("rulings", "explanations"):
             spoil(storage, f"UPDATE torchwise_{table} SET record = '{{}}'")
-        with pytest.raises(StorageError, match=rf"the ruling on plan {INDUCTOR.id} of zoo:.* cannot be .*withdraw it"):
+        with pytest.raises(
+            StorageError, match=rf"the approval of plan {INDUCTOR.id} of zoo:.* cannot be .*withdraw it"
+        ):
             storage.approvals()
         with pytest.raises(StorageError, match=rf"^explanation {kept} cannot be read: .*explain the target again"):
             storage.get_explanation(kept)

@@ -165,7 +165,7 @@ def test_batches_say_what_a_larger_one_costs_and_where_throughput_ends() -> None
 
 def test_throughput_that_falls_names_the_best_batch() -> None:
     record = an_analysis(batches=(_batch(1, 1.0), _batch(2, 2.0), _batch(4, 1.5)))
-    assert "Batch 2 has the highest throughput, 2.00 items a second." in advice.batches(record)
+    assert "Batch 2 has the highest throughput, 2.00 items per second." in advice.batches(record)
 
 
 def test_batches_are_not_compared_where_the_machine_changed_between_them() -> None:

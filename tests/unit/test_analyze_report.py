@@ -43,7 +43,7 @@ def test_the_phases_come_in_order_with_their_figures() -> None:
     compiling = facts_of(an_analysis(), "compiling")
     assert (compiling["Cold, empty caches"], compiling["Warm, full caches"]) == ("38.2 s", "4.10 s")
     memory = facts_of(an_analysis(), "memory")
-    assert (memory["Overhead over eager"], memory["Reserve, 20 % margin"]) == ("+32.0 MiB", "560 MiB")
+    assert (memory["More than eager"], memory["Memory to reserve, 20 % margin"]) == ("+32.0 MiB", "560 MiB")
     economics = facts_of(an_analysis(), "economics")
     assert economics["Pays back after"].endswith(" calls")
     assert facts_of(an_analysis(), "correctness")["Error against float64"] == "2.1e-07"
@@ -66,7 +66,7 @@ def test_a_consistency_row_holds_calls_percentiles_variation_drift_and_outliers(
 
 def test_a_plan_needing_less_memory_shows_it() -> None:
     less = an_analysis(steady=a_steady(memory=Memory(1, 1, None, 100 << 20, 300 << 20)))
-    assert facts_of(less, "memory")["Overhead over eager"] == "-200 MiB"
+    assert facts_of(less, "memory")["More than eager"] == "-200 MiB"
 
 
 def test_batches_that_were_not_timed_are_named_with_the_reason() -> None:
@@ -91,7 +91,7 @@ def test_the_advice_comes_first_and_no_figure_is_cut_on_any_width(width: int) ->
     assert "Use inductor: it saves" in " ".join(text.split("╰")[0].split())
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
-    for phase in ("Baseline: eager", "Compile cost", "Economics", "Memory", "Correctness", "Batch sizes"):
+    for phase in ("Baseline: eager", "Compile cost", "Break-even", "Memory", "Correctness", "Batch sizes"):
         assert phase in text
 
 
@@ -121,7 +121,7 @@ def test_the_page_has_the_policy_the_plots_and_every_section() -> None:
     ids = re.findall(r'id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'aria-labelledby="([^"]+)"', page)) <= set(ids)
-    for words in ("What to do", "Advice", "Speed and consistency", "560 MiB", "3 outputs on 4 seeds agree"):
+    for words in ("Recommendation", "Advice", "Speed and variation", "560 MiB", "3 outputs on 4 seeds agree"):
         assert words in page
 
 
@@ -155,9 +155,9 @@ def test_a_failure_shows_its_traceback_and_plots_only_what_was_seen() -> None:
 
 def test_plots_have_a_summary_and_the_figures_behind_them() -> None:
     found = {plot.key: plot for plot in plots(an_analysis())}
-    assert found["latency"].summary.startswith("Half of the calls of inductor stay within 8.2")
+    assert found["latency"].summary.startswith("Half of the calls of inductor take at most 8.2")
     assert found["memory"].table[0] == ("inductor", "98.0 MiB", "19.0 MiB", "312 MiB")
-    assert found["memory"].summary == "Reserve 560 MiB."
+    assert found["memory"].summary == "Reserve 560 MiB of memory."
     assert [line[0] for line in found["scaling"].table] == ["1", "2", "4", "8"]
     assert found["cost"].summary.startswith("inductor is the first to pay back, after 9,2")
     assert "scaling" not in {plot.key for plot in plots(an_analysis(batches=(a_batch(4),)))}

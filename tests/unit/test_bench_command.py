@@ -153,7 +153,7 @@ def test_rows_are_said_as_they_come_and_the_table_and_the_summary_follow(loop: L
     shown = capsys.readouterr()
     assert "max-autotune, so far: 1.50× [1.50, 1.50], first call" in shown.err
     assert "torchwise ★" in shown.out
-    assert "torchwise over the best other: 1.13×" in shown.out
+    assert "torchwise over the best alternative: 1.13×" in shown.out
     assert "torchwise compare BEFORE.json AFTER.json" in shown.out
 
 
@@ -198,7 +198,7 @@ def test_ctrl_c_keeps_and_shows_what_is_finished(loop: Loop, tmp_path: Path, cap
     assert len(read_benchmark(tmp_path / "a.json").rows) == 2
     assert (tmp_path / "a.md").exists()
     assert "default" in shown.out
-    assert f"interrupted; finished rows are kept, and with --resume {tmp_path / 'a.json'} a run" in shown.err
+    assert f"interrupted; finished rows are saved, and --resume {tmp_path / 'a.json'} continues" in shown.err
 
 
 def test_ctrl_c_before_the_first_row_shows_nothing(loop: Loop, monkeypatch, capsys) -> None:
@@ -216,7 +216,7 @@ def test_ctrl_c_does_not_say_that_rows_are_kept_where_no_file_holds_them(loop: L
 
     loop.then = interrupt
     assert run(TARGET) == 130
-    assert "finished rows are shown, and are in no file" in capsys.readouterr().err
+    assert "finished rows are shown, but not saved" in capsys.readouterr().err
 
 
 def test_what_is_left_is_said_with_the_way_on(loop: Loop, capsys) -> None:
@@ -233,7 +233,7 @@ def test_what_is_left_is_said_with_the_way_on(loop: Loop, capsys) -> None:
         ((TARGET, "--size", "tiny"), "size is 'tiny'"),
         ((TARGET, "--device", "tpu"), "device is 'tpu', but must be one of cpu, cuda"),
         ((TARGET, "--mode", "dreaming"), "mode is 'dreaming', but must be one of inference, training"),
-        ((TARGET, "--objective", "memory"), "objective is 'memory', but a benchmark times"),
+        ((TARGET, "--objective", "memory"), "objective is 'memory', but must be latency"),
         ((TARGET, "--effort", "great"), "effort is 'great'"),
         ((TARGET, "--allow", "all"), "allow is 'all', but must be one of"),
         ((TARGET, "--calls", "0"), "calls is 0, but must be a whole number of at least 1"),
@@ -245,9 +245,9 @@ def test_what_is_left_is_said_with_the_way_on(loop: Loop, capsys) -> None:
         ((TARGET, "--html", "/proc/a.html"), "/proc/a.html cannot be written: "),
         ((TARGET, "--plots", "/proc/none/plots"), "cannot be written: "),
         ((TARGET, "--budget", "0"), "budget is 0.0 s, but must be above 0"),
-        ((TARGET, "--export", "a.txt"), "a.txt ends in '.txt', but an export is written by its suffix"),
+        ((TARGET, "--export", "a.txt"), "a.txt has the suffix '.txt', but must have one of"),
         ((TARGET, "--export", "nowhere/a.md"), "there is no folder"),
-        ((TARGET, "--resume", "a.csv"), "a.csv cannot be gone on with: only .json holds all"),
+        ((TARGET, "--resume", "a.csv"), "a.csv cannot be resumed from: only a .json file holds"),
         ((TARGET, "--plots", "file"), "file is a file, but plots go to a folder"),
         (("--suite", "none.toml"), "none.toml cannot be read"),
     ],
@@ -287,7 +287,7 @@ def test_the_loop_itself_runs_from_the_command(monkeypatch, tmp_path: Path, caps
     assert len(workers.jobs) == jobs
     monkeypatch.setattr(torchwise.environment, "torch_version", lambda: "0.1")
     assert run(TARGET, *options) == 2
-    assert "of another environment (torch: " in capsys.readouterr().err
+    assert "from another environment (torch: " in capsys.readouterr().err
 
 
 def test_a_target_that_cannot_be_used_is_bad_input_and_its_rows_say_why(monkeypatch, tmp_path: Path, capsys) -> None:

@@ -23,14 +23,14 @@ def page() -> str:
 def test_the_summary_comes_first_and_every_row_of_every_target_follows(page: str) -> None:
     first = page.split("</section>")[0]
     assert "torchwise over eager: 1.70×" in first
-    assert "torchwise over the best other: 1.13×" in first
+    assert "torchwise over the best alternative: 1.13×" in first
     assert "2 targets, side by side" in page
     for target in ("zoo:tutorial.fusion_demo@small, inference on cuda", "my.module:factory, inference on cuda"):
         assert target in page
     assert page.count('<tr role="row"') == 2 * (1 + 8)
     assert page.count('class="decided"') == 2
     assert "died in compile: SIGSEGV" in page
-    assert "the fastest right answer of its precision class" in page
+    assert "the fastest contender with correct answers in its precision class" in page
 
 
 def test_ids_are_unique_and_met_and_nothing_is_fetched(page: str) -> None:
@@ -55,7 +55,7 @@ def test_plots_are_the_speedup_and_where_it_is_known_the_roofline() -> None:
 
 def test_a_wrong_answer_is_never_the_highest_however_fast() -> None:
     (speedups,) = plots(a_benchmark(tuple(r for r in some_rows() if r.contender == "aot-inductor"), peaks=None))
-    assert speedups.summary == "No answer is right."
+    assert speedups.summary == "No answer is correct."
 
 
 def test_a_benchmark_of_nothing_and_of_failures_is_shown_too() -> None:

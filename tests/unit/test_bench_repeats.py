@@ -196,7 +196,7 @@ def test_the_duel_is_held_again_and_its_failure_ends_it_and_costs_nothing_else()
     assert len(row.duels) == 3
     row = run(Failing(contends=contends, duel=a_measurement(1.03)), "eager", "default", "torchwise")["torchwise"]
     assert (len(row.duels), row.state, row.is_right) == (1, RowState.TIMED, True)
-    assert row.reason == f"beside default in another process: {HANG}"
+    assert row.reason == f"against default in another process: {HANG}"
 
 
 def test_a_duel_that_failed_before_is_not_forgotten_where_another_fails() -> None:
@@ -209,7 +209,7 @@ def test_a_duel_that_failed_before_is_not_forgotten_where_another_fails() -> Non
     quick, slow = alone(1.4, slowness=0.5), alone(1.5)  # one has the lesser time, and the other the higher speed-up
     contends = {"eager": alone(1.0), "default": quick, "max-autotune": slow, "torchwise": alone(1.45)}
     row = run(Failing(contends=contends), "eager", "default", "max-autotune", "torchwise")["torchwise"]
-    assert row.reason == f"beside max-autotune: {HANG}; beside default in another process: {HANG}"
+    assert row.reason == f"against max-autotune: {HANG}; against default in another process: {HANG}"
 
 
 def test_a_contender_that_fails_in_another_process_is_no_right_answer() -> None:

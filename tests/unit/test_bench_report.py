@@ -54,7 +54,7 @@ def test_every_way_to_end_has_its_words() -> None:
     assert found == {
         "eager": ("passed", ""),
         "default": ("passed", ""),
-        "reduce-overhead": ("passed, overwritten", "an answer is overwritten by the next call"),
+        "reduce-overhead": ("passed, overwritten", "the next call overwrites the answer"),
         "max-autotune": ("passed", ""),
         "aot-inductor": ("not right", "values: output[0] is off at (3, 17): -0.412 for 0.371"),
         "thunder": ("failed", "died in compile: SIGSEGV"),
@@ -72,18 +72,17 @@ def test_a_line_holds_every_figure() -> None:
 
 def test_torchwise_shows_its_plan_its_search_and_the_duel() -> None:
     line = lines_of(a_benchmark())["torchwise"]
-    expected = "plan inductor + capture call, searched 43.2 s, 1.13× [1.12, 1.14] the best other (max-autotune)"
+    speed = "1.13× [1.12, 1.14] the speed of the best alternative (max-autotune)"
+    expected = f"plan inductor + capture call, searched 43.2 s, {speed}"
     assert line.choice == expected
     given = line_of(replace(ours(), search_s=None), a_benchmark()).choice
-    assert given.startswith("plan inductor + capture call, given, 1.13×")
+    assert given.startswith("plan inductor + capture call, given by the request, 1.13×")
     assert lines_of(a_benchmark())["default"].choice == ""
 
 
 def test_a_row_that_is_slower_says_what_was_tried_instead() -> None:
     searched = ("inductor: faster, but does not pay back", "freezing: the workload has no gemm")
-    said = (
-        "what was tried, and what was not: inductor: faster, but does not pay back; freezing: the workload has no gemm"
-    )
+    said = "tried and excluded plans: inductor: faster, but does not pay back; freezing: the workload has no gemm"
     assert said in line_of(ours(duel=0.9, searched=searched), a_benchmark()).remarks
     assert not line_of(ours(duel=1.0, searched=searched), a_benchmark()).search
     assert not line_of(ours(duel=1.2, searched=searched), a_benchmark()).search
@@ -92,22 +91,25 @@ def test_a_row_that_is_slower_says_what_was_tried_instead() -> None:
 def test_a_duel_of_eager_with_itself_is_told_as_such() -> None:
     row = ours(1.0, 0.9, plan=EAGER, rival="eager", searched=("inductor: slower",))
     line = line_of(row, a_benchmark((row,)))
-    assert "the best other (eager, the very same)" in line.choice
+    assert "the speed of the best alternative (eager, the same plan)" in line.choice
     assert not line.search
 
 
 @pytest.mark.parametrize(
     ("row", "end"),
     [
-        (ours(duel=None), "no other right answer in class native to be held against"),
-        (ours(duel=None, reason="beside default: timed out in measure: 300 s"), "beside default: timed out in measure"),
+        (ours(duel=None), "no other contender has correct answers in precision native"),
+        (
+            ours(duel=None, reason="against default: timed out in measure: 300 s"),
+            "against default: timed out in measure",
+        ),
         (ours(verdict=WRONG), "searched 43.2 s"),
     ],
 )
 def test_a_duel_that_is_not_there_or_not_right_is_not_shown(row: Row, end: str) -> None:
     choice = line_of(row, a_benchmark()).choice
     assert end in choice
-    assert "the best other (" not in choice
+    assert "the speed of the best alternative (" not in choice
 
 
 def test_the_best_is_marked_once_per_precision_class_and_never_wrong() -> None:
@@ -162,7 +164,7 @@ def test_what_was_timed_in_one_process_says_which_is_the_best(
         assert its
         assert mine.speedup.mid / its.speedup.mid == pytest.approx(duel, rel=0.02)
         assert its.time.mid / mine.time.mid == pytest.approx(duel, rel=0.02)
-        assert ("the best other (max-autotune)" in found["torchwise"].choice) == (other < 2)
+        assert ("the speed of the best alternative (max-autotune)" in found["torchwise"].choice) == (other < 2)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -218,7 +220,7 @@ def test_the_summary_is_geometric_and_counts_only_right_answers() -> None:
     assert mean.ratio == pytest.approx(4.0, rel=0.02)
     assert mean.targets == 2
     (sentence,) = sentences(summarize(a_benchmark(rows)))
-    assert sentence.endswith("geometric mean of 2 targets, right on 2 of 3")
+    assert sentence.endswith("geometric mean of 2 targets, correct on 2 of 3")
 
 
 def test_what_was_not_tried_yet_is_not_called_wrong() -> None:
@@ -261,7 +263,7 @@ def test_duels_are_faster_equal_or_slower_by_their_whole_interval() -> None:
     found = "\n".join(sentences(summary))
     assert "on 6 targets: 1 faster, 2 equal within the interval, 2 slower, 1 inconclusive" in found
     assert re.search(r"slower on zoo:slow.est \(inference on cuda\): 0.5\d*× \[.*\] max-autotune's speed", found)
-    assert "not held against another on zoo:wro.ng (inference on cuda): not right: values: output[0]" in found
+    assert "not compared on zoo:wro.ng (inference on cuda): not right: values: output[0]" in found
 
 
 def test_csv_holds_raw_figures_in_si_units() -> None:
@@ -313,7 +315,7 @@ def test_markdown_has_a_table_for_each_target_and_the_summary() -> None:
     assert "\n## zoo:c.d, inference on cuda, for latency\n" in text
     tables = text[text.index("\n## ") :]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables.splitlines() if line.startswith("|")} == {10}
-    assert "- torchwise over the best other: 1.13×, geometric mean of 2 targets" in text
+    assert "- torchwise over the best alternative: 1.13×, geometric mean of 2 targets" in text
 
 
 def test_exports_go_by_their_suffix_and_json_comes_back(tmp_path: Path) -> None:
@@ -324,9 +326,9 @@ def test_exports_go_by_their_suffix_and_json_comes_back(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.csv", "a.json", "a.md"]  # no draft is left
 
 
-@pytest.mark.parametrize(("name", "found"), [("a.txt", "'.txt'"), ("a", "'no suffix'")])
+@pytest.mark.parametrize(("name", "found"), [("a.txt", "'.txt'"), ("a", "no suffix")])
 def test_another_suffix_is_refused_with_the_way_out(tmp_path: Path, name: str, found: str) -> None:
-    message = rf"{found}, but .* one of \.json, \.csv, \.md: such as .*a\.json"
+    message = rf"{found}, but .* one of \.json, \.csv, \.md, such as .*a\.json"
     with pytest.raises(InputError, match=message):
         export(a_benchmark(), tmp_path / name)
     assert not list(tmp_path.iterdir())
@@ -361,7 +363,7 @@ def test_the_picture_of_speed_ups_says_what_is_wrong_and_what_is_lowered() -> No
 
 def test_the_picture_of_the_roofline_has_eager_the_best_other_and_torchwise() -> None:
     (group,) = roofline_picture(a_benchmark()).groups
-    assert [mark.series for mark in group.marks] == ["eager", "best other", "torchwise"]
+    assert [mark.series for mark in group.marks] == ["eager", "best alternative", "torchwise"]
     assert [round(mark.mid, 1) for mark in group.marks] == [2.5, 3.8, 4.3]  # not the wrong answer's 7.5 %
     assert roofline_picture(a_benchmark(peaks=None)).groups == ()
 
@@ -369,7 +371,7 @@ def test_the_picture_of_the_roofline_has_eager_the_best_other_and_torchwise() ->
 @pytest.mark.parametrize("changes", [{"verdict": WRONG}, {"precision": "bf16"}])
 def test_the_picture_of_the_roofline_leaves_out_what_is_wrong_or_lowered(changes: dict[str, object]) -> None:
     (group,) = roofline_picture(a_benchmark((a_row("eager", 1.0), a_row("default"), ours(**changes)))).groups
-    assert [mark.series for mark in group.marks] == ["eager", "best other"]
+    assert [mark.series for mark in group.marks] == ["eager", "best alternative"]
 
 
 def test_sixty_targets_make_a_tall_picture() -> None:
@@ -399,7 +401,7 @@ def test_a_log_of_progress_has_a_plain_line_for_each_event() -> None:
             progress.stage("compile")
             progress.row(a_benchmark((row,)), row)
     assert [line.removeprefix("[   0:00] ") for line in file.getvalue().splitlines()] == [
-        "2/3 zoo:a.b: looking at the plain model",
+        "2/3 zoo:a.b: profiling the model",
         "2/3 zoo:a.b: max-autotune",
         "zoo:a.b: max-autotune, so far: 1.50× [1.50, 1.50], first call +8 min 32 s, passed",
         "2/3 zoo:a.b: thunder",
@@ -407,7 +409,7 @@ def test_a_log_of_progress_has_a_plain_line_for_each_event() -> None:
         "2/3 zoo:a.b: torchwise",
         "2/3 zoo:a.b: torchwise: trial 0: inductor",
         "zoo:a.b: torchwise, so far: 1.70× [1.70, 1.70], first call +38.2 s, passed, plan inductor + capture "
-        "call, searched 43.2 s, 1.13× [1.12, 1.14] the best other (max-autotune)",
+        "call, searched 43.2 s, 1.13× [1.12, 1.14] the speed of the best alternative (max-autotune)",
     ]
     assert [benchmark.rows for benchmark in kept] == [(rows[3],), (rows[5],), (rows[-1],)]
     assert progress.benchmark == kept[-1]
@@ -422,7 +424,7 @@ def test_a_terminal_shows_target_contender_and_stage_while_they_last() -> None:
         progress.stage("compile")
         progress._live.refresh()
     assert "2/3 zoo:tutorial.fusion_demo@small: max-autotune, compile" in file.getvalue()
-    assert "in all; no row is done yet" in file.getvalue()
+    assert "in total, no row is done yet" in file.getvalue()
 
 
 def test_a_finished_row_in_a_line_says_what_is_wrong_with_its_answers() -> None:
@@ -452,10 +454,10 @@ def test_how_far_to_trust_it_is_said_once_at_the_top() -> None:
 
 
 def test_a_duel_that_failed_is_named_beside_the_one_that_is_shown() -> None:
-    row = ours(reason="beside default: timed out in measure: 300 s")
+    row = ours(reason="against default: timed out in measure: 300 s")
     for text in (render_text(a_benchmark((row,))), to_markdown(a_benchmark((row,)))):
-        assert "the best other (max-autotune)" in words(text)
-        assert "beside default: timed out in measure: 300 s" in words(text)
+        assert "the speed of the best alternative (max-autotune)" in words(text)
+        assert "against default: timed out in measure: 300 s" in words(text)
 
 
 def test_measurements_of_one_round_are_shown() -> None:

@@ -108,7 +108,7 @@ def test_a_model_that_fails_costs_the_rows_of_its_target_alone(plain) -> None:
     for contender in THREE:
         row = rows[ONE, contender]
         assert row.state is RowState.FAILED
-        assert row.reason.startswith("the plain model: ")
+        assert row.reason.startswith("the original model: ")
         assert rows[TWO, contender].state is RowState.TIMED
 
 
@@ -155,7 +155,9 @@ def test_failed_rows_are_done_too() -> None:
 
 
 def test_another_environment_is_refused() -> None:
-    with pytest.raises(InputError, match=r"is of another environment \(.*results of unlike environments are never"):
+    with pytest.raises(
+        InputError, match=r"is from another environment \(.*results of different environments cannot be"
+    ):
         run_benchmark(a_request(), Workers(), Heard(), a_benchmark())
 
 
@@ -245,7 +247,7 @@ def test_each_step_of_torchwise_is_told() -> None:
     *tried, decided, beside = heard.steps
     assert tried[0] == "torchwise: trial 0: inductor"
     assert decided == f"torchwise: {row.plan}, with its checks"
-    assert beside == f"torchwise: {row.plan} beside {row.rival}"
+    assert beside == f"torchwise: {row.plan} against {row.rival}"
 
 
 def test_torchwise_chooses_from_the_plans_that_are_given_and_nothing_is_searched() -> None:
@@ -258,7 +260,9 @@ def test_torchwise_chooses_from_the_plans_that_are_given_and_nothing_is_searched
 
 def test_plans_that_nobody_chooses_from_or_that_are_not_allowed_are_refused() -> None:
     lowered = Plan(precision="bf16")
-    with pytest.raises(InputError, match="plans are given for torchwise, but the contenders are eager, default"):
+    with pytest.raises(
+        InputError, match="plans are for the contender torchwise, but the contenders are eager, default"
+    ):
         a_request(plans=(lowered,))
     with pytest.raises(
         InputError, match="is lower-precision, but only up to same-precision is allowed: --allow lower-precision"
@@ -348,7 +352,7 @@ def test_torchwise_alone_has_no_duel() -> None:
 def test_a_duel_that_fails_costs_the_duel_alone() -> None:
     row = run(Workers(duel=HANG), contenders=("eager", "torchwise"))["torchwise"]
     assert (row.state, row.rival, row.duel) == (RowState.TIMED, "eager", None)
-    assert row.reason == f"beside eager: {HANG}"
+    assert row.reason == f"against eager: {HANG}"
     assert row.performance
 
 
@@ -381,13 +385,13 @@ def test_of_two_duels_one_may_fail(fails: str) -> None:
     workers = Workers(contends=UNSTEADY, duels={fails: HANG})
     row = run(workers, contenders=WITH_OURS)["torchwise"]
     [other] = {"default", "max-autotune"} - {fails}
-    assert (row.rival, row.duel, row.reason) == (other, workers.duel, f"beside {fails}: {HANG}")
+    assert (row.rival, row.duel, row.reason) == (other, workers.duel, f"against {fails}: {HANG}")
 
 
 def test_two_duels_that_fail_are_both_told() -> None:
     row = run(Workers(contends=UNSTEADY, duel=HANG), contenders=WITH_OURS)["torchwise"]
     assert (row.rival, row.duel) == ("default", None)
-    assert row.reason == f"beside default: {HANG}; beside max-autotune: {HANG}"
+    assert row.reason == f"against default: {HANG}; against max-autotune: {HANG}"
 
 
 def test_the_limit_of_a_contender_is_that_of_each_plan_that_is_given() -> None:
@@ -423,7 +427,7 @@ def test_each_contender_starts_from_empty_caches_and_a_duel_from_those_of_both()
 @pytest.mark.parametrize("change", [{"seed": 7}, {"calls": 5}])
 def test_a_benchmark_of_another_request_is_not_gone_on_with(change) -> None:
     earlier = run_benchmark(a_request(), Workers(), Heard())
-    with pytest.raises(InputError, match="export to another file"):
+    with pytest.raises(InputError, match="write to another file"):
         run_benchmark(a_request(**change), Workers(), Heard(), earlier)
     assert run_benchmark(a_request(TWO, **change), Workers(), Heard(), earlier).rows[: len(THREE)] == earlier.rows
 

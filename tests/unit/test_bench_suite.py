@@ -103,7 +103,7 @@ def test_a_suite_is_read_with_every_field(tmp_path: Path) -> None:
         ('targets = ["zoo"]\nsizes = ["smal"]', "size is 'smal', but must be one of small"),
         ('targets = ["zoo"]\ndevice = "gpu"', "device is 'gpu', but must be one of cpu, cuda"),
         ('targets = ["zoo"]\nmode = "train"', "mode is 'train', but must be one of inference, training"),
-        ('targets = ["zoo"]\nobjective = "memory"', "objective is 'memory', but a benchmark times latency"),
+        ('targets = ["zoo"]\nobjective = "memory"', "objective is 'memory', but must be latency"),
     ],
 )
 def test_a_suite_that_means_nothing_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -122,9 +122,9 @@ def test_a_suite_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"targets": ()}, "no targets are given"),
+        ({"targets": ()}, "no target is given"),
         ({"effort": "great"}, "effort is 'great', but must be one of quick, standard, thorough"),
-        ({"objective": "memory"}, "objective is 'memory', but a benchmark times latency or throughput"),
+        ({"objective": "memory"}, "objective is 'memory', but must be latency or throughput"),
         ({"limit_s": 0.0}, "limit is 0.0 s, but must be above 0"),
         ({"budget_s": -1.0}, r"budget is -1.0 s, but must be above 0"),
         ({"budget_s": float("nan")}, "budget is nan s, but must be above 0"),

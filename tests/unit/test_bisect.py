@@ -106,7 +106,7 @@ def test_a_right_answer_ends_after_two_looks() -> None:
     assert not found.found
     assert found.stage is None
     assert [order.stage for order in launcher.orders] == ["eager", "inductor"]
-    assert "Nothing found" in verdict(found)[0]
+    assert "No fault found" in verdict(found)[0]
 
 
 @pytest.mark.parametrize("stage", ["dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor"])
@@ -325,8 +325,8 @@ def test_an_answer_that_cannot_be_compared_is_no_all_clear(what: str) -> None:
     assert (found.found, found.is_comparable) == (False, False)
     assert exit_code(found) == 5
     assert "output is a generator" in verdict(found)[0]
-    assert "not known" in " ".join(verdict(found))
-    assert "Nothing found" not in " ".join(verdict(found))
+    assert "It is unknown" in " ".join(verdict(found))
+    assert "No fault found" not in " ".join(verdict(found))
     assert json.loads(found.to_json())["observation"]["symptom"] == "not comparable"
     assert Bisection.from_json(found.to_json()) == found
 
@@ -335,7 +335,7 @@ def test_an_answer_that_cannot_be_compared_is_no_all_clear(what: str) -> None:
 def test_what_shows_without_comparing_can_be_all_clear(what: str) -> None:
     found, _ = bisect_rule(lambda _: UNKNOWN, what=what)
     assert exit_code(found) == 0
-    assert "was not seen" in verdict(found)[0]
+    assert "did not occur" in verdict(found)[0]
     assert "as it should" not in verdict(found)[0]
 
 
@@ -362,7 +362,7 @@ def test_a_wrong_answer_is_not_gone_where_nobody_can_compare() -> None:
 
 def test_a_wrong_answer_is_not_all_clear_for_who_looks_for_a_crash() -> None:
     found, _ = bisect_rule(lambda _: WRONG, what="crash")
-    said = "Nothing found: a crash was not seen (another symptom appeared: wrong: values: off by 1)."
+    said = "No fault found: a crash did not occur (another symptom appeared: wrong: values: off by 1)."
     assert verdict(found) == [said]
 
 

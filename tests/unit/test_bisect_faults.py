@@ -56,7 +56,7 @@ def test_an_exception_while_tracing_is_followed_by_the_command_to_its_operation_
     told, repro = tmp_path / "found.json", tmp_path / "repro.py"
     code, output = run(f"{FAULTS}:aot_raises", "--device", "cpu", "--repro", str(repro), "--json", str(told))
     assert code == 1
-    assert "repro confirmed" in output
+    assert "reproducer confirmed" in output
     found = Bisection.from_json(told.read_text())
     assert (found.observation.symptom, found.stage) == (Symptom.CRASH, "aot_eager")
     assert found.subgraph is not None

@@ -1,4 +1,4 @@
-"""Repros by themselves: a fault reduced to operators is a program that needs torch alone."""
+"""Repros by themselves: a fault reduced to operators is a program that needs only torch."""
 
 from __future__ import annotations
 

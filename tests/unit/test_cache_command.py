@@ -47,7 +47,7 @@ def ran(*words: object) -> str:
 def test_info_says_what_is_in_it_and_whether_it_is_for_here(file: Path) -> None:
     said = ran("info", file)
     assert "1 files of compiled code" in said
-    assert "cost 1.25 s with it, and 20.00 s without" in said
+    assert "take 1.25 s with it, and 20.00 s without" in said
     assert "For this machine and software: no, torchwise: 0.0.1 there" in said
     assert artifact.info(file).sha256 in said
 
@@ -110,7 +110,7 @@ def test_save_refuses_a_live_model_and_an_open_study(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patch_find_study(monkeypatch, "live:Net", a_decision())
-    with pytest.raises(InputError, match=r"save it there, by torchwise\.artifact\.save"):
+    with pytest.raises(InputError, match=r"call torchwise\.artifact\.save in that program"):
         ran("save", "1", file)
     patch_find_study(monkeypatch, "zoo:a.b", None)
     with pytest.raises(InputError, match="has no decision yet"):
@@ -129,4 +129,4 @@ def test_what_the_study_says_is_refused_without_loading_torch(tmp_path: Path) ->
     )
     words = [sys.executable, "-c", code, str(tmp_path / "study.json"), str(tmp_path / "x.tw")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.returncode, "save it there, by torchwise.artifact.save" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "call torchwise.artifact.save in that program" in done.stderr) == (2, True), done.stderr

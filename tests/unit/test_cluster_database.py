@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from postgres_server import PostgresServer
 from torchwise import cluster
 from torchwise.cli import app
-from torchwise.cluster.retry import patient
+from torchwise.cluster.retry import retry_while_unreachable
 from torchwise.errors import StorageError
 from torchwise.store import open_storage, reconnect
 
@@ -58,10 +58,10 @@ def test_a_study_waits_no_longer_than_the_limit_and_for_nothing_but_a_server(
         open_storage(url)
 
     with pytest.raises(StorageError, match="cannot be reached"):
-        patient(study)
+        retry_while_unreachable(study)
     assert len(tries) > 1
     with pytest.raises(StorageError, match="must be a path"):
-        patient(lambda: open_storage("nowhere").close())
+        retry_while_unreachable(lambda: open_storage("nowhere").close())
 
 
 def test_a_store_that_cannot_be_reached_is_refused_before_anything_runs(

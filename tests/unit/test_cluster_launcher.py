@@ -13,7 +13,7 @@ from torchwise import __version__
 from torchwise.cluster import choice
 from torchwise.cluster import launcher as module
 from torchwise.cluster.device_actor import ActorInfo
-from torchwise.cluster.launcher import RETRIES, RayLauncher, _portable
+from torchwise.cluster.launcher import RETRIES, RayLauncher, _select_portable
 from torchwise.cluster.library import connect, devices_of
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, InputError, UnsupportedError
@@ -37,7 +37,7 @@ class RayTaskError(RayError):
 
 @dataclass
 class FakeRay:
-    """A cluster whose seats answer by a script: for each seat the return values of `hear`, or the errors it raises."""
+    """A cluster whose seats answer by a script: for each seat the return values of `poll`, or the errors it raises."""
 
     kinds: dict[str, Environment]
     scripts: list[Any] = field(default_factory=list)
@@ -86,7 +86,7 @@ class FakeSeat:
     def __getattr__(self, name: str) -> Any:
         return types.SimpleNamespace(remote=lambda *given: lambda: getattr(self, f"do_{name}")(*given))
 
-    def do_about(self, device: str) -> ActorInfo:
+    def do_describe(self, device: str) -> ActorInfo:
         if self._ray.refusal:
             raise RayError(self._ray.refusal)
         if self._node not in self._ray.kinds or self._node in self._ray.busy:
@@ -97,7 +97,7 @@ class FakeSeat:
     def do_begin(self, job: Job, limits: Limits) -> None:
         self._ray.jobs.append(job)
 
-    def do_hear(self) -> list[tuple[str, Any]]:
+    def do_poll(self) -> list[tuple[str, Any]]:
         said = self._ray.scripts.pop(0)
         if isinstance(said, Exception):
             raise said
@@ -168,7 +168,7 @@ def test_a_kind_that_does_not_come_back_ends_the_study_and_says_what_to_do(held:
         raise RayError("node a died")
 
     ray.scripts = [loses]
-    with pytest.raises(UnsupportedError, match=r"no node like a .* the same command goes on"):
+    with pytest.raises(UnsupportedError, match=r"no node like a .* the same command continues"):
         run(held(ray, patience_s=0.5))
 
 
@@ -196,7 +196,7 @@ def test_a_seat_that_cannot_be_made_ends_the_study_with_the_cause(held: Callable
     died = (
         "The actor died because of an error raised in its creation task, ray::Seat.__init__()\n  File ...\nOSError: x"
     )
-    with pytest.raises(UnsupportedError, match="must be installed as it is here: OSError: x"):
+    with pytest.raises(UnsupportedError, match="must be installed there: OSError: x"):
         held(FakeRay({"a": HERE}, refusal=died))
 
 
@@ -230,7 +230,7 @@ def test_only_what_pytorch_reads_and_no_place_is_taken_along() -> None:
         "AWS_SECRET_ACCESS_KEY": "p",
         "PATH": "/bin",
     }
-    assert _portable(kept | left) == kept
+    assert _select_portable(kept | left) == kept
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def job(factory: str) -> Job:
 
 def ask(launcher: RayLauncher, question: Callable[[Any], Any]) -> Any:
     """Have the seat answer something about its process."""
-    return ray.get(launcher._seat.__ray_call__.remote(question), timeout=30)
+    return ray.get(launcher._actor.__ray_call__.remote(question), timeout=30)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:

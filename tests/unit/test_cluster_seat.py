@@ -52,7 +52,7 @@ def run(seat: DeviceActor, launched: Launched, job: Job = JOB) -> list[tuple[str
     deadline = time.monotonic() + 10
     while not heard or heard[-1][0] == "stage":
         assert time.monotonic() < deadline
-        heard += seat.hear()
+        heard += seat.poll()
     return heard
 
 
@@ -84,8 +84,8 @@ def test_what_the_users_own_fault_raises_comes_back(seat: DeviceActor) -> None:
 
 
 def test_silence_is_answered(seat: DeviceActor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HEARD_S", 0.05)
-    assert seat.hear() == []
+    monkeypatch.setattr(module, "POLL_S", 0.05)
+    assert seat.poll() == []
 
 
 @pytest.mark.parametrize("chosen", [None, "3"])

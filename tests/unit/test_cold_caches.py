@@ -300,8 +300,8 @@ def test_what_times_no_single_calls_is_refused(objective: str) -> None:
 
 
 def test_a_sweep_asks_as_the_command_does() -> None:
-    assert "--cold" in Task("zoo:anything", "cpu", cold=True).words()
-    assert not any("cold" in word for word in Task("zoo:anything", "cpu").words())
+    assert "--cold" in Task("zoo:anything", "cpu", cold=True).arguments()
+    assert not any("cold" in word for word in Task("zoo:anything", "cpu").arguments())
     assert Task("zoo:anything", "cpu", cold=True).request().cold
 
 
@@ -461,16 +461,16 @@ def test_both_figures_are_named_and_a_gain_that_is_lost_is_said(cold: tuple[floa
     for said in (text, page):
         assert ("cold caches it" in said) is bool(SAYS[cold])
         assert SAYS[cold] in said
-        assert ("processor caches hot: 1.5" in said) is bool(cold)
+        assert ("with hot processor caches 1.5" in said) is bool(cold)
 
 
 def test_the_checker_sees_a_cold_figure_of_others() -> None:
     study = make_decided_study(1.4, 1.45, 1.46)
     text, page = render_text(study), render_html(study)
     with pytest.raises(AssertionError, match="cold"):
-        check_study(study, text.replace("; cold: 1.4", "; cold: 1.7"), page)
+        check_study(study, text.replace(", with cold caches 1.4", ", with cold caches 1.7"), page)
     with pytest.raises(AssertionError, match="cold"):
-        check_study(study, text, page.replace("processor caches hot", "caches"))
+        check_study(study, text, page.replace("with hot processor caches", "caches"))
 
 
 def test_progress_tells_it() -> None:

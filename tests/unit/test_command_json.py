@@ -103,7 +103,7 @@ def test_a_dash_is_for_json_alone() -> None:
     result = CliRunner().invoke(main_app, ["report", "1", "--html", "-"])
     assert (type(result.exception), str(result.exception)) == (
         InputError,
-        "- cannot be written: standard output is for --json alone; give a file",
+        "- cannot be written: only --json can use standard output; give a file",
     )
 
 

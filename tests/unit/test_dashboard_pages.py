@@ -99,7 +99,7 @@ def test_what_is_drawn_is_kept_until_it_changes(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_search_that_runs_is_told_as_it_goes_on(store: str) -> None:
     drawn = the_page("study", study="5")
-    assert "1 trial finished; being tried: inductor + channels_last for" in texts(drawn)
+    assert "1 trial finished, running: inductor + channels_last for" in texts(drawn)
     with open_storage(store) as storage:
         storage.finish_trial(5, a_trial(1, LAST, 1.9))
     drawn.run()
@@ -173,7 +173,7 @@ def test_what_cannot_be_ruled_is_refused_in_words(store: str) -> None:
     drawn.button[0].click().run()
     drawn = the_page("study", study=str(number))
     drawn.button[0].click().run()
-    assert "Choose a standing first." in texts(drawn)
+    assert "Choose a status first." in texts(drawn)
     rule(drawn, PLAIN.id, "approved", by=" ")
     assert "by is empty" in texts(drawn)
     assert read_approvals(store) == {}

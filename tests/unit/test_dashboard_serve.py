@@ -53,17 +53,19 @@ def test_only_this_machine_may_rule_unless_somebody_says_so(
 def test_a_store_that_is_not_there_is_refused_and_not_made(told: list[list[str]], tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["dashboard", "--store", str(tmp_path / "typo.db")])
     assert isinstance(done.exception, StorageError)
-    assert "typo.db is not there" in str(done.exception)
+    assert "typo.db does not exist" in str(done.exception)
     assert told == []
     assert not list(tmp_path.iterdir())
 
 
 def test_streamlit_reports_to_nobody_and_opens_a_browser_only_where_asked() -> None:
-    assert "--browser.gatherUsageStats=false" in serve.words("localhost", 1, browser=True)
-    assert "--server.showEmailPrompt=false" in serve.words("localhost", 1, browser=True), "the first start asks for one"
-    assert "--server.address=localhost" in serve.words("localhost", 1, browser=True)
-    assert "--server.headless=false" in serve.words("localhost", 1, browser=True)
-    assert "--server.headless=true" in serve.words("localhost", 1, browser=False)
+    assert "--browser.gatherUsageStats=false" in serve.build_arguments("localhost", 1, browser=True)
+    assert "--server.showEmailPrompt=false" in serve.build_arguments("localhost", 1, browser=True), (
+        "the first start asks for one"
+    )
+    assert "--server.address=localhost" in serve.build_arguments("localhost", 1, browser=True)
+    assert "--server.headless=false" in serve.build_arguments("localhost", 1, browser=True)
+    assert "--server.headless=true" in serve.build_arguments("localhost", 1, browser=False)
 
 
 def test_an_address_that_is_taken_is_refused_with_the_way_out(told: list[list[str]]) -> None:

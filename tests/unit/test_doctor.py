@@ -94,14 +94,14 @@ def test_the_threads_of_a_small_model_are_timed_and_left_as_they_were() -> None:
 
 CPU_CASES = [
     ({"python": (3, 10, 4)}, "Python", "bad", "3.10.4", "3.11 or later"),
-    ({"python": (3, 15, 0)}, "Python", "warn", "newer than any", "3.11 to 3.14"),
+    ({"python": (3, 15, 0)}, "Python", "warn", "newer than all", "3.11 to 3.14"),
     ({"headers": ("/x/Python.h", False)}, "Python headers", "bad", "/x/Python.h is missing", "python3-dev"),
     ({"torch": "absent"}, "torch", "bad", "not installed", "pip install"),
     ({"torch": "2.10.1"}, "torch", "bad", "2.10.1 is too old", "upgrade"),
-    ({"torch": "2.16.0"}, "torch", "warn", "newer than any", "newer Torchwise"),
+    ({"torch": "2.16.0"}, "torch", "warn", "newer than all", "update Torchwise"),
     (fail_step("import", "OSError: libgomp"), "torch", "bad", "importing it fails: OSError: libgomp", "reinstall"),
     (fail_step("inductor_cpu"), "Inductor on the CPU", "bad", "fails: it is broken", "C++ compiler"),
-    ({"gpu": GPU, "driver": True}, "torch build", "warn", "CPU only, while there is a GPU (NVIDIA H200)", "CUDA build"),
+    ({"gpu": GPU, "driver": True}, "torch build", "warn", "CPU only, but there is a GPU (NVIDIA H200)", "CUDA build"),
     ({"compiler": Compiler("g++", "g++ does not start: No such file")}, "C++ compiler", "bad", "not start", "apt"),
     (
         {"compiler": Compiler("icc", "icc does not start"), "environ": {"CXX": "icc"}},
@@ -111,7 +111,7 @@ CPU_CASES = [
         "unset CXX",
     ),
     (
-        {"compiler": Compiler("g++", "what it builds does not load: noexec")},
+        {"compiler": Compiler("g++", "the built library does not load: noexec")},
         "C++ compiler",
         "bad",
         "noexec",
@@ -120,7 +120,7 @@ CPU_CASES = [
     ({"compiler": Compiler("g++", "", "omp.h: not found")}, "OpenMP", "bad", "omp.h: not found", "libgomp"),
     ({"environ": {"OMP_NUM_THREADS": "many"}}, "CPU threads", "warn", "'many'", "OMP_NUM_THREADS=2"),
     ({"environ": {"OMP_NUM_THREADS": "0"}}, "CPU threads", "warn", "'0', but must be", "OMP_NUM_THREADS=2"),
-    ({"environ": {"OMP_NUM_THREADS": "8"}}, "CPU threads", "warn", "8 threads on 2 CPUs", "OMP_NUM_THREADS=2"),
+    ({"environ": {"OMP_NUM_THREADS": "8"}}, "CPU threads", "warn", "8 threads compete for 2 CPUs", "OMP_NUM_THREADS=2"),
     ({"environ": {"OMP_NUM_THREADS": "1"}}, "CPU threads", "warn", "uses 1 of 2", "unset"),
     (
         {"cpus": 64, "quota": 1.5, "probe": {"threads": Step("64")}},
@@ -134,7 +134,7 @@ CPU_CASES = [
         "CPU cores",
         "warn",
         "Other programs hold 1.0 of 2 cores: a small model with 2 threads takes 88.0 ms a call, with 1 thread 105 µs",
-        "OMP_NUM_THREADS=1 for models of short calls",
+        "OMP_NUM_THREADS=1 for models with short calls",
     ),
     (
         {"probe": {**GOOD_STEPS, "cores": threads_cost(0.012, quota=0.5, throttled=0.6)}},
@@ -143,7 +143,7 @@ CPU_CASES = [
         "The container may use 0.5 of 2 cores, and was stopped for 60% of the time: a small model with 2 threads takes",
         "`threads`",
     ),
-    ({"load": 1.5}, "CPU load", "warn", "1.5 processes", "end what else"),
+    ({"load": 1.5}, "CPU load", "warn", "1.5 processes", "stop other programs"),
     ({"governor": "powersave"}, "CPU frequency", "warn", "powersave", "performance"),
     ({"cache": Folder("/c", 9 * GIB, "Read-only file system")}, "compile cache", "bad", "Read-only", "CACHE_DIR"),
     ({"cache": Folder("/c", GIB)}, "compile cache", "warn", "1.0 GiB free", "larger disk"),
@@ -167,10 +167,10 @@ GPU_CASES = [
     (fail_step("cuda", "RuntimeError: driver too old"), "CUDA", "bad", "driver too old", "update the driver"),
     (fail_step("triton", "ModuleNotFoundError"), "Triton", "bad", "ModuleNotFoundError", "reinstall"),
     (fail_step("inductor_cuda"), "Inductor on the GPU", "bad", "it is broken", "C compiler"),
-    ({"gpu": {**GPU, "compute_cap": "6.1"}}, "GPU", "bad", "6.1: Triton needs 7.0", "newer GPU"),
+    ({"gpu": {**GPU, "compute_cap": "6.1"}}, "GPU", "bad", "6.1, but Triton needs 7.0", "newer GPU"),
     ({"gpu_processes": (PROCESS,)}, "GPU use", "warn", "1 other process: train.py (77)", "CUDA_VISIBLE_DEVICES"),
-    ({"gpu": {**GPU, "memory.used": "9000"}}, "GPU use", "warn", "9000 MiB in use by processes not", "unsure"),
-    ({"gpu": {**GPU, "utilization.gpu": "55"}}, "GPU use", "warn", "55 % busy", "unsure"),
+    ({"gpu": {**GPU, "memory.used": "9000"}}, "GPU use", "warn", "9000 MiB in use by processes not", "unreliable"),
+    ({"gpu": {**GPU, "utilization.gpu": "55"}}, "GPU use", "warn", "55 % busy", "unreliable"),
 ]
 
 
@@ -192,10 +192,10 @@ def test_each_sickness_is_found_and_has_advice(
     [
         ("TORCH_COMPILE_DISABLE", "1", "bad", "does nothing"),
         ("TORCHDYNAMO_DISABLE", "1", "bad", "does nothing"),
-        ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1", "warn", "nothing compiled is kept"),
-        ("TORCHINDUCTOR_FX_GRAPH_CACHE", "0", "warn", "nothing compiled is kept"),
+        ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1", "warn", "compiled code is not cached"),
+        ("TORCHINDUCTOR_FX_GRAPH_CACHE", "0", "warn", "compiled code is not cached"),
         ("TORCH_LOGS", "recompiles", "warn", "logging slows"),
-        ("CUDA_LAUNCH_BLOCKING", "1", "bad", "GPU times mean nothing"),
+        ("CUDA_LAUNCH_BLOCKING", "1", "bad", "GPU times are useless"),
         ("TORCH_COMPILE_DEBUG", "1", "warn", "to disk"),
         ("NVIDIA_TF32_OVERRIDE", "1", "warn", "forces TF32 on"),
         ("NVIDIA_TF32_OVERRIDE", "0", "warn", "forces TF32 off"),
@@ -273,7 +273,7 @@ def test_a_compiler_whose_output_does_not_load_is_found_out(tmp_path: Path) -> N
     fake = tmp_path / "cxx"
     fake.write_text('#!/bin/sh\nfor last; do :; done\necho "no library" > "$last"\n')
     fake.chmod(0o755)
-    assert compiler.try_compiler({"CXX": str(fake)}).error.startswith("what it builds does not load")
+    assert compiler.try_compiler({"CXX": str(fake)}).error.startswith("the built library does not load")
 
 
 def test_a_child_that_hangs_is_ended_with_its_own_children(tmp_path: Path) -> None:
@@ -282,13 +282,13 @@ def test_a_child_that_hangs_is_ended_with_its_own_children(tmp_path: Path) -> No
     start = time.monotonic()
     ended = child.run(["sh", "-c", script], 0.5)
     assert time.monotonic() - start < 2
-    assert ended == child.Ended(None, "started\n", "it ran past 0.5 s")
+    assert ended == child.Ended(None, "started\n", "it exceeded 0.5 s")
     time.sleep(2)
     assert not mark.exists()
 
 
 def test_a_child_that_crashes_names_its_signal() -> None:
-    assert child.run(["sh", "-c", "kill -SEGV $$"], 10).error == "it died of SIGSEGV"
+    assert child.run(["sh", "-c", "kill -SEGV $$"], 10).error == "it was killed by SIGSEGV"
     assert child.run(["sh", "-c", "echo 'a.c: error: bad' >&2; echo done >&2; exit 3"], 10).error == "a.c: error: bad"
     assert child.run(["sh", "-c", "exit 3"], 10).error == "it exited with status 3"
     assert "does not start" in child.run(["/nowhere/at/all"], 10).error
@@ -300,9 +300,9 @@ def test_a_probe_that_crashes_says_where() -> None:
         {"step": "import", "detail": "2.13.0", "failed": False, "seconds": 1.0},
         {"step": "cuda"},
     ]
-    out = "noise\n" + "".join(f"{probe.MARK}{json.dumps(line)}\n" for line in lines)
-    steps = probe.read(child.Ended(-11, out, "it died of SIGSEGV"))
-    assert steps == {"import": Step("2.13.0", seconds=1.0), "cuda": Step("it died of SIGSEGV", failed=True)}
+    out = "noise\n" + "".join(f"{probe.PREFIX}{json.dumps(line)}\n" for line in lines)
+    steps = probe.read(child.Ended(-11, out, "it was killed by SIGSEGV"))
+    assert steps == {"import": Step("2.13.0", seconds=1.0), "cuda": Step("it was killed by SIGSEGV", failed=True)}
     assert probe.read(child.Ended(1, "", "No module named torchwise"))["import"].failed
 
 
@@ -376,7 +376,7 @@ def test_the_command_succeeds_unless_something_is_bad(monkeypatch: pytest.Monkey
     for sickness, code, closing in (
         ({}, 0, "Ready."),
         ({"load": 9.0}, 0, "Ready, with 1 warning."),
-        ({"torch": "absent"}, 1, "1 must be mended, 0 warnings."),
+        ({"torch": "absent"}, 1, "1 must be fixed, 0 warnings."),
     ):
         result = run_command(monkeypatch, sickness)
         assert result.exit_code == code

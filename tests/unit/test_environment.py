@@ -83,7 +83,7 @@ def test_a_limit_on_its_cpus_makes_another_environment_and_is_named() -> None:
     assert FREE.differences(LIMITED) == ["CPU cores allowed: 8 there, 1.5 here"]
     assert LIMITED.limited_hardware == "8 × Example CPU @ 3.00 GHz (1.5 cores allowed), Linux x86_64"
     told = dict(machine(LIMITED))
-    assert told["CPU"] == "Example CPU @ 3.00 GHz, 8 logical CPUs usable, of which 1.5 at a time by a limit"
+    assert told["CPU"] == "Example CPU @ 3.00 GHz, 8 logical CPUs usable, limited to 1.5"
     assert FREE.limited_hardware == FREE.hardware == LIMITED.hardware == "8 × Example CPU @ 3.00 GHz, Linux x86_64"
 
 

@@ -110,7 +110,7 @@ def test_an_interruption_is_130_and_says_that_what_is_done_is_kept(tmp_path, mon
     monkeypatch.setattr("torchwise.study.run_study", interrupt)
     store = f"sqlite:///{tmp_path / 'store.db'}"
     assert run(monkeypatch, "tune", "zoo:tutorial.fusion_demo", "--device", "cpu", "--store", store) == 130
-    assert "finished trials are kept" in capsys.readouterr().err
+    assert "finished trials are saved" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("answer", "code"), [(Answer.YES, 0), (Answer.NO, 0), (Answer.INCONCLUSIVE, 4), (None, 0)])

@@ -91,7 +91,7 @@ def test_a_page_links_the_line_and_loads_nothing() -> None:
     assert 'href="file:///home/me/model.py#L12"' in page
     assert "if h.mean() &gt; 0:" in page
     assert "http" not in page.replace("http-equiv", "")
-    assert "no price" in page
+    assert "saving unknown" in page
 
 
 def test_text_from_a_model_cannot_harm_terminal_or_page() -> None:
@@ -105,28 +105,28 @@ def test_text_from_a_model_cannot_harm_terminal_or_page() -> None:
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (price(12e-6), "saves 12.0 µs a call [10.8 µs, 13.2 µs], measured"),
+        (price(12e-6), "saves 12.0 µs per call [10.8 µs, 13.2 µs], measured"),
         (
             Saving(Interval(-3e-6, -2e-6, -1e-6), Basis.MEASURED, ""),
-            "costs 2.00 µs a call [1.00 µs, 3.00 µs], measured",
+            "costs 2.00 µs per call [1.00 µs, 3.00 µs], measured",
         ),
         (Saving(Interval(0.0, 0.0, 0.0), Basis.MEASURED, "", 7.0), "saves 7.00 s once in each process, measured"),
         (Saving(Interval(0.0, 0.0, 0.0), Basis.ESTIMATED, ""), "saves nothing, estimated"),
         (
             Saving(Interval(0.0, 2e-6, 5e-6), Basis.MEASURED, ""),
-            "saves nothing that shows: at most 5.00 µs a call, measured",
+            "saves nothing measurable: at most 5.00 µs per call, measured",
         ),
-        (Saving(Interval(0.0, 2e-6, 4e-6), Basis.ESTIMATED, ""), "saves at most 4.00 µs a call, estimated"),
+        (Saving(Interval(0.0, 2e-6, 4e-6), Basis.ESTIMATED, ""), "saves at most 4.00 µs per call, estimated"),
         (
             Saving(Interval(1e-6, 2e-6, 3e-6), Basis.MEASURED, "", 7.0),
-            "saves 2.00 µs a call [1.00 µs, 3.00 µs] and saves 7.00 s once in each process, measured",
+            "saves 2.00 µs per call [1.00 µs, 3.00 µs] and saves 7.00 s once in each process, measured",
         ),
         (Saving(Interval(0.0, 0.0, 9e-6), Basis.INCONCLUSIVE, ""), "could not be measured"),
         (
             Saving(Interval(0.0, 0.0, 9e-6), Basis.INCONCLUSIVE, "", 7.0),
-            "saves 7.00 s once in each process, measured; its saving in each call could not be measured",
+            "saves 7.00 s once in each process, measured. Its saving per call could not be measured",
         ),
-        (None, "no price"),
+        (None, "saving unknown"),
     ],
 )
 def test_a_price_in_words(found: Saving | None, expected: str) -> None:
@@ -178,8 +178,8 @@ def test_what_was_not_compiled_has_no_time_line_and_what_has_no_work_no_roofline
 
 
 def test_what_finds_nothing_says_so() -> None:
-    assert "Nothing was found" in render_text(explanation())
-    assert "Nothing was found" in render_explanation_html(explanation())
+    assert "No finding has a relevant potential saving" in render_text(explanation())
+    assert "No finding has a relevant potential saving" in render_explanation_html(explanation())
 
 
 def test_files_are_written_whole(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_what_was_tried_is_shown_with_what_came_of_it() -> None:
     assert Explanation.from_json(told.to_json()) == told
     for text in (render_text(told), render_explanation_html(told)):
         flat = " ".join(text.split())
-        assert "Tried: torch._dynamo.config.x = True: compiled 2 times; it saves 20.0 µs a call" in flat
+        assert "Tried: torch._dynamo.config.x = True: compiled 2 times; it saves 20.0 µs per call" in flat
         assert "dynamic=True): compiled 9 times, and then given up as well; it does not help" in flat
 
 
@@ -204,7 +204,7 @@ def test_a_fix_that_could_not_be_timed_is_not_said_to_help_nor_not_to() -> None:
     untold = Saving(Interval(0.0, 0.0, 100e-6), Basis.INCONCLUSIVE, "")
     seen = FixTrial("torch._dynamo.config.x = True", False, "compiled 2 times", untold, 2)
     text = " ".join(render_text(explanation(make_finding("recompile", untold, tried=(seen,)))).split())
-    assert "x = True: compiled 2 times; what it saves could not be measured" in text
+    assert "x = True: compiled 2 times; its saving could not be measured" in text
     assert "help" not in text
 
 

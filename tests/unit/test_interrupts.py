@@ -38,7 +38,7 @@ def test_every_command_says_that_it_was_interrupted(work: str, words: list[str],
 def test_bisect_does_not_speak_of_looks_that_were_not_taken(monkeypatch) -> None:
     monkeypatch.setattr("torchwise.diagnose.bisect.run_bisection", interrupt)
     done = CliRunner().invoke(app, ["bisect", "zoo:tutorial.fusion_demo", "--device", "cpu", "--no-repro"])
-    assert (done.exit_code, done.stderr) == (130, "torchwise: interrupted before the first look was done\n")
+    assert (done.exit_code, done.stderr) == (130, "torchwise: interrupted before the first probe was done\n")
 
 
 def test_a_child_of_the_doctor_ends_with_an_interruption(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_server_of_workers_dies_quietly_while_it_loads(tmp_path: Path) -> No
         words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        process.stderr.readline()  # looking at the plain model, for which the server starts
+        process.stderr.readline()  # profiling the model, for which the server starts
         deadline = time.monotonic() + 60
         while not psutil.Process(process.pid).children() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -68,7 +68,7 @@ def test_the_server_of_workers_dies_quietly_while_it_loads(tmp_path: Path) -> No
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert said.count("\n") == 1, said
-    assert said.startswith("torchwise: interrupted; finished trials are kept")
+    assert said.startswith("torchwise: interrupted; finished trials are saved")
     assert process.returncode == 130
 
 

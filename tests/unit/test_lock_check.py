@@ -55,7 +55,7 @@ def test_a_plan_that_is_as_it_was_is_good() -> None:
     worker = Worker(make_measurement(2.0))
     check = run_lock_check(worker)
     assert only(check).state is State.GOOD
-    assert only(check).detail.startswith("fresh and right; 2.00× [")
+    assert only(check).detail.startswith("up to date and correct; its speed-up over eager changed by 1.00× [")
     assert (check.exit_code, worker.tasks) == (0, ["inspect", "try"])
 
 
@@ -78,7 +78,7 @@ def test_without_timing_a_plan_is_proven_all_the_same() -> None:
     check = run_lock_check(worker, an_entry(), an_entry("b:c"), measure=False)
     assert [row.state for row in check.rows] == [State.GOOD, State.WRONG]
     assert [job.effort.measure_s for job in worker.ran] == [0.0] * 4
-    assert check.rows[0].detail == "fresh and right (1 checks passed); not timed"
+    assert check.rows[0].detail == "up to date and correct (1 checks passed); not timed"
 
 
 # Stale.
@@ -99,8 +99,8 @@ def test_other_software_is_stale_and_nothing_is_run(name: str, value: str) -> No
     ("changes", "why"),
     [
         ({"structure": "other"}, "the model's code"),
-        ({"inputs": ("float32[9]",)}, r"the inputs are others: [0][0] float32[8, 16] (16, 1) there, float32[9] here"),
-        ({"identity": "other"}, "the inputs come in another mix"),
+        ({"inputs": ("float32[9]",)}, r"the inputs differ: [0][0] float32[8, 16] (16, 1) locked, float32[9] here"),
+        ({"identity": "other"}, "the weights of the example inputs changed"),
     ],
 )
 def test_another_model_or_other_inputs_are_stale_and_not_tried(changes: dict[str, object], why: str) -> None:
@@ -278,7 +278,7 @@ def test_only_what_is_named_is_checked() -> None:
 
 
 def test_a_target_that_is_not_locked_is_refused() -> None:
-    with pytest.raises(InputError, match="no section of 'nothing:here'"):
+    with pytest.raises(InputError, match="no section for 'nothing:here'"):
         run_lock_check(Worker(), targets=("nothing:here",))
 
 
@@ -359,7 +359,7 @@ def test_every_state_is_shown_under_its_heading_and_counted() -> None:
     assert "note:" not in text
     assert "\n    torchwise tune app.py:make --device cpu --fresh && " in text
     counts = "1 stale, 1 wrong, 1 lost, 2 slower, 1 inconclusive, 1 not checked, 1 good, 1 other hardware"
-    assert text.splitlines()[-1] == f"The lock does not hold here: {counts}."
+    assert text.splitlines()[-1] == f"The lock is not valid on this machine: {counts}."
 
 
 def test_as_json_a_check_is_read_again() -> None:

@@ -68,7 +68,7 @@ def test_what_was_decided_is_locked(storage: Storage, tmp_path: Path) -> None:
     said = run_lock(TARGET)
     assert read(tmp_path / "torchwise.lock").entries == (an_entry(),)
     assert "app.py:make (inference): Run inductor" in said
-    assert f"1 for this machine ({an_entry().hardware}), 0 kept as they were." in said
+    assert f"1 for this machine ({an_entry().hardware}), 0 unchanged." in said
 
 
 def test_locking_again_writes_the_same_bytes(storage: Storage, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_sections_of_other_machines_and_targets_stay(storage: Storage, tmp_path:
     store_study(storage, a_study())
     others = [an_entry(here=FAR), an_entry("b:c")]
     write(Lock().with_entries([*others, an_entry(here=replace(HERE, torch="1.0"))]))
-    assert "2 kept" in run_lock(TARGET)
+    assert "2 unchanged" in run_lock(TARGET)
     assert set(read().entries) == {*others, an_entry()}
 
 
@@ -108,8 +108,8 @@ def test_the_last_decision_for_each_mode_is_locked(storage: Storage) -> None:
     ("here", "why"),
     [
         (None, r"has no decision for app.py:make on this machine and software: torchwise tune app.py:make"),
-        (FAR, r"\(what it has is for another, cpu: Other CPU @ 9.00 GHz there, .*\): torchwise tune"),
-        (replace(HERE, torch="1.0"), r"\(what it has is for another, torch: 1.0 there, "),
+        (FAR, r"\(its decisions differ in cpu: Other CPU @ 9.00 GHz there, .*\): torchwise tune"),
+        (replace(HERE, torch="1.0"), r"\(its decisions differ in torch: 1.0 there, "),
     ],
 )
 def test_without_a_decision_for_here_nothing_is_written(
@@ -128,7 +128,7 @@ def test_without_a_decision_for_here_nothing_is_written(
 def test_an_unfinished_search_is_not_locked(storage: Storage) -> None:
     store_study(storage, a_study(), state=StudyState.INTERRUPTED)
     with pytest.raises(
-        InputError, match=r"study 1 of app.py:make is interrupted.* torchwise tune app.py:make --store \S+ goes on"
+        InputError, match=r"study 1 of app.py:make is interrupted.* torchwise tune app.py:make --store \S+ continues"
     ):
         ran("lock", TARGET, "--store", "store.db")
 
@@ -137,7 +137,7 @@ def test_an_unfinished_search_is_not_locked(storage: Storage) -> None:
     ("changes", "why"),
     [
         ({"plan": EAGER, "speedup": None, "answer": Answer.INCONCLUSIVE}, "is inconclusive"),
-        ({"speedup": Interval(40.5, 79.5, 105.0)}, r"is 40\.5 to 105 times eager's speed, which is no figure"),
+        ({"speedup": Interval(40.5, 79.5, 105.0)}, r"is 40\.5 to 105 times eager's speed, which is too uncertain"),
     ],
 )
 def test_what_could_not_be_told_is_not_locked(
@@ -168,7 +168,7 @@ def test_of_targets_that_share_a_study_one_alone_may_be_unfinished(
 def test_a_decision_whose_study_is_gone_is_not_locked(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     store_study(storage, a_study())
     monkeypatch.setattr(Storage, "list_studies", lambda *_: [])  # as after somebody else deleted it
-    with pytest.raises(InputError, match=f"no study by which {TARGET} was decided"):
+    with pytest.raises(InputError, match=f"no longer has the study that decided for {TARGET}"):
         ran("lock", TARGET, "--store", "store.db")
 
 
@@ -215,16 +215,16 @@ def patch_launcher(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
 @pytest.mark.parametrize(
     ("worker", "words", "code", "says"),
     [
-        (Worker(make_measurement(2.0)), (), 0, "The lock holds here: 1 good, 1 other hardware."),
+        (Worker(make_measurement(2.0)), (), 0, "The lock is valid on this machine: 1 good, 1 other hardware."),
         (
             Worker(make_measurement(1.2), make_measurement(1.2)),
             (),
             1,
-            "The lock does not hold here: 1 slower, 1 other hardware.",
+            "The lock is not valid on this machine: 1 slower, 1 other hardware.",
         ),
-        (Worker(make_measurement(1.2)), ("--no-measure",), 0, "The lock holds here: 1 good"),
-        (Worker(make_measurement(1.2)), ("--threshold", "0.9"), 0, "The lock holds here: 1 good"),
-        (Worker(structure="other"), (TARGET,), 1, "The lock does not hold here: 1 stale"),
+        (Worker(make_measurement(1.2)), ("--no-measure",), 0, "The lock is valid on this machine: 1 good"),
+        (Worker(make_measurement(1.2)), ("--threshold", "0.9"), 0, "The lock is valid on this machine: 1 good"),
+        (Worker(structure="other"), (TARGET,), 1, "The lock is not valid on this machine: 1 stale"),
         (Worker(), ("b:c",), 2, "torchwise tune b:c && torchwise lock b:c"),
     ],
 )
@@ -290,7 +290,7 @@ def test_a_plan_is_locked_checked_and_served_and_a_wrong_one_is_found(storage: S
     storage.conclude(study.id, state=StudyState.DECIDED, decision=decided, excluded=(), seconds=0.0)
     run_lock(target)
     code, said = ran("check", "--effort", "quick", "--no-measure")
-    assert (code, "fresh and right (" in said) == (0, True), said
+    assert (code, "up to date and correct (" in said) == (0, True), said
 
     workload = load(target)
     fast = torchwise.apply(workload.call, decision(target, device="cpu"), strict=True)
@@ -301,4 +301,4 @@ def test_a_plan_is_locked_checked_and_served_and_a_wrong_one_is_found(storage: S
     planted = entry_of(replace(study, decision=replace(decided, plan=wrong)))
     write(Lock((planted,)))
     code, said = ran("check", "--effort", "quick")
-    assert (code, "No longer proven right" in said, "values: " in said) == (1, True, True), said
+    assert (code, "No longer correct" in said, "values: " in said) == (1, True, True), said

@@ -181,21 +181,21 @@ def test_apply_runs_by_what_is_locked(tmp_path: Path) -> None:
 
 def test_of_two_modes_one_must_be_given(tmp_path: Path) -> None:
     path = write_lock(tmp_path, an_entry(), an_entry(mode="training"))
-    with pytest.raises(InputError, match=r"for inference and for training: give the mode"):
+    with pytest.raises(InputError, match=r"for inference and for training: pass the mode"):
         decision(TARGET, path)
     assert decision(TARGET, path, mode="training", device="cpu").workload.mode == "training"
 
 
 def test_a_mode_or_target_that_is_not_locked_is_refused(tmp_path: Path) -> None:
     path = write_lock(tmp_path, an_entry())
-    with pytest.raises(InputError, match=r"mode is 'training', but .* for inference alone"):
+    with pytest.raises(InputError, match=r"mode is 'training', but .* only for inference"):
         decision(TARGET, path, mode="training")
-    with pytest.raises(InputError, match=r"no section of 'app.py:made' \(it has app.py:make\): torchwise lock"):
+    with pytest.raises(InputError, match=r"no section for 'app.py:made' \(it has app.py:make\): torchwise lock"):
         decision("app.py:made", path)
 
 
 def test_an_empty_lock_has_no_target(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no section of 'a:b' \(it is empty\)"):
+    with pytest.raises(InputError, match=r"no section for 'a:b' \(it is empty\)"):
         decision("a:b", write_lock(tmp_path))
 
 
@@ -236,14 +236,16 @@ def change_lock(folder: Path, old: str, new: str, *entries: Entry) -> Path:
     ids=["plan", "figure", "new line", "proof", "software", "no digest", "date", "target", "machine"],
 )
 def test_an_edited_section_is_refused_with_its_line_and_the_way_out(old: str, new: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"torchwise.lock, line 5: of .*: it was edited: .*torchwise lock .*.py:make"):
+    with pytest.raises(
+        InputError, match=r"torchwise.lock, line 5: section .*: it was edited: .*torchwise lock .*.py:make"
+    ):
         read(change_lock(tmp_path, old, new))
 
 
 def test_the_line_is_that_of_the_edited_section(tmp_path: Path) -> None:
     path = change_lock(tmp_path, "restarts = 9", "restarts = 8", an_entry(), an_entry("b:c", restarts=9))
     line = 1 + path.read_text().splitlines().index(toml.header(an_entry("b:c").key))
-    with pytest.raises(InputError, match=f"line {line}: of b:c, inference"):
+    with pytest.raises(InputError, match=f"line {line}: section b:c, inference"):
         read(path)
 
 
@@ -273,11 +275,11 @@ def test_a_section_forged_to_the_last_digit_is_checked_by_the_rules(tmp_path: Pa
             {"plan": {"transforms": ["of_another_version"]}},
             "transforms has 'of_another_version', but there are complex_to_real",
         ),
-        ({"plan": {"precision": "bf16"}}, "is lower-precision, but only up to same-precision is allowed"),
+        ({"plan": {"precision": "bf16"}}, "is lower-precision, but must be at most same-precision"),
         ({"allow": "everything"}, "allow is 'everything', but must be one of"),
         ({"speedup": [0.0, 1.0, 2.0]}, r"speedup is \[0.0, 1.0, 2.0\]"),
-        ({"speedup": None}, "its plan is inductor .*, but a plan has a speedup, and eager has none"),
-        ({"plan": {}}, "its plan is eager, but a plan has a speedup"),
+        ({"speedup": None}, "its plan is inductor .*, but eager must have no speedup"),
+        ({"plan": {}}, "its plan is eager, but eager must have no speedup"),
         ({"plan_s": [3.0, 2.0, 1.0]}, r"plan_s is \[3.0, 2.0, 1.0\]"),
         ({"break_even_calls": [math.nan, 2.0, 3.0]}, "break_even_calls is"),
         ({"calls": 0}, "calls is 0"),
@@ -285,15 +287,15 @@ def test_a_section_forged_to_the_last_digit_is_checked_by_the_rules(tmp_path: Pa
         ({"identity": None}, "lacks the field 'identity'"),
         ({"hardware": {"cpu": "x"}}, r"\$\.device is null, but must be one of cpu, cuda"),
         ({"objective": "glory"}, "glory"),
-        ({"numerics": "exact"}, "not as `torchwise lock` writes it, which says that .* is same-precision"),
-        ({"cold_s": 10}, "not as `torchwise lock` writes it"),
+        ({"numerics": "exact"}, "differs from the output of `torchwise lock`, by which .* is same-precision"),
+        ({"cold_s": 10}, "differs from the output of `torchwise lock`"),
         ({"error": math.nan}, "error is nan, but must be finite"),
         ({"baseline_s": math.inf}, "baseline_s is inf, but must be finite"),
         ({"speedup": [1.0, 2.0, math.inf]}, r"speedup is \[1.0, 2.0, inf\]"),
         ({"speed": 9.0}, r"\$ has an unknown field 'speed'; did you mean seed or speedup"),
         (
             {"hardware": {"device": "cpu", "system": "Y", "cpu": "X", "cpus": 3}},
-            "its hardware is '3 × X, Y', but its heading says",
+            "its hardware is '3 × X, Y', but its heading has",
         ),
     ],
 )
@@ -308,13 +310,13 @@ def test_a_forged_section_is_refused_by_the_rules(changes: dict[str, object], wh
     [
         ("", "schema is None, but this version reads 'torchwise.lock/1'"),
         ('# …\nschema = "torchwise.lock/9"', "line 2: schema is 'torchwise.lock/9'"),
-        ("schema = ", r"it is no TOML: Invalid value \(at .*take it from version control"),
+        ("schema = ", r"it is no TOML: Invalid value \(at .*restore it from version control"),
         (f"a = {'[' * 9999}", "it is nested too deeply"),
-        ("<<<<<<< HEAD\n[a]\n=======\n>>>>>>> theirs", "line 1 has marks of a merge conflict"),
-        ('schema = "torchwise.lock/1"\nmodel = 3', "line 2: 'model' stands where a section"),
-        ('schema = "torchwise.lock/1"\n["a:b"]\ninference = 3', "line 3: 'inference' stands where a section"),
-        ('schema = "torchwise.lock/1"\n["a:b"]', "'a:b' stands where a section of target, mode and hardware must"),
-        ('schema = "torchwise.lock/1"\n["a:b".inference]', "'inference' stands where a section"),
+        ("<<<<<<< HEAD\n[a]\n=======\n>>>>>>> theirs", "line 1 has markers of a merge conflict"),
+        ('schema = "torchwise.lock/1"\nmodel = 3', "line 2: 'model' is not a section"),
+        ('schema = "torchwise.lock/1"\n["a:b"]\ninference = 3', "line 3: 'inference' is not a section"),
+        ('schema = "torchwise.lock/1"\n["a:b"]', "'a:b' is not a section of target, mode and hardware"),
+        ('schema = "torchwise.lock/1"\n["a:b".inference]', "'inference' is not a section"),
         ("\x80", "it is not UTF-8: line 1 has the byte 0x80 at its byte 1"),
     ],
 )
@@ -327,7 +329,7 @@ def test_what_is_no_lock_is_refused(text: str, why: str, tmp_path: Path) -> None
 
 
 def test_no_file_says_what_makes_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot be read: No such file .*; torchwise lock TARGET makes one"):
+    with pytest.raises(InputError, match=r"cannot be read: No such file .*; torchwise lock TARGET creates one"):
         read(tmp_path / "none.lock")
 
 

@@ -81,8 +81,8 @@ def test_what_is_listed_is_written_as_json(store: str, tmp_path: Path) -> None:
 
 def test_a_store_without_a_study_of_the_target_is_not_called_empty(store: str, tmp_path: Path) -> None:
     said = list_plans(store, "--target", "no.such:target")
-    assert said == "The store holds no study of no.such:target, only of others: torchwise plans list names them.\n"
+    assert said == "The store holds no study of no.such:target. Other targets: torchwise plans list\n"
     empty = str(tmp_path / "empty.db")
     open_storage(empty).close()
     for words in ((), ("--target", LONG)):
-        assert list_plans(empty, *words) == "The store holds no study yet: torchwise tune TARGET makes one.\n"
+        assert list_plans(empty, *words) == "The store holds no study yet: torchwise tune TARGET creates one.\n"

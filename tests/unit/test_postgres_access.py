@@ -62,7 +62,7 @@ def test_a_wrong_password_is_said_and_not_shown(
     monkeypatch.setenv("PGPASSFILE", "/dev/null")
     monkeypatch.delenv("PGPASSWORD", raising=False)
     said = get_error(as_user(url, user, secret), caplog)
-    assert "refuses this user or password; the password may stand in the URL, in PGPASSWORD or in ~/.pgpass" in said
+    assert "refuses this user or password; set the password in the URL, in PGPASSWORD or in ~/.pgpass" in said
 
 
 def test_an_unknown_user_and_a_missing_database_are_said(url: str, caplog: pytest.LogCaptureFixture) -> None:

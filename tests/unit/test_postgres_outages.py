@@ -77,7 +77,9 @@ def test_the_wait_ends_and_is_not_begun_again(
     monkeypatch.setattr(reconnect, "PATIENCE_S", 0.4)
     server.stop()
     started = time.monotonic()
-    with pytest.raises(StorageError, match=r"cannot be reached: .*; it was waited for 0 s; the same command goes on"):
+    with pytest.raises(
+        StorageError, match=r"cannot be reached: .*; it did not return within 0 s; the same command continues"
+    ):
         storage.list_studies()
     assert 0.4 <= time.monotonic() - started < 15
     with pytest.raises(StorageError, match="cannot be reached") as caught:

@@ -110,8 +110,8 @@ def test_what_two_studies_differ_in_is_said() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"inspection": an_inspection(identity="0" * 12)}, "they are of different models, or of other inputs"),
-        ({"workload": WorkloadSpec(TARGET, device="cuda", objective="throughput")}, "one is for latency and one for"),
+        ({"inspection": an_inspection(identity="0" * 12)}, "they have different models or inputs"),
+        ({"workload": WorkloadSpec(TARGET, device="cuda", objective="throughput")}, "they have different objectives"),
     ],
 )
 def test_studies_of_different_models_are_not_comparable(changes: dict[str, object], why: str) -> None:
@@ -148,9 +148,9 @@ def test_a_history_marks_what_became_worse() -> None:
     assert line.regressions == 1
     assert summary([line]) == "3 decisions, 1 regression."
     page = render_history(TARGET, versions(), "dark")
-    assert '<span class="failed">slower (0.8' in page
+    assert '<span class="failed">slower (speed-up 0.8' in page
     assert page.count("<img alt=") == 1
-    assert page.count(f"The newest: {line.points[2].study.trust.sentence}") == 1
+    assert page.count(f"Newest study: {line.points[2].study.trust.sentence}") == 1
 
 
 def test_another_machine_or_request_is_another_line() -> None:
@@ -172,7 +172,7 @@ def test_another_model_is_not_compared() -> None:
     changed = replace(new, inspection=an_inspection(identity="0" * 12))
     ((_, point),) = (line.points for line in history([old, changed]))
     assert point.change is Change.NOT_COMPARED
-    assert point.note == "another model or other inputs than before"
+    assert point.note == "the model or the inputs changed"
 
 
 def test_a_plan_that_was_proven_and_fails_now_is_a_regression() -> None:
@@ -181,7 +181,7 @@ def test_a_plan_that_was_proven_and_fails_now_is_a_regression() -> None:
     now = a_study((new.trials[0], wrong), decided=0, environment=new.environment, created_at=new.created_at)
     (line,) = history([old, now])
     assert line.points[1].change is Change.WRONG
-    assert "inductor + channels_last was proven before, and fails now" in line.points[1].note
+    assert "inductor + channels_last was verified before, and fails now" in line.points[1].note
 
 
 def test_a_decision_for_eager_is_a_point_like_any_other() -> None:

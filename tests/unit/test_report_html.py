@@ -271,10 +271,10 @@ def test_the_speedup_plot_marks_one_and_what_is_not_proven(drawn: dict[str, Axes
 def test_a_plan_that_is_not_proven_is_never_called_the_fastest() -> None:
     wrong, right = a_trial(0, speedup=3.0, verdict=WRONG), a_trial(1, a_plan(scope="regional"), 1.2)
     speeds, latencies, _ = plots(a_study([wrong, right], decided=1))
-    assert speeds.summary.startswith("Of 1 proven plan inductor + regional is the fastest, at 1.")
+    assert speeds.summary.startswith("inductor + regional is the fastest of 1 verified plan, at 1.")
     assert latencies.summary.startswith("inductor + regional has the shortest")
     alone, latencies = plots(a_study([wrong], decided=-1))
-    assert alone.summary == "No plan was both proven right and timed well enough to be ranked."
+    assert alone.summary == "No plan was verified and timed precisely enough to be ranked."
     assert latencies.summary.startswith("eager has the shortest")
 
 
@@ -368,11 +368,11 @@ def test_environment_inspection_notes_and_what_was_not_tried_are_there(page: Ele
         "NVIDIA H200",
         "2.13.0+cu130",
         "140 GiB",
-        "convolutions 57 %, matrix products 10 %, no kernel runs 8.0 %",
+        "convolutions 57 %, matrix products 10 %, no kernel running 8.0 %",
         "the model is in training mode",
         "the clock of the GPU fell by 11 %",
         "tf32: it is lower-precision, and only up to same-precision is allowed",
-        "21 min 52 s of search",
+        "The search took 21 min 52 s",
         "2026-02-25",
     ):
         assert part in text
@@ -381,7 +381,7 @@ def test_environment_inspection_notes_and_what_was_not_tried_are_there(page: Ele
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("running", "No decision yet: the search was still running when this was written."),
+        ("running", "No decision yet: the search was still running when this page was written."),
         ("interrupted", "No decision: the search was interrupted."),
         ("all failed", "Stay with eager: nothing pays back."),
     ],

@@ -34,7 +34,7 @@ def test_a_part_has_no_shell_and_its_drawings_are_images(part: tuple[str, str]) 
     assert len(drawings(text)) == 3
     for drawing in drawings(text):
         assert ElementTree.fromstring(drawing).tag == "{http://www.w3.org/2000/svg}svg"
-    assert re.search(r'<img alt="Of 5 proven plans', text)
+    assert re.search(r'<img alt="[^"]+ is the fastest of 5 verified plans', text)
 
 
 def test_a_drawing_has_the_colours_of_the_theme(part: tuple[str, str]) -> None:
@@ -70,16 +70,16 @@ def test_an_explanation_is_a_part_too(theme: Literal["light", "dark"]) -> None:
 
 
 def test_no_study_yet_is_said_with_what_makes_one() -> None:
-    assert "torchwise tune TARGET" in render_studies([], "here", "light", target=None, most=9)
-    assert "No study yet of zoo:x" in render_studies([], "here", "light", target="zoo:x", most=9)
+    assert "torchwise tune TARGET" in render_studies([], "here", "light", target=None, max_count=9)
+    assert "No study yet of zoo:x" in render_studies([], "here", "light", target="zoo:x", max_count=9)
 
 
 def test_how_far_a_search_is_in_a_sentence() -> None:
     tried = a_trial(1, LAST, None, state=TrialState.RUNNING, started_at=CREATED_AT + 90)
     running = a_study((a_trial(0, PLAIN, 1.3), tried), decided=None)
     assert progress(running, CREATED_AT + 100) == (
-        "Searching for 1 min 40 s: 1 trial finished; being tried: inductor + channels_last for 10.0 s; "
-        "the best so far is 1.30× as fast as eager."
+        "Searching for 1 min 40 s: 1 trial finished, running: inductor + channels_last for 10.0 s, "
+        "the best plan so far is 1.30× as fast as eager."
     )
     fresh = a_study((), decided=None)
-    assert progress(fresh, CREATED_AT + 2).endswith("nothing is being tried at the moment; nothing is proven yet.")
+    assert progress(fresh, CREATED_AT + 2).endswith("no trial is running, no plan is verified yet.")

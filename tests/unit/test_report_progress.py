@@ -48,11 +48,11 @@ def log(trial: Trial, width: int = 80) -> list[str]:
 
 def test_a_log_has_one_plain_line_for_each_event() -> None:
     assert log(a_trial(3, measurement=None, verdict=None)) == [
-        "[   0:00] looking at the plain model",
+        "[   0:00] profiling the model",
         "[   0:05] eager: ResNet, 25.6 M parameters, float32, 12.4 ms per call",
         "[   0:05] note: the model is in training mode: batch norm uses the statistics of the batch",
         "[   0:05] trial 3: inductor (cheap to try)",
-        "[   1:05] trial 3: inductor: its answer was not verified, so it cannot be decided for",
+        "[   1:05] trial 3: inductor: not verified, so it cannot be chosen",
         "[   1:05] inductor leads at 1.52× [1.49, 1.56]",
         "[   1:05] note: another process helps",
     ]
@@ -74,7 +74,7 @@ def test_a_long_wait_for_others_is_told_once_it_is_over(
         end(progress)
         clock.now += 30.0
         progress.stage("warm")
-    lines = ["[   1:55] waited 55.5 s for the device, where another measured or compiled"] if said else []
+    lines = ["[   1:55] waited 55.5 s for another Torchwise process on this device"] if said else []
     assert file.getvalue().splitlines() == lines
 
 
@@ -87,11 +87,11 @@ def test_a_duel_is_told_before_and_after() -> None:
         clock.now += 12
         progress.finish_comparison(trial)
     first, second = file.getvalue().splitlines()
-    assert first == "[   0:00] inductor + 1 thread beside inductor, as their trials may not tell them apart"
-    assert second.startswith("[   0:12] inductor + 1 thread beside inductor: 1.1")
+    assert first == "[   0:00] inductor + 1 thread against inductor, since their trials may not show which is faster"
+    assert second.startswith("[   0:12] inductor + 1 thread against inductor: 1.1")
     assert second.endswith("] its speed")
     progress.finish_comparison(a_trial(1, a_plan(threads=1), duel=Duel(a_plan(), failure=a_failure().failure)))
-    assert file.getvalue().endswith("inductor + 1 thread beside inductor: it died in compile: SIGSEGV\n")
+    assert file.getvalue().endswith("inductor + 1 thread against inductor: it died in compile: SIGSEGV\n")
 
 
 def test_a_log_line_is_never_wrapped_or_forged() -> None:
@@ -116,9 +116,9 @@ def test_a_terminal_shows_what_is_tried_and_what_leads_and_keeps_what_is_finishe
         progress.finish_trial(a_trial(2, verdict=WRONG))
     found = file.getvalue()
     assert "trial 2: inductor, compile" in found
-    assert "0:03 on this, 0:10 in all; inductor + regional leads" in found
+    assert "0:03 on this, 0:10 in total, inductor + regional leads" in found
     assert "trial 2: inductor: wrong answer: values" in found
-    assert "looking at the plain model\n" not in found  # that was a state, and no line of its own
+    assert "profiling the model\n" not in found  # that was a state, and no line of its own
     assert "\x1b[?25h" in found  # the cursor is given back
 
 
@@ -126,7 +126,7 @@ def test_a_dumb_terminal_gets_a_log() -> None:
     file, clock = io.StringIO(), Clock()
     console = Console(file=file, width=80, force_terminal=True, _environ={"TERM": "dumb"})
     a_run(Progress(console, clock=clock), clock, a_trial())
-    assert "looking at the plain model" in file.getvalue()
+    assert "profiling the model" in file.getvalue()
     assert "\x1b[?25l" not in file.getvalue()
 
 

@@ -56,14 +56,14 @@ def row_of(study: Study, number: int | None) -> Row:
 
 def test_the_decided_plan_comes_first_then_eager_then_the_proven_by_speed_then_the_others_in_order() -> None:
     assert [row.number for row in rows(a_study())] == [3, None, 4, 0, 2, 1, 5, 6, 7, 8, 9]
-    assert [row.standing for row in rows(a_study())][:3] == ["decided", "baseline", "proven"]
+    assert [row.standing for row in rows(a_study())][:3] == ["decided", "baseline", "verified"]
 
 
 def test_eager_comes_first_where_it_is_decided_for() -> None:
     first, *others = rows(a_study(decided=-1))
     assert first.number is None
     assert first.is_decided
-    assert first.why == "decided: no plan is proven to earn more than it costs"
+    assert first.why == "decided: no verified plan saves more time than it takes to compile"
     assert not any(row.is_decided for row in others)
 
 
@@ -105,9 +105,9 @@ def test_a_trial_of_eager_itself_is_the_baseline_and_no_candidate() -> None:
     [
         (FailureKind.TIMED_OUT, "more than 600 s", "took too long in compile: more than 600 s"),
         (FailureKind.DIED, "SIGSEGV", "its process died in compile: SIGSEGV"),
-        (FailureKind.RAISED, "ValueError: two\nlines", "raised in compile: ValueError: two lines"),
+        (FailureKind.RAISED, "ValueError: two\nlines", "raised an error in compile: ValueError: two lines"),
         (FailureKind.OUT_OF_MEMORY, "2 GiB asked", "out of memory in compile: 2 GiB asked"),
-        (FailureKind.UNSUPPORTED, "no Triton", "not possible here: no Triton"),
+        (FailureKind.UNSUPPORTED, "no Triton", "not supported here: no Triton"),
     ],
 )
 def test_each_failure_has_its_sentence(kind: FailureKind, message: str, sentence: str) -> None:
@@ -130,21 +130,21 @@ def test_a_wrong_answer_is_told_with_its_error_and_the_noise_floor() -> None:
 
 
 def test_what_cannot_be_compared_is_told_apart_from_what_is_wrong() -> None:
-    assert why(a_trial(verdict=UNCLEAR)).startswith("not comparable, so not proven: distribution: eager differs")
+    assert why(a_trial(verdict=UNCLEAR)).startswith("not comparable, so not verified: distribution: eager differs")
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"state": TrialState.WAITING}, "not tried: the search ended first"),
-        ({"state": TrialState.RUNNING}, "interrupted while it was tried"),
+        ({"state": TrialState.RUNNING}, "interrupted during the trial"),
         ({"state": TrialState.FAIL, "reason": "lost"}, "failed: lost"),
         ({"state": TrialState.FAIL, "reason": ""}, "failed: no reason was recorded"),
         ({"state": TrialState.PRUNED, "measurement": None, "reason": "behind"}, "stopped early: behind"),
-        ({"verdict": None}, "its answer was not verified, so it cannot be decided for"),
-        ({"verdict": Verdict(())}, "not comparable, so not proven: 0 checks passed"),
-        ({"measurement": None}, "it was not timed, so it cannot be decided for"),
-        ({"costs": None}, "its compile cost was not measured, so it cannot be decided for"),
+        ({"verdict": None}, "not verified, so it cannot be chosen"),
+        ({"verdict": Verdict(())}, "not comparable, so not verified: 0 checks passed"),
+        ({"measurement": None}, "not timed, so it cannot be chosen"),
+        ({"costs": None}, "its compile time was not measured, so it cannot be chosen"),
     ],
 )
 def test_what_is_missing_from_a_trial_is_said(changes: dict[str, Any], sentence: str) -> None:
@@ -154,9 +154,9 @@ def test_what_is_missing_from_a_trial_is_said(changes: dict[str, Any], sentence:
 def test_a_running_study_says_what_is_under_way() -> None:
     running = [a_trial(0, state=TrialState.RUNNING), a_trial(1, state=TrialState.WAITING), a_trial(2, costs=CHEAP)]
     assert [row_of(a_study(running, decided=None), n).why for n in range(3)] == [
-        "is being tried",
-        "waits for its turn",
-        "proven, and pays back",
+        "running",
+        "waiting",
+        "verified, and pays back",
     ]
 
 
@@ -170,19 +170,21 @@ def test_slower_and_not_surely_faster_are_told_apart() -> None:
     assert why(a_trial(speedup=0.8)).startswith("slower than eager: 0.8")
     assert why(a_trial(speedup=1.0)).startswith("no faster than eager: ")
     wide = replace(make_exact_measurement(1.0), candidate_s=(0.001, 0.1, 0.02, 0.05, 0.002), baseline_s=(0.01,) * 5)
-    assert why(a_trial(measurement=wide)) == "inconclusive: 0.0191× to 13.1× eager's speed, so slower or faster"
+    assert (
+        why(a_trial(measurement=wide)) == "inconclusive: 0.0191× to 13.1× eager's speed, so it may be slower or faster"
+    )
 
 
 def test_what_does_not_pay_back_is_told_with_its_figures() -> None:
     few = WorkloadSpec("zoo:vision.resnet50", device="cuda", calls=1_000)
     trial = a_trial(speedup=2.0, measurement=make_exact_measurement(2.0), costs=Costs(62.0))
     assert why(trial, workload=few, inspection=an_inspection(measurement=make_exact_measurement(1.0))) == (
-        "faster, but does not pay back: 62.0 s of compiling take 10,000 calls, and 1,000 are expected"
+        "faster, but does not pay back: 62.0 s of compiling need 10,000 calls to pay back, and 1,000 are expected"
     )
 
 
 def test_what_pays_back_only_by_its_median_lost_by_its_interval() -> None:
-    assert why(a_trial(costs=CHEAP)) == "faster, but not by enough to be sure that it earns what compiling it costs"
+    assert why(a_trial(costs=CHEAP)) == "faster, but may not save more time than it takes to compile"
 
 
 def test_losing_to_the_decided_plan_says_to_which_and_by_what() -> None:
@@ -199,7 +201,7 @@ def test_losing_to_the_decided_plan_says_to_which_and_by_what() -> None:
     assert sentences[1].endswith("which is simpler or costs less to compile")
     assert sentences[2].startswith("slower than inductor: 1.")
     assert sentences[3].startswith("faster per call than inductor (2.9")
-    assert sentences[3].endswith("but compiling it costs more than that saves")
+    assert sentences[3].endswith("but compiling it takes longer than that saves")
 
 
 def test_a_lower_speed_is_not_told_as_a_gain_because_intervals_overlap() -> None:
@@ -212,9 +214,13 @@ def test_a_lower_speed_is_not_told_as_a_gain_because_intervals_overlap() -> None
 @pytest.mark.parametrize(
     ("speed", "start", "end"),
     [
-        (0.9, "slower than inductor: 0.9", "] its speed, timed side by side"),
-        (1.1, "faster per call than inductor (1.1", "side by side)"),
-        (1.001, "no clear gain over inductor (1.00", "side by side), which is simpler or costs less to compile"),
+        (0.9, "slower than inductor: 0.9", "] its speed, timed against each other"),
+        (1.1, "faster per call than inductor (1.1", "timed against each other)"),
+        (
+            1.001,
+            "no clear gain over inductor (1.00",
+            "timed against each other), which is simpler or costs less to compile",
+        ),
     ],
 )
 def test_a_duel_says_more_than_trials(speed: float, start: str, end: str) -> None:
@@ -234,7 +240,7 @@ def test_compiling_is_blamed_only_where_it_costs_more_than_is_saved() -> None:
     dear = a_trial(1, a_plan(threads=1), 1.71, duel=duel, costs=Costs(51_200.0))
     few = WorkloadSpec("zoo:vision.resnet50", device="cuda", calls=10_000_000)
     sentence = row_of(a_study((best, dear), decided=0, workload=few), 1).why
-    assert sentence.endswith("side by side), but compiling it costs more than that saves")
+    assert sentence.endswith("timed against each other), but compiling it takes longer than that saves")
 
 
 def test_what_passes_a_memory_limit_is_out_for_that() -> None:
@@ -243,8 +249,8 @@ def test_what_passes_a_memory_limit_is_out_for_that() -> None:
     unknown = a_trial(1, a_plan(mode="max-autotune"), 1.5, costs=Costs(0.001))
     light = a_trial(2, a_plan(scope="regional"), 1.5, costs=Costs(0.001, 0.0, 100 << 20, 280 << 20))
     found = a_study((heavy, unknown, light), decided=2, workload=spec)
-    assert row_of(found, 0).why == "it takes 200 MiB at the peak, and the limit is 150 MiB"
-    assert row_of(found, 1).why == "what it takes is not known, and the limit is 150 MiB"
+    assert row_of(found, 0).why == "its peak memory is 200 MiB, and the limit is 150 MiB"
+    assert row_of(found, 1).why == "its peak memory is unknown, and the limit is 150 MiB"
     assert row_of(found, 2).why.startswith("decided")
 
 
@@ -255,12 +261,12 @@ def test_with_memory_as_the_objective_memory_is_what_is_lost_by() -> None:
     heavy = a_trial(2, a_plan(shapes="dynamic"), 1.5, costs=Costs(0.001, 0.0, 300 << 20, 280 << 20))
     unknown = a_trial(3, a_plan(mode="max-autotune"), 1.5, costs=Costs(0.001))
     found = a_study((light, heavier, heavy, unknown), decided=0, workload=spec)
-    assert row_of(found, 0).why == "decided: it needs the least memory at the peak"
-    assert row_of(found, 1).why.startswith("needs more memory than inductor, or is less simple: 200 MiB at the peak")
-    assert row_of(found, 2).why == "does not surely need less memory: 300 MiB at the peak against eager's 280 MiB"
+    assert row_of(found, 0).why == "decided: it has the lowest peak memory"
+    assert row_of(found, 1).why.startswith("needs more memory than inductor, or is more complex: peak memory 200 MiB")
+    assert row_of(found, 2).why == "does not clearly need less memory: peak memory 300 MiB, eager's 280 MiB"
     assert row_of(found, 3).why == "its peak memory could not be measured"
     searching = a_study((heavier,), decided=None, workload=spec)
-    assert row_of(searching, 1).why == "proven: 200 MiB at the peak against eager's 280 MiB"
+    assert row_of(searching, 1).why == "verified: peak memory 200 MiB, eager's 280 MiB"
 
 
 def test_a_decision_marks_only_a_proven_trial_of_its_plan() -> None:
@@ -371,7 +377,7 @@ def test_partial_records_make_rows() -> None:
     found = a_study((single, empty), decided=None, state=StudyState.INTERRUPTED, inspection=blank)
     assert row_of(found, 0).speedup is not None
     assert row_of(found, 1).speedup is None
-    assert row_of(found, 1).why == "it was not timed, so it cannot be decided for"
+    assert row_of(found, 1).why == "not timed, so it cannot be chosen"
     assert row_of(found, None).time is None
     assert row_of(found, None).memory == "280 MiB", "as it was beside the plans"
     assert baseline_cost(found) is None

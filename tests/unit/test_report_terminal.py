@@ -169,10 +169,10 @@ def test_a_command_is_broken_only_where_a_shell_allows_it() -> None:
 @pytest.mark.parametrize(
     ("study", "sentence"),
     [
-        (a_study(decided=None), "No decision yet: still searching; 10 trials finished."),
+        (a_study(decided=None), "No decision yet: still searching, 10 trials finished."),
         (
             a_study([], decided=None, state=StudyState.INTERRUPTED),
-            "No decision yet: interrupted before anything was decided; 0 trials finished.",
+            "No decision yet: interrupted before a decision, 0 trials finished.",
         ),
         (a_study([a_failure()], decided=-1), "Stay with eager: nothing pays back."),
         (a_study([a_trial(measurement=a_measurement(1.5, 1))], decided=0), "Run inductor: 1."),
@@ -185,7 +185,7 @@ def test_partial_studies_are_shown(study: Study, sentence: str, width: int) -> N
 
 def test_a_decision_says_what_it_costs_and_where_it_holds() -> None:
     found = words(render_text(render_decision(a_decision(a_trial()))))
-    assert "the first call costs 38.2 s more, 4.10 s with warm caches, error 2.1e-07 against the reference" in found
+    assert "the first call takes 38.2 s more, 4.10 s with warm caches, error 2.1e-07 against the reference" in found
     assert "holds for zoo:vision.resnet50 on NVIDIA H200, torch 2.13.0+cu130" in found
 
 

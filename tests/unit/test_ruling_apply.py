@@ -90,7 +90,7 @@ def test_a_rejected_plan_never_runs_and_the_log_says_so_once(store: str, caplog:
 
 def test_strict_refuses_what_is_not_permitted(store: str) -> None:
     rule(store, PLAN, Standing.REJECTED)
-    text = r"bob rejected it: .* torchwise plans rulings lists .* withdraw removes"
+    text = r"bob rejected it: .* torchwise plans approvals lists .* withdraw removes"
     with pytest.raises(RefusedPlanError, match=text):
         torchwise.apply(NET, DECISION, strict=True)
 
@@ -196,7 +196,7 @@ def as_it_is(caplog: pytest.LogCaptureFixture, why: str, store: str | None = Non
 def test_a_store_that_cannot_be_read_holds_nothing_up(
     store: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    as_it_is(caplog, "is not there", str(tmp_path / "missing.db"))
+    as_it_is(caplog, "does not exist", str(tmp_path / "missing.db"))
     as_it_is(caplog, "must be a path ending in .db", "redis://somewhere")
     (tmp_path / "broken.db").write_text("no database, but long enough to be looked at" * 99)
     as_it_is(caplog, "is no SQLite database", str(tmp_path / "broken.db"))

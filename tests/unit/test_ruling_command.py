@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from builders import HERE, a_study
+from torchwise.cli import app
 from torchwise.cli.plans import plans
 from torchwise.errors import InputError, StorageError
 from torchwise.plan import EAGER
@@ -85,7 +86,7 @@ def test_a_beginning_of_several_ids_is_refused_with_those(store: str) -> None:
     ids = [trial.plan.id for trial in STUDY.trials] + [EAGER.id]
     shared = next(first for first in "0123456789abcdef" if sum(i.startswith(first) for i in ids) > 1)
     with pytest.raises(
-        InputError, match=rf"plan is '{shared}', but must be the beginning of one id alone:\n  {shared}"
+        InputError, match=rf"plan is '{shared}', but must be the beginning of exactly one id:\n  {shared}"
     ):
         run("pin", "1", shared, "--store", store)
 
@@ -101,26 +102,35 @@ def test_a_system_without_login_names_is_told_of_the_option(store: str, monkeypa
         raise KeyError("getpwuid(): uid not found: 4711")
 
     monkeypatch.setattr("getpass.getuser", unknown)
-    with pytest.raises(InputError, match="say who rules with --by NAME"):
+    with pytest.raises(InputError, match="give your name with --by NAME"):
         run("pin", "1", "--store", store)
 
 
 def test_rulings_are_listed_and_withdrawn(store: str) -> None:
-    assert run("rulings", "--store", store).startswith("Nothing is ruled: torchwise plans pin")
+    assert run("approvals", "--store", store).startswith("There are no approvals: torchwise plans pin")
     run("pin", "1", "--by", "bob", "--reason", "it is calm", "--store", store)
     run("reject", "1", PROVEN.id, "--by", "ann", "--store", store)
-    scope, newer, older = run("rulings", "--target", "zoo:vision.resnet50", "--store", store).splitlines()
+    scope, newer, older = run("approvals", "--target", "zoo:vision.resnet50", "--store", store).splitlines()
     assert scope == f"{SCOPE}:"
     assert newer.startswith(f"  rejected {PROVEN.id} {PROVEN}, by ann, 20")
     assert older.startswith(f"  pinned {DECIDED.id} {DECIDED}, by bob, 20")
     assert older.endswith(" UTC: it is calm")
-    assert run("rulings", "--target", "app:none", "--store", store).startswith("Nothing is ruled")
-    assert run("withdraw", "1", "--store", store) == f"Withdrawn: what was ruled about {DECIDED} for {SCOPE}.\n"
+    assert run("approvals", "--target", "app:none", "--store", store).startswith("There are no approvals")
+    assert run("withdraw", "1", "--store", store) == f"Withdrawn: {DECIDED} is no longer pinned for {SCOPE}.\n"
     assert read_approvals(store) == {str(PROVEN): ("rejected", "ann", "")}
 
 
+def test_the_former_name_of_the_list_still_works_and_says_its_name(store: str) -> None:
+    run("pin", "1", "--by", "bob", "--store", store)
+    done = CliRunner().invoke(app, ["plans", "rulings", "--store", store])
+    assert done.exit_code == 0
+    assert done.stdout == run("approvals", "--store", store)
+    assert done.stderr.count("torchwise plans rulings is called torchwise plans approvals now") == 1
+    assert "rulings" not in CliRunner().invoke(app, ["plans", "--help"]).output
+
+
 def test_what_was_not_ruled_is_no_error_to_withdraw(store: str) -> None:
-    said = f"Nothing is ruled about {DECIDED} ({DECIDED.id}): torchwise plans rulings lists what is.\n"
+    said = f"{DECIDED} ({DECIDED.id}) has no approval: torchwise plans approvals lists those that exist.\n"
     assert run("withdraw", "1", "--store", store) == said
 
 
@@ -142,10 +152,8 @@ def test_what_was_ruled_for_a_target_that_shares_the_study_is_withdrawn_after_th
         storage.conclude(1, state=StudyState.DECIDED, decision=other, excluded=[], seconds=0, asked=asked)
     run("pin", "1", "eager", "--by", "bob", "--store", store)
     for scope in (SCOPE.replace("zoo:vision.resnet50", "app:other"), SCOPE):
-        assert (
-            run("withdraw", "1", "eager", "--store", store) == f"Withdrawn: what was ruled about eager for {scope}.\n"
-        )
-    assert run("withdraw", "1", "eager", "--store", store).startswith("Nothing is ruled about eager")
+        assert run("withdraw", "1", "eager", "--store", store) == f"Withdrawn: eager is no longer pinned for {scope}.\n"
+    assert run("withdraw", "1", "eager", "--store", store).startswith("eager (")
 
 
 def test_what_was_ruled_for_another_target_of_the_model_is_withdrawn_whatever_its_study_allowed(store: str) -> None:
@@ -158,11 +166,11 @@ def test_what_was_ruled_for_another_target_of_the_model_is_withdrawn_whatever_it
         storage.import_study(other)
     run("pin", "2", "eager", "--by", "bob", "--store", store)
     scope = SCOPE.replace("zoo:vision.resnet50", "app:other")
-    assert run("withdraw", "1", "eager", "--store", store) == f"Withdrawn: what was ruled about eager for {scope}.\n"
+    assert run("withdraw", "1", "eager", "--store", store) == f"Withdrawn: eager is no longer pinned for {scope}.\n"
 
 
 def test_a_store_that_cannot_be_written_is_an_error(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchwise.store.sqlite.is_writable", lambda _: False)
-    with pytest.raises(StorageError, match="is read-only, but this writes"):
+    with pytest.raises(StorageError, match="is read-only, but this command writes"):
         run("pin", "1", "--store", store)
     assert Standing.PINNED.value not in read_approvals(store).values()

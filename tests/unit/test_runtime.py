@@ -228,7 +228,7 @@ def test_a_callback_that_fails_keeps_nobody_from_an_answer(net: Net, monkeypatch
 
 
 def test_a_callback_that_is_no_function_is_refused_when_it_is_given() -> None:
-    with pytest.raises(InputError, match="callback is 3, but must be a function of an Alert"):
+    with pytest.raises(InputError, match="callback is 3, but must be a function that takes an Alert"):
         torchwise.on_alert(3)  # type: ignore[arg-type]
 
 

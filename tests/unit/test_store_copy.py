@@ -328,14 +328,14 @@ def test_the_command_copies_and_says_what(urls: tuple[str, str], source: Storage
 def test_one_store_is_not_copied_to_itself(tmp_path: Path) -> None:
     path = tmp_path / "one.db"
     open_storage(str(path)).close()
-    with pytest.raises(StorageError, match=rf"store and --to are both {path}, but must be two stores"):
+    with pytest.raises(StorageError, match=rf"store and --to are both {path}, but must be different stores"):
         run("copy", "--to", f"sqlite:///{path}", "--store", str(path))
 
 
 @pytest.mark.parametrize("words", [["info"], ["copy", "--to", "there.db"]])
 def test_a_store_that_is_not_there_is_not_made_by_a_look(words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "typo.db"
-    with pytest.raises(StorageError, match=rf"store {path} is not there: give another with --store"):
+    with pytest.raises(StorageError, match=rf"store {path} does not exist: give another with --store"):
         run(*words, "--store", str(path))
     assert not list(tmp_path.iterdir())
 

@@ -58,5 +58,5 @@ def test_a_store_that_cannot_be_written_costs_a_warning_alone(tmp_path: Path, st
     (tmp_path / "a").write_text("no folder")
     place = store if "://" in store else f"{tmp_path}/{store}"
     done = run("--store", place if store != "a/folder" else f"{place}.db", "--json", str(tmp_path / "told.json"))
-    assert "torchwise: this explanation is not kept: store " in done.stderr
+    assert "torchwise: this explanation is not saved: store " in done.stderr
     assert (tmp_path / "told.json").exists()

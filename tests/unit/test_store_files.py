@@ -71,7 +71,7 @@ def test_connections_are_durable_patient_and_keep_references(path: Path) -> None
 def test_a_text_file_is_no_store(tmp_path: Path) -> None:
     path = tmp_path / "notes.db"
     path.write_text("Dear diary, today I tuned a model. " * 100)
-    with pytest.raises(StorageError, match=r"store .*notes.db is no SQLite database or is corrupt; move it away"):
+    with pytest.raises(StorageError, match=r"store .*notes.db is no SQLite database, or is corrupt; move it away"):
         open_storage(str(path))
     assert path.read_text().startswith("Dear diary")
 
@@ -86,13 +86,13 @@ def test_a_damaged_file_says_so_when_the_damage_is_met(path: Path) -> None:
             storage.list_studies()
             create(storage)
 
-    with pytest.raises(StorageError, match="is no SQLite database or is corrupt"):
+    with pytest.raises(StorageError, match="is no SQLite database, or is corrupt"):
         use()
 
 
 def test_a_truncated_file_says_so(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(StorageError, match="is no SQLite database or is corrupt"):
+    with pytest.raises(StorageError, match="is no SQLite database, or is corrupt"):
         open_storage(str(path))
 
 
@@ -153,7 +153,9 @@ def test_a_read_only_file_can_be_read(path: Path, public: Path, folder_mode: int
         assert len(storage.get_study(1).trials) == 1
         assert storage.decisions() == []
         for change in changes(storage):
-            with pytest.raises(StorageError, match=r"store.db is read-only, but this writes: get permission on the"):
+            with pytest.raises(
+                StorageError, match=r"store.db is read-only, but this command writes: get write permission for the"
+            ):
                 change()  # type: ignore[operator]
     public.chmod(0o777)
     assert copy.read_bytes() == path.read_bytes()
@@ -191,7 +193,7 @@ def test_a_log_left_behind_where_it_cannot_be_taken_in_is_never_read_past(path: 
         (public / name).write_bytes((path.parent / name).read_bytes())
     writer.close()
     public.chmod(0o555)
-    said = r"torchwise.db is read-only and has changes in torchwise.db-wal that are not taken in yet"
+    said = r"torchwise.db is read-only, and torchwise.db-wal has changes that are not merged yet"
     with ordinary_user(), pytest.raises(StorageError, match=said):
         open_storage(str(public / "torchwise.db"))
 
@@ -244,7 +246,7 @@ def test_a_store_that_stays_locked_is_given_up_after_the_stated_tries(
         other.execute("BEGIN IMMEDIATE")
         assert len(storage.list_studies()) == 1  # readers never wait
         opened.clear()
-        with pytest.raises(StorageError, match="stayed locked by another process; wait for it, end it, or give"):
+        with pytest.raises(StorageError, match="is locked by another process; wait for it, end it, or give"):
             claim(storage, 1)
         assert len(opened) == 3
         monkeypatch.setattr("time.sleep", lambda _: other.in_transaction and other.execute("ROLLBACK"))

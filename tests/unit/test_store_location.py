@@ -64,12 +64,12 @@ def test_postgresql_is_reached_by_psycopg(scheme: str) -> None:
         ("mysql://host/db", "store has the scheme 'mysql', but must be a path ending in .db, a sqlite:///PATH or"),
         ("postgresql+psycopg2://host/db", "scheme 'postgresql+psycopg2'"),
         ("store.json", "store is 'store.json', but must be a path ending in .db"),
-        ("sqlite://", "which no other process could read"),
-        ("sqlite:///:memory:", "which no other process could read"),
+        ("sqlite://", "which other processes cannot read"),
+        ("sqlite:///:memory:", "which other processes cannot read"),
         ("sqlite://host/a.db", "three slashes"),
         ("sqlite:///a.db?mode=ro", "no parameters"),
         ("postgresql://me:secret@host:port/db", "store is a malformed postgresql:// URL"),
-        ("postgresql://me:sec@secret@host/db", "with an @ too many: in a password, write it as %40"),
+        ("postgresql://me:sec@secret@host/db", "with several @: write an @ in the password as %40"),
     ],
 )
 def test_what_is_no_store_is_refused_with_the_rule(given: str, said: str) -> None:

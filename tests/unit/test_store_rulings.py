@@ -46,7 +46,7 @@ def test_a_look_does_not_wait_for_a_file_that_somebody_locks(tmp_path: Path, mon
     writer = sqlite.connect(path)
     writer.execute("PRAGMA journal_mode=DELETE")  # in which readers are locked out, unlike in the write-ahead log
     writer.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(StorageError, match="stayed locked by another process"):
+    with pytest.raises(StorageError, match="is locked by another process"):
         read_storage(str(path))
     writer.close()
     assert read_storage(str(path)) is not None

@@ -103,7 +103,9 @@ def test_nothing_is_lost_on_the_way_back_unless_somebody_says_so(url: str) -> No
     with open_storage(url) as storage:
         storage.rule(a_ruling())
         storage.keep_explanation(an_explanation())
-        with pytest.raises(StorageError, match=r"schema 0002 has no place for .*: 1 ruling, 1 explanation; .* --lose"):
+        with pytest.raises(
+            StorageError, match=r"schema 0002 cannot hold all data of .*: 1 approval, 1 explanation; .* --delete-data"
+        ):
             downgrade_storage(url, "0002")
         assert storage.approvals() == [a_ruling()]
     downgrade_storage(url, "0002", lose=True)
@@ -117,7 +119,9 @@ def test_decisions_of_further_targets_are_lost_on_the_way_back_only_if_somebody_
         study = create(storage)
         for decision in (a_decision(), a_decision(TUNED), last):
             storage.conclude(study.id, state=StudyState.DECIDED, decision=decision, excluded=[], seconds=1)
-        with pytest.raises(StorageError, match=r"schema 0003 has no place for .*: 1 further decision; .* --lose"):
+        with pytest.raises(
+            StorageError, match=r"schema 0003 cannot hold all data of .*: 1 additional decision; .* --delete-data"
+        ):
             downgrade_storage(url, "0003")
         assert storage.decisions() == [last, a_decision(TUNED)]
     downgrade_storage(url, "0003", lose=True)

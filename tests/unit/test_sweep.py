@@ -113,13 +113,13 @@ def test_a_study_whose_process_is_killed_is_begun_again_and_that_is_bounded(swee
     assert always.exit_code == -signal.SIGKILL
     assert sweep.log("dies").count("begins") == 1 + RETRIES
     assert after.exit_code == 0
-    assert "dies on cpu: its process was ended by SIGKILL" in sweep.said
+    assert "dies on cpu: its process was killed by SIGKILL" in sweep.said
 
 
 def test_a_signal_without_a_name_ends_one_study_and_not_the_sweep(sweep: Sweep) -> None:
     ended, after = sweep.run(tasks("unnamed", "a"), [CPU])
     assert ended.exit_code == -(signal.SIGRTMIN + 1)
-    assert f"unnamed on cpu: its process was ended by signal {signal.SIGRTMIN + 1}" in sweep.said
+    assert f"unnamed on cpu: its process was killed by signal {signal.SIGRTMIN + 1}" in sweep.said
     assert after.exit_code == 0
 
 
@@ -217,7 +217,7 @@ def test_lists_multiply_and_a_study_takes_from_the_head_what_it_does_not_give(tm
             r"\$\.studies\[0\]\.devices is \[\], but must be a list of length >= 1",
         ),
         ("targets = ['zoo:a.b']\neffrot = 'quick'", "unknown field 'effrot'; did you mean effort"),
-        ("targets = ['zoo:a.b']\nbudget = nan", "it holds a number that is refused: nan is not finite"),
+        ("targets = ['zoo:a.b']\nbudget = nan", "it has an invalid number: nan is not finite"),
         ("targets = ['zoo:a.b']\ncolour = 1", r"\$\.studies\[0\] has an unknown field 'colour'"),
         ("targets = 'zoo:a.b'", r"\$\.studies\[0\]\.targets is 'zoo:a.b', but must be a list"),
         ("targets = ['zoo:a.b']\nstudies = 1", "studies is 1, but must be tables"),
@@ -253,7 +253,7 @@ def test_what_tune_would_refuse_is_refused_before_anything_runs(tmp_path: Path, 
 
 def test_a_task_is_the_words_of_tune_and_these_are_understood() -> None:
     task = Task("-odd:name", "cpu", calls=7, memory_limit=1.5, budget=3.0, plan=(Plan(threads=1).to_json(),))
-    words = task.words()
+    words = task.arguments()
     assert words[0] == "tune"
     assert {"--device=cpu", "--calls=7", "--memory-limit=1.5", "--budget=3.0"} < set(words)
     said = CliRunner().invoke(app, [*words[:-1], "nothing"])
@@ -264,7 +264,7 @@ def test_a_task_is_the_words_of_tune_and_these_are_understood() -> None:
     ("words", "said"),
     [
         (["--launcher", "slurm"], "launcher is 'slurm', but must be one of process, ray"),
-        (["--address", "auto"], "only a cluster has one: --launcher ray"),
+        (["--address", "auto"], "only --launcher ray takes an address"),
         (["--parallel", "0"], "parallel is 0, but must be at least 1"),
     ],
 )
@@ -275,7 +275,7 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path, words: list[str],
 
 
 def test_a_device_that_no_slot_has_is_refused_before_anything_runs() -> None:
-    with pytest.raises(InputError, match="is to be tuned on 'cuda', but there is only cpu"):
+    with pytest.raises(InputError, match="needs the device 'cuda', but only cpu is available"):
         choice.check_fit(tasks("a", device="cuda"), [CPU])
 
 

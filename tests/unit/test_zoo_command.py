@@ -80,7 +80,7 @@ def test_a_range_is_written_for_what_changes_and_a_note_for_what_is_special() ->
     plain = Entry("family.operation", "nothing", SIZES)
     assert parameters(plain) == "batch 2–5, width 8"
     assert notes(plain) == []
-    assert notes(Entry("a.b", "c", SIZES, trains=True, stochastic=True)) == ["random by design", "for training too"]
+    assert notes(Entry("a.b", "c", SIZES, trains=True, stochastic=True)) == ["random by design", "also for training"]
 
 
 @pytest.mark.parametrize(

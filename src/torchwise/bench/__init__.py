@@ -1,4 +1,4 @@
-"""Benchmark the alternatives to Torchwise side by side, each verified and timed in its own process."""
+"""Benchmark Torchwise against its alternatives, each verified and timed in its own process."""
 
 from torchwise.bench.request import BenchRequest
 from torchwise.bench.run import BenchListener, run_benchmark

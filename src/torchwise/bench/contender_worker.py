@@ -1,4 +1,4 @@
-"""The worker's side: build, verify and time one contender on one target against eager, or two against each other."""
+"""The worker's side: build, verify and time a contender against eager, or two contenders against each other."""
 
 from __future__ import annotations
 
@@ -28,62 +28,64 @@ from torchwise.workload.identity import structure
 from torchwise.workload.train_step import TrainStep
 
 
-def contend(contest: ContenderJob, stage: Callable[[str], None]) -> Performance:
+def contend(contender_job: ContenderJob, stage: Callable[[str], None]) -> Performance:
     """Build the contender with empty caches, verify it, alternate timings with eager, and measure its memory."""
-    ring = _ContenderHarness(contest)
-    with ring.harness.gradients():
+    builder = _ContenderHarness(contender_job)
+    with builder.harness.gradients():
         stage(WorkerStage.COMPILE)
-        call = ring.build(contest.contender)
-        candidate = ring.harness.runners(call)
-        first = ring.keep_first_answers(candidate)
-        cold = ring.built_s + ring.harness.first_calls(list(first))
+        call = builder.build(contender_job.contender)
+        candidate = builder.harness.runners(call)
+        first = builder.keep_first_answers(candidate)
+        cold = builder.built_s + builder.harness.first_calls(list(first))
         stage(WorkerStage.VERIFY)
-        verdict, overwrites = ring.judge(call, first)
+        verdict, overwrites = builder.judge(call, first)
         stage(WorkerStage.MEASURE)
-        measurement = ring.measure(candidate, ring.harness.eager)
-        own, eager = ring.harness.memory(candidate)
+        measurement = builder.measure(candidate, builder.harness.eager)
+        own, eager = builder.harness.memory(candidate)
         check_served(call)
-        measurement = ring.with_cold(measurement, candidate, stage)
-    costs, workload = Costs(cold, peak_memory=own, baseline_peak_memory=eager), ring.harness.workload
+        measurement = builder.with_cold(measurement, candidate, stage)
+    costs, workload = Costs(cold, peak_memory=own, baseline_peak_memory=eager), builder.harness.workload
     return Performance(costs, verdict, measurement, overwrites, _dtype(workload), workload.roofline)
 
 
-def warm(contest: ContenderJob, stage: Callable[[str], None]) -> Restart:
+def warm(contender_job: ContenderJob, stage: Callable[[str], None]) -> Restart:
     """Build the contender from warm caches in this fresh process, and time it against eager once more."""
-    ring = _ContenderHarness(contest)
-    with ring.harness.gradients():
+    builder = _ContenderHarness(contender_job)
+    with builder.harness.gradients():
         stage(WorkerStage.WARM_COMPILE)
-        candidate = ring.harness.runners(ring.build(contest.contender))
-        warm_s = ring.built_s + ring.harness.first_calls(candidate)
+        candidate = builder.harness.runners(builder.build(contender_job.contender))
+        warm_s = builder.built_s + builder.harness.first_calls(candidate)
         stage(WorkerStage.MEASURE)
-        return Restart(warm_s, ring.with_cold(ring.measure(candidate, ring.harness.eager), candidate, stage))
+        return Restart(warm_s, builder.with_cold(builder.measure(candidate, builder.harness.eager), candidate, stage))
 
 
-def duel(contest: ContenderJob, stage: Callable[[str], None]) -> Measurement:
+def duel(contender_job: ContenderJob, stage: Callable[[str], None]) -> Measurement:
     """Time the contender against its rival in alternation."""
-    ring = _ContenderHarness(contest)
-    with ring.harness.gradients():
+    builder = _ContenderHarness(contender_job)
+    with builder.harness.gradients():
         stage(WorkerStage.COMPILE)
-        sides = [ring.harness.runners(ring.build(name)) for name in (contest.contender, contest.rival)]
+        sides = [
+            builder.harness.runners(builder.build(name)) for name in (contender_job.contender, contender_job.rival)
+        ]
         for side in sides:
-            ring.harness.first_calls(side)
+            builder.harness.first_calls(side)
         stage(WorkerStage.MEASURE)
-        return ring.measure(*sides)
+        return builder.measure(*sides)
 
 
 class _ContenderHarness:
     """A harness that builds contenders by name."""
 
-    def __init__(self, contest: ContenderJob) -> None:
-        self._contest = contest
-        self.harness = Harness(contest.job)
+    def __init__(self, contender_job: ContenderJob) -> None:
+        self._contender_job = contender_job
+        self.harness = Harness(contender_job.job)
         self.built_s = 0.0
-        self._trainee: StepRunner | None = None
+        self._step_runner: StepRunner | None = None
 
     def build(self, name: str) -> Callable[..., Any]:
         """Build a contender. The build time counts as part of its first call."""
         built: list[Callable[..., Any]] = []
-        workload, setting = self.harness.workload, self._contest.setting
+        workload, setting = self.harness.workload, self._contender_job.setting
 
         def make(call: Callable[..., Any]) -> Callable[..., Any]:
             self.built_s = self.harness.once(
@@ -92,19 +94,19 @@ class _ContenderHarness:
             return built[-1]
 
         if workload.step:
-            self._trainee = StepRunner(workload.step, make)
-            return self._trainee.call
+            self._step_runner = StepRunner(workload.step, make)
+            return self._step_runner.call
         return make(workload.call)
 
     def keep_first_answers(self, calls: Calls) -> list[FirstAnswer]:
         """Wrap each call to keep its first answer."""
-        return [FirstAnswer(call, self._trainee.observe_gradients if self._trainee else None) for call in calls]
+        return [FirstAnswer(call, self._step_runner.observe_gradients if self._step_runner else None) for call in calls]
 
     def judge(self, call: Callable[..., Any], first: Sequence[FirstAnswer] = ()) -> tuple[Any, bool]:
-        """Verify copies of the answers. Whether a caller may keep an answer is checked separately."""
-        workload, job = self.harness.workload, self._contest.job
-        if self._trainee is not None:
-            return self._judge_step(self._trainee, first)
+        """Verify copies of the answers. A separate check finds out whether later calls overwrite them."""
+        workload, job = self.harness.workload, self._contender_job.job
+        if self._step_runner is not None:
+            return self._judge_step(self._step_runner, first)
         eager = Subject(
             workload,
             workload.call,
@@ -112,18 +114,22 @@ class _ContenderHarness:
             stochastic=Trait.STOCHASTIC in job.traits,
             training=self.harness.mode == "training",
         )
-        seen = [answer.seen for answer in first]
-        care = {"extra_draws": job.effort.extra_draws, "noise_budget_s": job.effort.noise_s}
+        observed = [answer.seen for answer in first]
+        options = {"extra_draws": job.effort.extra_draws, "noise_budget_s": job.effort.noise_s}
         verdict = run_checks(
-            lambda: verify(replace(eager, candidate=_copy_answers(call), first=seen), **care),  # type: ignore[arg-type]
-            lambda: verify(eager, **care),  # type: ignore[arg-type]
+            lambda: verify(replace(eager, candidate=_copy_answers(call), first=observed), **options),  # type: ignore[arg-type]
+            lambda: verify(eager, **options),  # type: ignore[arg-type]
         )
         inputs = draws(workload, 1)
-        held = check_retained_outputs(call, workload.call, inputs[0], inputs[-1])
-        return verdict, held.outcome is not Outcome.PASS
+        retained = check_retained_outputs(call, workload.call, inputs[0], inputs[-1])
+        return verdict, retained.outcome is not Outcome.PASS
 
-    def _judge_step(self, trainee: StepRunner, first: Sequence[FirstAnswer]) -> tuple[Verdict, bool]:
-        job, setting, contender = self._contest.job, self._contest.setting, load_contenders()[self._contest.contender]
+    def _judge_step(self, runner: StepRunner, first: Sequence[FirstAnswer]) -> tuple[Verdict, bool]:
+        job, setting, contender = (
+            self._contender_job.job,
+            self._contender_job.setting,
+            load_contenders()[self._contender_job.contender],
+        )
         workload, device = self.harness.workload, self.harness.device
         precision = Decision.from_json(setting.decision).plan.precision if setting.decision else "native"
 
@@ -131,9 +137,11 @@ class _ContenderHarness:
             plan = Plan(precision=precision)
             return compile_plan(step, plan, workload.examples[0], device=device, mode="training").call
 
-        scales = precision == "autocast_fp16" or trainee.step.scaler is not None  # the scaler may skip the first step
-        copied = copy.copy(trainee)
-        copied.call = _copy_answers(trainee.call)
+        has_scaler = (
+            precision == "autocast_fp16" or runner.step.scaler is not None
+        )  # the scaler may skip the first step
+        copied = copy.copy(runner)
+        copied.call = _copy_answers(runner.call)
         subject = StepSubject(
             workload,
             copied,
@@ -141,19 +149,19 @@ class _ContenderHarness:
             eager_at_precision if precision != "native" else None,
             precision,
             stochastic=Trait.STOCHASTIC in job.traits,
-            first=None if scales else very_first(first),
+            first=None if has_scaler else very_first(first),
         )
         verdict = verify_step(subject, extra_draws=job.effort.extra_draws, noise_budget_s=job.effort.noise_s)
-        return verdict, check_retained_loss(trainee, draws(workload, 1)).outcome is not Outcome.PASS
+        return verdict, check_retained_loss(runner, draws(workload, 1)).outcome is not Outcome.PASS
 
     def measure(self, candidate: Calls, baseline: Calls) -> Measurement:
-        """Time two sides. The device's own timings are dropped, as the record holds many rows."""
+        """Time two sides. Timings of the device are dropped to keep the record small."""
         found = self.harness.measure(candidate, baseline)
         return replace(found, candidate_device_s=(), baseline_device_s=())
 
     def with_cold(self, found: Measurement, candidate: Calls, stage: Callable[[str], None]) -> Measurement:
         """Also time the candidate against eager with cold processor caches, if requested."""
-        if not self._contest.job.cold:
+        if not self._contender_job.job.cold:
             return found
         stage(WorkerStage.MEASURE_COLD)
         return self.harness.with_cold(found, candidate, self.harness.eager)

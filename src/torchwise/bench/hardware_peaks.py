@@ -1,4 +1,4 @@
-"""The worker's side of a survey: measure the hardware's peaks, to which rows are compared."""
+"""The worker's side of a survey: measure the peaks of the hardware, for rooflines."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def survey(job: HardwareSurvey, stage: Callable[[str], None]) -> Peaks:
     device_lock.join(device)
     with device_lock.alone():
         stage("bandwidth")
-        copied = bandwidth(device)
+        bytes_per_s = bandwidth(device)
         stage("matrix products")
-        return Peaks(copied, {name: matrix_rate(getattr(torch, name), device) for name in DTYPES[device]})
+        return Peaks(bytes_per_s, {name: matrix_rate(getattr(torch, name), device) for name in DTYPES[device]})

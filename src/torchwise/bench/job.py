@@ -1,4 +1,4 @@
-"""The jobs of a benchmark's workers, as plain data that needs no torch."""
+"""The jobs of a benchmark's workers, as plain data without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ContenderJob(DerivedJob):
     """The job of timing one contender.
 
     Attributes:
-        step: "contend" for a first run, "warm" for another start from that run's caches, or "duel" with the rival.
+        step: "contend" for a first run, "warm" for another start with the caches of that run, or "duel" with the rival.
         job: the workload, its traits, effort, caches and environment variables.
         contender: the contender's name.
         decision: Torchwise's decision as JSON.

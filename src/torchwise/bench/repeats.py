@@ -1,7 +1,7 @@
-"""Choose the contender to time in another process: one that may be the fastest, until the fastest is known.
+"""Choose a contender that may be the fastest, and time it in another process, until the fastest is known.
 
-A ratio differs between processes by more than its interval within one process (`records/processes.py`). So close
-contenders get more processes, and others do not.
+A ratio differs between processes by more than its interval within one process (`records/processes.py`). So only close
+contenders get more processes.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from torchwise.records.statistics import Interval
 from torchwise.trial.job import Effort
 
 
-def next_duel(scale: Scale, effort: Effort, able: Collection[str]) -> Row | None:
+def next_duel(scale: Scale, effort: Effort, repeatable: Collection[str]) -> Row | None:
     """Return Torchwise's row if it needs another duel with its rival in a new process, or None.
 
     Args:
         scale: the rows of one target.
         effort: sets the required width of an interval and the maximum number of processes.
-        able: contenders that can run again.
+        repeatable: contenders that can run again.
     """
     for row in (one.row for one in scale.rows):
-        ratio, met = row.speed_over_rival, len(row.duels)
-        if ratio is None or row.is_its_rival or not row.is_right or row.contender not in able:
+        ratio, count = row.speed_over_rival, len(row.duels)
+        if ratio is None or row.is_its_rival or not row.is_right or row.contender not in repeatable:
             continue
-        if met < effort.processes and not is_plain(ratio, _distance(ratio), met, effort.half_width):
+        if count < effort.processes and not is_plain(ratio, _distance(ratio), count, effort.half_width):
             return row
     return None
 
 
-def next_repeat(scale: Scale, effort: Effort, able: Collection[str]) -> Row | None:
+def next_repeat(scale: Scale, effort: Effort, repeatable: Collection[str]) -> Row | None:
     """Return the row to time against eager in another process, or None once the fastest is known.
 
     Args:
         scale: the rows of one target.
         effort: sets the required width of an interval and the maximum numbers of rows and processes.
-        able: contenders that can run again.
+        repeatable: contenders that can run again.
     """
     right = [one for one in scale.rows if one.row.is_right and not _is_eager(one.row)]
-    for precision in dict.fromkeys(one.row.precision for one in right):  # ratios never mix precisions
-        of_class = [one for one in right if one.row.precision == precision]
-        leader, *others = sorted(of_class, key=lambda one: -one.speedup.mid)
+    for precision in dict.fromkeys(one.row.precision for one in right):  # precisions are never compared
+        same_precision = [one for one in right if one.row.precision == precision]
+        leader, *others = sorted(same_precision, key=lambda one: -one.speedup.mid)
         close = [one for one in others if may_be_faster(one, leader)][: effort.duels]
         if not close and is_plain(leader.speedup, _distance(leader.speedup), _processes(leader), effort.half_width):
             continue
-        waiting = [one for one in (leader, *close) if one.row.contender in able and _may_have_more(one, effort)]
+        waiting = [one for one in (leader, *close) if one.row.contender in repeatable and _may_have_more(one, effort)]
         if waiting:
             return min(waiting, key=_processes).row
     return None
 
 
 def _is_eager(row: Row) -> bool:
-    """Return whether a row is eager's own, or of a decision to stay with it: both would be timed beside themselves."""
+    """Return whether a row runs eager, as its contender or by its decision."""
     return row.contender == EAGER or (row.plan is not None and row.plan.is_eager)
 
 

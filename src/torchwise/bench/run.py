@@ -1,4 +1,4 @@
-"""The loop of a benchmark over targets and contenders. A failure costs one row only."""
+"""The loop of a benchmark over targets and contenders. A failure affects only one row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
 from torchwise.bench.job import ContenderJob, HardwareSurvey, Step
 from torchwise.bench.repeats import next_duel, next_repeat
-from torchwise.bench.request import OURS, BenchRequest
+from torchwise.bench.request import TORCHWISE, BenchRequest
 from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan import Plan
 from torchwise.records import Failure, Measurement, WorkerStage, codec
@@ -37,7 +37,7 @@ class BenchListener(Protocol):
     def contender(self, name: str) -> None:
         """Called when a contender starts."""
 
-    def step(self, what: str) -> None:
+    def step(self, description: str) -> None:
         """Called when a contender starts its next step: a trial of its search, or a duel."""
 
     def stage(self, name: str) -> None:
@@ -50,17 +50,17 @@ class BenchListener(Protocol):
         """Called when a finished row was timed again in another process. The benchmark contains its new form."""
 
 
-class _Searching(Silent):
-    """Passes the progress of a search on to a benchmark's listener."""
+class _SearchListener(Silent):
+    """Forwards the progress of a search to a benchmark's listener."""
 
     def __init__(self, listener: BenchListener) -> None:
         self._listener = listener
 
-    def start_trial(self, number: int, plan: Plan, reason: str) -> None:  # noqa: ARG002 - a line has no room for it
-        self._listener.step(f"{OURS}: trial {number}: {plan}")
+    def start_trial(self, number: int, plan: Plan, reason: str) -> None:  # noqa: ARG002 - too long for a line
+        self._listener.step(f"{TORCHWISE}: trial {number}: {plan}")
 
     def start_comparison(self, plan: Plan, rival: Plan) -> None:
-        self._listener.step(f"{OURS}: {plan} beside {rival}")
+        self._listener.step(f"{TORCHWISE}: {plan} against {rival}")
 
     def stage(self, name: str) -> None:
         self._listener.stage(name)
@@ -83,8 +83,8 @@ def run_benchmark(
     here = environment.detect(request.device)
     if earlier and (different := earlier.environment.differences(here)):
         raise InputError(
-            f"the benchmark to go on with is of another environment ({'; '.join(different)}), and results of unlike "
-            "environments are never merged: export to another file"
+            f"the benchmark to resume is from another environment ({'; '.join(different)}), and results of different "
+            "environments cannot be merged: write to another file"
         )
     contenders = find(request.contenders)
     _refuse_other_requests(request, earlier)
@@ -96,12 +96,12 @@ def _refuse_other_requests(request: BenchRequest, earlier: Benchmark | None) -> 
         before, now = row.workload, request.workload(row.workload.target)
         if before.target in request.targets and row.key == Row(now, row.contender).key and before != now:
             raise InputError(
-                f"the benchmark to go on with ran {before.target} for {before.calls:,} calls with seed {before.seed}, "
-                f"but {now.calls:,} calls and seed {now.seed} are asked for: export to another file"
+                f"the benchmark to resume ran {before.target} for {before.calls:,} calls with seed {before.seed}, "
+                f"but the request has {now.calls:,} calls and seed {now.seed}: write to another file"
             )
 
 
-def _peaks(request: BenchRequest, launcher: Launcher, listener: BenchListener) -> Peaks | None:
+def _measure_peaks(request: BenchRequest, launcher: Launcher, listener: BenchListener) -> Peaks | None:
     spec = WorkloadSpec("peaks", device=request.device)  # type: ignore[arg-type]
     survey = HardwareSurvey(Job("inspect", spec))
     answer = launcher.run(survey, Limits.from_free_memory(request.limit_s), listener.stage)
@@ -135,7 +135,7 @@ class _Loop:
         return self._benchmark
 
     def _has(self, workload: WorkloadSpec, contender: str) -> bool:
-        key = Row(workload, contender).key  # a refused target may have been fixed since
+        key = Row(workload, contender).key  # the user may have fixed a refused target
         return any(row.key == key and not row.refused for row in self._benchmark.rows)
 
     def _is_out_of_time(self) -> bool:
@@ -147,112 +147,112 @@ class _Loop:
             inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
         except (BaselineError, InputError, InternalError) as error:  # this target cannot run here, but others can
             refused = isinstance(error, InputError)
-            reason = f"the plain model: {error}" if isinstance(error, BaselineError) else str(error)
+            reason = f"the original model: {error}" if isinstance(error, BaselineError) else str(error)
             for contender in contenders:
                 self._keep(Row(workload, contender.name, state=RowState.FAILED, reason=reason, refused=refused))
             return
         self._survey()
         job = replace(job, task="try", traits=inspection.traits)
         with contextlib.ExitStack() as kept:
-            contests: dict[str, ContenderJob] = {}
+            contender_jobs: dict[str, ContenderJob] = {}
             for contender in contenders:
                 if self._is_out_of_time():
                     return
                 self._listener.contender(contender.name)
-                cold = self._request.cold and contender.name != EAGER  # eager would be its own baseline
+                cold = self._request.cold and contender.name != EAGER  # eager is the baseline
                 own = replace(job, cache_dir=kept.enter_context(own_caches()), cold=cold)
-                contests[contender.name] = ContenderJob("contend", own, contender.name)
-                self._keep(self._row(workload, contender, contests))
-            self._resolve_ties(workload, contests)
+                contender_jobs[contender.name] = ContenderJob("contend", own, contender.name)
+                self._keep(self._row(workload, contender, contender_jobs))
+            self._resolve_ties(workload, contender_jobs)
 
     def _survey(self) -> None:
-        """Measure the hardware once, after a target has run: a misspelt target must not wait for that."""
+        """Measure the hardware once, after the first target has run, so that a misspelt target fails at once."""
         if not self._is_surveyed:
             self._is_surveyed = True
-            peaks = _peaks(self._request, self._launcher, self._listener)
+            peaks = _measure_peaks(self._request, self._launcher, self._listener)
             self._benchmark = replace(self._benchmark, peaks=peaks)
 
-    def _row(self, workload: WorkloadSpec, contender: Contender, contests: dict[str, ContenderJob]) -> Row:
-        """Run one contender with its own caches. A duel also uses the others' caches."""
+    def _row(self, workload: WorkloadSpec, contender: Contender, contender_jobs: dict[str, ContenderJob]) -> Row:
+        """Run one contender with its own caches. A duel also uses the caches of its rival."""
         row, cold_s = Row(workload, contender.name), None
         try:
             if absent := contender.missing(Setting(workload.device, workload.mode)):
                 return replace(row, state=RowState.MISSING, reason=absent)
-            if contender.name == OURS:
-                row, contests[OURS], cold_s = self._decide_plan(row, contests[OURS])
-        except Exception as error:  # a plug-in may raise any error, and a search may fail: that is the row's result
+            if contender.name == TORCHWISE:
+                row, contender_jobs[TORCHWISE], cold_s = self._decide_plan(row, contender_jobs[TORCHWISE])
+        except Exception as error:  # a plug-in may raise any error, and a search may fail: the row records it
             return replace(row, state=RowState.FAILED, reason=f"{type(error).__name__}: {error}")
-        contest = contests[contender.name]
-        answer = self._ask(contest)
+        contender_job = contender_jobs[contender.name]
+        answer = self._run_worker(contender_job)
         if isinstance(answer, Failure):
             return replace(row, state=RowState.FAILED, failure=answer, reason=str(answer))
         performance = codec.from_json(answer, Performance)
-        if cold_s is not None:  # this was a warm start, then
+        if cold_s is not None:  # the trial filled the caches, so this was a warm start
             costs = replace(performance.costs, cold_s=cold_s, warm_s=performance.costs.cold_s)
             row = replace(row, performance=replace(performance, costs=costs))
         else:
             row = replace(row, performance=performance)
-            row = self._restart(row, contest, keeps_seconds=True) if self._request.warm else row
-        return self._with_duel(row, contests) if contender.name == OURS else row
+            row = self._restart(row, contender_job, keeps_seconds=True) if self._request.warm else row
+        return self._with_duel(row, contender_jobs) if contender.name == TORCHWISE else row
 
-    def _resolve_ties(self, workload: WorkloadSpec, contests: dict[str, ContenderJob]) -> None:
+    def _resolve_ties(self, workload: WorkloadSpec, contender_jobs: dict[str, ContenderJob]) -> None:
         """Time candidates for the fastest in more processes, within effort and budget."""
-        effort, meets = EFFORTS[self._request.effort], set(contests)
+        effort, repeatable = EFFORTS[self._request.effort], set(contender_jobs)
         while not self._is_out_of_time():
             scale = scale_of(self._benchmark, workload)
-            if row := next_duel(scale, effort, meets):
+            if row := next_duel(scale, effort, repeatable):
                 assert row.rival is not None, "a duel is with a rival"
-                self._listener.step(f"{OURS}: {row.plan} beside {row.rival} in another process")
-                answer = self._duel(contests, row.rival)
+                self._listener.step(f"{TORCHWISE}: {row.plan} against {row.rival} in another process")
+                answer = self._duel(contender_jobs, row.rival)
                 if isinstance(answer, Failure):
-                    meets.clear()
-                    row = _with_reason(row, f"beside {row.rival} in another process: {answer}")
+                    repeatable.clear()
+                    row = _with_reason(row, f"against {row.rival} in another process: {answer}")
                 else:
                     row = replace(row, duel_repeats=(*row.duel_repeats, answer))
-            elif row := next_repeat(scale, effort, contests):
+            elif row := next_repeat(scale, effort, contender_jobs):
                 self._listener.step(f"{row.contender} in another process")
-                row = self._restart(row, contests[row.contender])
+                row = self._restart(row, contender_jobs[row.contender])
             else:
                 return
             self._put(row)
             self._listener.update_row(self._benchmark, row)
 
-    def _decide_plan(self, row: Row, contest: ContenderJob) -> tuple[Row, ContenderJob, float | None]:
-        """Search, or choose from the given plans, and return the seconds of the plan's first call in its trial.
+    def _decide_plan(self, row: Row, contender_job: ContenderJob) -> tuple[Row, ContenderJob, float | None]:
+        """Search, or choose from the request's plans, and return the seconds of the plan's first call in its trial.
 
-        The trial started with empty caches and leaves them to the contest, so nothing compiles twice. The seconds are
-        None if there are no caches to leave.
+        The trial started with empty caches. The contender's job reuses them, so that nothing compiles twice. The
+        seconds are None if there are no caches to reuse.
 
-        The search has its own store, as earlier results must not hide its cost. It also has its own budget: a shortened
-        search would not show the results of Torchwise.
+        The search has its own store, so that earlier results do not shorten it. It also has its own budget, as a
+        shortened search would not represent Torchwise.
         """
         from torchwise.store import open_storage
 
-        asked = self._request.study(row.workload)
+        request = self._request.study(row.workload)
         with (
             tempfile.TemporaryDirectory(prefix="torchwise-bench-") as folder,
             open_storage(f"{folder}/s.db") as storage,
             Caches() as caches,
         ):
-            study = run_study(asked, storage, self._launcher, _Searching(self._listener), caches=caches)
+            study = run_study(request, storage, self._launcher, _SearchListener(self._listener), caches=caches)
             assert study.decision is not None
             plan = study.decision.plan
-            left = _copy_caches(caches.list_folders(plan), contest.job.cache_dir)
+            has_caches = _copy_caches(caches.list_folders(plan), contender_job.job.cache_dir)
         tried = [f"{trial.plan}: {why(trial, study)}" for trial in study.trials]
-        took = None if self._request.plans else study.seconds
-        self._listener.step(f"{OURS}: {plan}, with its checks")
-        row = replace(row, plan=plan, precision=plan.precision, search_s=took, searched=(*tried, *study.excluded))
-        contest = replace(contest, decision=study.decision.to_json())
-        return row, contest, study.decision.cold_s if left else None
+        search_s = None if self._request.plans else study.seconds
+        self._listener.step(f"{TORCHWISE}: {plan}, with its checks")
+        row = replace(row, plan=plan, precision=plan.precision, search_s=search_s, searched=(*tried, *study.excluded))
+        contender_job = replace(contender_job, decision=study.decision.to_json())
+        return row, contender_job, study.decision.cold_s if has_caches else None
 
-    def _restart(self, row: Row, contest: ContenderJob, *, keeps_seconds: bool = False) -> Row:
+    def _restart(self, row: Row, contender_job: ContenderJob, *, keeps_seconds: bool = False) -> Row:
         """Start the contender again from warm caches, and time it against eager.
 
         `keeps_seconds` keeps the seconds of this start.
         """
         if row.performance is None:
             return row
-        answer = self._ask(_with_step("warm", contest))
+        answer = self._run_worker(_with_step("warm", contender_job))
         if isinstance(answer, Failure):
             which = "from warm caches" if keeps_seconds else "in another process"
             return replace(row, state=RowState.FAILED, failure=answer, reason=f"{which}: {answer}")
@@ -261,58 +261,60 @@ class _Loop:
             performance = replace(performance, costs=replace(performance.costs, warm_s=found.warm_s))
         return replace(row, performance=replace(performance, repeats=(*performance.repeats, found.measurement)))
 
-    def _with_duel(self, row: Row, contests: Mapping[str, ContenderJob]) -> Row:
-        """Time our choice against the fastest of the others once more, both in one process.
+    def _with_duel(self, row: Row, contender_jobs: Mapping[str, ContenderJob]) -> Row:
+        """Time Torchwise against the fastest alternative again, both in one process.
 
-        If two may be the fastest, time it against each. The row keeps the worse result for us.
+        If two alternatives may be the fastest, time it against each. The row keeps the worse result.
         """
         if not row.is_right:
             return row
         for rival in rivals_of(self._benchmark.select_rows(row.workload), row):
-            self._listener.step(f"{OURS}: {row.plan} beside {rival.contender}")
-            answer = self._duel(contests, rival.contender)
+            self._listener.step(f"{TORCHWISE}: {row.plan} against {rival.contender}")
+            answer = self._duel(contender_jobs, rival.contender)
             if isinstance(answer, Failure):
-                row = _with_reason(row, f"beside {rival.contender}: {answer}")
+                row = _with_reason(row, f"against {rival.contender}: {answer}")
                 row = replace(row, rival=row.rival or rival.contender)
             elif row.duel is None or answer.speedup.mid < row.duel.speedup.mid:
                 row = replace(row, rival=rival.contender, duel=answer)
         return row
 
-    def _duel(self, contests: Mapping[str, ContenderJob], rival: str) -> Measurement | Failure:
+    def _duel(self, contender_jobs: Mapping[str, ContenderJob], rival: str) -> Measurement | Failure:
         """Time both in one process.
 
-        They reuse their compiled code: those kernels were timed, and compilation is no part of a duel.
+        They reuse their compiled code, whose kernels were timed before.
         """
-        contest = contests[OURS]
-        with own_caches(contests[name].job.cache_dir for name in (OURS, rival) if name in contests) as folder:
-            job = replace(contest.job, cache_dir=folder)
-            answer = self._ask(replace(_with_step("duel", contest), rival=rival, job=job))
+        contender_job = contender_jobs[TORCHWISE]
+        with own_caches(
+            contender_jobs[name].job.cache_dir for name in (TORCHWISE, rival) if name in contender_jobs
+        ) as folder:
+            job = replace(contender_job.job, cache_dir=folder)
+            answer = self._run_worker(replace(_with_step("duel", contender_job), rival=rival, job=job))
         return answer if isinstance(answer, Failure) else codec.from_json(answer, Measurement)
 
-    def _ask(self, contest: ContenderJob) -> str | Failure:
-        """Run a worker, and without cold caches once more if it ended while it timed them."""
-        answer = self._launcher.run(contest, self._limits(), self._listener.stage)
+    def _run_worker(self, contender_job: ContenderJob) -> str | Failure:
+        """Run a worker. If it fails while timing cold caches, run it again without that."""
+        answer = self._launcher.run(contender_job, self._limits(), self._listener.stage)
         if isinstance(answer, Failure) and answer.stage == WorkerStage.MEASURE_COLD:
-            job = replace(contest.job, cold=False)
-            answer = self._launcher.run(replace(contest, job=job), self._limits(), self._listener.stage)
+            job = replace(contender_job.job, cold=False)
+            answer = self._launcher.run(replace(contender_job, job=job), self._limits(), self._listener.stage)
         return answer
 
     def _limits(self) -> Limits:
         return Limits.from_free_memory(self._request.limit_s)
 
     def _keep(self, row: Row) -> None:
-        others = (other for other in self._benchmark.rows if other.key != row.key)  # a refused row was tried again
+        others = (other for other in self._benchmark.rows if other.key != row.key)  # a refused row may be repeated
         self._benchmark = replace(self._benchmark, rows=(*others, row))
         self._listener.row(self._benchmark, row)
 
     def _put(self, row: Row) -> None:
-        """Replace a row in its place."""
+        """Replace a row by its new form."""
         rows = tuple(row if other.key == row.key else other for other in self._benchmark.rows)
         self._benchmark = replace(self._benchmark, rows=rows)
 
 
-def _with_step(step: Step, contest: ContenderJob) -> ContenderJob:
-    return replace(contest, step=step)
+def _with_step(step: Step, contender_job: ContenderJob) -> ContenderJob:
+    return replace(contender_job, step=step)
 
 
 def _with_reason(row: Row, reason: str) -> Row:
@@ -324,7 +326,7 @@ def _copy_caches(folders: Sequence[str], cache_dir: str) -> bool:
     try:
         for folder in folders:
             shutil.copytree(folder, cache_dir, dirs_exist_ok=True)
-    except OSError:  # such as a full disk: the plan compiles again
+    except OSError:  # such as on a full disk: the plan then compiles again
         shutil.rmtree(cache_dir, ignore_errors=True)
         Path(cache_dir).mkdir(exist_ok=True)
         return False

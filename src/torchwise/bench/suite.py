@@ -1,4 +1,4 @@
-"""Turn families, names and sizes into targets, and read suites of them from TOML files."""
+"""Resolve families, names and sizes to targets, and read suites from TOML files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Suite:
         mode: "inference" or "training".
         objective: "latency" or "throughput".
         contenders: names of the contenders.
-        about: the suite's purpose, in one line.
+        about: the purpose of the suite, in one line.
     """
 
     targets: Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -56,7 +56,7 @@ class Suite:
 
 
 def resolve_targets(names: Iterable[str], sizes: Iterable[str]) -> list[str]:
-    """Turn the user's names into targets, each once, in order.
+    """Resolve the user's names to targets, in order and without duplicates.
 
     Args:
         names: families of the zoo ("ivhl"), its workloads, "zoo" for all of it, or any other targets, unchanged. A
@@ -93,10 +93,10 @@ def _targets(name: str, sizes: list[str]) -> list[str]:
     steps = {entry.name for entry in list_workloads() if entry.is_step}
     found = [n for n, family in entries.items() if base in (n, family) or (base == "zoo" and n not in steps)]
     if not found:
-        near = did_you_mean(base, [*dict.fromkeys(entries.values()), *entries])
+        hint = did_you_mean(base, [*dict.fromkeys(entries.values()), *entries])
         families = ", ".join(dict.fromkeys(entries.values()))
         raise InputError(
-            f"{name!r} is no family or workload of the zoo{near or '.'} Families are {families}; other targets are "
+            f"{name!r} is no family or workload of the zoo{hint or '.'} Families are {families}; other targets are "
             "package.module:factory, path/file.py:factory or SCHEME:name"
         )
     if size and size not in SIZES:

@@ -46,15 +46,15 @@ class Commands(Group):
             with interruptible():
                 return super().invoke(ctx)
         except typer.BadParameter as error:
-            for found in getattr(error.__cause__, "errors", list)():
-                error.message = f"{found['msg']}; it is {found['input']!r}"
+            for detail in getattr(error.__cause__, "errors", list)():
+                error.message = f"{detail['msg']}; it is {detail['input']!r}"
             raise
 
 
 app = typer.Typer(
     name="torchwise",
     cls=Commands,
-    help="Find the fastest proven-correct way to run a PyTorch model on this machine, and what it is worth.",
+    help="Find the fastest verified way to run a PyTorch model on this machine, and measure its speed-up.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -77,8 +77,8 @@ app.add_typer(cache, name="cache")
 app.add_typer(store, name="store")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"torchwise {__version__}")
         raise typer.Exit
 
@@ -95,12 +95,12 @@ def options(
 def main(run: Callable[[], None] | None = None) -> None:
     """Run the command line.
 
-    Exit codes: 0 decided, 2 bad input, 3 the model itself fails, 130 interrupted.
+    Exit codes: 0 decided, 2 invalid input, 3 the model itself fails, 130 interrupted.
 
     Args:
         run: the function that parses the arguments and runs the command, by default `app`.
     """
-    _write_anywhere()
+    _replace_unencodable()
     try:
         (run or app)()
     except TorchwiseError as error:
@@ -108,8 +108,8 @@ def main(run: Callable[[], None] | None = None) -> None:
         sys.exit(error.exit_code)
 
 
-def _write_anywhere() -> None:
-    """Print ? for characters that the output's encoding lacks, such as × in latin-1, instead of failing at the end."""
+def _replace_unencodable() -> None:
+    """Print ? for characters that the output's encoding lacks, such as × in latin-1, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""`torchwise analyze`: one plan in full, from its compile cost to the memory to reserve for it."""
+"""`torchwise analyze`: measure one plan in detail, from its compile cost to the memory to reserve for it."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ def analyze(
     plan: Annotated[
         str,
         typer.Option(
-            help="eager, a mode of torch.compile (reduce-overhead, max-autotune, …), a plan as JSON, the id of a plan "
-            "that was decided for, or a study: its number, latest (decided last), or a .json file.",
+            help="eager, a mode of torch.compile (reduce-overhead, max-autotune, …), a plan as JSON, or the id of a "
+            "plan that a study chose. Or a study: its number, latest (decided last), or a .json file.",
             show_default="torch.compile's default",
         ),
     ] = "",
-    calls: Annotated[int, typer.Option(help="Calls expected over the lifetime.")] = DEFAULT_CALLS,
+    calls: Annotated[int, typer.Option(help="Expected number of calls over the lifetime.")] = DEFAULT_CALLS,
     restarts: Restarts = 1,
     batches: Annotated[
         str,
-        typer.Option(help="Batch sizes to try as well, such as 1,2,4,8; each is compiled anew.", show_default="none"),
+        typer.Option(
+            help="Batch sizes to measure as well, such as 1,2,4,8. Each compiles separately.", show_default="none"
+        ),
     ] = "",
     batch_dim: Annotated[
-        int | None, typer.Option(help="Dimension of the batch in every input.", show_default="found")
+        int | None, typer.Option(help="Dimension of the batch in every input.", show_default="detected")
     ] = None,
     effort: Effort = "standard",
     mode: Mode = "inference",
-    objective: Annotated[str, typer.Option(help="latency, or throughput: calls back to back.")] = "latency",
+    objective: Annotated[str, typer.Option(help="latency, or throughput (calls back to back).")] = "latency",
     device: Device = "",
     seed: Seed = 0,
-    limit: Annotated[float, typer.Option(help="Seconds after which one phase is ended.")] = LIMIT_S,
+    limit: Annotated[float, typer.Option(help="Time limit in seconds for one phase.")] = LIMIT_S,
     store: Store = None,
     json: Annotated[Path | None, json_option("Write the analysis as JSON (schema torchwise.analysis/1)")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the analysis as a self-contained page.")] = None,
 ) -> None:
-    """Look at one plan in full: baseline, compile cost, consistency, economics, memory, correctness, batch sizes.
+    """Measure one plan in detail: baseline, compile cost, variation, break-even, memory, correctness, batch sizes.
 
-    Exit codes: 0 analysed (also "leave it alone"), 2 bad input, 3 the model itself fails, 4 inconclusive (the
-    measurements cannot tell whether the plan pays), 130 interrupted.
+    Exit codes: 0 analysed, also if the advice is to stay with eager. 2 invalid input. 3 the model itself fails. 4
+    inconclusive: the measurements cannot tell whether the plan pays off. 130 interrupted.
     """
     from rich.console import Console
 
@@ -75,11 +77,11 @@ def analyze(
         restarts=restarts,
         seed=seed,
     )
-    request = AnalyzeRequest(spec, _plan(plan, store), effort, _sizes(batches), batch_dim, limit)
+    request = AnalyzeRequest(spec, _resolve_plan(plan, store), effort, _parse_sizes(batches), batch_dim, limit)
     for file in (json, html):
         check_writable(file)
     place = place_of(store) if store else None
-    with interruptible(lambda: "; nothing is kept of an analysis that is not done"), AnalyzeProgress() as progress:
+    with interruptible(lambda: "; an unfinished analysis is not saved"), AnalyzeProgress() as progress:
         analysis = run_analysis(request, ProcessLauncher(), progress)
     Console(highlight=False).print(render_analysis(analysis, place))
     if json:
@@ -90,8 +92,8 @@ def analyze(
         raise typer.Exit(EXIT_INCONCLUSIVE)
 
 
-def _plan(given: str, store: str | None) -> Plan:
-    """Return the plan that `given` names.
+def _resolve_plan(text: str, store: str | None) -> Plan:
+    """Return the plan that `text` names.
 
     Raises:
         InputError: there is no such plan, or the study has no decision.
@@ -99,13 +101,13 @@ def _plan(given: str, store: str | None) -> Plan:
     from torchwise.cli.lookup import find_decided
     from torchwise.diagnose.analysis.plans import is_id, plan_of
 
-    if given != "latest" and not given.endswith(".json") and (not given.isdecimal() or is_id(given)):
-        return plan_of(given or None, store)
-    _, decision = find_decided(given, store)
+    if text != "latest" and not text.endswith(".json") and (not text.isdecimal() or is_id(text)):
+        return plan_of(text or None, store)
+    _, decision = find_decided(text, store)
     return decision.plan
 
 
-def _sizes(given: str) -> tuple[int, ...]:
+def _parse_sizes(text: str) -> tuple[int, ...]:
     """Read comma-separated batch sizes.
 
     Raises:
@@ -113,7 +115,7 @@ def _sizes(given: str) -> tuple[int, ...]:
     """
     from torchwise.errors import InputError
 
-    words = [word.strip() for word in given.split(",") if word.strip()]
+    words = [word.strip() for word in text.split(",") if word.strip()]
     if wrong := next((word for word in words if not word.isdecimal()), None):
         raise InputError(f"batch size is {wrong!r}, but must be a whole number of at least 1, as in --batches 1,2,4,8")
     return tuple(map(int, words))

@@ -1,4 +1,4 @@
-"""`torchwise bench`: compare Torchwise with its alternatives on many targets."""
+"""`torchwise bench`: compare Torchwise with other compilers on many targets."""
 
 from __future__ import annotations
 
@@ -24,59 +24,67 @@ LIMIT_S = 300.0
 def bench(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TARGET", help="A family of the zoo, a name in it, zoo for all, or any target."),
+        typer.Argument(metavar="TARGET", help="A family of the zoo, a workload of it, zoo for all, or any target."),
     ] = None,
-    suite: Annotated[Path | None, typer.Option(help="TOML file with targets; options given here override it.")] = None,
+    suite: Annotated[
+        Path | None, typer.Option(help="TOML file with targets. Options of the command line override it.")
+    ] = None,
     size: Annotated[
-        list[str] | None, typer.Option(help="small, medium, large or extreme; may be repeated. [default: medium]")
+        list[str] | None, typer.Option(help="small, medium, large or extreme. May be repeated. [default: medium]")
     ] = None,
     device: Device = "",
     contenders: Annotated[
         str | None,
-        typer.Option(help="Names with commas between them, or all.", show_default="eager, three modes, torchwise"),
+        typer.Option(help="Comma-separated names, or all.", show_default="eager, three modes, torchwise"),
     ] = None,
     mode: Annotated[str, typer.Option(help="inference or training.", show_default="inference")] = "",
     objective: Annotated[str, typer.Option(help="latency or throughput.", show_default="latency")] = "",
     effort: Effort = "standard",
-    calls: Annotated[int, typer.Option(help="Calls that Torchwise is to expect.")] = DEFAULT_CALLS,
+    calls: Annotated[
+        int, typer.Option(help="Expected number of calls, for the decision of Torchwise.")
+    ] = DEFAULT_CALLS,
     allow: Annotated[
         str,
-        typer.Option(help="How far answers may move: exact, same-precision, lower-precision or substituted."),
+        typer.Option(help="Permitted numerics: exact, same-precision, lower-precision or substituted."),
     ] = "same-precision",
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
     plan: Annotated[
         list[str] | None,
-        typer.Option(help="Have Torchwise choose this plan, as JSON, instead of searching; among all, where repeated."),
+        typer.Option(
+            help="Let Torchwise choose among these plans instead of searching. A plan as JSON, may be repeated."
+        ),
     ] = None,
-    limit: Annotated[float, typer.Option(help="Seconds after which one contender on one target is ended.")] = LIMIT_S,
-    budget: Annotated[float | None, typer.Option(help="Seconds after which no further contender starts.")] = None,
+    limit: Annotated[float, typer.Option(help="Time limit in seconds for one contender on one target.")] = LIMIT_S,
+    budget: Annotated[
+        float | None, typer.Option(help="Time budget in seconds. Afterwards no further contender starts.")
+    ] = None,
     no_warm: Annotated[
         bool,
-        typer.Option("--no-warm", help="Do not start contenders once more to measure the first call from warm caches."),
+        typer.Option("--no-warm", help="Skip the second start that measures the first call with warm caches."),
     ] = False,
     cold: Cold = False,
     export: Annotated[
-        list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file; may be repeated.")
+        list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file. May be repeated.")
     ] = None,
     json: Annotated[Path | None, json_option("Write the results as JSON (schema torchwise.bench/1)")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Folder for plots, PNG and SVG.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for plots as PNG and SVG.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the results as a self-contained page.")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="A .json file to go on with, written after every row; it need not be there yet."),
+        typer.Option(help="Continue from this .json file, which is written after every row. It need not exist yet."),
     ] = None,
 ) -> None:
-    """Run contenders side by side, each in its own process, proven and timed against eager.
+    """Compare contenders. Each is verified and timed against eager in its own process.
 
-    Exit codes: 0 done, or the budget is spent; 2 bad input, also where it is one target's and the others are done;
-    4 inconclusive: most of the ratios name no figure, as the measurements are too uncertain;
-    130 interrupted, finished rows are shown, and kept by --resume.
+    Exit codes: 0 done, or the budget is spent. 2 invalid input, also if only one target is invalid. 4 inconclusive:
+    the measurements are too uncertain for most ratios. 130 interrupted: finished rows are shown, and --resume saves
+    them.
     """
     from torchwise.plan import Numerics, Plan
     from torchwise.report.bench import read_benchmark
 
     if not targets and not suite:
-        _name_families()
+        _refuse_no_targets()
     files = list(dict.fromkeys([*(export or []), *([resume] if resume else [])]))
     _check_files(files, plots, resume)
     for file in (json, html):
@@ -85,9 +93,9 @@ def bench(
 
     from torchwise.bench import BenchRequest
 
-    chosen = _suite(suite, targets, size, device, mode, objective, contenders)
+    chosen = _load_suite(suite, targets, size, device, mode, objective, contenders)
     request = BenchRequest(
-        tuple(_targets(chosen)),
+        tuple(_resolve_targets(chosen)),
         chosen.contenders,
         chosen.device,
         chosen.mode,
@@ -112,14 +120,14 @@ class Files:
     Attributes:
         exports: JSON, CSV or Markdown files.
         plots: a folder for plots.
-        whole: a JSON file, with any name.
+        full_json: a JSON file, with any name.
         html: an HTML page.
         resume: a JSON file to continue from, written after every row. It is one of the exports.
     """
 
     exports: tuple[Path, ...]
     plots: Path | None
-    whole: Path | None
+    full_json: Path | None
     html: Path | None
     resume: Path | None
 
@@ -129,7 +137,7 @@ class Files:
         from torchwise.report.json_export import STDOUT
 
         files = [file for file in self.exports if file.suffix == ".json"]
-        files += [self.whole] if self.whole and self.whole != STDOUT else []
+        files += [self.full_json] if self.full_json and self.full_json != STDOUT else []
         return shlex.quote(str(files[0])) if files else None
 
 
@@ -178,10 +186,10 @@ def _describe_interruption(done: Benchmark | None, files: Files) -> str:
     if not done:
         return "no row was finished"
     if files.resume:
-        return f"finished rows are kept, and the same command goes on from {files.resume}"
+        return f"finished rows are saved, and the same command continues from {files.resume}"
     if files.json:
-        return f"finished rows are kept, and with --resume {files.json} a run can be gone on with"
-    return "finished rows are shown, and are in no file that a run could go on from: --resume FILE.json writes one"
+        return f"finished rows are saved, and --resume {files.json} continues the run"
+    return "finished rows are shown, but not saved: --resume FILE.json saves them, and continues from there"
 
 
 def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:
@@ -200,8 +208,8 @@ def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
     _print(done, request, files)  # first, so that the table survives a full disk
     for file in files.exports:
         export(done, file)
-    if files.whole:
-        write_json(with_trust(done), files.whole)
+    if files.full_json:
+        write_json(with_trust(done), files.full_json)
     if files.plots:
         write_plots(done, files.plots)
     if files.html:
@@ -210,27 +218,27 @@ def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
 
 def _next(done: Benchmark, request: BenchRequest, files: Files) -> list[str]:
     """Return useful next commands, the most useful first."""
-    found = []
-    wanted = _row_keys(request)
-    if left := len(wanted - {row.key for row in done.rows}):
+    commands = []
+    requested = _row_keys(request)
+    if left := len(requested - {row.key for row in done.rows}):
         resumed = f"the same command with --resume {files.json or 'bench.json'}"
         again = "the same command again" if files.resume else resumed
-        found.append(f"{again}: {left} of {len(wanted)} rows are not done")
+        commands.append(f"{again}: {left} of {len(requested)} rows are not done")
     if any(row.performance for row in done.rows):  # otherwise there is nothing to compare another benchmark with
         after = "" if files.json else "  (after --export)"
-        found.append(f"torchwise compare {files.json or 'BEFORE.json'} AFTER.json{after}")
-    return found
+        commands.append(f"torchwise compare {files.json or 'BEFORE.json'} AFTER.json{after}")
+    return commands
 
 
 def _row_keys(request: BenchRequest) -> set[tuple[str, str, str, str, str]]:
     """Return the keys of the requested rows."""
     from torchwise.bench.contenders import find
 
-    asked = (request.device, request.mode, request.objective)
-    return {(target, *asked, contender.name) for target in request.targets for contender in find(request.contenders)}
+    settings = (request.device, request.mode, request.objective)
+    return {(target, *settings, contender.name) for target in request.targets for contender in find(request.contenders)}
 
 
-def _suite(
+def _load_suite(
     file: Path | None,
     targets: list[str] | None,
     sizes: list[str] | None,
@@ -239,10 +247,10 @@ def _suite(
     objective: str,
     contenders: str | None,
 ) -> Suite:
-    """Return the file's suite, or an empty one, with the command line's values in place of its own.
+    """Return the file's suite, or an empty one, with the command line's values instead of its own.
 
     Raises:
-        InputError: the given contenders do not exist.
+        InputError: `contenders` holds no name.
     """
     from dataclasses import replace
 
@@ -255,7 +263,7 @@ def _suite(
     names = tuple(name.strip() for name in (contenders or "").split(",") if name.strip())
     if contenders is not None and not names:
         raise InputError(
-            f"contenders are {contenders!r}, but must be at least one name, or left out for the usual ones"
+            f"contenders are {contenders!r}, but must be at least one name: leave the option out for the default"
         )
     return replace(
         suite,
@@ -268,7 +276,7 @@ def _suite(
     )
 
 
-def _targets(suite: Suite) -> list[str]:
+def _resolve_targets(suite: Suite) -> list[str]:
     from torchwise.bench import resolve_targets
 
     return resolve_targets(suite.targets, suite.sizes)
@@ -284,18 +292,18 @@ def _check_files(files: list[Path], plots: Path | None, resume: Path | None) -> 
     from torchwise.report.bench import check_exportable
 
     if resume and resume.suffix != ".json":
-        raise InputError(f"{resume} cannot be gone on with: only .json holds all of a benchmark")
+        raise InputError(f"{resume} cannot be resumed from: only a .json file holds a whole benchmark")
     for file in files:
         check_exportable(file)
         check_writable(file)
     if plots and plots.exists() and not plots.is_dir():
         raise InputError(f"{plots} is a file, but plots go to a folder")
     if plots:  # created with its parents if it is missing
-        there = next(folder for folder in (plots.absolute(), *plots.absolute().parents) if folder.exists())
-        check_writable(there / "speedup.png")
+        existing = next(folder for folder in (plots.absolute(), *plots.absolute().parents) if folder.exists())
+        check_writable(existing / "speedup.png")
 
 
-def _name_families() -> None:
+def _refuse_no_targets() -> None:
     """Refuse a benchmark without targets.
 
     Raises:

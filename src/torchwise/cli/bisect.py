@@ -1,4 +1,4 @@
-"""`torchwise bisect`: find the source of a wrong answer, a NaN, a crash, a hang or a slow-down."""
+"""`torchwise bisect`: find the cause of a wrong answer, a NaN, a crash, a hang or a slow-down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Mode, Seed, Store, Target, json_option
+from torchwise.cli.options import Device, Mode, Seed, Store, Target, former_option, json_option
 
 if TYPE_CHECKING:
     from torchwise.plan import Plan
@@ -17,37 +17,45 @@ if TYPE_CHECKING:
 
 LIMIT_S = 300.0
 NOT_COMPARABLE = 5
-"""Exit code if it is unknown whether there is a fault, which a script must not take for "nothing found"."""
+"""Exit code if the answers cannot be compared. A script must not take that for "nothing found"."""
 
 
 def bisect(
     target: Target,
-    what: Annotated[
-        str, typer.Option(help="wrong, nan, crash, hang, slow, or auto for whichever there is but slow.")
+    symptom: Annotated[
+        str, typer.Option(help="wrong, nan, crash, hang, slow, or auto for any of them except slow.")
     ] = "auto",
+    what: Annotated[str | None, former_option("--what", "--symptom")] = None,
     plan: Annotated[
         str | None,
         typer.Option(
-            help="Bisect a plan of Torchwise: as JSON, or a study's decision by its number, `latest` or .json file.",
+            help="Bisect a plan of Torchwise: a plan as JSON, or a study by its number, `latest` or .json file.",
             show_default="plain torch.compile",
         ),
     ] = None,
     mode: Mode = "inference",
     device: Device = "",
     seed: Seed = 0,
-    limit: Annotated[float, typer.Option(help="Seconds after which one look is ended: a hang.")] = LIMIT_S,
-    budget: Annotated[float | None, typer.Option(help="Seconds after which no further look starts.")] = None,
+    limit: Annotated[
+        float, typer.Option(help="Time limit in seconds for one probe. Beyond it, the probe counts as a hang.")
+    ] = LIMIT_S,
+    budget: Annotated[
+        float | None, typer.Option(help="Time budget in seconds. Afterwards no further probe starts.")
+    ] = None,
     repro: Annotated[
-        Path, typer.Option(help="File for the program that shows the fault, .py; its inputs go beside it, .pt.")
+        Path,
+        typer.Option(
+            help="Write the reproducer, a program that shows the fault, to this .py file. Its inputs go to a .pt file."
+        ),
     ] = Path("bisect_repro.py"),
-    no_repro: Annotated[bool, typer.Option("--no-repro", help="Write no such program.")] = False,
+    no_repro: Annotated[bool, typer.Option("--no-repro", help="Write no reproducer.")] = False,
     store: Store = None,
-    json: Annotated[Path | None, json_option("Write what was found (schema torchwise.bisection/1)")] = None,
+    json: Annotated[Path | None, json_option("Write the result as JSON (schema torchwise.bisection/1)")] = None,
 ) -> None:
-    """Find where a fault enters: stage, pass or option, smallest part, with a program that shows it.
+    """Find the compiler stage, pass and operations that cause a fault, and write a program that shows it.
 
-    Exit codes: 0 nothing found, 1 a fault was found, 2 bad input, 3 the model itself fails, 5 not comparable: the
-    answers cannot be looked into, so that nobody can tell; 130 interrupted.
+    Exit codes: 0 no fault found. 1 a fault was found. 2 invalid input. 3 the model itself fails. 5 the answers cannot
+    be compared, so a fault may be undetected. 130 interrupted.
     """
     from rich.console import Console
 
@@ -63,32 +71,32 @@ def bisect(
     check_form(target)
     spec = WorkloadSpec(target, device=device or default_device(), mode=mode, seed=seed)  # type: ignore[arg-type]
     file = None if no_repro else str(repro)
-    request = BisectRequest(spec, what, _plan(plan, store) if plan else EAGER, limit, budget, file)
+    request = BisectRequest(spec, what or symptom, _resolve_plan(plan, store) if plan else EAGER, limit, budget, file)
     for path in (json, None if no_repro else repro):
         check_writable(path)
     progress = BisectProgress()
     with interruptible(lambda: _describe_interruption(len(progress.steps))), progress:
-        found = run_bisection(request, ProcessLauncher(), progress)
+        bisection = run_bisection(request, ProcessLauncher(), progress)
     if json:
-        write_json(found, json)
-    Console(highlight=False).print(render_bisection(found))
-    raise typer.Exit(exit_code(found))
+        write_json(bisection, json)
+    Console(highlight=False).print(render_bisection(bisection))
+    raise typer.Exit(exit_code(bisection))
 
 
-def exit_code(found: Bisection) -> int:
+def exit_code(bisection: Bisection) -> int:
     """Return 0 for nothing found, 1 for a fault, and 5 if the answers could not be compared."""
-    if not found.is_comparable:
+    if not bisection.is_comparable:
         return NOT_COMPARABLE
-    return 1 if found.found else 0
+    return 1 if bisection.found else 0
 
 
-def _describe_interruption(looks: int) -> str:
-    if not looks:
-        return " before the first look was done"
-    return f" after {looks} look{'s' * (looks > 1)}; what was seen stands above"
+def _describe_interruption(probes: int) -> str:
+    if not probes:
+        return " before the first probe was done"
+    return f" after {probes} probe{'s' * (probes > 1)}; their results are printed above"
 
 
-def _plan(text: str, store: str | None) -> Plan:
+def _resolve_plan(text: str, store: str | None) -> Plan:
     """Read a plan: JSON, or the decision of a study.
 
     Raises:
@@ -100,5 +108,5 @@ def _plan(text: str, store: str | None) -> Plan:
 
     plan = Plan.from_json(text) if text.lstrip().startswith("{") else find_decided(text, store)[1].plan
     if plan.is_eager:
-        raise InputError("the plan leaves the model alone, so that there is nothing to bisect: leave --plan out")
+        raise InputError("the plan is eager, so there is nothing to bisect: leave --plan out")
     return plan

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 cache = typer.Typer(
     cls=Group,
-    help="Compiled code in one file, or in a folder for a fleet: save, load, list, info.",
+    help="Save compiled code to a file, or to a folder shared by many machines: save, load, list, info.",
     no_args_is_help=True,
 )
 
@@ -35,13 +35,12 @@ def save(
     limit: Annotated[
         str | None,
         typer.Option(
-            help="For a folder: how much all artifacts in it may take, such as 10GiB; those that were not used for "
-            "longest are removed.",
+            help="Maximum total size of the artifacts in a folder, such as 10GiB. The least recently used are removed.",
             show_default="none, nothing is removed",
         ),
     ] = None,
 ) -> None:
-    """Compile what a study decided for, and write it with the decision to a file, or to a folder for a fleet."""
+    """Compile the plan that a study chose, and save it with the decision to a file or a shared folder."""
     from torchwise.cli.lookup import find_decided
     from torchwise.errors import InputError
     from torchwise.workload.spec import LIVE
@@ -51,7 +50,7 @@ def save(
     target = found.workload.target
     if target.startswith(LIVE):
         raise InputError(
-            f"study {study} is of {target}, a model of a running program: save it there, by torchwise.artifact.save"
+            f"study {study} is of {target}, a model of a running program: call torchwise.artifact.save in that program"
         )
     # This import loads torch, which takes seconds, so the store is read first.
     from torchwise import artifact
@@ -59,20 +58,22 @@ def save(
 
     if not is_url(place):
         check_writable(Path(place))
-    made = artifact.save(place, target, decision, **options)
-    typer.echo(f"Wrote {_hide_password(place)} for {target}: {_describe_artifact(made)}")
-    typer.echo(f"SHA-256 {made.sha256}")
+    saved = artifact.save(place, target, decision, **options)
+    typer.echo(f"Wrote {_hide_password(place)} for {target}: {_describe_artifact(saved)}")
+    typer.echo(f"SHA-256 {saved.sha256}")
 
 
 @cache.command("load")
 def load(
     place: PlaceArgument,
-    trust: Annotated[bool, typer.Option("--trust", help="Take out compiled code, which runs when it is used.")] = False,
-    sha256: Annotated[str | None, typer.Option(help="What the file must hash to.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Permit loading compiled code, which can run anything.")
+    ] = False,
+    sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
 ) -> None:
-    """Put compiled code where PyTorch looks for it, for every later process of this user.
+    """Put compiled code into PyTorch's caches, for every later process of this user.
 
-    From a file, what is in it; from a folder, all that is for this machine and its software.
+    A file is loaded as a whole. From a folder, the artifacts for this machine and its software are loaded.
     """
     from torchwise import artifact
     from torchwise.artifact.remote_files import is_folder
@@ -83,7 +84,7 @@ def load(
         typer.echo(f"Loaded {_hide_password(place)}: plan {decision.plan}.")
     else:
         if sha256 is not None:
-            raise InputError("--sha256 is of one file, but a folder is given: load one of those that `list` names")
+            raise InputError("--sha256 needs one file, but the argument is a folder: load a file that `list` names")
         for url, decision in artifact.load_all(place, trust=trust).items():
             typer.echo(f"Loaded {url}: {decision.workload.target}, plan {decision.plan}.")
     model = ", model" if is_folder(place) else ""
@@ -97,22 +98,22 @@ def load(
 def list_(
     url: Annotated[str, typer.Argument(help="URL of a folder, such as s3://bucket/models.")],
 ) -> None:
-    """List the artifacts in a folder, the last used first, and say which are for this machine; none is read."""
+    """List the artifacts in a folder, the last used first, and mark those for this machine. None is loaded."""
     from torchwise.artifact.folder import Folder
 
     folder = Folder(url)
     folder.place.check()
-    found = folder.entries()
-    if not found:
+    entries = folder.entries()
+    if not entries:
         typer.echo(
             f"{folder.place.url} holds no artifact: torchwise cache save STUDY {folder.place.url} puts one there."
         )
         return
-    for entry in found:
+    for entry in entries:
         used = f"{entry.used:%Y-%m-%d %H:%M} UTC" if entry.used else "gone"
-        typer.echo(f"{entry.url}  {entry.size / 2**20:.1f} MiB  used {used}  {entry.device or 'for others'}")
-    size = sum(entry.size for entry in found) / 2**20
-    typer.echo(f"{len(found)} artifact{'s' * (len(found) != 1)}, {size:.1f} MiB")
+        typer.echo(f"{entry.url}  {entry.size / 2**20:.1f} MiB  used {used}  {entry.device or 'other machines'}")
+    size = sum(entry.size for entry in entries) / 2**20
+    typer.echo(f"{len(entries)} artifact{'s' * (len(entries) != 1)}, {size:.1f} MiB")
 
 
 @cache.command("info")
@@ -120,19 +121,19 @@ def info(
     file: Annotated[str, typer.Argument(help="The artifact, such as model.tw, or its URL.")],
     json: Annotated[bool, typer.Option("--json", help="Print manifest and decision as JSON.")] = False,
 ) -> None:
-    """Say what is in a file and whether it is for this machine; nothing in it is run."""
+    """Describe an artifact, and say whether it is for this machine. Nothing in it is run."""
     from torchwise import artifact
 
-    found = artifact.info(file)
+    details = artifact.info(file)
     if json:
-        typer.echo(found.to_json())
+        typer.echo(details.to_json())
         return
-    different = found.manifest.differences()
-    typer.echo(f"{_hide_password(file)}: {_describe_artifact(found)}")
-    typer.echo(f"Decision: {found.decision.reason}")
-    typer.echo(f"Written by torchwise {found.manifest.torchwise} for {found.decision.workload.target}")
+    different = details.manifest.differences()
+    typer.echo(f"{_hide_password(file)}: {_describe_artifact(details)}")
+    typer.echo(f"Decision: {details.decision.reason}")
+    typer.echo(f"Written by torchwise {details.manifest.torchwise} for {details.decision.workload.target}")
     typer.echo(f"For this machine and software: {'no, ' + '; '.join(different) if different else 'yes'}")
-    typer.echo(f"SHA-256 {found.sha256}")
+    typer.echo(f"SHA-256 {details.sha256}")
 
 
 def size_of(text: str) -> int:
@@ -143,8 +144,8 @@ def size_of(text: str) -> int:
     """
     from torchwise.errors import InputError
 
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]i?B|B)?", text.strip())
-    size = int(float(found[1]) * UNITS.get(found[2], 1)) if found else 0
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]i?B|B)?", text.strip())
+    size = int(float(parts[1]) * UNITS.get(parts[2], 1)) if parts else 0
     if size < 1:
         raise InputError(f"--limit is {text!r}, but must be a size of at least one byte, such as 10GiB")
     return size
@@ -156,13 +157,14 @@ def _hide_password(place: str) -> str:
     return hide_password(place)
 
 
-def _describe_artifact(found: Info) -> str:
-    manifest = found.manifest
-    files, size = len(manifest.members) - 1, found.size / 2**20
+def _describe_artifact(info: Info) -> str:
+    manifest = info.manifest
+    files, size = len(manifest.members) - 1, info.size / 2**20
     if manifest.warm_s is None:
-        return f"plan {found.decision.plan}, which compiles nothing."
-    anew = f", {manifest.compiled_anew} graphs compiled anew" if manifest.compiled_anew else ""
+        return f"plan {info.decision.plan}, which compiles nothing."
+    again = f" ({manifest.compiled_anew} graphs still compile)" if manifest.compiled_anew else ""
     return (
-        f"plan {found.decision.plan}, {files} files of compiled code, {size:.1f} MiB. "
-        f"The first calls of a process cost {manifest.warm_s:.2f} s with it{anew}, and {manifest.cold_s:.2f} s without."
+        f"plan {info.decision.plan}, {files} files of compiled code, {size:.1f} MiB. "
+        f"The first calls of a process take {manifest.warm_s:.2f} s with it{again}, "
+        f"and {manifest.cold_s:.2f} s without."
     )

@@ -1,4 +1,4 @@
-"""`torchwise check`: check whether locked plans still hold on this machine."""
+"""`torchwise check`: check whether locked plans are still valid on this machine."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ LIMIT_S = 600.0
 def check(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TARGET", help="Which to check.", show_default="all that the file holds"),
+        typer.Argument(metavar="TARGET", help="Targets to check.", show_default="all targets of the file"),
     ] = None,
     file: File = Path("torchwise.lock"),
     no_measure: Annotated[
-        bool, typer.Option("--no-measure", help="Time nothing, on a machine whose clock means nothing.")
+        bool, typer.Option("--no-measure", help="Skip timing, for machines whose timings are not reliable.")
     ] = False,
-    threshold: Annotated[float, typer.Option(help="Relative change beyond which a plan is slower.")] = 0.05,
+    threshold: Annotated[float, typer.Option(help="Relative slow-down that is tolerated.")] = 0.05,
     effort: Effort = "standard",
-    limit: Annotated[float, typer.Option(help="Seconds after which one worker is ended.")] = LIMIT_S,
-    json: Annotated[Path | None, json_option("Write what was found (schema torchwise.check/1)")] = None,
+    limit: Annotated[float, typer.Option(help="Time limit in seconds for one worker.")] = LIMIT_S,
+    json: Annotated[Path | None, json_option("Write the result as JSON (schema torchwise.check/1)")] = None,
 ) -> None:
-    """Check that locked plans are fresh (machine, software, model, inputs), right, and not slower than locked.
+    """Check that locked plans are up to date, correct, and not slower than when they were locked.
 
-    Each plan of this machine is proven and timed again in a process of its own. A plan is slower only if its time per
-    call and its speed-up over eager both became worse beyond the threshold, by 95 % intervals that hold for all plans
-    together, twice; or if eager is faster by now. The factories that the file names are imported and called.
+    A plan is stale if the machine, the software, the model or the inputs changed. Each plan of this machine is
+    verified and timed again in its own process. The factories that the file names are imported and called.
 
-    Exit codes: 0 all is as locked; 1 a plan is stale, wrong, lost or slower; 2 bad input, or something could not be
-    checked, such as a target without a section for this machine; 4 inconclusive: the measurements cannot tell whether
-    a plan is as fast as locked, and nothing else is amiss; 130 interrupted.
+    A plan is slower if its time per call and its speed-up over eager are both worse beyond the threshold. Both 95 %
+    intervals, corrected for the number of plans, must show it in two processes. A plan is also slower if eager is
+    faster now.
+
+    Exit codes: 0 all plans are as locked. 1 a plan is stale, wrong, lost or slower. 2 invalid input, or a target could
+    not be checked, such as one without a section for this machine. 4 inconclusive: the measurements cannot tell whether
+    a plan is as fast as locked, and no other problem was found. 130 interrupted.
     """
     from rich.console import Console
 
@@ -50,10 +53,10 @@ def check(
 
     check_writable(json)
     request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit)
-    known = read(file)
-    with interruptible(lambda: "; nothing is kept of a check"), CheckProgress() as progress:
-        found = run_check(known, request, ProcessLauncher(), progress)
+    lock = read(file)
+    with interruptible(lambda: "; an unfinished check is not saved"), CheckProgress() as progress:
+        result = run_check(lock, request, ProcessLauncher(), progress)
     if json:
-        write_json(found, json)
-    Console(highlight=False).print(render_check(found), soft_wrap=True)  # one line each, for searching and copying
-    raise typer.Exit(found.exit_code)
+        write_json(result, json)
+    Console(highlight=False).print(render_check(result), soft_wrap=True)  # one line each, for searching and copying
+    raise typer.Exit(result.exit_code)

@@ -1,4 +1,4 @@
-"""`torchwise dashboard`: studies, decisions, histories and kernels in a browser."""
+"""`torchwise dashboard`: show studies, decisions, histories and kernels in a browser."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ PORT = 8501
 def dashboard(
     store: Store = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen at; any but this machine's own is read-only.")
+        str, typer.Option(help="Address to listen on. Unless it is local to this machine, the dashboard is read-only.")
     ] = "localhost",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = PORT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = PORT,
     read_only: Annotated[
         bool | None,
         typer.Option(
             "--read-only/--writable",
-            help="Whether plans can be pinned, approved and rejected there. Nobody is asked for a password.",
-            show_default="writable on this machine alone",
+            help="Whether visitors can pin, approve and reject plans. The dashboard asks for no password.",
+            show_default="writable from this machine only",
         ),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
 ) -> None:
-    """Show the store in a browser: live progress, decisions, comparisons, histories, kernels, and rulings on plans.
+    """Show the store in a browser: live progress, decisions, comparisons, histories, kernels and approvals.
 
-    Exit codes: 0 it was ended, 1 the extra `dashboard` is missing, 2 bad input.
+    Exit codes: 0 stopped by the user, 1 the extra `dashboard` is missing, 2 invalid input.
     """
     from torchwise.dashboard.serve import is_this_machine, serve
     from torchwise.store import default_url, open_storage

@@ -22,16 +22,16 @@ STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 def doctor(
     json: Annotated[Path | None, json_option("Also write the findings to this file")] = None,
 ) -> None:
-    """Say whether this machine can tune well, and what to do where it cannot. Exits with 1 if something is bad."""
+    """Check this machine for problems with tuning, and give advice. The exit code is 1 if something is bad."""
     from rich.console import Console
 
     from torchwise.doctor import Status, diagnose
 
     check_writable(json)
     console = Console()
-    with Console(stderr=True).status("looking at this machine, and compiling a small function"):
+    with Console(stderr=True).status("inspecting this machine, and compiling a small function"):
         findings = diagnose()
-    console.print(_table(findings))
+    console.print(_make_table(findings))
     count = {status: sum(finding.status is status for finding in findings) for status in Status}
     console.print(_summary_line(count[Status.BAD], count[Status.WARN]))
     if json is not None:
@@ -39,12 +39,12 @@ def doctor(
     raise typer.Exit(1 if count[Status.BAD] else 0)
 
 
-def _table(findings: list[Finding]) -> Table:
+def _make_table(findings: list[Finding]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "what", "found", "what to do"):
+    for heading in ("", "check", "result", "advice"):
         table.add_column(heading, overflow="fold")
     for finding in findings:
         mark = Text(finding.status.value, style=STYLES[finding.status.value])
@@ -53,10 +53,10 @@ def _table(findings: list[Finding]) -> Table:
 
 
 def _summary_line(bad: int, warnings: int) -> str:
-    noted = f"{warnings} warning{'s' * (warnings != 1)}"
+    counted = f"{warnings} warning{'s' * (warnings != 1)}"
     if bad:
-        return f"\n{bad} must be mended, {noted}."
-    return f"\nReady, with {noted}." if warnings else "\nReady."
+        return f"\n{bad} must be fixed, {counted}."
+    return f"\nReady, with {counted}." if warnings else "\nReady."
 
 
 def _write(path: Path, findings: list[Finding]) -> None:

@@ -1,4 +1,4 @@
-"""`torchwise explain`: why and where a model is slow, and the potential saving of each fix."""
+"""`torchwise explain`: find why and where a model is slow, and the potential saving of each fix."""
 
 from __future__ import annotations
 
@@ -26,19 +26,23 @@ def explain(
     ] = None,
     mode: Mode = "inference",
     device: Device = "",
-    calls: Annotated[int, typer.Option(help="Calls in each process, for what is saved once.")] = DEFAULT_CALLS,
-    budget: Annotated[float, typer.Option(help="Seconds for pricing: no further mend is tried after them.")] = BUDGET_S,
+    calls: Annotated[
+        int, typer.Option(help="Expected number of calls in each process, to weigh savings that occur once.")
+    ] = DEFAULT_CALLS,
+    budget: Annotated[
+        float, typer.Option(help="Time budget in seconds for measuring fixes. Afterwards no further fix is tried.")
+    ] = BUDGET_S,
     artifacts: Annotated[
-        Path | None, typer.Option(help="Folder for graphs before and after, generated code and guards.")
+        Path | None, typer.Option(help="Folder for graphs before and after compilation, generated code and guards.")
     ] = None,
-    json: Annotated[Path | None, json_option("Write schema torchwise.explanation/1")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None,
-    keep: Annotated[bool, typer.Option(help="Keep it in the store, where the dashboard finds it.")] = True,
+    json: Annotated[Path | None, json_option("Write the explanation as JSON (schema torchwise.explanation/1)")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the explanation as a self-contained page.")] = None,
+    keep: Annotated[bool, typer.Option(help="Save the explanation in the store, where the dashboard finds it.")] = True,
     store: Store = None,
 ) -> None:
-    """Explain where a compiled model's time goes: findings with their price, the six stages, and kernels.
+    """Explain where a compiled model spends its time: findings with potential savings, compiler stages and kernels.
 
-    Exit codes: 0 explained, 1 it cannot be compiled, 2 bad input, 3 the model itself fails, 130 interrupted.
+    Exit codes: 0 explained, 1 the model cannot be compiled, 2 invalid input, 3 the model itself fails, 130 interrupted.
     """
     from rich.console import Console
 
@@ -51,10 +55,13 @@ def explain(
     check_form(target)
     for file in (json, html):
         check_writable(file)
-    where = place_of(store) if store else None
+    location = place_of(store) if store else None
     chosen = Plan.from_json(plan) if plan else None
-    with interruptible(lambda: "; nothing is kept"), Console(stderr=True).status("starting") as status:
-        told = run(
+    with (
+        interruptible(lambda: "; an unfinished explanation is not saved"),
+        Console(stderr=True).status("starting") as status,
+    ):
+        explanation = run(
             target,
             plan=chosen,
             mode=mode,
@@ -64,19 +71,19 @@ def explain(
             artifacts=artifacts,
             on_stage=lambda name: status.update(name),
         )
-    Console(highlight=False).print(render_explanation(told, where))
-    write_explanation(told, html=html, json=json, store=where)
+    Console(highlight=False).print(render_explanation(explanation, location))
+    write_explanation(explanation, html=html, json=json, store=location)
     if keep:
-        _keep(told, store)
+        _keep(explanation, store)
 
 
-def _keep(told: Explanation, store: str | None) -> None:
+def _keep(explanation: Explanation, store: str | None) -> None:
     """Store the explanation. If that fails, it is still shown."""
     from torchwise.errors import StorageError
     from torchwise.store import open_storage
 
     try:
         with open_storage(store) as storage:
-            storage.keep_explanation(told)
+            storage.keep_explanation(explanation)
     except StorageError as error:
-        typer.echo(f"torchwise: this explanation is not kept: {error}", err=True)
+        typer.echo(f"torchwise: this explanation is not saved: {error}", err=True)

@@ -22,14 +22,14 @@ def check_writable(file: Path | None) -> None:
     if file == STDOUT:
         return
     if file == Path("-"):
-        raise InputError("- cannot be written: standard output is for --json alone; give a file")
+        raise InputError("- cannot be written: only --json can use standard output; give a file")
     if file.is_dir():
         raise InputError(f"{file} is a folder, but must be a file to write to")
     if not file.resolve().parent.is_dir():
-        raise InputError(f"{file} cannot be written: there is no folder {file.resolve().parent}; make it first")
+        raise InputError(f"{file} cannot be written: there is no folder {file.resolve().parent}; create it first")
     if file.exists() and not file.is_file():  # a pipe or a device
         if not os.access(file, os.W_OK):
-            raise InputError(f"{file} cannot be written: permission denied; give another place")
+            raise InputError(f"{file} cannot be written: permission denied; give another path")
         return
     # Reading permissions is not enough, as file systems may be read-only. The name is like that of a draft of
     # `write_atomically`.
@@ -38,4 +38,4 @@ def check_writable(file: Path | None) -> None:
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
-        raise InputError(f"{file} cannot be written: {error.strerror or error}; give another place") from None
+        raise InputError(f"{file} cannot be written: {error.strerror or error}; give another path") from None

@@ -12,7 +12,7 @@ from torchwise.records import Decision, Study
 
 
 def find_study(name: str, store: str | None) -> Study:
-    """Return the study that `name` means. `latest` is the one with the newest decision.
+    """Return the study that `name` refers to. `latest` is the one with the newest decision.
 
     Raises:
         InputError: there is no such study. The message says which studies there are.
@@ -27,30 +27,30 @@ def find_study(name: str, store: str | None) -> Study:
         if name == "latest":
             study = storage.latest_study()
             if study is None:
-                raise InputError("the store holds no study yet: torchwise tune TARGET makes one")
+                raise InputError("the store holds no study yet: torchwise tune TARGET creates one")
             return study
         return storage.get_study(int(name))
 
 
 def find_decided(name: str, store: str | None) -> tuple[Study, Decision]:
-    """Return the study that `name` means, and its decision.
+    """Return the study that `name` refers to, and its decision.
 
     Raises:
-        InputError: there is no such study, or it has no decision. The message has the way out.
+        InputError: there is no such study, or it has no decision. The message says how to get one.
     """
     study = find_study(name, store)
     if study.decision is None:
-        raise InputError(f"study {name} is {study.state}, and has no decision yet: tune it again to go on")
+        raise InputError(f"study {name} is {study.state}, and has no decision yet: tune it again to continue")
     return study, study.decision
 
 
-def find_plan(name: str | None, study: Study, ruled: Sequence[Plan] = ()) -> Plan:
-    """Return the plan of `study` that `name` means: `eager`, an id or its beginning, or no name for the decided one.
+def find_plan(name: str | None, study: Study, others: Sequence[Plan] = ()) -> Plan:
+    """Return the plan of `study` that `name` refers to.
 
     Args:
-        name: the user's text.
-        study: the study whose plans, and eager, may be meant.
-        ruled: additional plans that may be meant.
+        name: `eager`, or the id of a plan or the beginning of one, or None for the decided plan.
+        study: the study with the plans.
+        others: plans that `name` may refer to, besides eager and those of the study.
 
     Raises:
         InputError: no plan matches, or several do. The message lists the plans.
@@ -59,13 +59,13 @@ def find_plan(name: str | None, study: Study, ruled: Sequence[Plan] = ()) -> Pla
         if study.decision is None:
             raise InputError(f"study {study.id} is {study.state} and has no decision yet, so a plan must be named")
         return study.decision.plan
-    plans = dict.fromkeys((EAGER, *(trial.plan for trial in study.trials), *ruled))
-    found = [plan for plan in plans if name and plan.id.startswith(name)] or [p for p in plans if str(p) == name]
-    if len(found) == 1:
-        return found[0]
-    shown = "".join(f"\n  {plan.id}  {plan}" for plan in found or plans)
-    if found:
-        raise InputError(f"plan is {name!r}, but must be the beginning of one id alone:{shown}")
+    plans = dict.fromkeys((EAGER, *(trial.plan for trial in study.trials), *others))
+    matches = [plan for plan in plans if name and plan.id.startswith(name)] or [p for p in plans if str(p) == name]
+    if len(matches) == 1:
+        return matches[0]
+    shown = "".join(f"\n  {plan.id}  {plan}" for plan in matches or plans)
+    if matches:
+        raise InputError(f"plan is {name!r}, but must be the beginning of exactly one id:{shown}")
     raise InputError(f"plan is {name!r}, but must be an id, or its beginning, of study {study.id}:{shown}")
 
 

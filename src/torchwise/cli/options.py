@@ -1,4 +1,4 @@
-"""The shared options of several commands, with their names and meanings."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ Target = Annotated[
 ]
 Study = Annotated[str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a .json file.")]
 Effort = Annotated[str, typer.Option(help="quick, standard or thorough.")]
-Restarts = Annotated[int, typer.Option(help="Process starts over that lifetime; each pays the warm compile.")]
+Restarts = Annotated[
+    int, typer.Option(help="Expected process starts over the lifetime. Each takes the time of a warm compile.")
+]
 Mode = Annotated[str, typer.Option(help="inference or training (with a backward pass).")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")]
-Seed = Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")]
+Seed = Annotated[int, typer.Option(help="Random seed of the weights and inputs that the factory makes.")]
 Cold = Annotated[
-    bool, typer.Option("--cold", help="Time with cold processor caches as well: emptied before each call.")
+    bool, typer.Option("--cold", help="Also time with cold processor caches, which are emptied before each call.")
 ]
 Store = Annotated[
     str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
@@ -44,4 +46,20 @@ def json_option(help: str) -> Any:
 
     With -, JSON goes to standard output, and all messages of the command go to standard error.
     """
-    return typer.Option("--json", help=f"{help}; - is standard output.", callback=_stream)
+    return typer.Option("--json", help=f"{help}. - writes to standard output.", callback=_stream)
+
+
+def former_option(former: str, now: str) -> Any:
+    """Return an option by its former name. It is hidden, and says by which name it goes now."""
+
+    def note(value: str | None) -> str | None:
+        if value is not None:
+            note_former_name(former, now)
+        return value
+
+    return typer.Option(former, hidden=True, callback=note)
+
+
+def note_former_name(former: str, now: str) -> None:
+    """Print a note that a command or an option has another name now."""
+    typer.echo(f"torchwise: {former} is called {now} now", err=True)

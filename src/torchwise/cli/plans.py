@@ -10,7 +10,7 @@ import typer
 
 from torchwise.cli.files import check_writable
 from torchwise.cli.groups import Group
-from torchwise.cli.options import Store, Study, json_option
+from torchwise.cli.options import Store, Study, json_option, note_former_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 plans = typer.Typer(
     cls=Group,
-    help="Stored decisions: list, show, diff, export, import, delete. Rulings on plans, which `apply` heeds: pin, "
-    "approve, reject, withdraw, rulings.",
+    help="Stored decisions: list, show, diff, export, import, delete. Approvals of plans, which `apply` respects: pin, "
+    "approve, reject, withdraw, approvals.",
     no_args_is_help=True,
 )
 
@@ -35,23 +35,21 @@ MIN_FOLDED = 20
 PlanArgument = Annotated[
     str | None,
     typer.Argument(
-        help="Id, or its beginning, of a plan that the study tried; or eager.", show_default="the decided plan"
+        help="Id of a plan that the study tried, or the beginning of the id, or eager.", show_default="the decided plan"
     ),
 ]
-Reason = Annotated[str, typer.Option(help="Why, for whoever meets it.")]
-By = Annotated[str | None, typer.Option(help="Who says it.", show_default="the login name")]
+Reason = Annotated[str, typer.Option(help="The reason, for other people to read.")]
+By = Annotated[str | None, typer.Option(help="Your name.", show_default="the login name")]
 
 
 @plans.command("list")
 def list_plans(
     target: Annotated[str | None, typer.Option(help="Only studies of this target.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of studies.")] = 50,
     store: Store = None,
-    json: Annotated[
-        Path | None, json_option("Also write what is listed to this file (schema torchwise.plans/1)")
-    ] = None,
+    json: Annotated[Path | None, json_option("Also write the list to this file (schema torchwise.plans/1)")] = None,
 ) -> None:
-    """List studies with what was decided, newest first."""
+    """List studies with their decisions, newest first."""
     from rich.console import Console
 
     from torchwise.store import open_storage
@@ -64,22 +62,22 @@ def list_plans(
     if json is not None:
         _write(json, summaries)
     if is_empty:
-        typer.echo("The store holds no study yet: torchwise tune TARGET makes one.")
+        typer.echo("The store holds no study yet: torchwise tune TARGET creates one.")
         return
     if not summaries:
-        typer.echo(f"The store holds no study of {target}, only of others: torchwise plans list names them.")
+        typer.echo(f"The store holds no study of {target}. Other targets: torchwise plans list")
         return
     console = Console()
     if not console.is_terminal:
         console.width = UNCUT  # programs search by line, and would miss a name on two lines
-    console.print(_table(summaries, console.width))
+    console.print(_make_table(summaries, console.width))
     if len(found) > limit:
-        typer.echo(f"These are the newest {limit}, and there are older ones: --limit N, --target TARGET.")
+        typer.echo(f"These are the newest {limit}. For older ones: --limit N, --target TARGET.")
 
 
 @plans.command("show")
 def show(study: Study, store: Store = None) -> None:
-    """Show one decision in full, as JSON that `torchwise.Decision.from_json` reads."""
+    """Print a decision as JSON, which `torchwise.Decision.from_json` reads."""
     from torchwise.cli.lookup import find_decided
 
     _, decision = find_decided(study, store)
@@ -88,12 +86,12 @@ def show(study: Study, store: Store = None) -> None:
 
 @plans.command("diff")
 def diff(first: Study, second: Study, store: Store = None) -> None:
-    """Say in what two studies and their decisions differ."""
+    """List the differences between two studies and their decisions."""
     from torchwise.cli.lookup import find_study
     from torchwise.report.study_diff import differences
 
     a, b = find_study(first, store), find_study(second, store)
-    typer.echo("\n".join(differences(a, b)) or "The two agree in everything.")
+    typer.echo("\n".join(differences(a, b)) or "The two studies do not differ.")
 
 
 @plans.command("export")
@@ -116,7 +114,10 @@ def import_(
     file: Annotated[Path, typer.Argument(help="File that `plans export` or `tune --json` wrote.")],
     store: Store = None,
 ) -> None:
-    """Add a study from a file. On another machine its decision is stale: its plan is tried first, and proven anew."""
+    """Add a study from a file.
+
+    On another machine its decision is stale. Tuning then tries its plan first, and verifies it again.
+    """
     from torchwise.cli.lookup import read_study
     from torchwise.store import open_storage
 
@@ -139,68 +140,78 @@ def delete(study: Annotated[int, typer.Argument(help="Number of a stored study."
 
 @plans.command("pin")
 def pin(study: Study, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None) -> None:
-    """Have `apply` run this plan and no other, for the study's target, mode and hardware."""
-    _rule("pinned", study, plan, reason, by, store)
+    """Let `apply` run only this plan, for the study's target, mode and hardware."""
+    _approve("pinned", study, plan, reason, by, store)
 
 
 @plans.command("approve")
 def approve(study: Study, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None) -> None:
-    """Permit a plan: from the first approval on, `apply` runs approved plans only, and eager."""
-    _rule("approved", study, plan, reason, by, store)
+    """Permit a plan. Once a plan is approved, `apply` runs only approved plans and eager."""
+    _approve("approved", study, plan, reason, by, store)
 
 
 @plans.command("reject")
 def reject(study: Study, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None) -> None:
-    """Have `apply` never run this plan."""
-    _rule("rejected", study, plan, reason, by, store)
+    """Prevent `apply` from running this plan."""
+    _approve("rejected", study, plan, reason, by, store)
 
 
 @plans.command("withdraw")
 def withdraw(study: Study, plan: PlanArgument = None, store: Store = None) -> None:
-    """Take back what was ruled about a plan, for the study's target or else for another of its model and inputs."""
+    """Withdraw the approval, pin or rejection of a plan.
+
+    It applies to the study's target, or else to another target with the same model and inputs.
+    """
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.store import open_storage
     from torchwise.study.approvals import find_approvals
 
     found = find_study(study, store)
     with open_storage(store, existing=True) as storage:
-        ruled = find_approvals(found, storage)
-        chosen = find_plan(plan, found, [ruling.plan for ruling in ruled])
-        ruling = next((ruling for ruling in ruled if ruling.plan == chosen), None)
-        if ruling is not None:
-            storage.withdraw(ruling.target, ruling.mode, ruling.hardware, chosen.id)
-    if ruling is None:
-        typer.echo(f"Nothing is ruled about {chosen} ({chosen.id}): torchwise plans rulings lists what is.")
+        approvals = find_approvals(found, storage)
+        chosen = find_plan(plan, found, [approval.plan for approval in approvals])
+        approval = next((one for one in approvals if one.plan == chosen), None)
+        if approval is not None:
+            storage.withdraw(approval.target, approval.mode, approval.hardware, chosen.id)
+    if approval is None:
+        typer.echo(f"{chosen} ({chosen.id}) has no approval: torchwise plans approvals lists those that exist.")
         return
-    scope = _scope(ruling.target, ruling.mode, ruling.hardware)
-    typer.echo(f"Withdrawn: what was ruled about {chosen} for {scope}.")
+    scope = _scope(approval.target, approval.mode, approval.hardware)
+    typer.echo(f"Withdrawn: {chosen} is no longer {approval.standing} for {scope}.")
 
 
-@plans.command("rulings")
+@plans.command("approvals")
 def list_approvals(
-    target: Annotated[str | None, typer.Option(help="Only rulings on this target.")] = None, store: Store = None
+    target: Annotated[str | None, typer.Option(help="Only approvals for this target.")] = None, store: Store = None
 ) -> None:
-    """List what was ruled about plans, newest first."""
+    """List approved, pinned and rejected plans, newest first."""
     from torchwise.report.summary import when
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:
         found = storage.approvals(target)
     scopes: dict[str, list[Approval]] = {}
-    for ruling in found:
-        scopes.setdefault(_scope(ruling.target, ruling.mode, ruling.hardware), []).append(ruling)
-    for scope, rulings in scopes.items():
+    for approval in found:
+        scopes.setdefault(_scope(approval.target, approval.mode, approval.hardware), []).append(approval)
+    for scope, approvals in scopes.items():
         typer.echo(f"{scope}:")
-        for ruling in rulings:
-            because = f": {ruling.reason}" if ruling.reason else ""
-            typer.echo(
-                f"  {ruling.standing} {ruling.plan.id} {ruling.plan}, by {ruling.by}, {when(ruling.at)}{because}"
-            )
+        for one in approvals:
+            because = f": {one.reason}" if one.reason else ""
+            typer.echo(f"  {one.standing} {one.plan.id} {one.plan}, by {one.by}, {when(one.at)}{because}")
     if not found:
-        typer.echo("Nothing is ruled: torchwise plans pin, approve or reject STUDY does that.")
+        typer.echo("There are no approvals: torchwise plans pin, approve or reject STUDY adds one.")
 
 
-def _table(summaries: Sequence[StudySummary], width: int) -> RenderableType:
+@plans.command("rulings", hidden=True)
+def list_rulings(
+    target: Annotated[str | None, typer.Option(help="Only approvals for this target.")] = None, store: Store = None
+) -> None:
+    """List approvals, by the former name of the command."""
+    note_former_name("torchwise plans rulings", "torchwise plans approvals")
+    list_approvals(target, store)
+
+
+def _make_table(summaries: Sequence[StudySummary], width: int) -> RenderableType:
     """Return a table with a row per study, or paragraphs if it would fold more than targets and plans."""
     from rich.table import Column, Table
     from rich.text import Text
@@ -239,7 +250,7 @@ def _write(path: Path, summaries: Sequence[StudySummary]) -> None:
     write_atomically(f"{codec.to_json({'schema': SCHEMA, 'studies': summaries})}\n", path)
 
 
-def _rule(standing: str, study: str, plan: str | None, reason: str, by: str | None, store: str | None) -> None:
+def _approve(standing: str, study: str, plan: str | None, reason: str, by: str | None, store: str | None) -> None:
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.records import Standing
     from torchwise.store import open_storage
@@ -247,11 +258,11 @@ def _rule(standing: str, study: str, plan: str | None, reason: str, by: str | No
 
     found = find_study(study, store)
     by = _login() if by is None else by
-    ruling = make_approval(found, find_plan(plan, found), Standing(standing), by=by, reason=reason)
+    approval = make_approval(found, find_plan(plan, found), Standing(standing), by=by, reason=reason)
     with open_storage(store, existing=True) as storage:
-        storage.rule(ruling)
-    scope = _scope(ruling.target, ruling.mode, ruling.hardware)
-    typer.echo(f"{standing.capitalize()}: {ruling.plan} ({ruling.plan.id}) for {scope}.")
+        storage.rule(approval)
+    scope = _scope(approval.target, approval.mode, approval.hardware)
+    typer.echo(f"{standing.capitalize()}: {approval.plan} ({approval.plan.id}) for {scope}.")
 
 
 def _scope(target: str, mode: str, hardware: str) -> str:
@@ -266,4 +277,4 @@ def _login() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):  # its errors differ by version and system
-        raise InputError("this system knows no login name: say who rules with --by NAME") from None
+        raise InputError("this system has no login name: give your name with --by NAME") from None

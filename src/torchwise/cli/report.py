@@ -1,4 +1,4 @@
-"""`torchwise report`: show a stored study again, or write it as a page or as JSON."""
+"""`torchwise report`: show a stored study, or write it as a page or as JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def report(
     study: Annotated[
         str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a file written with --json.")
     ],
-    html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None,
-    json: Annotated[Path | None, json_option("Write JSON (schema torchwise.study/1)")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the study as a self-contained page.")] = None,
+    json: Annotated[Path | None, json_option("Write the study as JSON (schema torchwise.study/1)")] = None,
     store: Store = None,
 ) -> None:
-    """Show a stored study: the decision, every candidate, and why each lost."""
+    """Show a stored study: the decision, every candidate, and why each candidate lost."""
     from rich.console import Console
 
     from torchwise.cli.lookup import find_study

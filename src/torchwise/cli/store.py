@@ -1,4 +1,4 @@
-"""`torchwise store`: the place of studies, and ways to move them."""
+"""`torchwise store`: describe, copy and downgrade the database with the studies."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Annotated
 import typer
 
 from torchwise.cli.groups import Group
-from torchwise.cli.options import Store
+from torchwise.cli.options import Store, note_former_name
 
-store = typer.Typer(cls=Group, help="Where studies are kept: info, copy, downgrade.", no_args_is_help=True)
+store = typer.Typer(cls=Group, help="The database with the studies: info, copy, downgrade.", no_args_is_help=True)
 
 
 @store.command("info")
 def info(store: Store = None) -> None:
-    """Say which store is in use, what it holds, and of which schema it is."""
+    """Show the location, size and schema of the store."""
     from torchwise.report.format import pluralize
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:
         studies, trials = storage.size()
-        held = f"{pluralize(studies, 'study')}, {pluralize(trials, 'trial')}"
-        typer.echo(f"Store {storage.place}: {held}, schema {storage.schema}.")
+        contents = f"{pluralize(studies, 'study')}, {pluralize(trials, 'trial')}"
+        typer.echo(f"Store {storage.place}: {contents}, schema {storage.schema}.")
 
 
 @store.command("copy")
 def copy(
-    to: Annotated[str, typer.Option(help="URL or file of the store to copy to, made where there is none.")],
+    to: Annotated[str, typer.Option(help="URL or file of the store to copy to. A missing file is created.")],
     store: Store = None,
 ) -> None:
-    """Copy every study to another store, such as from the file of one person to a team's PostgreSQL.
+    """Copy every study to another store, such as from your own file to the PostgreSQL server of a team.
 
-    Nothing is taken away here or there. The same command again copies what has come since.
+    Nothing is deleted in either store. Run the command again to copy newer studies.
     """
     from rich.console import Console
     from rich.progress import track
@@ -41,24 +41,34 @@ def copy(
 
     with open_storage(store, existing=True) as here, open_storage(to) as there:
         if here.place == there.place:
-            raise StorageError(f"store and --to are both {here.place}, but must be two stores")
+            raise StorageError(f"--store and --to are both {here.place}, but must be different stores")
         count, _ = here.size()
         console = Console(stderr=True)
-        unseen = not console.is_terminal
-        done = list(track(here.copy_to(there), "Copying", count, console=console, transient=True, disable=unseen))
-    made, trials = sum(study.is_new for study in done), sum(study.trials for study in done)
-    typer.echo(f"Copied to {there.place}: {made} of {len(done)} studies and {trials} trials were new there.")
+        is_hidden = not console.is_terminal
+        done = list(track(here.copy_to(there), "Copying", count, console=console, transient=True, disable=is_hidden))
+    new, trials = sum(study.is_new for study in done), sum(study.trials for study in done)
+    typer.echo(f"Copied to {there.place}: {new} of {len(done)} studies and {trials} trials were new there.")
 
 
 @store.command("downgrade")
 def downgrade(
-    schema: Annotated[str, typer.Argument(help="The schema that the older Torchwise says it knows, such as 0001.")],
-    lose: Annotated[
-        bool, typer.Option("--lose", help="Delete what that schema has no place for: rulings, kept explanations.")
+    schema: Annotated[
+        str,
+        typer.Argument(help="The schema that the older version of Torchwise names in its error message, such as 0001."),
+    ],
+    delete_data: Annotated[
+        bool,
+        typer.Option("--delete-data", help="Delete data that the older schema cannot hold: approvals, explanations."),
     ] = False,
+    lose: Annotated[bool, typer.Option("--lose", hidden=True)] = False,
     store: Store = None,
 ) -> None:
-    """Take a store back to an older schema, for colleagues with an older Torchwise. This one then upgrades it again."""
+    """Convert a store to an older schema, for an older version of Torchwise.
+
+    This version of Torchwise upgrades the store again on its next use.
+    """
     from torchwise.store import downgrade_storage
 
-    typer.echo(f"Store {downgrade_storage(store, schema, lose=lose)} has schema {schema} now.")
+    if lose:
+        note_former_name("--lose", "--delete-data")
+    typer.echo(f"Store {downgrade_storage(store, schema, lose=delete_data or lose)} has schema {schema} now.")

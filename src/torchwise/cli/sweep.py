@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    manifest: Annotated[Path, typer.Argument(help="TOML file with targets, sizes, devices and the options of tune.")],
+    manifest: Annotated[Path, typer.Argument(help="TOML file with targets, sizes, devices and options of tune.")],
     launcher: Launcher = "process",
     address: Address = None,
     device: Device = "",
     parallel: Annotated[
-        int | None, typer.Option(help="Studies at once, at most.", show_default="one for each device")
+        int | None, typer.Option(help="Maximum number of simultaneous studies.", show_default="one per device")
     ] = None,
     store: Store = None,
     json: Annotated[Path | None, json_option("Write all studies as JSON (schema torchwise.sweep/1)")] = None,
 ) -> None:
-    """Tune every target of a manifest, each as `torchwise tune` does, side by side and one for each device.
+    """Tune every target of a manifest as `torchwise tune` does, one study per device at a time.
 
-    Results are stored as they come. The same command goes on where a sweep ended, however that was.
+    Results are stored as soon as they are known. After an interruption or a crash, the same command continues.
 
-    Exit codes: 0 all are decided; 2 bad input, or that of a target; 3 a model itself fails; 1 a study ended otherwise;
-    4 all ended, and one is inconclusive; 130 interrupted.
+    Exit codes: 0 all studies are decided. 1 a study ended with another error. 2 invalid input, also of one target. 3 a
+    model itself fails. 4 all studies ended, and at least one is inconclusive. 130 interrupted.
     """
     from torchwise.cluster import choice, read_manifest, run_sweep
     from torchwise.store import open_storage
@@ -47,7 +47,7 @@ def sweep(
     slots = choice.slots(launcher, address, parallel)
     choice.check_fit(tasks, slots)
     open_storage(store).close()  # an unusable store is refused here, once
-    kept = "; finished trials are kept, and the same command goes on"
+    kept = "; finished trials are saved, and the same command continues"
     with interruptible(lambda: kept):
         done = run_sweep(tasks, slots, _command(), _environment(store), lambda line: typer.echo(line, err=True))
     if json:
@@ -58,11 +58,11 @@ def sweep(
 
 
 def _command() -> list[str]:
-    """Return the command for a process that ends with this one, and waits for the store."""
+    """Return the command for a process that ends together with this one, and waits for the store."""
     own = (
         f"from torchwise.cluster.parent_watchdog import follow; follow({os.getpid()}); "
-        "from torchwise.cluster.retry import patient; from torchwise.cli import app, main; "
-        "main(lambda: patient(app))"
+        "from torchwise.cluster.retry import retry_while_unreachable; from torchwise.cli import app, main; "
+        "main(lambda: retry_while_unreachable(app))"
     )
     return [sys.executable, "-c", own]
 
@@ -91,5 +91,5 @@ def _write(done: list[SweepResult], file: Path) -> None:
 
     from torchwise.report.json_export import write_atomically
 
-    found = {"schema": "torchwise.sweep/1", "studies": [swept.to_dict() for swept in done]}
-    write_atomically(f"{json.dumps(found, indent=1)}\n", file)
+    data = {"schema": "torchwise.sweep/1", "studies": [swept.to_dict() for swept in done]}
+    write_atomically(f"{json.dumps(data, indent=1)}\n", file)

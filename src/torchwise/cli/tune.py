@@ -12,42 +12,50 @@ from torchwise.cli.interrupts import interruptible
 from torchwise.cli.options import Cold, Device, Effort, Restarts, Seed, Store, Target, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
 
-Launcher = Annotated[str, typer.Option(help="process, on this machine, or ray, on one device of a Ray cluster.")]
+Launcher = Annotated[str, typer.Option(help="process (this machine) or ray (one device of a Ray cluster).")]
 Address = Annotated[
     str | None,
-    typer.Option(help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto.", show_default="RAY_ADDRESS, or here"),
+    typer.Option(
+        help="Address of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto.",
+        show_default="RAY_ADDRESS, or this machine",
+    ),
 ]
 
 
 def tune(
     target: Target,
-    calls: Annotated[int, typer.Option(help="Calls expected over the lifetime that is decided for.")] = DEFAULT_CALLS,
+    calls: Annotated[int, typer.Option(help="Expected number of calls over the lifetime.")] = DEFAULT_CALLS,
     restarts: Restarts = 1,
     allow: Annotated[
         str,
-        typer.Option(help="How far answers may move: exact, same-precision, lower-precision or substituted."),
+        typer.Option(help="Permitted numerics: exact, same-precision, lower-precision or substituted."),
     ] = "same-precision",
     effort: Effort = "standard",
     budget: Annotated[
         float | None,
-        typer.Option(help="Seconds after which no further trial starts.", show_default="by effort; none with --plan"),
+        typer.Option(
+            help="Time budget in seconds. Afterwards no further trial starts.",
+            show_default="by effort; none with --plan",
+        ),
     ] = None,
     objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
     memory_limit: Annotated[
         float | None,
-        typer.Option(help="GiB that a call may take at its peak, beside weights and inputs.", show_default="none"),
+        typer.Option(help="Maximum peak memory of a call in GiB, besides weights and inputs.", show_default="none"),
     ] = None,
     mode: Annotated[
-        str, typer.Option(help="inference, or training: a backward pass, or whole steps of a TrainStep.")
+        str, typer.Option(help="inference or training (with a backward pass, or whole steps of a TrainStep).")
     ] = "inference",
     device: Device = "",
     seed: Seed = 0,
     plan: Annotated[
-        list[str] | None, typer.Option(help="Try exactly this plan, as JSON, instead of searching; may be repeated.")
+        list[str] | None, typer.Option(help="Try exactly this plan, as JSON, instead of searching. May be repeated.")
     ] = None,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Forget the stored study, which targets of one structure share; measure anew."),
+        typer.Option(
+            "--fresh", help="Delete the stored study and measure again. Targets of one structure share a study."
+        ),
     ] = False,
     cold: Cold = False,
     launcher: Launcher = "process",
@@ -56,10 +64,10 @@ def tune(
     json: Annotated[Path | None, json_option("Write the study as JSON (schema torchwise.study/1)")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the study as a self-contained page.")] = None,
 ) -> None:
-    """Try candidate plans for a model, each proven and timed in its own process; decide by expected cost.
+    """Verify and time candidate plans for a model, each in its own process, and choose by expected total cost.
 
-    Exit codes: 0 decided (also "stay with eager", as where no answer can be compared), 2 bad input, 3 the model itself
-    fails, 4 inconclusive (the measurements cannot tell whether a plan is faster, so eager stays), 130 interrupted.
+    Exit codes: 0 decided, also to stay with eager. 2 invalid input. 3 the model itself fails. 4 inconclusive: the
+    measurements cannot tell whether a plan is faster, so eager stays. 130 interrupted.
     """
     from rich.console import Console
 
@@ -71,7 +79,7 @@ def tune(
 
     choice.check(launcher, address)
     device = device or choice.default_device(launcher, address)
-    asked = Task(
+    task = Task(
         target,
         device,
         mode,
@@ -86,10 +94,10 @@ def tune(
         plan=tuple(plan or ()),
         cold=cold,
     )
-    request = asked.request(fresh=fresh)
+    request = task.request(fresh=fresh)
     for file in (json, html):
         check_writable(file)
-    kept = "; finished trials are kept, and the same command goes on"
+    kept = "; finished trials are saved, and the same command continues"
     with (
         interruptible(lambda: kept),
         open_storage(store) as storage,

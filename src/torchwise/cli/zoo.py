@@ -1,4 +1,4 @@
-"""`torchwise zoo`: the reference workloads, their subjects, and how to tune them."""
+"""`torchwise zoo`: list the reference workloads, with their parameters and the commands that tune them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def zoo(
     name: Annotated[
         str | None, typer.Argument(help="A family, or family.operation[@size].", show_default="all of them")
     ] = None,
-    json: Annotated[Path | None, json_option("Also write what is shown to this file")] = None,
+    json: Annotated[Path | None, json_option("Also write the list to this file")] = None,
 ) -> None:
     """List the reference workloads, or show one with its sizes and the command that tunes it."""
     from rich.console import Console
@@ -34,39 +34,39 @@ def zoo(
     from torchwise.zoo.registry import DEFAULT_SIZE, parse, select
 
     check_writable(json)
-    wanted = (name or "").removeprefix("zoo:")
-    entries = (parse(wanted)[0],) if "@" in wanted else select(wanted) if wanted else list_workloads()
+    selection = (name or "").removeprefix("zoo:")
+    entries = (parse(selection)[0],) if "@" in selection else select(selection) if selection else list_workloads()
     console = Console(highlight=False)
-    if wanted.partition("@")[0] == entries[0].name:
+    if selection.partition("@")[0] == entries[0].name:
         console.print(Text("\n".join([entries[0].name, entries[0].summary, *notes(entries[0]), ""])))
-        console.print(_sizes_of(entries[0]))
-        console.print(_how_to_tune(entries[0], parse(wanted)[1]), soft_wrap=True)
+        console.print(_make_size_table(entries[0]))
+        console.print(_list_commands(entries[0], parse(selection)[1]), soft_wrap=True)
     else:
         console.print(_make_table(entries))
         sizes = ", ".join(f"{size} (the default)" if size == DEFAULT_SIZE else size for size in SIZES)
-        console.print(f"\nSizes: {sizes}. See one: torchwise zoo NAME. Tune it: torchwise tune zoo:NAME@SIZE")
+        console.print(f"\nSizes: {sizes}. Details: torchwise zoo NAME. Tune one: torchwise tune zoo:NAME@SIZE")
     if json is not None:
         _write(json, entries)
 
 
 def parameters(entry: Entry) -> str:
     """Return the parameters with their ranges over all sizes, such as "batch 8–512, width 512"."""
-    found = []
+    ranges = []
     for parameter in entry.sizes["small"]:
         values = [sizes[parameter] for sizes in entry.sizes.values()]
         low, high = min(values), max(values)
-        found.append(f"{parameter} {low}" if low == high else f"{parameter} {low}–{high}")
-    return ", ".join(found)
+        ranges.append(f"{parameter} {low}" if low == high else f"{parameter} {low}–{high}")
+    return ", ".join(ranges)
 
 
 def notes(entry: Entry) -> list[str]:
-    """Return notes on a workload: that it is random by design, or for training, too or only."""
-    found = {
+    """Return notes on a workload, such as that it is random by design or also meant for training."""
+    conditions = {
         "random by design": entry.stochastic,
-        "for training too": entry.trains,
+        "also for training": entry.trains,
         "a whole training step": entry.is_step,
     }
-    return [note for note, holds in found.items() if holds]
+    return [note for note, applies in conditions.items() if applies]
 
 
 def _make_table(entries: Sequence[Entry]) -> Table:
@@ -75,14 +75,14 @@ def _make_table(entries: Sequence[Entry]) -> Table:
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True)
-    table.add_column("what it shows; its parameters")
+    table.add_column("description and parameters")
     for entry in entries:
         small_print = "; ".join([parameters(entry), *notes(entry)])
         table.add_row(Text(entry.name), Text.assemble(entry.summary, "\n", (small_print, "dim")))
     return table
 
 
-def _sizes_of(entry: Entry) -> Table:
+def _make_size_table(entry: Entry) -> Table:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -95,7 +95,7 @@ def _sizes_of(entry: Entry) -> Table:
     return table
 
 
-def _how_to_tune(entry: Entry, size: str) -> str:
+def _list_commands(entry: Entry, size: str) -> str:
     command = f"torchwise tune zoo:{entry.name}@{size}"
     training = f"{command} --mode training"
     commands = [training] if entry.is_step else [command, training] if entry.trains else [command]

@@ -1,4 +1,4 @@
-"""Choose the place of trials from command-line options."""
+"""Choose where trials run, from command-line options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check(launcher: str, address: str | None) -> None:
     if launcher not in LAUNCHERS:
         raise InputError(f"launcher is {launcher!r}, but must be one of {', '.join(LAUNCHERS)}")
     if address and launcher != "ray":
-        raise InputError(f"address is {address!r}, but only a cluster has one: --launcher ray")
+        raise InputError(f"address is {address!r}, but only --launcher ray takes an address")
 
 
 def default_device(launcher: str, address: str | None) -> str:
@@ -41,7 +41,7 @@ def default_device(launcher: str, address: str | None) -> str:
 def opened(
     launcher: str, device: str, address: str | None, note: Callable[[str], None]
 ) -> Iterator[tuple[Launcher, Environment | None]]:
-    """Yield a launcher for a study on `device`, and its measurements' environment, or None for this machine.
+    """Yield a launcher for a study on `device`, and the environment of its device, or None for this machine.
 
     Raises:
         InputError: no cluster answers, or it has no such device.
@@ -50,8 +50,8 @@ def opened(
     if launcher != "ray":
         yield ProcessLauncher(), None
         return
-    with RayLauncher(device, address, note=note) as held:
-        yield held, held.environment
+    with RayLauncher(device, address, note=note) as ray_launcher:
+        yield ray_launcher, ray_launcher.environment
 
 
 def slots(launcher: str, address: str | None, parallel: int | None) -> list[Slot]:
@@ -77,24 +77,26 @@ def check_fit(tasks: Iterable[Task], slots: Iterable[Slot]) -> None:
     Raises:
         InputError: a task does not fit. The message names the first one.
     """
-    there = frozenset().union(*(slot.devices for slot in slots))
-    if missing := next((task for task in tasks if task.device not in there), None):
-        raise InputError(f"{missing.target} is to be tuned on {missing.device!r}, but there is only {', '.join(there)}")
+    available = frozenset().union(*(slot.devices for slot in slots))
+    if missing := next((task for task in tasks if task.device not in available), None):
+        raise InputError(
+            f"{missing.target} needs the device {missing.device!r}, but only {', '.join(available)} is available"
+        )
 
 
 def _cluster_slots(address: str | None) -> list[Slot]:
     ray = connect(address)
     # Without an address, this process may have started a cluster, which the studies' processes must join.
-    words = ("--launcher=ray", f"--address={address or ray.get_runtime_context().gcs_address}")
+    options = ("--launcher=ray", f"--address={address or ray.get_runtime_context().gcs_address}")
     gpus, nodes = devices_of(ray, "cuda"), devices_of(ray, "cpu")
-    # Ray assigns the devices. A slot is only a study that may wait for one.
-    both = [Slot(frozenset({"cuda", "cpu"}), words)] * min(gpus, nodes)
-    rest = Slot(frozenset({"cuda"} if gpus > nodes else {"cpu"}), words)
+    # Ray assigns the devices. A slot is a study that may have to wait for a device.
+    both = [Slot(frozenset({"cuda", "cpu"}), options)] * min(gpus, nodes)
+    rest = Slot(frozenset({"cuda"} if gpus > nodes else {"cpu"}), options)
     return [*both, *[rest] * abs(gpus - nodes)]
 
 
 def _local_slots() -> list[Slot]:
-    """Return a slot for each GPU. The first also serves studies on the CPU, as these disturb each other."""
+    """Return a slot for each GPU. Only the first also runs studies on the CPU, as these disturb each other."""
     gpus = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in _visible_gpus()] if environment.torch_cuda_version() else []
     first, *others = gpus or [{}]
     return [

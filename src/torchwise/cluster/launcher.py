@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from torchwise import __version__
-from torchwise.cluster.device_actor import HEARD_S, ActorInfo, DeviceActor
+from torchwise.cluster.device_actor import POLL_S, ActorInfo, DeviceActor
 from torchwise.cluster.library import connect, nodes_with
 from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError
@@ -21,31 +21,31 @@ from torchwise.trial.launcher import OnStage
 from torchwise.trial.worker import Assignment
 
 RETRIES = 2
-"""Restarts of a job after its node or Ray's process there was lost, as the job itself may be the cause."""
-ASKING_S = 20.0
-"""Seconds to wait for one node's device before asking another node."""
+"""Restarts of a job after the loss of its node or of Ray's process there. The job itself may be the cause."""
+RESERVE_S = 20.0
+"""Seconds to wait for the device of one node before trying another node."""
 PATIENCE_S = 120.0
 """Seconds to wait for the return of a node of the same kind if none is left."""
-SILENT_S = 60.0 + HEARD_S
-"""Seconds without an answer after which a seat counts as lost."""
+SILENCE_S = 60.0 + POLL_S
+"""Seconds without an answer after which an actor counts as lost."""
 _READ_BY_TORCH = re.compile("(TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON|OMP|MKL|KMP|CUBLAS|CUDNN)_")
-"""The variables of the user's environment that PyTorch reads.
+"""Environment variables that PyTorch reads, which are sent to the node.
 
-All others stay here, above all secrets, and so do variables that hold a path.
+All others are not sent, such as secrets, nor are variables with a path.
 """
 
 Note = Callable[[str], None]
 
 
 class LostError(Exception):
-    """The reserved device is gone. This error never leaves this module."""
+    """The reserved device is lost. This error never leaves this module."""
 
 
 class RayLauncher:
     """Runs jobs on one device of a cluster, reserved until `close`.
 
-    The first device from Ray sets the kind of hardware and software. If a job must move, it moves only to a device with
-    the same fingerprint. So measurements of different machines never meet in one study.
+    The first device from Ray determines the fingerprint of hardware and software. A job may move only to a device with
+    the same fingerprint. So a study never mixes measurements of different machines.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class RayLauncher:
             InputError: no cluster answers, or none of its nodes has such a device.
             UnsupportedError: Ray is missing here, or the node has another version of Torchwise.
         """
-        self._device, self._note, self._patience_s = device, note or _unheard, patience_s
+        self._device, self._note, self._patience_s = device, note or _ignore, patience_s
         self._ray = connect(address)
-        self._seat: Any = None
+        self._actor: Any = None
         self._stage = WorkerStage.START
-        self._kind: Environment | None = None
-        self._take(_unheard)
+        self._reference: Environment | None = None
+        self._reserve(_ignore)
 
     @property
     def environment(self) -> Environment:
         """The environment of the measurements, which is the first device's."""
-        assert self._kind is not None, "a launcher that has no device was never made"
-        return self._kind
+        assert self._reference is not None, "a launcher always had a device"
+        return self._reference
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         """Run `job` (see `Launcher.run`).
@@ -86,31 +86,31 @@ class RayLauncher:
             raise UnsupportedError(
                 "a cluster tries targets only, such as package.module:factory or path/file.py:factory"
             )
-        job, lost = replace(job, environment=_portable(job.environment)), ""
+        job, reason = replace(job, environment=_select_portable(job.environment)), ""
         for _ in range(1 + RETRIES):
             try:
-                if self._seat is None:
-                    self._take(on_stage)
-                return self._converse(job, limits, on_stage)
+                if self._actor is None:
+                    self._reserve(on_stage)
+                return self._run_on_actor(job, limits, on_stage)
             except LostError as error:
-                lost = str(error)
-                self._note(f"a device of the cluster was lost ({lost}): what ran there is run elsewhere")
+                reason = str(error)
+                self._note(f"a device of the cluster was lost ({reason}): its job is repeated on another device")
                 self.close()
-            except BaseException:  # raised again: nobody waits for this job any more, so stop it
+            except BaseException:  # raised again: the job is no longer needed
                 self.close()
                 raise
         return Failure(
-            FailureKind.DIED, self._stage, f"its node or Ray's process there was lost {1 + RETRIES} times: {lost}"
+            FailureKind.DIED, self._stage, f"its node or Ray's process there was lost {1 + RETRIES} times: {reason}"
         )
 
     def close(self) -> None:
         """Release the device, and end its processes."""
-        seat, self._seat = self._seat, None
-        if seat is not None and self._ray.is_initialized():
-            with contextlib.suppress(Exception):  # it may be gone, with any error of Ray
-                self._ray.get(seat.close.remote(), timeout=HEARD_S + 1)
+        actor, self._actor = self._actor, None
+        if actor is not None and self._ray.is_initialized():
+            with contextlib.suppress(Exception):  # it may be lost, with any error of Ray
+                self._ray.get(actor.close.remote(), timeout=POLL_S + 1)
             with contextlib.suppress(Exception):  # as above
-                self._ray.kill(seat)
+                self._ray.kill(actor)
 
     def __enter__(self) -> Self:
         return self
@@ -118,10 +118,10 @@ class RayLauncher:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _converse(self, job: Job, limits: Limits, on_stage: OnStage) -> str | Failure:
-        self._get(self._seat.begin.remote(job, limits))
+    def _run_on_actor(self, job: Job, limits: Limits, on_stage: OnStage) -> str | Failure:
+        self._get(self._actor.begin.remote(job, limits))
         while True:
-            for kind, payload in self._get(self._seat.hear.remote()):
+            for kind, payload in self._get(self._actor.poll.remote()):
                 if kind == "error":
                     raise payload
                 if kind == "answer":
@@ -130,41 +130,41 @@ class RayLauncher:
                 self._stage = WorkerStage(payload)
                 on_stage(payload)
 
-    def _take(self, on_stage: OnStage) -> None:
-        """Reserve a device of the first one's kind, and wait while all are in use."""
-        unlike: set[str] = set()
+    def _reserve(self, on_stage: OnStage) -> None:
+        """Reserve a device with the fingerprint of the first one, and wait while all are in use."""
+        unsuitable: set[str] = set()
         deadline = time.monotonic() + self._patience_s
         on_stage(WAITING)
-        while self._seat is None:
-            nodes = [node["NodeID"] for node in nodes_with(self._ray, self._device) if node["NodeID"] not in unlike]
+        while self._actor is None:
+            nodes = [node["NodeID"] for node in nodes_with(self._ray, self._device) if node["NodeID"] not in unsuitable]
             if nodes:
                 deadline = time.monotonic() + self._patience_s
-            elif self._kind is None:
-                raise InputError(_none_fits(self._ray, self._device))
+            elif self._reference is None:
+                raise InputError(_describe_no_device(self._ray, self._device))
             elif time.monotonic() > deadline:
-                raise UnsupportedError(self._none_left())
+                raise UnsupportedError(self._describe_loss())
             else:
                 time.sleep(1)
-            # Ray knows the free nodes, and chooses one. Once some nodes are excluded, the others are requested by name.
-            for node in nodes if unlike else [None] * bool(nodes):
-                if (about := self._ask(node)) and self._is_of_the_kind(about):
+            # Ray chooses a free node. Once some nodes are excluded, the others are requested by name.
+            for node in nodes if unsuitable else [None] * bool(nodes):
+                if (info := self._request_device(node)) and self._matches_reference(info):
                     break
-                unlike |= {about.node} if about else set()
+                unsuitable |= {info.node} if info else set()
                 self.close()
         on_stage(WorkerStage.START)
 
-    def _is_of_the_kind(self, about: ActorInfo) -> bool:
-        self._kind = self._kind or about.environment
-        return self._kind.fingerprint == about.environment.fingerprint
+    def _matches_reference(self, info: ActorInfo) -> bool:
+        self._reference = self._reference or info.environment
+        return self._reference.fingerprint == info.environment.fingerprint
 
-    def _none_left(self) -> str:
+    def _describe_loss(self) -> str:
         here = self.environment
         return (
-            f"no node like {here.hostname} (fingerprint {here.fingerprint}) came back to the cluster within "
-            f"{self._patience_s:.0f} s; finished trials are kept, and the same command goes on"
+            f"no node like {here.hostname} (fingerprint {here.fingerprint}) returned to the cluster within "
+            f"{self._patience_s:.0f} s; finished trials are saved, and the same command continues"
         )
 
-    def _ask(self, node: str | None) -> ActorInfo | None:
+    def _request_device(self, node: str | None) -> ActorInfo | None:
         """Request a device of `node`, or of any node.
 
         Returns:
@@ -174,48 +174,50 @@ class RayLauncher:
             UnsupportedError: Torchwise cannot run there, or is of another version.
         """
         options: dict[str, Any] = _choose_resources(self._ray, self._device, node)
-        options["max_concurrency"] = 2  # allows `close` while `hear` waits
+        options["max_concurrency"] = 2  # allows `close` while `poll` waits
         if node is not None:
             affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
             options["scheduling_strategy"] = affinity
-        self._seat = self._ray.remote(DeviceActor).options(**options).remote(os.getcwd(), _portable(dict(os.environ)))
+        self._actor = (
+            self._ray.remote(DeviceActor).options(**options).remote(os.getcwd(), _select_portable(dict(os.environ)))
+        )
         try:
-            about: ActorInfo = self._get(self._seat.about.remote(self._device), ASKING_S)
+            info: ActorInfo = self._get(self._actor.describe.remote(self._device), RESERVE_S)
         except LostError as error:
             self.close()
-            told = str(error.__cause__)
-            if "creation task" in told or "ModuleNotFoundError" in told:  # Ray's message has many lines
+            message = str(error.__cause__)
+            if "creation task" in message or "ModuleNotFoundError" in message:  # Ray's message has many lines
                 raise UnsupportedError(
-                    "Torchwise cannot run on the nodes, where it must be installed as it is here: "
-                    + told.strip().splitlines()[-1]
+                    "Torchwise cannot run on the nodes: the same version as here must be installed there: "
+                    + message.strip().splitlines()[-1]
                 ) from None
             return None
-        if about.version != __version__:
+        if info.version != __version__:
             self.close()
             raise UnsupportedError(
-                f"node {about.environment.hostname} has Torchwise {about.version}, but must have {__version__} as here"
+                f"node {info.environment.hostname} has Torchwise {info.version}, but must have {__version__} as here"
             )
-        return about
+        return info
 
-    def _get(self, ref: Any, timeout_s: float = SILENT_S) -> Any:
-        """Return a seat's answer.
+    def _get(self, ref: Any, timeout_s: float = SILENCE_S) -> Any:
+        """Return an actor's answer.
 
         Raises:
-            LostError: the seat is gone, or silent.
+            LostError: the actor is lost, or silent.
         """
         errors = self._ray.exceptions
         try:
             return self._ray.get(ref, timeout=timeout_s)
-        except errors.RayTaskError:  # an error in the seat's code, not of the cluster
+        except errors.RayTaskError:  # an error in the actor's code, not of the cluster
             raise
         except errors.RayError as error:
             raise LostError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 
 def _choose_resources(ray: Any, device: str, node: str | None) -> dict[str, float]:
-    """Return the resources to reserve for a seat.
+    """Return the resources to reserve for an actor.
 
-    These are a GPU, or more than half of a node's CPUs, so that no two seats share a processor.
+    These are a GPU, or more than half of a node's CPUs, so that no two actors share a processor.
     """
     if device == "cuda":
         return {"num_gpus": 1, "num_cpus": 1}
@@ -223,20 +225,24 @@ def _choose_resources(ray: Any, device: str, node: str | None) -> dict[str, floa
     return {"num_cpus": max(fitting, default=1) // 2 + 1}
 
 
-def _portable(variables: dict[str, str]) -> dict[str, str]:
+def _select_portable(variables: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if _READ_BY_TORCH.match(name) and "/" not in value}
 
 
-def _none_fits(ray: Any, device: str) -> str:
+def _describe_no_device(ray: Any, device: str) -> str:
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    have = "; ".join(f"{node['NodeManagerHostname']} has {_describe_resources(node['Resources'])}" for node in nodes)
+    available = "; ".join(
+        f"{node['NodeManagerHostname']} has {_describe_resources(node['Resources'])}" for node in nodes
+    )
     needed = "a GPU" if device == "cuda" else "a CPU"
-    return f"device is {device!r}, but no node of the cluster has {needed} to reserve ({have or 'it has no nodes'})"
+    return (
+        f"device is {device!r}, but no node of the cluster has {needed} to reserve ({available or 'it has no nodes'})"
+    )
 
 
 def _describe_resources(resources: dict[str, float]) -> str:
     return f"{resources.get('CPU', 0):.0f} CPUs and {resources.get('GPU', 0):.0f} GPUs"
 
 
-def _unheard(text: str) -> None:
+def _ignore(text: str) -> None:
     """Ignore a message."""

@@ -28,8 +28,8 @@ def connect(address: str | None) -> Any:
     """Connect this process to a cluster, unless it is connected, and return Ray.
 
     Args:
-        address: "HOST:PORT", "ray://HOST:PORT", "auto" or None. None means RAY_ADDRESS, or else the cluster of this
-            machine, or else a new one that ends with this process.
+        address: "HOST:PORT", "ray://HOST:PORT", "auto" or None. None means RAY_ADDRESS, the cluster of this machine, or
+            a new one that ends with this process, in this order.
 
     Raises:
         UnsupportedError: Ray is not installed.
@@ -45,10 +45,10 @@ def connect(address: str | None) -> Any:
                 f"address {address!r} needs Ray's client ({error}): pip install 'ray[client]'"
             ) from error
         except (ConnectionError, RuntimeError, ValueError) as error:  # Ray has no specific error for this
-            where = address or os.environ.get("RAY_ADDRESS", "this machine")
+            location = address or os.environ.get("RAY_ADDRESS", "this machine")
             raise InputError(
-                f"no Ray cluster answers at {where} ({error}); start one with `ray start --head`, and set "
-                "RAY_AUTH_MODE=token for one that asks for a token"
+                f"no Ray cluster answers at {location} ({error}); start one with `ray start --head`, and set "
+                "RAY_AUTH_MODE=token if it needs a token"
             ) from error
     return ray
 

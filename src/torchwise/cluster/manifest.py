@@ -1,6 +1,6 @@
 """A sweep as a TOML file, with targets and their options.
 
-The format is TOML, as Python reads it without a dependency. The suites of `torchwise bench` use it, too.
+The suites of `torchwise bench` use the same format.
 """
 
 from __future__ import annotations
@@ -74,26 +74,26 @@ class Task(Options, frozen=True):
         plans = tuple(map(Plan.from_json, self.plan)) or None
         return Request(workload, Numerics.of(self.allow), self.effort, self.budget, plans, fresh=fresh, cold=self.cold)
 
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """Return the arguments of `torchwise` for this study."""
-        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, "")}
-        target, plans, cold = given.pop("target"), given.pop("plan"), given.pop("cold")
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, "")}
+        target, plans, cold = values.pop("target"), values.pop("plan"), values.pop("cold")
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
         options += ["--cold"] if cold else []
         return ["tune", *options, *(f"--plan={plan}" for plan in plans), "--", target]
 
 
-Some = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-"""An empty list would mean a table without studies."""
+NonEmpty = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+"""A list that may not be empty, as the table would have no studies."""
 
 
 class Entry(Options, frozen=True, kw_only=True):
-    """A table of a manifest. It stands for every combination of its lists."""
+    """A table of a manifest. It has a study for every combination of its lists."""
 
     targets: tuple[str, ...] = ()
-    sizes: Some = ("",)
-    devices: Some = ("",)
-    modes: Some = ("inference",)
+    sizes: NonEmpty = ("",)
+    devices: NonEmpty = ("",)
+    modes: NonEmpty = ("inference",)
 
     def tasks(self) -> Iterator[Task]:
         """Yield each study."""
@@ -115,12 +115,12 @@ class Manifest:
     tasks: tuple[Task, ...]
 
     def with_device(self, device: str) -> Manifest:
-        """Return the manifest with `device` for studies that name none."""
+        """Return the manifest with `device` for studies without a device."""
         return Manifest(tuple(msgspec.structs.replace(task, device=task.device or device) for task in self.tasks))
 
 
 def read_manifest(file: Path) -> Manifest:
-    """Read a manifest: the tables `[[studies]]`, with defaults from the head of the file, or the head alone.
+    """Read a manifest: the tables `[[studies]]`, with defaults from the top of the file, or only the top.
 
     Raises:
         InputError: the file cannot be read, a key is unknown or of another type, targets are missing, or `tune` would
@@ -137,14 +137,14 @@ def _parse_manifest(text: bytes) -> Manifest:
     entries = codec.from_builtins({"studies": [{**head, **table} for table in tables]}, Sweep).studies
     for place, entry in enumerate(entries):
         if not entry.targets:
-            raise InputError('it has no targets, but a sweep needs some: targets = ["zoo:tutorial.fusion_demo"]')
+            raise InputError('it has no targets, but must have at least one: targets = ["zoo:tutorial.fusion_demo"]')
         for task in entry.tasks():
             _check(task, place)
     return Manifest(tuple(dict.fromkeys(task for entry in entries for task in entry.tasks())))
 
 
 def _check(task: Task, place: int) -> None:
-    """Refuse a task that `tune` would refuse, as far as this does not depend on the device."""
+    """Refuse a task that `tune` would refuse, except for reasons that depend on the device."""
     try:
         msgspec.structs.replace(task, device=task.device or "cpu").request()
     except InputError as error:
@@ -163,5 +163,5 @@ def _bytes(gib: float) -> int:
 
 
 def _add_size(target: str, size: str) -> str:
-    """Add a size to a target of the zoo, unless it names one."""
+    """Add a size to a target of the zoo, unless it has one."""
     return f"{target}@{size}" if size and target.startswith("zoo:") and "@" not in target else target

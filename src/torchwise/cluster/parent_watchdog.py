@@ -11,7 +11,7 @@ import sys
 def follow(parent: int) -> None:
     """Interrupt this process when `parent`, which started it, ends.
 
-    The interrupt is that of Ctrl-C, so that finished work is kept.
+    The signal is that of Ctrl-C, so that finished work is saved.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""Start a study of a sweep even while the store's server is away."""
+"""Start a study of a sweep even while the store's server is unreachable."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torchwise.store import reconnect
 from torchwise.store.db_errors import UnreachableError
 
 
-def patient(command: Callable[[], None]) -> None:
-    """Run `command`, and repeat it while the store is unreachable, within the limit of `outage`.
+def retry_while_unreachable(command: Callable[[], None]) -> None:
+    """Run `command`, and repeat it while the store is unreachable, within the limit of `reconnect`.
 
-    Opening an unreachable store usually fails at once, as the address may be wrong. The address of a sweep worked when
-    the sweep started.
+    Elsewhere, opening an unreachable store fails at once, as the address may be wrong. The address of a sweep worked at
+    its start.
 
     Raises:
-        StorageError: the server stayed away.
+        StorageError: the server did not return.
     """
-    begun, away = time.monotonic(), reconnect.Outage("of the sweep")
+    start, outage = time.monotonic(), reconnect.Outage("of the sweep")
     while True:
         try:
             return command()
         except UnreachableError as error:
-            if time.monotonic() - begun >= reconnect.PATIENCE_S:  # a running study has waited as long itself
+            if time.monotonic() - start >= reconnect.PATIENCE_S:  # a running study has waited as long itself
                 raise
-            away.wait(error)
+            outage.wait(error)

@@ -1,7 +1,7 @@
-"""Run many studies side by side, one per device, each as a process of `torchwise tune` that restarts if killed.
+"""Run many studies at once, one per device, each as a process of `torchwise tune` that is restarted if killed.
 
-The trials of a study are sequential, as each depends on earlier ones. Different studies are independent. So no device
-is idle while there are more studies than devices, and studies share nothing but the store.
+The trials of a study are sequential, as each depends on earlier ones. Different studies are independent, and share only
+the store. So no device is idle while there are more studies than devices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torchwise.trial.launcher import signal_name
 RETRIES = 2
 """Restarts of a study whose process was killed. It continues from its stored trials."""
 GRACE_S = 30.0
-"""Seconds for an interrupted study to store its state."""
+"""Seconds that an interrupted study has to store its state."""
 
 Say = Callable[[str], None]
 
@@ -38,13 +38,13 @@ class Slot:
     """One device for one study at a time.
 
     Attributes:
-        devices: the devices of studies that fit: "cpu", "cuda" or both.
-        words: additional options of `torchwise tune`.
+        devices: the devices that it has: "cpu", "cuda" or both.
+        options: additional options of `torchwise tune`.
         variables: environment variables that assign the device to the process.
     """
 
     devices: frozenset[str]
-    words: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -69,8 +69,8 @@ class SweepResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return an entry for `studies` of schema `torchwise.sweep/1`."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        data: dict[str, Any] = msgspec.to_builtins(self)
+        return data
 
 
 def run_sweep(
@@ -79,30 +79,30 @@ def run_sweep(
     """Tune every task, one per slot at a time, and return the results in the order of `tasks`.
 
     Args:
-        tasks: the studies. The caller must have refused those that fit no slot.
+        tasks: the studies. The caller must refuse those that fit no slot.
         slots: the devices.
         command: the command `torchwise`, with options for all studies, such as the store's.
         environment: environment variables of the processes.
-        say: receives every line of a study's output, and its end.
+        say: receives every line of a study's output, and its result.
 
     Raises:
-        KeyboardInterrupt: the user interrupted. The studies were interrupted, too, and keep finished work.
+        KeyboardInterrupt: the user interrupted. The studies were interrupted, too, and saved finished work.
     """
     sweep = _Sweep(command, environment, say)
-    waiting = _Waiting(tasks)
+    queue = _TaskQueue(tasks)
     with ThreadPoolExecutor(max(1, len(slots))) as pool:
-        working = [pool.submit(sweep.work, slot, waiting) for slot in slots]
+        working = [pool.submit(sweep.work, slot, queue) for slot in slots]
         try:
             for each in working:
                 each.result()
-        except BaseException:  # raised again: the end of a sweep ends its studies
+        except BaseException:  # raised again, after interrupting the studies
             sweep.interrupt()
             raise
     return [sweep.done[place] for place in range(len(tasks))]
 
 
-class _Waiting:
-    """Tasks that still wait, in order."""
+class _TaskQueue:
+    """Tasks that have not started, in order."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = list(enumerate(tasks))
@@ -123,9 +123,9 @@ class _Sweep:
         self._is_stopped = False
         self.done: dict[int, SweepResult] = {}
 
-    def work(self, slot: Slot, waiting: _Waiting) -> None:
+    def work(self, slot: Slot, queue: _TaskQueue) -> None:
         """Tune one task after another."""
-        while not self._is_stopped and (taken := waiting.take(slot.devices)):
+        while not self._is_stopped and (taken := queue.take(slot.devices)):
             place, task = taken
             self.done[place] = swept = self._tune(task, slot)
             self._say(f"{task.name}: {swept.reason}")
@@ -134,44 +134,46 @@ class _Sweep:
         """Interrupt every study, start no further one, and kill those that ignore the interrupt."""
         self._is_stopped = True
         self._send(signal.SIGINT)
-        late = threading.Timer(GRACE_S, self._send, [signal.SIGKILL])
-        late.daemon = True
-        late.start()
+        timer = threading.Timer(GRACE_S, self._send, [signal.SIGKILL])
+        timer.daemon = True
+        timer.start()
 
-    def _send(self, what: signal.Signals) -> None:
+    def _send(self, number: signal.Signals) -> None:
         for process in list(self._running):
-            process.send_signal(what)
+            process.send_signal(number)
 
     def _tune(self, task: Task, slot: Slot) -> SweepResult:
         start, code, last = time.monotonic(), 0, ""
         with tempfile.TemporaryDirectory(prefix="torchwise-sweep-") as folder:
             file = Path(folder, "study.json")
             for _ in range(1 + RETRIES):
-                code, last = self._run([*self._command, *_with(task, "--json", str(file), *slot.words)], task, slot)
+                code, last = self._run(
+                    [*self._command, *_add_options(task, "--json", str(file), *slot.options)], task, slot
+                )
                 if code >= 0 or self._is_stopped:
                     break
-                self._say(f"{task.name}: its process was ended by {signal_name(-code)}")
+                self._say(f"{task.name}: its process was killed by {signal_name(-code)}")
             seconds = time.monotonic() - start
             if code in (0, EXIT_INCONCLUSIVE) and file.exists():
                 study = parsing.read(file, parsing.parse_json)
                 return SweepResult(task, code, study["decision"]["reason"], seconds, study)
         return SweepResult(task, code, last.removeprefix("torchwise: ") or f"exit code {code}", seconds)
 
-    def _run(self, words: list[str], task: Task, slot: Slot) -> tuple[int, str]:
+    def _run(self, command: list[str], task: Task, slot: Slot) -> tuple[int, str]:
         """Run one process, and return its exit code and the last line of its progress output."""
         last = ""
         with (
             subprocess.Popen(
-                words,
+                command,
                 env={**self._environment, **slot.variables},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # a table of the study, whose decision is in the file
+                stdout=subprocess.DEVNULL,  # the table of the study; the file has the decision
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # we send Ctrl-C, once
+                start_new_session=True,  # so that Ctrl-C reaches it only through `interrupt`
             ) as process,
-            self._known(process),
+            self._register(process),
         ):
             assert process.stderr is not None
             for line in process.stderr:
@@ -180,7 +182,7 @@ class _Sweep:
         return process.returncode, last
 
     @contextlib.contextmanager
-    def _known(self, process: subprocess.Popen[str]) -> Iterator[None]:
+    def _register(self, process: subprocess.Popen[str]) -> Iterator[None]:
         self._running.add(process)
         if self._is_stopped:
             process.send_signal(signal.SIGINT)
@@ -190,6 +192,6 @@ class _Sweep:
             self._running.discard(process)
 
 
-def _with(task: Task, *more: str) -> list[str]:
-    first, *rest = task.words()
-    return [first, *more, *rest]
+def _add_options(task: Task, *options: str) -> list[str]:
+    name, *rest = task.arguments()
+    return [name, *options, *rest]

@@ -1,6 +1,6 @@
-"""A web page of the store: `torchwise dashboard`.
+"""The dashboard, a web app for the store: `torchwise dashboard`.
 
-Streamlit draws the frame (navigation, choices, forms) and refreshes it while a search runs. The records are shown by
-the pages of `torchwise.report`, which escape every word, and which Streamlit sanitises again. Contents of the store are
-never run, or read as Markdown.
+Streamlit draws navigation, choices and forms, and refreshes them while a search runs. The pages of `torchwise.report`
+show the records. They escape all text, and Streamlit sanitises it again. Contents of the store are never run, or read
+as Markdown.
 """

@@ -1,4 +1,4 @@
-"""The script that Streamlit runs for each view: the pages, and their addresses."""
+"""The script that Streamlit runs for each view: the pages and their URLs."""
 
 from __future__ import annotations
 

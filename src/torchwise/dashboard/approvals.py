@@ -1,4 +1,4 @@
-"""The form to pin, approve or reject a plan of a study, or to leave it to the evidence. `apply` respects it."""
+"""The form to pin, approve or reject a plan of a study, or to withdraw that. `apply` respects it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torchwise.study.approvals import make_approval
 
 AUTOMATIC = "automatic"
 MEANINGS = {
-    AUTOMATIC: "no ruling: the evidence decides",
-    Standing.PINNED.value: "run this plan and no other",
-    Standing.APPROVED.value: "permit it; what is not approved no longer runs",
-    Standing.REJECTED.value: "never run it",
+    AUTOMATIC: "no approval: the measurements decide",
+    Standing.PINNED.value: "run only this plan",
+    Standing.APPROVED.value: "permit this plan: plans without approval no longer run",
+    Standing.REJECTED.value: "never run this plan",
 }
 
 
-def rule(study: Study) -> None:
+def show_approvals(study: Study) -> None:
     """Show the approvals for the study's target on its kind of machine, and a form, if changes are permitted."""
     workload, hardware = study.workload, study.environment.hardware
     found = stored.storage().approvals(workload.target, workload.mode, hardware)
@@ -33,26 +33,26 @@ def rule(study: Study) -> None:
         in_force = apply_approvals(study.decision, stored.storage()).decision.reason if study.decision else ""
         st.html(render_approvals(found, in_force, stored.theme()))
     if stored.is_read_only():
-        st.caption("Read-only: nobody may rule on plans here.")
+        st.caption("Read-only: plans cannot be pinned, approved or rejected here.")
         return
-    with st.expander("Pin, approve or reject a plan"), st.form("ruling", border=False):
-        tried = {row.plan.id: row for row in rows(study)}
-        plan = st.selectbox("Plan", list(tried), format_func=lambda number: _row_label(tried[number]))
-        standing = st.radio("Standing", list(MEANINGS), captions=list(MEANINGS.values()), index=None)
+    with st.expander("Pin, approve or reject a plan"), st.form("approval", border=False):
+        rows_by_id = {row.plan.id: row for row in rows(study)}
+        plan = st.selectbox("Plan", list(rows_by_id), format_func=lambda number: _row_label(rows_by_id[number]))
+        standing = st.radio("Status", list(MEANINGS), captions=list(MEANINGS.values()), index=None)
         reason = st.text_input("Reason")
         by = st.text_input("Your name", _login())
-        st.text(f"It holds for {workload.mode} on {hardware}.")  # text, as a caption would be read as Markdown
-        if st.form_submit_button("Rule") and plan is not None:
-            _store(study, tried[plan].plan, standing, by, reason)
+        st.text(f"It applies to {workload.mode} on {hardware}.")  # text, as a caption would be read as Markdown
+        if st.form_submit_button("Save") and plan is not None:
+            _store(study, rows_by_id[plan].plan, standing, by, reason)
 
 
 def _row_label(row: Row) -> str:
-    return f"{row.name} ({row.standing if row.trial else 'left alone'})"
+    return f"{row.name} ({row.standing if row.trial else 'the original model'})"
 
 
 def _store(study: Study, plan: Plan, standing: str | None, by: str, reason: str) -> None:
     if standing is None:
-        st.text("Choose a standing first.")
+        st.text("Choose a status first.")
         return
     storage, workload = stored.storage(), study.workload
     try:

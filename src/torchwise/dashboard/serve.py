@@ -1,4 +1,4 @@
-"""Start Streamlit on `app.py` by its command line."""
+"""Start Streamlit with `app.py`, through its command line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def serve(store: str, host: str, port: int, *, read_only: bool, browser: bool) -
     """Serve the dashboard until interrupted.
 
     Args:
-        store: URL or file of the store. It may hold a password, and other users see a command's arguments, so it is
-            passed by the environment.
+        store: URL or file of the store. As it may hold a password, it is passed by the environment, and not as an
+            argument, which other users could see.
         host: address to listen on.
         port: port to listen on.
         read_only: whether approvals cannot be changed.
@@ -27,7 +27,7 @@ def serve(store: str, host: str, port: int, *, read_only: bool, browser: bool) -
 
     Raises:
         UnsupportedError: Streamlit is not installed.
-        InputError: the address cannot be used.
+        InputError: the host and port cannot be used.
     """
     if importlib.util.find_spec("streamlit") is None:
         raise UnsupportedError(
@@ -37,18 +37,18 @@ def serve(store: str, host: str, port: int, *, read_only: bool, browser: bool) -
     os.environ["TORCHWISE_STORE"] = store
     from streamlit.web.cli import main
 
-    main([*words(host, port, browser=browser), "--", *([READ_ONLY] if read_only else [])])
+    main([*build_arguments(host, port, browser=browser), "--", *([READ_ONLY] if read_only else [])])
 
 
-def words(host: str, port: int, *, browser: bool) -> list[str]:
-    """Return Streamlit's arguments: no usage reports, no watched files, and a page for users."""
+def build_arguments(host: str, port: int, *, browser: bool) -> list[str]:
+    """Return Streamlit's arguments: no usage reports, no file watcher, and no developer menu."""
     return [
         "run",
         str(APP),
         f"--server.address={host}",
         f"--server.port={port}",
         f"--server.headless={str(not browser).lower()}",
-        "--server.showEmailPrompt=false",  # otherwise a user's first start waits for an answer
+        "--server.showEmailPrompt=false",  # otherwise the first start asks for an email address
         "--server.fileWatcherType=none",
         "--browser.gatherUsageStats=false",
         "--client.toolbarMode=viewer",
@@ -74,5 +74,5 @@ def _check_free(host: str, port: int) -> None:
         raise InputError(f"port is {port}, but must be from 1 to 65535") from None
     except OSError as error:
         raise InputError(
-            f"nothing can listen at {host}:{port} ({error.strerror or error}): another --port or --host"
+            f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --port or --host"
         ) from None

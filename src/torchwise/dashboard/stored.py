@@ -1,4 +1,4 @@
-"""The pages' access to the store, opened once, and a cache of drawings."""
+"""Access of the pages to the store, which is opened once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchwise.report.template import Theme
 from torchwise.store import Storage, StudySummary, default_url, open_storage
 
 MAX_COUNT = 200
-"""Maximum number of studies in a choice. Older ones are found by their target."""
+"""Maximum number of studies in a list. A filter by target finds older ones."""
 
 
 def storage() -> Storage:
@@ -41,20 +41,20 @@ def summaries(target: str | None = None) -> list[StudySummary]:
 
 
 def choose_study(label: str, found: list[StudySummary], parameter: str, default: int = 0) -> Study:
-    """Let the visitor choose a study. The page's address keeps the choice, so that it can be shared.
+    """Let the visitor choose a study. The URL of the page keeps the choice, so that it can be shared.
 
     Args:
         label: label of the choice.
         found: the studies to choose from, at least one.
-        parameter: parameter of the address, which may name another study.
+        parameter: parameter of the URL, which may name another study.
         default: position of the first choice.
     """
     names = {summary.id: name_of(summary) for summary in found}
-    asked = st.query_params.get(parameter, "")
-    if asked.isdecimal() and int(asked) not in names:
-        names = {int(asked): f"study {asked}"} | names
+    requested = st.query_params.get(parameter, "")
+    if requested.isdecimal() and int(requested) not in names:
+        names = {int(requested): f"study {requested}"} | names
     ids = list(names)
-    first = ids.index(int(asked)) if asked.isdecimal() else min(default, len(ids) - 1)
+    first = ids.index(int(requested)) if requested.isdecimal() else min(default, len(ids) - 1)
     chosen = st.selectbox(label, ids, index=first, format_func=names.__getitem__, key=f"choose-{parameter}")
     assert isinstance(chosen, int)
     st.query_params[parameter] = str(chosen)

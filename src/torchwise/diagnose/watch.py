@@ -13,7 +13,7 @@ from rich.console import Console
 from torchwise.diagnose.trace import Trace
 from torchwise.errors import InputError
 from torchwise.records.compile_events import CompileEvents
-from torchwise.report.compile_events import print_watched
+from torchwise.report.compile_events import print_compile_events
 
 
 class Watch:
@@ -56,7 +56,7 @@ class Watch:
         """Return the summary up to now, as plain text."""
         console = Console(width=120, color_system=None, file=None)
         with console.capture() as captured:
-            print_watched(self.seen, console)
+            print_compile_events(self.seen, console)
         return captured.get()
 
     def to_json(self) -> str:
@@ -75,7 +75,7 @@ class Watch:
 
     def _print(self) -> None:
         try:
-            print_watched(self.seen, Console(stderr=True))
+            print_compile_events(self.seen, Console(stderr=True))
         except Exception as error:  # stderr may be closed or replaced, and the program must end as without Torchwise
             _report_error(error)
 

@@ -1,7 +1,7 @@
 """Find problems with running, tuning or timing on this machine, and give advice.
 
-`facts` inspects the machine once. Each file of `checks/` judges the facts, without inspecting anything itself. Nothing
-here imports torch or touches a GPU. A child process does, so that there is an answer even if torch cannot be imported.
+`system_info` inspects the machine once. Each file of `checks/` judges these facts, and inspects nothing itself. Nothing
+here imports torch or uses a GPU. A child process does, so that the doctor works even if torch cannot be imported.
 """
 
 from torchwise.doctor.diagnosis import diagnose, judge

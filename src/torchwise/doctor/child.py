@@ -1,4 +1,4 @@
-"""Run a command that may hang or crash, and end all processes that it started."""
+"""Run a command that may hang or crash, and end all of its processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(command: Sequence[str], limit_s: float, environ: Mapping[str, str] | Non
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, _ = process.communicate()
-        return Ended(None, out, f"it ran past {limit_s:g} s")
+        return Ended(None, out, f"it exceeded {limit_s:g} s")
     except BaseException:  # such as Ctrl-C, which does not reach the child
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -58,12 +58,12 @@ def _reason(code: int, err: str) -> str:
     if code == 0:
         return ""
     if code < 0:
-        return f"it died of {signal.Signals(-code).name}"
+        return f"it was killed by {signal.Signals(-code).name}"
     return find_error_line(err) or f"it exited with status {code}"
 
 
 def find_error_line(text: str) -> str:
     """Return the most informative line of an error text: the first that mentions an error, or else the last."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "error:" in line.lower() or "not found" in line.lower()]
-    return (telling or lines[-1:] or [""])[0][:300]
+    informative = [line for line in lines if "error:" in line.lower() or "not found" in line.lower()]
+    return (informative or lines[-1:] or [""])[0][:300]

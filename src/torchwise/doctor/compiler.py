@@ -1,4 +1,4 @@
-"""Test the C++ compiler: build five lines, load the result, call it."""
+"""Test the C++ compiler: build a small library, load it, and call it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ extern "C" int answer() {
 }
 """
 
-# In a separate process, as a second OpenMP runtime must not enter this one, which may load torch later.
+# In a separate process: this one may load torch later, and must not have a second OpenMP runtime.
 LOAD = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).answer() != 42)"
 
 
@@ -43,8 +43,8 @@ class Compiler:
 
     Attributes:
         command: the compiler that Inductor calls: `$CXX`, else `g++` (`clang++` on macOS).
-        error: why the plain program does not build, load or run, or "" if it does.
-        openmp_error: the same for the one with OpenMP.
+        error: why the program does not build, load or run, or "" if it works.
+        openmp_error: the same for the program with OpenMP.
     """
 
     command: str
@@ -61,7 +61,7 @@ def try_compiler(environ: Mapping[str, str] | None = None) -> Compiler:
             error = _build(command, Path(folder), PLAIN)
             openmp_error = error or _build(command, Path(folder), OPENMP, "-fopenmp")
     except OSError as problem:
-        error = openmp_error = f"no temporary folder can be made: {problem}"
+        error = openmp_error = f"no temporary folder can be created: {problem}"
     return Compiler(command, error, openmp_error)
 
 
@@ -75,4 +75,4 @@ def _build(command: str, folder: Path, source: str, *flags: str) -> str:
     if built.error:
         return built.error
     loaded = child.run([sys.executable, "-I", "-c", LOAD, library], LIMIT_S)
-    return f"what it builds does not load: {loaded.error}" if loaded.error else ""
+    return f"the built library does not load: {loaded.error}" if loaded.error else ""

@@ -20,13 +20,13 @@ CHECKS: tuple[Check, ...] = (
     variables.check,
     known_issues.check,
 )
-"""In the display order of their findings."""
+"""The checks, in the display order of their findings."""
 
 
 def diagnose() -> list[Finding]:
     """Inspect this machine and return all findings.
 
-    This takes some 10 seconds, as it compiles to test the compilers.
+    This takes about 10 seconds, as it tests the compilers.
     """
     return judge(gather())
 
@@ -37,7 +37,9 @@ def judge(facts: Facts) -> list[Finding]:
     for check in CHECKS:
         try:
             findings += check(facts)
-        except Exception as error:  # a check that fails on an odd machine must not hide the others
+        except Exception as error:  # a failing check must not hide the others
             topic = check.__module__.rpartition(".")[2]
-            findings.append(warn(topic, f"this check itself failed: {type(error).__name__}: {error}", "report it"))
+            findings.append(
+                warn(topic, f"this check itself failed: {type(error).__name__}: {error}", "report this bug")
+            )
     return findings

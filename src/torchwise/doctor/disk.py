@@ -1,4 +1,4 @@
-"""Folders that compilation writes to: their permissions and free space."""
+"""Check folders that compilation writes to: their permissions and free space."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Folder:
 
 
 def check_folder(path: str) -> Folder:
-    """Write and remove a file in `path`, or in the folder in which `path` would be created."""
+    """Test by a temporary file whether `path`, or its first existing parent, is writable."""
     existing = Path(path).absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -48,8 +48,8 @@ def check_folder(path: str) -> Folder:
 
 def inductor_cache(environ: Mapping[str, str]) -> str:
     """Return the folder of Inductor's compile cache, as torch itself finds it."""
-    if given := environ.get("TORCHINDUCTOR_CACHE_DIR"):
-        return os.path.abspath(given)
+    if folder := environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return os.path.abspath(folder)
     try:
         user = getpass.getuser()
     except (KeyError, ModuleNotFoundError, OSError):

@@ -11,9 +11,9 @@ class Status(StrEnum):
 
     OK = "ok"
     WARN = "warn"
-    """Plans work, but slower or noisier than possible, or with fewer options."""
+    """Plans work, but are slower or noisier than possible, or have fewer options."""
     BAD = "bad"
-    """Compiled plans cannot work, or measurements mean nothing."""
+    """Compiled plans cannot work, or measurements are useless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Finding:
     """One finding.
 
     Attributes:
-        topic: the thing that was checked.
+        topic: the subject of the check.
         status: the severity.
-        found: the observation, in words.
-        advice: the user's way out, or empty if nothing needs to be done.
+        found: the observation, as text.
+        advice: advice for the user, or empty if none is needed.
     """
 
     topic: str
@@ -39,7 +39,7 @@ def ok(topic: str, found: str) -> Finding:
 
 
 def warn(topic: str, found: str, advice: str) -> Finding:
-    """Make a finding that costs speed, precision of timing, or choice."""
+    """Make a finding that reduces speed, precision of timings, or the choice of plans."""
     return Finding(topic, Status.WARN, found, advice)
 
 

@@ -1,7 +1,7 @@
 """Test in a child process whether torch imports, compiles and reaches the GPU.
 
-`python -m torchwise.doctor.probe` runs the steps one by one and prints a line before and after each. So the parent
-knows in which step the child crashed or hung.
+`python -m torchwise.doctor.probe` runs the steps one by one, and prints a line before and after each. So the parent
+knows the step in which the child crashed or hung.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torchwise.doctor import child
 from torchwise.doctor.threads import time_threads
 
 LIMIT_S = 300.0
-MARK = "torchwise-probe "
+PREFIX = "torchwise-probe "
 
-DROPPED = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE")
-"""Variables that would stop the probe from compiling, or fill the disk. `checks.variables` reports them."""
+REMOVED_VARIABLES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE")
+"""Variables that would prevent the probe from compiling, or fill the disk. `checks.variables` reports them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Step:
     """The result of one step.
 
     Attributes:
-        detail: its result, such as a version, or the reason of its failure.
+        detail: its result, such as a version, or the reason for its failure.
         failed: whether it raised, crashed, or exceeded its limit.
         seconds: its duration.
     """
@@ -45,32 +45,32 @@ Probe = Mapping[str, Step]
 
 
 def run_probe() -> Probe:
-    """Run the probe in a child, with empty compile caches so that it really compiles."""
-    kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
+    """Run the probe in a child, with empty compile caches, so that it compiles."""
+    variables = {name: value for name, value in os.environ.items() if name not in REMOVED_VARIABLES}
     try:
         with tempfile.TemporaryDirectory(prefix="torchwise-doctor-", ignore_cleanup_errors=True) as folder:
             caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
-            alone = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compile workers for one kernel
+            threads = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compile workers for one kernel
             command = [sys.executable, "-P", "-m", "torchwise.doctor.probe"]
-            ended = child.run(command, LIMIT_S, {**kept, **caches, **alone})
+            ended = child.run(command, LIMIT_S, {**variables, **caches, **threads})
     except OSError as error:
-        return {"import": Step(f"no temporary folder can be made: {error}", failed=True)}
+        return {"import": Step(f"no temporary folder can be created: {error}", failed=True)}
     return read(ended)
 
 
 def read(ended: child.Ended) -> Probe:
-    """Read the child's output. A step that started and did not end is the crashed one."""
+    """Read the child's output. A step without an end crashed."""
     steps: dict[str, Step] = {}
-    begun = "import"
+    current = "import"
     for line in ended.out.splitlines():
-        if not line.startswith(MARK):
+        if not line.startswith(PREFIX):
             continue
-        said = json.loads(line.removeprefix(MARK))
-        begun = said.pop("step")
-        if said:
-            steps[begun] = Step(**said)
-    if ended.error and not (begun in steps and steps[begun].failed):
-        steps[begun] = Step(ended.error, failed=True)
+        fields = json.loads(line.removeprefix(PREFIX))
+        current = fields.pop("step")
+        if fields:
+            steps[current] = Step(**fields)
+    if ended.error and not (current in steps and steps[current].failed):
+        steps[current] = Step(ended.error, failed=True)
     return steps
 
 
@@ -91,18 +91,18 @@ def main() -> None:
 
 
 def _step(name: str, action: Callable[[], str]) -> bool:
-    _say(step=name)
+    _report(step=name)
     start = time.perf_counter()
     try:
         step = Step(action(), seconds=time.perf_counter() - start)
     except Exception as error:  # the probe exists to find such errors
         step = Step(f"{type(error).__name__}: {child.find_error_line(str(error))}", failed=True)
-    _say(step=name, **asdict(step))
+    _report(step=name, **asdict(step))
     return not step.failed
 
 
-def _say(**fields: Any) -> None:
-    print(MARK + json.dumps(fields), flush=True)
+def _report(**fields: Any) -> None:
+    print(PREFIX + json.dumps(fields), flush=True)
 
 
 def _import_torch() -> str:
@@ -142,7 +142,7 @@ def _compile(device: str) -> str:
     exact = function(x.double())
     compiled, eager = ((call(x) - exact).abs().max().item() for call in (torch.compile(function), function))
     if not compiled < 1e-5:
-        raise RuntimeError(f"the compiled function is off by {compiled:.2g}, eager by {eager:.2g}")
+        raise RuntimeError(f"the compiled function has an error of {compiled:.2g}, eager of {eager:.2g}")
     if getattr(metrics, "generated_kernel_count", 1) < 1:
         raise RuntimeError("torch.compile ran, but compiled nothing")
     return "compiled and agrees"

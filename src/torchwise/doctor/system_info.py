@@ -1,4 +1,4 @@
-"""Facts about this machine and its software, looked up once."""
+"""Collect facts about this machine and its software."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Facts:
 
     Attributes:
         python: the interpreter's version.
-        headers: the expected path of Python.h, and whether it exists.
+        headers: the expected path of Python.h, and whether the file exists.
         torch: version with its build tag, or "absent".
         cuda_build: CUDA version of torch's build, or None for a CPU build.
         compiler: the results of building programs.
-        probe: the results of importing, compiling with and running torch.
+        probe: the results of importing torch, and of compiling and running with it.
         driver: whether an NVIDIA driver is loaded, with or without visible GPUs.
         gpu: `GPU_FIELDS` of the first visible GPU, or None.
         gpu_processes: `PROCESS_FIELDS` of each process on that GPU.
@@ -42,7 +42,7 @@ class Facts:
         cpus: CPUs this process may be scheduled on.
         host_cpus: CPUs of the whole machine.
         quota: CPU limit of the container, in CPUs, or None if unlimited.
-        load: number of processes that want a CPU, averaged over a minute, or None if unknown.
+        load: number of processes that run or wait for a CPU, averaged over a minute, or None if unknown.
         governor: the kernel's CPU frequency policy, or None if unknown.
         cache: the folder of Inductor's compile cache.
         temporary: the folder for temporary files.
@@ -72,7 +72,7 @@ class Facts:
 def gather() -> Facts:
     """Inspect this machine.
 
-    The load is read before anything compiles, the GPU before the probe uses it.
+    The load is read before the compilers run, and the GPU before the probe uses it.
     """
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     load, gpu = _load(), _gpu()

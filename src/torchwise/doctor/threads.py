@@ -1,4 +1,4 @@
-"""Measure the cost of threads to a small model, in the probe's child, as one line of JSON."""
+"""Measure how threads slow a small model down, in the probe's child process, as one line of JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchwise.records import CoreUse
 
 LAYERS, FEATURES = 7, 256
 CALLS = 10
-"""Consecutive calls on one number of threads. So many that some of them wait, if threads wait for cores."""
+"""Consecutive calls with one number of threads: enough for some of them to wait, if threads wait for cores."""
 MAX_S, MIN_ROUNDS = 1.0, 3
 
 
@@ -37,23 +37,23 @@ def time_threads() -> str:
     default = torch.get_num_threads()
     layers = [torch.nn.Linear(FEATURES, FEATURES) for _ in range(LAYERS)]
     model, x = torch.nn.Sequential(*layers), torch.ones(1, FEATURES)
-    spent = dict.fromkeys((default, 1), 0.0)
+    totals = dict.fromkeys((default, 1), 0.0)
     rounds, watch, end = 0, CoreWatch(), time.perf_counter() + MAX_S
     with torch.no_grad():
         while rounds < MIN_ROUNDS or time.perf_counter() < end:
             rounds += 1
-            for threads in spent:
+            for threads in totals:
                 torch.set_num_threads(threads)
-                spent[threads] += _time_calls(lambda: model(x))
+                totals[threads] += _time_calls(lambda: model(x))
     torch.set_num_threads(default)
-    seconds = {threads: taken / rounds / CALLS for threads, taken in spent.items()}
+    seconds = {threads: total / rounds / CALLS for threads, total in totals.items()}
     return json.dumps({"cores": asdict(watch.read_use(default)), "seconds": seconds})
 
 
 def read_cost(text: str) -> ThreadCost:
     """Read the output of `time_threads`."""
-    told = json.loads(text)
-    return ThreadCost(CoreUse(**told["cores"]), {int(threads): each for threads, each in told["seconds"].items()})
+    data = json.loads(text)
+    return ThreadCost(CoreUse(**data["cores"]), {int(threads): each for threads, each in data["seconds"].items()})
 
 
 def _time_calls(call: Callable[[], Any]) -> float:

@@ -1,6 +1,6 @@
-"""The lock file of a team: the plan of each target on each kind of hardware, reviewed like code and verified in CI.
+"""The lock file of a team: the plan of each target on each kind of hardware, to review like code and to check in CI.
 
-Reading it takes neither torch nor a store. `collect` and `check`, which need those, are not loaded here.
+Reading it needs neither torch nor a store. `collect` and `check`, which need those, are not loaded here.
 """
 
 from torchwise.lock.entry import Entry

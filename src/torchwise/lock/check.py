@@ -1,4 +1,4 @@
-"""Checks of whether each plan locked for this machine is fresh, right and not slower, each in a worker."""
+"""Check that each plan locked for this machine is up to date, correct and not slower, each in a worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_S = 600.0
 
 
 class Listener(Protocol):
-    """Listener to the progress of a check."""
+    """Receives the progress of a check."""
 
     def phase(self, name: str) -> None:
         """Start a section."""
@@ -38,7 +38,7 @@ class CheckRequest:
 
     Attributes:
         targets: the targets to check, or all in the file if empty.
-        measure: whether plans are timed. If not, they are still verified.
+        measure: whether plans are timed. They are always verified.
         threshold: relative change of speed to ignore.
         effort: how carefully a plan is verified and timed: "quick", "standard" or "thorough".
         limit_s: seconds after which a worker is ended.
@@ -84,36 +84,38 @@ class _Checks:
         return Check(tuple(rows), self._request.threshold, judge.confidence, _trust(rows))
 
     def _check_environment(self, entry: Entry) -> Checked | None:
-        """Return the result if the machine and its software tell it without a run, else None."""
+        """Return the result if it follows from the machine and its software alone, or else None."""
         locked = entry.decision.environment
         here = environment.detect(locked.device)
         if not is_same_hardware(locked, here):
             return _row(entry, State.ELSEWHERE, "not for this machine")
         if different := locked.differences(here):
-            return _row(entry, State.STALE, "; ".join(different), commands.anew(entry))
+            return _row(entry, State.STALE, "; ".join(different), commands.tune_again(entry))
         return None
 
     def _verify_entry(self, entry: Entry) -> Checked | Trial:
-        """Inspect the plain model, then try the plan. Return the trial if it is verified and is to be timed."""
+        """Profile the original model, then try the plan. Return the trial if it is verified and was timed."""
         decision = entry.decision
         self._listener.phase(f"{decision.workload.target}: {decision.plan}")
         job = Job("inspect", decision.workload, effort=self._effort(measure=False))
         try:
             inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
             if changed := _describe_change(decision, inspection):
-                return _row(entry, State.STALE, changed, commands.anew(entry))
+                return _row(entry, State.STALE, changed, commands.tune_again(entry))
             if decision.plan.is_eager:
-                return _row(entry, State.GOOD, "fresh; eager is the model as it is, and is not timed")
+                return _row(entry, State.GOOD, "up to date; the plan is eager, which is not timed")
             trial = self._run_trial(replace(job, traits=inspection.traits), decision)
-        except (InputError, BaselineError) as error:  # of this target: the others are checked all the same
-            return _row(entry, State.UNKNOWN, str(error), "mend the target, and check again")
-        except InternalError as error:  # likewise
-            return _row(entry, State.UNKNOWN, str(error), "report it, and check again")
+        except (InputError, BaselineError) as error:  # a fault of this target: the others are still checked
+            return _row(entry, State.UNKNOWN, str(error), "fix the target, and check again")
+        except InternalError as error:  # a fault of Torchwise, likewise
+            return _row(entry, State.UNKNOWN, str(error), "report this bug, and check again")
         if not trial.is_verified:
-            return _row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, commands.from_scratch(entry))
+            return _row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, commands.tune_fresh(entry))
         if self._request.measure:
             return trial
-        return _row(entry, State.GOOD, f"fresh and right ({trial.verdict.reason if trial.verdict else ''}); not timed")
+        return _row(
+            entry, State.GOOD, f"up to date and correct ({trial.verdict.reason if trial.verdict else ''}); not timed"
+        )
 
     def _run_trial(self, job: Job, decision: Decision) -> Trial:
         job = replace(job, task="try", effort=self._effort(measure=self._request.measure))
@@ -121,10 +123,10 @@ class _Checks:
         return try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
 
     def _judge_speed(self, entry: Entry, trial: Trial, judge: Judge) -> Checked:
-        """Judge the speed of a verified plan. One that is not as locked is timed once more, in another process.
+        """Judge the speed of a verified plan. If it differs from the locked speed, time the plan in another process.
 
-        Intervals do not include the differences between processes. So a plan is slower only if both processes find it
-        slower, and as locked if the second finds that.
+        Intervals do not include differences between processes. So a plan is slower only if both processes find it
+        slower. It is as locked if the second process finds that.
         """
         row = _judge_measurement(entry, trial, judge)
         if row.state is State.GOOD:
@@ -134,7 +136,9 @@ class _Checks:
             return again
         second = _judge_measurement(entry, again, judge)
         if second.state is State.SLOWER and row.state is not State.SLOWER:
-            return replace(second, state=State.INCONCLUSIVE, detail=f"{second.detail}; another process could not tell")
+            return replace(
+                second, state=State.INCONCLUSIVE, detail=f"{second.detail}; another process was inconclusive"
+            )
         return second
 
     def _effort(self, *, measure: bool) -> Effort:
@@ -146,23 +150,23 @@ class _Checks:
 
 
 def _describe_change(decision: Decision, inspection: Inspection) -> str:
-    """Return how the model or its inputs differ from those of the decision, or an empty string if they do not."""
+    """Describe the differences of the model or its inputs from those of the decision, or return an empty string."""
     if inspection.structure != decision.structure:
         return another_model(decision.structure_details, inspection.structure_details)
     if inspection.inputs != decision.inputs:
-        return f"the inputs are others: {' | '.join(decision.inputs)} there, {' | '.join(inspection.inputs)} here"
+        return f"the inputs differ: {' | '.join(decision.inputs)} locked, {' | '.join(inspection.inputs)} here"
     if inspection.identity != decision.identity:
-        return "the inputs come in another mix, or are used in another mode"
+        return "the weights of the example inputs changed, or the mode of the model"
     return ""
 
 
 def _judge_measurement(entry: Entry, trial: Trial, judge: Judge) -> Checked:
-    assert trial.measurement is not None, "a proven trial is timed"
+    assert trial.measurement is not None, "a verified trial is timed"
     found = judge.compare(entry, trial.measurement)
     row = {
-        Answer.NO: _row(entry, State.GOOD, f"fresh and right; {found.detail}"),
-        Answer.YES: _row(entry, State.SLOWER, found.detail, commands.from_scratch(entry)),
-        Answer.INCONCLUSIVE: _row(entry, State.INCONCLUSIVE, f"fresh and right; {found.detail}"),
+        Answer.NO: _row(entry, State.GOOD, f"up to date and correct; {found.detail}"),
+        Answer.YES: _row(entry, State.SLOWER, found.detail, commands.tune_fresh(entry)),
+        Answer.INCONCLUSIVE: _row(entry, State.INCONCLUSIVE, f"up to date and correct; {found.detail}"),
     }[found.slower]
     return replace(
         row,
@@ -174,7 +178,7 @@ def _judge_measurement(entry: Entry, trial: Trial, judge: Judge) -> Checked:
 
 
 def _trust(rows: list[Checked]) -> Trust | None:
-    """Return how far the new measurements can be trusted."""
+    """Return the reliability of the new measurements."""
     notes = [note for row in rows for note in row.notes]
     found = [row.found for row in rows if row.found]
     return judge_trust(found, notes) if found else None
@@ -186,4 +190,6 @@ def _row(entry: Entry, state: State, detail: str, way_out: str = "") -> Checked:
 
 
 def _make_missing_row(target: str) -> Checked:
-    return Checked(target, "", "", State.UNKNOWN, "no section is for this machine", commands.first(target))
+    return Checked(
+        target, "", "", State.UNKNOWN, "the file has no section for this machine", commands.tune_first(target)
+    )

@@ -1,4 +1,4 @@
-"""Results of a check, section by section: frozen data, and the exit code that follows from it."""
+"""Results of a check, section by section, and its exit code."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Checked:
     Attributes:
         target: target of the section.
         mode: mode of the section.
-        hardware: hardware of the section, in words.
+        hardware: hardware of the section, as text.
         state: the result.
-        detail: the figures or the reason, in words.
-        way_out: command or action to take, or empty if nothing is to be done.
-        plan: the plan in a few words, or empty if there is no such section.
+        detail: the figures or the reason, as text.
+        way_out: command or action to take, or empty if none is needed.
+        plan: the plan as text, or empty if there is no such section.
         locked: the locked speed-up over eager, or None for eager, whose plans are not timed.
         found: the speed-up measured now, or None if it was not measured.
         speedup: `found` over `locked`, or None if either is.
-        time: seconds per call of the plan now over the locked ones, likewise.
+        time: the plan's time per call now over the locked one, or None likewise.
         notes: disturbances of the measurement.
     """
 
@@ -69,11 +69,10 @@ class Check(Document):
     """A lock file, checked on one machine.
 
     Attributes:
-        rows: every requested section. If targets were named, also those that have no section here.
+        rows: every requested section, and every named target that has no section for this machine.
         threshold: the relative change beyond which a plan is slower: 0.05 is 5 %.
-        confidence: of every interval by itself, so that all hold together with 95 %.
-        trust: how far the new measurements can be trusted, or None if there were none, and in those of earlier
-            versions.
+        confidence: of each single interval, so that all of them hold together with 95 %.
+        trust: reliability of the new measurements, or None if there were none, or for checks of earlier versions.
     """
 
     rows: tuple[Checked, ...]

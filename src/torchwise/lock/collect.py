@@ -1,4 +1,4 @@
-"""From the store to entries: the last decision for a target on this machine, with the software installed here."""
+"""Read the last decision for each target from the store, for this machine and the software installed here."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def collect(storage: Storage, targets: Iterable[str], store: str | None = None) 
     Args:
         storage: the store with the decisions.
         targets: their names, as they were tuned.
-        store: location of the store that was named for it, or None for the one that every command finds by itself.
+        store: location of the store for commands in messages, or None for the default store.
 
     Raises:
-        InputError: a target has no decision that holds here, or cannot be checked from a command line. The message has
-            the command to run.
+        InputError: a target has no decision for this machine, or cannot be loaded by a command. The message has the
+            command to run.
     """
     return [entry for target in dict.fromkeys(targets) for entry in _collect_entries(storage, target, store)]
 
@@ -31,8 +31,8 @@ def collect(storage: Storage, targets: Iterable[str], store: str | None = None) 
 def _collect_entries(storage: Storage, target: str, store: str | None) -> list[Entry]:
     if target.startswith(LIVE):
         raise InputError(
-            f"{target} is a model of a running program, which `torchwise check` could not load: tune a factory, as "
-            "package.module:factory or path/file.py:factory, and lock that"
+            f"{target} is a model of a running program, which `torchwise check` cannot load: tune and lock a factory, "
+            "as package.module:factory or path/file.py:factory"
         )
     newest: dict[tuple[str, str], Decision] = {}
     differences: list[str] = []
@@ -43,7 +43,7 @@ def _collect_entries(storage: Storage, target: str, store: str | None) -> list[E
         else:
             newest.setdefault((device, decision.workload.mode), decision)
     if not newest:
-        other = f" (what it has is for another, {differences[0]})" if differences else ""
+        other = f" (its decisions differ in {differences[0]})" if differences else ""
         raise InputError(
             f"{storage.place} has no decision for {target} on this machine and software{other}: {_tune(target, store)}"
         )
@@ -54,28 +54,28 @@ def _study(storage: Storage, decision: Decision, store: str | None) -> Study:
     """Return the study behind a decision.
 
     Raises:
-        InputError: its search was interrupted, so that another decision may come of it. Or the study is gone. Or the
-            measurements were inconclusive, so that there is nothing to check against.
+        InputError: its search was interrupted, so the decision may change. Or the study was deleted. Or the
+            measurements were inconclusive, so a check has no figures to compare with.
     """
     target = decision.workload.target
     decided = (summary.id for summary in storage.list_studies(target) if summary.plan is not None)
     found = (storage.get_study(study_id, target) for study_id in decided)
     study = next((study for study in found if study.decision == decision), None)
     if study is None:
-        raise InputError(f"{storage.place} has no study by which {target} was decided: it was changed meanwhile; again")
+        raise InputError(f"{storage.place} no longer has the study that decided for {target}: run the command again")
     if study.state is not StudyState.DECIDED:
         raise InputError(
-            f"study {study.id} of {target} is {study.state}, and may come to another decision: "
-            f"{_tune(target, store)} goes on with it"
+            f"study {study.id} of {target} is {study.state}, so its decision may change: "
+            f"{_tune(target, store)} continues it"
         )
     if decision.is_inconclusive or not (decision.speedup is None or decision.speedup.is_usable):
-        told = (
+        result = (
             "inconclusive"
             if decision.is_inconclusive
-            else f"{decision.speedup} times eager's speed, which is no figure"
+            else f"{decision.speedup} times eager's speed, which is too uncertain"
         )
         raise InputError(
-            f"the decision for {target} is {told}, and a lock is checked against figures: run "
+            f"the decision for {target} is {result}, but a lock needs reliable figures: run "
             f"{_tune(target, store)} --fresh while the machine is quieter"
         )
     return study

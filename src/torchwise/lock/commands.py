@@ -1,4 +1,4 @@
-"""Commands to type if a lock does not hold, quoted so that they can be pasted."""
+"""Commands for a lock that is no longer valid, quoted for a shell."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torchwise.lock.entry import Entry
 from torchwise.report.command_line import command_line
 
 
-def anew(entry: Entry, *more: str) -> str:
-    """Return the command that tunes as before after a change of model, inputs or software, and locks the result."""
+def tune_again(entry: Entry, *more: str) -> str:
+    """Return the command that tunes again after a change of model, inputs or software, and locks the result."""
     spec = entry.decision.workload
     return f"{command_line('tune', spec, *more, allow=entry.allow)} && {_lock(spec.target)}"
 
 
-def from_scratch(entry: Entry) -> str:
-    """Return the same for an unchanged target: without `--fresh` the stored plan would be chosen once more."""
-    return anew(entry, "--fresh")
+def tune_fresh(entry: Entry) -> str:
+    """Return the same command for an unchanged target, which needs `--fresh` to ignore the stored study."""
+    return tune_again(entry, "--fresh")
 
 
-def first(target: str) -> str:
+def tune_first(target: str) -> str:
     """Return the command that tunes and locks a target that is not locked on this hardware."""
     return f"torchwise tune {shlex.quote(target)} && {_lock(target)}"
 

@@ -1,4 +1,4 @@
-"""One locked plan: the decision, the allowed numerics, and the verification in a line."""
+"""One locked plan: the decision, the permitted numerics, and the result of verification."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torchwise.plan import Numerics
 from torchwise.records import Decision, Interval, Study
 
 DIGITS = 4
-"""Significant digits that are kept: more than any measurement has, and few enough to be read."""
+"""Significant digits of stored figures, which is more than any measurement has."""
 HARDWARE = ("device", "system", "cpu", "cpus", "cores_allowed", "gpu", "gpu_memory_mib", "gpu_capability")
-"""Parts of an environment that are the machine. A new section replaces one of equal hardware with any software."""
+"""Fields of an environment about the machine. A new section replaces one of equal hardware with any software."""
 SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
-"""Parts of an environment that are installed. The host's name is neither: equal machines share a section."""
+"""Fields of an environment about software. The host's name is in neither, since equal machines share a section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Entry:
 
     Attributes:
         decision: the decision, its figures rounded to four digits. The environment has no host name.
-        allow: the loosest numerics that were allowed.
-        verdict: result of verification, in a line.
+        allow: the loosest numerics that were permitted.
+        verdict: result of verification, as text.
         plan_s: seconds per call of the plan, in the process that timed it, or None for eager.
-        notes: the measurement's doubts about itself.
+        notes: warnings about the measurement.
     """
 
     decision: Decision
@@ -42,7 +42,7 @@ class Entry:
 
     @property
     def hardware(self) -> str:
-        """The machine in words, with the limit on its CPUs if there is one."""
+        """The machine as text, with the limit on its CPUs if there is one."""
         return self.decision.environment.limited_hardware
 
 
@@ -56,9 +56,9 @@ def entry_of(study: Study) -> Entry:
     decision = study.decision
     assert decision is not None, "only decided studies are locked"
     trial = next((t for t in study.trials if t.plan == decision.plan and t.is_verified), None)
-    verdict = trial.verdict.reason if trial and trial.verdict else "eager is the model as it is"
-    timed = trial.measurement if trial else None
-    plan_s, notes = (timed.candidate_time, timed.caveats) if timed else (None, ())
+    verdict = trial.verdict.reason if trial and trial.verdict else "the plan is eager"
+    measurement = trial.measurement if trial else None
+    plan_s, notes = (measurement.candidate_time, measurement.caveats) if measurement else (None, ())
     return Entry(_round_decision(decision), study.allow, verdict, _interval(plan_s), notes)
 
 

@@ -1,7 +1,7 @@
-"""The file: sections sorted by target, mode and hardware, read and written whole.
+"""Read and write the lock file: sections sorted by target, mode and hardware.
 
-A section is one table, so that a merge conflict is about one target on one kind of hardware. It holds nothing that
-changes by itself (no time of writing, no host name). So locking the same decisions again writes the same bytes.
+A section is one table, so that a merge conflict concerns one target on one kind of hardware. It has no date and no host
+name. So locking the same decisions again writes the same bytes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torchwise.records import Decision
 SCHEMA = "torchwise.lock/1"
 DEFAULT = "torchwise.lock"
 HEADING = """\
-# What each model runs by, on each kind of hardware. Written by `torchwise lock`, proven again by `torchwise check`.
-# Review it like code. Whole sections may be deleted by hand; what is edited otherwise is refused.
+# The plan of each model on each kind of hardware. `torchwise lock` writes it, and `torchwise check` verifies it again.
+# Review it like code. You may delete whole sections by hand. Any other edit is refused.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Contents of a lock file: at most one entry of each key, in the order of their keys."""
+    """Contents of a lock file: at most one entry for each key, sorted by key."""
 
     entries: tuple[Entry, ...] = ()
 
@@ -43,13 +43,13 @@ class Lock:
         """Return the entries of a target, on any hardware.
 
         Raises:
-            InputError: there is none. Near misses are named.
+            InputError: there is none. The message names similar targets.
         """
         found = tuple(entry for entry in self.entries if entry.decision.workload.target == target)
         if not found:
-            near = difflib.get_close_matches(target, self.targets, n=3) or self.targets
-            others = f"it has {', '.join(near)}" if near else "it is empty"
-            raise InputError(f"the lock has no section of {target!r} ({others}): torchwise lock {target}")
+            similar = difflib.get_close_matches(target, self.targets, n=3) or self.targets
+            others = f"it has {', '.join(similar)}" if similar else "it is empty"
+            raise InputError(f"the lock has no section for {target!r} ({others}): torchwise lock {target}")
         return found
 
     def with_entries(self, entries: Iterable[Entry]) -> Lock:
@@ -67,13 +67,13 @@ def read(path: str | Path = DEFAULT) -> Lock:
     """Read a lock file. Nothing in it is run.
 
     Raises:
-        InputError: there is no such file, it is no TOML, has another schema, or a section was edited or is unknown
-            here. The message has the line and the way out.
+        InputError: the file is missing, is no TOML or has another schema. Or a section was edited, or has an unknown
+            plan. The message has the line and a solution.
     """
     try:
         data = read_bytes(path)
     except InputError as error:
-        raise InputError(f"{error}; torchwise lock TARGET makes one") from None
+        raise InputError(f"{error}; torchwise lock TARGET creates one") from None
     try:
         return _parse_lock(data)
     except InputError as error:
@@ -81,7 +81,7 @@ def read(path: str | Path = DEFAULT) -> Lock:
 
 
 def write(lock: Lock, path: str | Path = DEFAULT) -> Path:
-    """Write a lock file, which holds either all of the lock or its old contents. Return the path.
+    """Write a lock file atomically, and return the path.
 
     Raises:
         StorageError: it cannot be written.
@@ -96,8 +96,9 @@ def decision(
 ) -> Decision:
     """Return the lock file's decision for `target` on this hardware, for use with `torchwise.apply`.
 
-    If there is none for this hardware, the decision for the most similar one is returned. `apply` refuses that one, has
-    the original answer, and names the differences. So a program starts on any machine. With `strict` it raises.
+    If there is none for this hardware, the decision for the most similar one is returned. `apply` runs the
+    original model instead of its plan, and names the differences. So a program starts on any machine. With `strict` it
+    raises.
 
     Args:
         target: its name, as it was tuned and locked.
@@ -111,12 +112,12 @@ def decision(
     entries = read(path).select_entries(target)
     modes = sorted({entry.decision.workload.mode for entry in entries})
     if mode is None and len(modes) > 1:
-        raise InputError(f"{path} has {target} for {' and for '.join(modes)}: give the mode")
+        raise InputError(f"{path} has {target} for {' and for '.join(modes)}: pass the mode")
     if mode is not None and mode not in modes:
-        raise InputError(f"mode is {mode!r}, but {path} has {target} for {', '.join(modes)} alone")
+        raise InputError(f"mode is {mode!r}, but {path} has {target} only for {', '.join(modes)}")
     here = environment.detect(device or environment.default_device())
-    fitting = [entry.decision for entry in entries if mode in (None, entry.decision.workload.mode)]
-    return min(fitting, key=lambda d: (d.environment.device != here.device, len(d.environment.differences(here))))
+    matching = [entry.decision for entry in entries if mode in (None, entry.decision.workload.mode)]
+    return min(matching, key=lambda d: (d.environment.device != here.device, len(d.environment.differences(here))))
 
 
 def _text(entry: Entry) -> str:
@@ -124,16 +125,18 @@ def _text(entry: Entry) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parse_lock(found: bytes) -> Lock:
+def _parse_lock(contents: bytes) -> Lock:
     """Read a file's text. Error messages continue after the file's name."""
-    text = found.decode(errors="replace")
+    text = contents.decode(errors="replace")
     try:
-        data = parse_toml(found, constants=True)
+        data = parse_toml(contents, constants=True)
     except InputError as error:
         conflict = _line(text, "<<<<<<<")
         if conflict:
-            raise InputError(f"{conflict} has marks of a merge conflict: keep whole sections of either side") from None
-        raise InputError(f": {error}; take it from version control, or lock anew") from None
+            raise InputError(
+                f"{conflict} has markers of a merge conflict: keep whole sections of either side"
+            ) from None
+        raise InputError(f": {error}; restore it from version control, or lock again") from None
     if (schema := data.pop("schema", None)) != SCHEMA:
         raise InputError(f"{_line(text, 'schema')}: schema is {schema!r:.80}, but this version reads {SCHEMA!r}")
     return Lock().with_entries(_entry(text, key, section) for key, section in _sections(text, data))
@@ -146,22 +149,22 @@ def _sections(text: str, data: Mapping[str, Any]) -> Iterable[tuple[Key, Mapping
                 yield (target, mode, machine), _table(text, section, target, mode, machine)
 
 
-def _table(text: str, found: Any, *path: str) -> Mapping[str, Any]:
-    if not isinstance(found, dict) or not found:
+def _table(text: str, value: Any, *path: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or not value:
         place = _line(text, toml.key(path[-1]))
-        raise InputError(f"{place}: {path[-1]!r} stands where a section of target, mode and hardware must: delete it")
-    return found
+        raise InputError(f"{place}: {path[-1]!r} is not a section of target, mode and hardware: delete it")
+    return value
 
 
 def _entry(text: str, key: Key, section: Mapping[str, Any]) -> Entry:
     try:
         return entry_in(key, section)
     except InputError as error:
-        way_out = f"take the section from version control, or delete it and lock it again: torchwise lock {key[0]}"
-        raise InputError(f"{_line(text, toml.header(key))}: of {', '.join(key)}: {error}; {way_out}") from None
+        way_out = f"restore the section from version control, or delete it and lock it again: torchwise lock {key[0]}"
+        raise InputError(f"{_line(text, toml.header(key))}: section {', '.join(key)}: {error}; {way_out}") from None
 
 
-def _line(text: str, begins: str) -> str:
-    """Return ", line N" of the first line that begins so, or an empty string if none does."""
+def _line(text: str, prefix: str) -> str:
+    """Return ", line N" of the first line with this prefix, or an empty string if none does."""
     lines = text.splitlines()
-    return next((f", line {number}" for number, line in enumerate(lines, 1) if line.startswith(begins)), "")
+    return next((f", line {number}" for number, line in enumerate(lines, 1) if line.startswith(prefix)), "")

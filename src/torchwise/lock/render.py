@@ -1,4 +1,4 @@
-"""A check on a terminal: its progress, then failures first, and the sentence with the counts last, where a log ends."""
+"""A check on a terminal: its progress, then the results, failures first, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torchwise.report import layout
 from torchwise.report.progress import Progress
 
 TITLES = {
-    State.STALE: "Stale: locked for another model, other inputs or other software",
-    State.WRONG: "No longer proven right",
+    State.STALE: "Stale: the model, the inputs or the software changed",
+    State.WRONG: "No longer correct",
     State.LOST: "Lost: the plan no longer runs",
     State.SLOWER: "Slower",
-    State.INCONCLUSIVE: "Inconclusive: right, but the measurements cannot tell whether it is as fast",
+    State.INCONCLUSIVE: "Inconclusive: correct, but the measurements cannot tell whether it is as fast",
     State.UNKNOWN: "Not checked",
     State.GOOD: "As locked",
-    State.ELSEWHERE: "Of other hardware, and not checked here",
+    State.ELSEWHERE: "For other hardware, not checked here",
 }
-"""Headings in the order in which they are shown."""
-UNTOLD = (State.INCONCLUSIVE, State.UNKNOWN)
+"""Headings in display order."""
+UNDECIDED = (State.INCONCLUSIVE, State.UNKNOWN)
 """States that are neither good nor bad."""
 
 
 class CheckProgress(Progress):
-    """Listener of a check that shows the current section, and for how long."""
+    """Listener of a check that shows the current section and its duration."""
 
     def phase(self, name: str) -> None:
         """Start a section."""
@@ -50,13 +50,16 @@ def sentence(check: Check) -> str:
     """Return the outcome in a sentence."""
     counts = ", ".join(f"{len(found)} {state}" for state in State if (found := check.select_rows(state)))
     if check.exit_code == 1:
-        return f"The lock does not hold here: {counts}."
+        return f"The lock is not valid on this machine: {counts}."
     if check.exit_code == EXIT_INCONCLUSIVE:
-        return f"Inconclusive: whether the lock holds here cannot be told: {counts}. Check again on a quieter machine."
+        return (
+            f"Inconclusive: the measurements cannot tell whether all plans are as fast as locked: {counts}. "
+            "Check again on a quieter machine."
+        )
     if check.exit_code == 0:
-        return f"The lock holds here: {counts}."
+        return f"The lock is valid on this machine: {counts}."
     if not any(row.state is not State.ELSEWHERE for row in check.rows):
-        return f"Nothing in the lock is for this machine ({counts}): torchwise tune TARGET && torchwise lock TARGET."
+        return f"The lock has no section for this machine ({counts}): torchwise tune TARGET && torchwise lock TARGET."
     return f"The lock could not be checked: {counts}."
 
 
@@ -69,4 +72,4 @@ def _lines(row: Checked) -> list[Text]:
 
 
 def _style(state: State) -> str:
-    return "bold red" if state.is_regression else "bold yellow" if state in UNTOLD else "bold"
+    return "bold red" if state.is_regression else "bold yellow" if state in UNDECIDED else "bold"

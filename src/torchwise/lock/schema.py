@@ -1,8 +1,8 @@
-"""An entry as a section of the file, and back: every field once, none as a blob, so that the reviewed plan runs.
+"""Convert an entry to a section of the file, and back. All fields are readable, so that reviewers see each plan.
 
-Each section ends with a digest of all its contents. It finds a slip of the hand, and a merge that mixed two sections.
-So no plan is ever taken together with the evidence of another. It is no signature: anybody can write it anew on
-purpose. Review finds that, and so does `check`, which verifies the plan again.
+Each section ends with a digest of all its contents. The digest detects accidental edits, and merges that mixed two
+sections. So a plan is never used with the evidence of another. The digest is no signature: anybody can write a valid
+one on purpose. Review can find that, and so does `check`, which verifies the plan again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Range = tuple[float, float, float]
 
 
 _FINITE = ("baseline_s", "saved_s", "cold_s", "warm_s", "error")
-"""Figures that are numbers. The calls after which a plan has paid may be infinite."""
+"""Figures that must be finite. The calls until break-even may be infinite."""
 
 
 @renamed_fields(numerics="legality")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Section:
-    """The fields in the order in which they are written. Those that are None are left out."""
+    """The fields in the order of the file. Fields that are None are left out."""
 
     reason: str
     plan: dict[str, Any]
@@ -106,14 +106,14 @@ def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
     """Return the entry of a section.
 
     Raises:
-        InputError: something was edited, is missing or of another type, or the plan is not allowed or unknown here.
+        InputError: a field was edited, is missing or has another type, or the plan is not permitted or unknown here.
     """
     data = dict(data)
     digest = data.pop("digest", None)
     if digest != (found := _digest(key, data)):
         raise InputError(
-            f"it was edited: its digest is {digest!r}, but what stands there has {found!r}, and a plan is only taken "
-            "with its own evidence"
+            f"it was edited: its digest is {digest!r}, but its contents have {found!r}, and a plan is used only with "
+            "its own evidence"
         )
     section = codec.from_builtins(data, _Section)
     for name in _FINITE:
@@ -121,22 +121,22 @@ def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
             raise InputError(f"its {name} is {value}, but must be finite")
     plan = Plan.from_dict({"schema": PLAN_SCHEMA, **section.plan})
     if not Numerics.of(section.allow).allows(level := numerics_of(plan)):
-        raise InputError(f"its plan {plan} is {level}, but only up to {section.allow} is allowed")
+        raise InputError(f"its plan {plan} is {level}, but must be at most {section.allow}")
     if plan.is_eager is not (section.speedup is None):
-        raise InputError(f"its plan is {plan}, but a plan has a speedup, and eager has none")
+        raise InputError(f"its plan is {plan}, but eager must have no speedup, and any other plan must have one")
     time = _interval("plan_s", section.plan_s)
     entry = Entry(_decision(key, section, plan), Numerics.of(section.allow), section.verdict, time, section.notes or ())
     if entry.key != key:
-        raise InputError(f"its hardware is {entry.hardware!r}, but its heading says {key[2]!r}")
+        raise InputError(f"its hardware is {entry.hardware!r}, but its heading has {key[2]!r}")
     levels = {"numerics": Numerics.of(section.numerics).value, "allow": Numerics.of(section.allow).value}
     written = {**with_current_names(data), "plan": with_current_names(section.plan), **levels}
     if section_of(entry)["digest"] != _digest(key, written):  # an earlier version wrote former names
-        raise InputError(f"it is not as `torchwise lock` writes it, which says that {plan} is {level}")
+        raise InputError(f"it differs from the output of `torchwise lock`, by which {plan} is {level}")
     return entry
 
 
 def _decision(key: Key, section: _Section, plan: Plan) -> Decision:
-    asked = {name: getattr(section, name) for name in ("objective", "calls", "restarts", "seed", "memory_limit")}
+    request = {name: getattr(section, name) for name in ("objective", "calls", "restarts", "seed", "memory_limit")}
     device = section.hardware.get("device")
     return Decision(
         plan=plan,
@@ -147,7 +147,7 @@ def _decision(key: Key, section: _Section, plan: Plan) -> Decision:
         baseline_s=section.baseline_s,
         cold_s=section.cold_s,
         warm_s=section.warm_s,
-        workload=codec.from_builtins({"target": key[0], "mode": key[1], "device": device, **asked}, WorkloadSpec),
+        workload=codec.from_builtins({"target": key[0], "mode": key[1], "device": device, **request}, WorkloadSpec),
         identity=section.identity,
         structure=section.structure,
         structure_details=section.structure_details or "",
@@ -158,7 +158,9 @@ def _decision(key: Key, section: _Section, plan: Plan) -> Decision:
 
 
 def _digest(key: Key, data: Mapping[str, Any]) -> str:
-    text = json.dumps([*key, data], sort_keys=True, ensure_ascii=False, default=str)  # TOML has dates; no section does
+    text = json.dumps(
+        [*key, data], sort_keys=True, ensure_ascii=False, default=str
+    )  # TOML can have dates, but no section does
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

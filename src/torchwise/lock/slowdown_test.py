@@ -1,9 +1,9 @@
-"""Whether a plan became slower than it was when it was locked, judged from locked intervals, without samples.
+"""Judge whether a plan became slower than when it was locked, from locked intervals without samples.
 
 As in `torchwise compare`, a plan is slower only if its time per call and its speed-up over eager both became worse. The
 whole interval of each must be beyond the threshold. A slower machine slows both the plan and eager. If eager became
-faster, that is no regression of the plan. But a plan that eager has surely overtaken since counts as slower, regardless
-of its own time. If the intervals do not tell, or eager was disturbed, the result is inconclusive.
+faster, that is no regression of the plan. But a plan that is clearly slower than eager now counts as slower, regardless
+of its own time. If the intervals are too wide, or eager was disturbed, the result is inconclusive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Judgement:
 
     Attributes:
         slower: whether it became slower, which fails a check.
-        detail: the figures, in words.
+        detail: the figures, as text.
         speedup: the speed-up now over the locked one.
         time: the time per call now over the locked one, or None if none is locked.
     """
@@ -68,8 +68,8 @@ class Judge:
         slower = self._slower(locked, now, speedup, time)
         locked_s = entry.decision.baseline_s
         if locked_s and (factor := measured.baseline_time.mid / locked_s) > INTERFERENCE_FACTOR:
-            # A disturbance of eager does not affect the plan in the same way, so their ratio tells nothing.
-            detail += f"; but eager itself took {show.ratio(factor)} its time when the plan was locked: it was held up"
+            # A disturbance of eager does not affect the plan in the same way, so their ratio has no meaning.
+            detail += f". Eager was disturbed: it took {show.ratio(factor)} its time at locking"
             slower = Answer.INCONCLUSIVE
         return Judgement(slower, detail, speedup, time)
 
@@ -82,6 +82,7 @@ class Judge:
         return regression.Judge(self.threshold, self.confidence)
 
     def _detail(self, locked: Interval, now: Interval, speedup: Interval, time: Interval | None) -> str:
-        speeds = f"{show.speedup(now)} eager's speed now, {show.speedup(locked)} locked"
-        each = f", and {show.speedup(time)} its time per call" if time else ""
-        return f"{speeds}: {show.speedup(speedup)} that{each}"
+        change = f"its speed-up over eager changed by {show.speedup(speedup)}"
+        values = f"from {show.speedup(locked)} when locked to {show.speedup(now)} now"
+        each = f", its time per call by {show.speedup(time)}" if time else ""
+        return f"{change}, {values}{each}"

@@ -1,7 +1,7 @@
-"""Values as TOML, with one way to write each, so that equal contents are equal files.
+"""Write values as TOML in one canonical form, so that equal contents give equal files.
 
-Python reads TOML (`tomllib`) and cannot write it. A lock file needs no more than this. Existing writers put every
-interval and every plan on lines of its own, which nobody would review.
+Python reads TOML (`tomllib`), but cannot write it. Existing writers spread every interval and every plan over several
+lines, which are hard to review.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def key(name: str) -> str:
 
 
 def pair(name: str, value: Any) -> str:
-    """Return `name = value`, on one line. Of several texts, each has a line of its own.
+    """Return `name = value`, on one line. In a list of several texts, each text has its own line.
 
     Raises:
         TypeError: TOML has no such value.
@@ -41,7 +41,7 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, (int, float)):
-        return repr(value)  # for floats the shortest text that is read as the same number; `inf` and `nan` as in TOML
+        return repr(value)  # the shortest text that is read as the same float; `inf` and `nan` as in TOML
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key(name)} = {_value(item)}' for name, item in value.items())}}}"
     if isinstance(value, (list, tuple)):

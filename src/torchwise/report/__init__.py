@@ -1,4 +1,4 @@
-"""Reports on studies and benchmarks, made from their records alone: terminal output, files and plots. No torch."""
+"""Reports on studies and benchmarks: terminal output, files and plots. They need only the records, and no torch."""
 
 from torchwise.report.bench import (
     BenchProgress,

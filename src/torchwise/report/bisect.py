@@ -32,35 +32,35 @@ SYMPTOMS = {
 }
 MAX_OPERATIONS = 20
 DETAIL = 160
-LEADER = "no fault seen yet"
+LEADER = "no fault found yet"
 
 
 class Silent:
-    """Listens to everything and says nothing."""
+    """A listener that shows nothing."""
 
     def note(self, *_: object, **__: object) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
     start_probe = stage = finish_probe = note
 
 
 class BisectProgress(Progress):
-    """Listener of a bisection that shows the current step, its duration, and each observation.
+    """Listener of a bisection that shows the current probe, its duration, and each observation.
 
     Attributes:
-        steps: the steps so far.
+        steps: the probes so far.
     """
 
     steps: tuple[Step, ...] = ()
 
     def start_probe(self, what: str) -> None:
-        """Start a step."""
+        """Start a probe."""
         if not self.steps:
             self._leader = LEADER
         self._task, self._stage, self._task_start = show.one_line(what), "", self._clock()
 
     def finish_probe(self, step: Step) -> None:
-        """Finish a step."""
+        """Finish a probe."""
         self.steps = (*self.steps, step)
         if step.observation.is_fault and self._leader == LEADER:
             self._leader = f"the fault: {describe_symptom(step.observation)}"
@@ -68,12 +68,12 @@ class BisectProgress(Progress):
         self._task, self._stage = "", ""
 
 
-def describe_symptom(sighting: Observation) -> str:
+def describe_symptom(observation: Observation) -> str:
     """Return an observation as one line, such as "a crash (died in inductor: SIGSEGV)"."""
-    if sighting.symptom is Symptom.NONE:
-        return "right"
-    detail = show.truncate(show.one_line(sighting.detail), DETAIL)
-    return f"{SYMPTOMS[sighting.symptom]} ({detail})"
+    if observation.symptom is Symptom.NONE:
+        return "correct"
+    detail = show.truncate(show.one_line(observation.detail), DETAIL)
+    return f"{SYMPTOMS[observation.symptom]} ({detail})"
 
 
 def verdict(bisection: Bisection) -> list[str]:
@@ -83,33 +83,33 @@ def verdict(bisection: Bisection) -> list[str]:
     sentences = [
         f"The fault, {describe_symptom(bisection.observation)}, enters with {STAGES[bisection.stage or 'plan']}.",
     ]
-    if culprit := bisection.cause:
-        place = f", application {culprit.place} of {culprit.of}" if culprit.place else ""
-        sentences.append(f"It comes with the {culprit.kind} {show.one_line(culprit.name)}{place}: {culprit.detail}.")
-        if culprit.workaround:
-            sentences.append(f"Until it is mended: torch.compile(..., options={culprit.workaround!r})")
+    if cause := bisection.cause:
+        place = f", application {cause.place} of {cause.of}" if cause.place else ""
+        sentences.append(f"Its cause is the {cause.kind} {show.one_line(cause.name)}{place}: {cause.detail}.")
+        if cause.workaround:
+            sentences.append(f"Workaround: torch.compile(..., options={cause.workaround!r})")
     if part := bisection.subgraph:
         size = show.pluralize(len(part.operations), "operation")
-        rest = "" if part.complete else ", as far as the budget went"
-        sentences.append(f"The smallest part that shows it has {size} of {part.of}{rest}.")
+        rest = "" if part.complete else ", and the budget ended before a smaller one was found"
+        sentences.append(f"The smallest subgraph that shows it has {size} of {part.of}{rest}.")
     return sentences
 
 
 def _no_fault(bisection: Bisection) -> list[str]:
-    """Return that nothing was found, or that nobody can tell."""
+    """Describe a bisection that found no fault, or whose answers could not be compared."""
     detail = show.one_line(bisection.observation.detail)
     if not bisection.is_comparable:
         return [
             f"Not comparable: {detail}.",
-            "It ran without a crash and without a hang. Whether its answers are right is not known.",
+            "The compiled model ran without a crash and without a hang. It is unknown whether its answers are correct.",
         ]
-    looked_for = SYMPTOMS[Symptom(bisection.what)] if bisection.what in list(Symptom) else ""
-    seen = f"{looked_for} was not seen" if looked_for else "the compiled model answers as it should"
-    return [f"Nothing found: {seen}{f' ({detail})' if detail else ''}."]
+    symptom = SYMPTOMS[Symptom(bisection.what)] if bisection.what in list(Symptom) else ""
+    result = f"{symptom} did not occur" if symptom else "the compiled model gives correct answers"
+    return [f"No fault found: {result}{f' ({detail})' if detail else ''}."]
 
 
 def render_bisection(bisection: Bisection) -> RenderableType:
-    """Return a bisection: the verdict, the smallest part with its lines, the repro, and every step."""
+    """Return a bisection: the verdict, the smallest subgraph with its source lines, the reproducer, and every probe."""
     parts: list[RenderableType] = [
         Text("\n".join(verdict(bisection)), style=_style(bisection)),
         *_operations(bisection),
@@ -117,7 +117,9 @@ def render_bisection(bisection: Bisection) -> RenderableType:
         *(Text(f"note: {show.one_line(note)}") for note in bisection.notes),
         Text(""),
         _probe_table(bisection),
-        Text(f"{show.pluralize(len(bisection.steps), 'look')}, {show.seconds(bisection.seconds)} in all", style="dim"),
+        Text(
+            f"{show.pluralize(len(bisection.steps), 'probe')}, {show.seconds(bisection.seconds)} in total", style="dim"
+        ),
     ]
     return Group(*parts)
 
@@ -143,16 +145,16 @@ def _operation(operation: Operation) -> str:
 
 def _repro(bisection: Bisection) -> Iterator[RenderableType]:
     if repro := bisection.repro:
-        needs = "needs torch alone" if repro.standalone else "needs Torchwise and the target"
-        confirmed = "repro confirmed" if repro.confirmed else "repro NOT confirmed: run by itself it shows no fault"
-        yield Text(f"python {show.plain(repro.file)}  ({confirmed}; {needs})")
+        needs = "needs only torch" if repro.standalone else "needs Torchwise and the target"
+        confirmed = "confirmed" if repro.confirmed else "NOT confirmed: it shows no fault when run separately"
+        yield Text(f"python {show.plain(repro.file)}  (reproducer {confirmed}; {needs})")
 
 
 def _probe_table(bisection: Bisection) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("look", overflow="fold")
-    table.add_column("seen", overflow="fold")
-    table.add_column("took", justify="right")
+    table.add_column("probe", overflow="fold")
+    table.add_column("result", overflow="fold")
+    table.add_column("time", justify="right")
     for step in bisection.steps:
         table.add_row(
             Text(show.one_line(step.what)), Text(describe_symptom(step.observation)), show.seconds(step.seconds)

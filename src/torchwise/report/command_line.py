@@ -1,4 +1,4 @@
-"""A command about the same workload, quoted so that it can be pasted."""
+"""Make a command about the same workload, quoted for a shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torchwise.plan import Numerics
 from torchwise.workload import WorkloadSpec
 
-TAKEN_BY = {
+OPTION_COMMANDS = {
     "objective": ("tune", "analyze"),
     "calls": ("tune", "analyze", "explain"),
     "restarts": ("tune", "analyze"),
@@ -21,17 +21,17 @@ TAKEN_BY = {
 
 def options(spec: WorkloadSpec, allow: str = Numerics.SAME_PRECISION) -> dict[str, Any]:
     """Return the options of the request that are not defaults, by the parameter names of `torchwise.tune`."""
-    usual = {field.name: field.default for field in fields(spec)} | {"allow": Numerics.SAME_PRECISION}
-    usual |= {"target": spec.target, "device": None}  # the device is always said: without it, the machine decides
-    given = {**asdict(spec), "allow": str(allow)}
-    return {name: value for name, value in given.items() if value != usual[name]}
+    defaults = {field.name: field.default for field in fields(spec)} | {"allow": Numerics.SAME_PRECISION}
+    defaults |= {"target": spec.target, "device": None}  # always named, as its default depends on the machine
+    values = {**asdict(spec), "allow": str(allow)}
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 def command_line(name: str, spec: WorkloadSpec, *more: str, allow: str = Numerics.SAME_PRECISION) -> str:
     """Return `torchwise NAME TARGET …` with the options of the request that are not defaults."""
     words = []
     for option, value in options(spec, allow).items():
-        if name in TAKEN_BY.get(option, (name,)):
+        if name in OPTION_COMMANDS.get(option, (name,)):
             text = f"{value / 2**30:.6g}" if option == "memory_limit" else str(value)  # the command line counts in GiB
             words += [f"--{option.replace('_', '-')}", text]
     words += more

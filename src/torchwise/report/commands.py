@@ -1,4 +1,4 @@
-"""Commands in a report, quoted so that they can be pasted: to repeat a trial, and to go on."""
+"""Commands in a report, quoted for a shell: to repeat a trial, and to continue."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torchwise.report.costs import workload_of
 from torchwise.workload.spec import LIVE
 
 STORE = "reproduce.db"
-"""A separate store for reproductions: the study's store already holds the trial, and would return that."""
+"""A separate store for reproductions. The study's own store would return the trial that it holds."""
 BREAK = " \\"
-"""Ends a line of a command that goes on."""
+"""End of a line whose command continues on the next line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command to type, and its purpose."""
+    """A command, and its purpose."""
 
     command: str
     purpose: str
@@ -45,33 +45,38 @@ def reproduce(study: Study, plan: Plan) -> str:
 
 
 def next_steps(study: Study, name: str | None = None, store: str | None = None) -> list[Step]:
-    """Return the next commands to type, the most useful first.
+    """Return the next commands, the most useful first.
 
     Args:
         study: the results.
-        name: the name that the study was requested by, such as a file, or None for its number in the store.
-        store: location of the store that was named for it, or None for the one that every command finds by itself.
+        name: the user's name of the study, such as a file, or None for its number in the store.
+        store: location of the study's store, or None for the default store.
     """
     live, decision = is_live(study), study.decision
     effort = () if study.effort == "standard" else ("--effort", study.effort)
-    kept = () if store is None else ("--store", store)
-    named = shlex.join([str(study.id) if name is None else name, *kept])
+    store_option = () if store is None else ("--store", store)
+    named = shlex.join([str(study.id) if name is None else name, *store_option])
     steps = []
     if study.state is StudyState.INTERRUPTED:
-        again = "the same torchwise.tune(...) call" if live else _tune(study, *effort, *kept)
-        steps.append(Step(again, "resumes the search: finished trials are kept"))
+        again = "the same torchwise.tune(...) call" if live else _tune(study, *effort, *store_option)
+        steps.append(Step(again, "resumes the search, with the finished trials"))
     elif decision and decision.plan.is_eager and _may_be_lowered(study):
-        typed = command_line("tune", workload_of(study), *effort, *kept, allow=Numerics.LOWER_PRECISION)
-        reduced = 'torchwise.tune(..., allow="lower-precision")' if live else typed
-        steps.append(Step(reduced, "tries lower precision as well, if answers may move that far"))
+        command = command_line("tune", workload_of(study), *effort, *store_option, allow=Numerics.LOWER_PRECISION)
+        lower = 'torchwise.tune(..., allow="lower-precision")' if live else command
+        steps.append(Step(lower, "also tries lower precision, if your application permits it"))
     if decision and not decision.plan.is_eager:
         applied = "fast = torchwise.apply(model, study.decision)"
         steps.append(
-            Step(applied, "runs the model by the decided plan")
+            Step(applied, "runs the model with the decided plan")
             if live
-            else Step(f"torchwise plans show {named}", "the decision as JSON, for torchwise.apply in your program")
+            else Step(
+                f"torchwise plans show {named}", "prints the decision as JSON, for torchwise.apply in your program"
+            )
         )
-    return [*steps, Step(f"torchwise report {named} --html report.html", "plots, and a command for each trial")]
+    return [
+        *steps,
+        Step(f"torchwise report {named} --html report.html", "writes a page with plots, and a command for each trial"),
+    ]
 
 
 def wrap_command(command: str, width: int) -> list[str]:

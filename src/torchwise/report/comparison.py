@@ -1,10 +1,10 @@
 """Two benchmarks side by side: rows that became slower, faster, wrong or right, were lost or gained, or drifted.
 
-`torchwise.report.regression` says when a contender became slower. Eager's drift fails nothing. If eager was timed and
-no longer is, it is lost like any other.
+`torchwise.report.regression` defines when a contender became slower. Drift of eager is no regression. If eager was
+timed only in A, it is lost like any other contender.
 
-A row that A timed and B did not counts as lost only under two conditions. B must hold its target, and B must hold its
-contender on any target. A row that B was never asked to run is no regression, and is counted as not compared.
+A row that only A timed counts as lost under two conditions. B must have its target, and B must have its contender on
+any target. Otherwise the row was not part of B. It is no regression, and is counted as not compared.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RowComparison:
     """One row of both benchmarks.
 
     Attributes:
-        target: of the row, and so on: together its `Row.key`.
+        target: the target. It is the first part of the row's `Row.key`, and the next four fields are the rest.
         change: its change.
         time: B's time per call over A's, each in its own process, or None if it was not judged by time.
-        speedup: B's speed-up over eager, divided by A's, likewise.
+        speedup: B's speed-up over eager, divided by A's, or None likewise.
         detail: the figures or the reason, in words.
     """
 
@@ -55,8 +55,8 @@ class Comparison(Document):
 
     Attributes:
         threshold: the relative change beyond which a row is slower or faster: 0.05 is 5 %.
-        confidence: of every interval by itself, so that all hold together with 95 %.
-        differences: between the environments, in words. Figures of unlike environments say little.
+        confidence: of each single interval, so that all of them hold together with 95 %.
+        differences: between the environments, in words. Figures of different environments are hard to compare.
         rows: every row of either benchmark.
         trust: how far the ratios between the two can be trusted, or None in those of earlier versions.
     """
@@ -74,9 +74,9 @@ class Comparison(Document):
 
     @property
     def regressed(self) -> Answer:
-        """Whether anything became slower or wrong, or was lost. Eager's own drift decides nothing.
+        """Whether any row became slower or wrong, or was lost. Drift of eager is ignored.
 
-        If nothing at all was compared, the answer is inconclusive.
+        If no row was compared, the answer is inconclusive.
         """
         changes = [row.change for row in self.rows]
         if any(change.is_regression for change in changes):
@@ -88,7 +88,7 @@ class Comparison(Document):
 
     @property
     def exit_code(self) -> int:
-        """0 if nothing regressed, 1 if something did, 4 if something cannot be told."""
+        """0 without a regression, 1 with one, 4 if the measurements cannot tell."""
         return {Answer.NO: 0, Answer.YES: 1, Answer.INCONCLUSIVE: EXIT_INCONCLUSIVE}[self.regressed]
 
 
@@ -107,12 +107,12 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
     before, after = ({row.key: row for row in benchmark.rows} for benchmark in (a, b))
     shared = [key for key in before if key in after]
     if not shared:
-        raise InputError("the two benchmarks share no row, but need a target with a contender that is in both")
+        raise InputError("the two benchmarks share no row, but must share a target with a contender")
     timed = sum(_is_judged_by_time(before[key], after[key]) for key in shared)
     judge = Judge(threshold, 1 - (1 - CONFIDENCE) / max(timed, 1))
     rows = [_Rows(judge, a, b).compare_rows(before[key], after[key]) for key in shared]
     rows += [_absent(row, b) for key, row in before.items() if key not in after]
-    rows += [_make_compared(row, Change.NOT_COMPARED, "only in B") for key, row in after.items() if key not in before]
+    rows += [_make_comparison(row, Change.NOT_COMPARED, "only in B") for key, row in after.items() if key not in before]
     differences = tuple(
         line.replace(" there,", " in A,").removesuffix(" here") + " in B"
         for line in a.environment.differences(b.environment)
@@ -138,33 +138,35 @@ class _Rows:
         if _is_judged_by_time(a, b):
             return self._compare_times(a, b)
         if a.is_timed and not b.is_timed:
-            return _make_compared(a, Change.LOST, f"{_state(b)}, and was {_state(a)}")
+            return _make_comparison(a, Change.LOST, f"{_state(b)} in B, {_state(a)} in A")
         if b.is_timed and not a.is_timed:
-            return _make_compared(a, Change.GAINED, f"{_state(b)}, and was {_state(a)}")
+            return _make_comparison(a, Change.GAINED, f"{_state(b)} in B, {_state(a)} in A")
         if a.is_right and not b.is_right:
-            return _make_compared(a, Change.WRONG, _state(b))
+            return _make_comparison(a, Change.WRONG, _state(b))
         if b.is_right and not a.is_right:
-            return _make_compared(a, Change.RIGHT, f"was {_state(a)}")
+            return _make_comparison(a, Change.RIGHT, f"{_state(a)} in A")
         if a.is_timed and a.precision != b.precision:
-            return _make_compared(a, Change.NOT_COMPARED, f"{a.precision} in A, {b.precision} in B: never in one ratio")
-        states = f"{_state(a)}, in both" if _state(a) == _state(b) else f"{_state(a)} in A, {_state(b)} in B"
-        return _make_compared(a, Change.NOT_COMPARED, states)
+            return _make_comparison(
+                a, Change.NOT_COMPARED, f"{a.precision} in A, {b.precision} in B: different precisions are not compared"
+            )
+        states = f"{_state(a)} in both" if _state(a) == _state(b) else f"{_state(a)} in A, {_state(b)} in B"
+        return _make_comparison(a, Change.NOT_COMPARED, states)
 
     def _compare_times(self, a: Row, b: Row) -> RowComparison:
         is_eager = a.contender == EAGER
         before, after = _times_of(self.a, a), _times_of(self.b, b)
         found = self.judge.judge(before, after, eager=is_eager)
-        # A contender that drifted together with eager needs no row: eager's own row says it.
+        # A contender that drifted together with eager needs no row of its own: eager's row shows the drift.
         change = Change.SAME if found.change is Change.DRIFT and not is_eager else found.change
-        detail = f"{show.speedup(found.time)} its time per call"
+        detail = f"its time per call changed by {show.speedup(found.time)}"
         if not is_eager:
-            speeds = f"{show.speedup(before.speedup)} in A, {show.speedup(after.speedup)} in B"
-            detail += f"; {show.speedup(found.speedup)} its speed-up over eager, {speeds}"
-        return _make_compared(a, change, detail, found.time, found.speedup)
+            speeds = f"from {show.speedup(before.speedup)} in A to {show.speedup(after.speedup)} in B"
+            detail += f", its speed-up over eager by {show.speedup(found.speedup)}, {speeds}"
+        return _make_comparison(a, change, detail, found.time, found.speedup)
 
 
 def _is_judged_by_time(a: Row, b: Row) -> bool:
-    """Whether both are timed, in one class, and right. Answers of eager are not judged."""
+    """Whether both are timed in one precision, with correct answers. Answers of eager are not judged."""
     if not (a.is_timed and b.is_timed and a.precision == b.precision):
         return False
     return a.contender == EAGER or (a.is_right and b.is_right)
@@ -174,11 +176,11 @@ def _absent(row: Row, b: Benchmark) -> RowComparison:
     has_target = any(other.key[:-1] == row.key[:-1] for other in b.rows)
     has_contender = any(other.contender == row.contender for other in b.rows)
     if row.is_timed and has_target and has_contender:
-        return _make_compared(row, Change.LOST, "absent from B, which has its target and its contender")
-    return _make_compared(row, Change.NOT_COMPARED, "only in A")
+        return _make_comparison(row, Change.LOST, "missing in B, which has its target and its contender")
+    return _make_comparison(row, Change.NOT_COMPARED, "only in A")
 
 
-def _make_compared(
+def _make_comparison(
     row: Row, change: Change, detail: str, time: Interval | None = None, speedup: Interval | None = None
 ) -> RowComparison:
     return RowComparison(*row.key, change, time, speedup, show.one_line(detail))

@@ -1,4 +1,4 @@
-"""Events of the compiler on a terminal: the sentence first, then each place with its fix."""
+"""Events of the compiler on a terminal: a summary first, then each source line with its fix."""
 
 from __future__ import annotations
 
@@ -40,28 +40,29 @@ class _Function:
         self.hits += one.cache_hits
 
 
-def print_watched(seen: CompileEvents, console: Console) -> None:
-    """Print the summary: a sentence, graph breaks with their fixes, recompilations, fallbacks, and compile seconds."""
-    parts: list[RenderableType] = [Text(sentence(seen), style="bold")]
-    parts += _section("Graph breaks", [_break(one) for one in seen.breaks])
-    parts += _section("Recompilations", [_recompile(one) for one in seen.recompiles])
-    parts += _section("Not compiled", [_fallback(one) for one in seen.fallbacks])
-    if seen.compilations:
-        parts += [Text("Compiled", style="bold"), _compilation_table(seen.compilations)]
-    parts += [Text(f"Note: {show.one_line(note)}", style="dim") for note in seen.notes]
+def print_compile_events(events: CompileEvents, console: Console) -> None:
+    """Print a summary, graph breaks with their fixes, recompilations, fallbacks, and compile times."""
+    parts: list[RenderableType] = [Text(sentence(events), style="bold")]
+    parts += _section("Graph breaks", [_break(one) for one in events.breaks])
+    parts += _section("Recompilations", [_recompile(one) for one in events.recompiles])
+    parts += _section("Not compiled", [_fallback(one) for one in events.fallbacks])
+    if events.compilations:
+        parts += [Text("Compiled", style="bold"), _compilation_table(events.compilations)]
+    parts += [Text(f"Note: {show.one_line(note)}", style="dim") for note in events.notes]
     console.print(Group(*parts))
 
 
-def sentence(seen: CompileEvents) -> str:
+def sentence(events: CompileEvents) -> str:
     """Summarize the events in one sentence."""
-    if not seen.compilations and not seen.breaks:
-        return f"Torchwise watched PyTorch's compiler for {show.seconds(seen.seconds)}: nothing was compiled."
-    recompiled = sum(one.count for one in seen.recompiles)
+    if not events.compilations and not events.breaks:
+        return f"Torchwise watched PyTorch's compiler for {show.seconds(events.seconds)}: nothing was compiled."
+    recompiled = sum(one.count for one in events.recompiles)
     return (
-        f"Torchwise watched PyTorch's compiler for {show.seconds(seen.seconds)}: "
-        f"{show.pluralize(len(seen.compilations), 'compilation')} in {show.seconds(seen.compile_s)} "
-        f"({show.seconds(seen.trace_s)} of it for this trace), {show.pluralize(len(seen.breaks), 'graph break')}, "
-        f"{show.pluralize(recompiled, 'recompilation')}, {show.pluralize(len(seen.fallbacks), 'fallback')} to eager."
+        f"Torchwise watched PyTorch's compiler for {show.seconds(events.seconds)}: "
+        f"{show.pluralize(len(events.compilations), 'compilation')} in {show.seconds(events.compile_s)} "
+        f"({show.seconds(events.trace_s)} of it for recording these events), "
+        f"{show.pluralize(len(events.breaks), 'graph break')}, "
+        f"{show.pluralize(recompiled, 'recompilation')}, {show.pluralize(len(events.fallbacks), 'fallback')} to eager."
     )
 
 
@@ -75,7 +76,7 @@ def _section(title: str, entries: list[RenderableType]) -> Iterable[RenderableTy
 
 
 def _break(one: Break) -> RenderableType:
-    often = f", met {show.pluralize(one.count, 'time')}" if one.count > 1 else ""
+    often = f", {show.pluralize(one.count, 'time')}" if one.count > 1 else ""
     head = f"{_place(one.file, one.line)} in {one.function}: {one.reason} ({one.code or 'no code'}{often})"
     parts = [_text(head)]
     if one.excerpt:
@@ -104,7 +105,7 @@ def _compilation_table(compilations: Iterable[Compilation]) -> Table:
         functions.setdefault((one.file, one.function), _Function(one.line)).add(one)
     table = Table(box=None, padding=(0, 1), pad_edge=True)
     table.add_column("function", overflow="fold")
-    for title in ("times", "seconds", "backend", "guards", "cache hits"):
+    for title in ("compilations", "time", "backend", "guards", "cache hits"):
         table.add_column(title, justify="right", no_wrap=True)
     for (file, name), all_of in sorted(functions.items(), key=lambda item: -item[1].seconds)[:MAX_COUNT]:
         where = f"{_place(file, all_of.line)} in {name}" if file else show.NONE
@@ -114,7 +115,7 @@ def _compilation_table(compilations: Iterable[Compilation]) -> Table:
 
 
 def _place(file: str, line: int) -> str:
-    """The file as a path relative to the current folder if it lies below, so that a click finds it."""
+    """Return file and line. Files below the current folder get a relative path, which terminals can open."""
     with contextlib.suppress(OSError):  # the folder that the program ran in may be gone
         here = os.getcwd() + os.sep
         file = file.removeprefix(here)

@@ -1,4 +1,4 @@
-"""A plan's cost over a lifetime of calls, as a line: the cost plot draws it, and reasons are read off it."""
+"""A plan's total time as a linear function of the number of calls, for the cost plot and for reasons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cost:
 
 
 def workload_of(study: Study) -> WorkloadSpec:
-    """Return the request behind the decision. A study can also be resumed with other numbers of calls."""
+    """Return the workload that the decision is for. A study can be resumed with another number of calls."""
     return study.decision.workload if study.decision else study.workload
 
 

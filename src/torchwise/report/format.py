@@ -1,4 +1,4 @@
-"""Numbers formatted for people: three digits, a fitting unit, and no text that can harm a viewer."""
+"""Format numbers with three digits and a fitting unit, and remove characters that could harm a viewer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def tick(value: float) -> str:
-    """Return a round duration without the zeros that stand for precision: "10 s", not "10.0 s"."""
+    """Return a round duration without trailing zeros: "10 s", not "10.0 s"."""
     if 60 <= value < 3600 and value % 60 == 0:
         return f"{value / 60:.0f} min"
     return re.sub(r"\.0+(?= )|(?<=\.\d)0+(?= )", "", seconds(value))
@@ -48,7 +48,7 @@ def ratio(value: float | None) -> str:
 
 
 def speedup(interval: Interval | None) -> str:
-    """Return a factor with its 95 % interval, "1.52× [1.49, 1.56]", or its ends alone if its middle is no figure."""
+    """Return a factor with its 95 % interval, "1.52× [1.49, 1.56]", or only its ends if it is too uncertain."""
     factor = brief_speedup(interval)
     if interval is None or factor == NONE or not _has_figure(interval):
         return factor
@@ -56,14 +56,14 @@ def speedup(interval: Interval | None) -> str:
 
 
 def brief_speedup(interval: Interval | None) -> str:
-    """Return a factor without its interval, as "1.52×", or "1.91× to 5.73×" if its middle is no figure."""
+    """Return a factor without its interval, as "1.52×", or "1.91× to 5.73×" if it is too uncertain."""
     if interval is None or not math.isfinite(interval.mid):
         return NONE
     return ratio(interval.mid) if _has_figure(interval) else f"{ratio(interval.low)} to {ratio(interval.high)}"
 
 
 def time(interval: Interval | None) -> str:
-    """Return a duration as "45.6 ms", or its ends, "1.2 ms to 45.6 ms", if its middle is no figure."""
+    """Return a duration as "45.6 ms", or its ends, "1.2 ms to 45.6 ms", if it is too uncertain."""
     if interval is None:
         return NONE
     if _has_figure(interval):
@@ -89,30 +89,30 @@ def pluralize(value: float, noun: str) -> str:
 
 
 def relative_error(value: float | None) -> str:
-    """Return an error as "1.2e-07". An infinite one or one that is not a number is named as such."""
+    """Return an error as "1.2e-07", or as "inf" or "nan"."""
     return NONE if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
 def plain(text: str) -> str:
-    """Return text without anything that could fool a terminal, XML or a reader: escapes, controls, reordering.
+    """Return text without escapes, control characters and reordering marks.
 
-    Messages come from models, compilers and signals, so they may hold anything.
+    Messages come from models and compilers. They may hold anything, and could mislead a terminal, XML or a reader.
     """
-    return "".join(map(_harmless, _ANSI.sub("", text).replace("\r\n", "\n")))
+    return "".join(map(_replace_hidden, _ANSI.sub("", text).replace("\r\n", "\n")))
 
 
 def one_line(text: str) -> str:
-    """Return harmless text on one line."""
+    """Return plain text on one line."""
     return " ".join(plain(text).split())
 
 
 def truncate(text: str, width: int) -> str:
-    """Return one line of at most `width` characters, with "…" if something was left out."""
+    """Return one line of at most `width` characters, with "…" if text was cut."""
     line = one_line(text)
     return line if len(line) <= width else line[: max(width - 1, 0)].rstrip() + "…"
 
 
-def _harmless(character: str) -> str:
+def _replace_hidden(character: str) -> str:
     if character in "\n\t":
         return character
     hidden = character in _BIDI or unicodedata.category(character) in ("Cc", "Cs", "Cn")

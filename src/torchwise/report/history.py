@@ -1,7 +1,7 @@
-"""History of a target from study to study: over versions of torch, drivers and models, with regressions marked.
+"""History of a target from study to study, with regressions marked: over versions of torch, drivers and models.
 
-Only comparable studies are compared. A line is one target in one mode, for one objective, on one kind of hardware. Each
-decision is compared with the decision before it.
+Each decision is compared with the decision before it. A line has the comparable studies of one target: in one mode, for
+one objective, on one kind of hardware.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Point:
     Attributes:
         study: the study.
         row: the decided row.
-        change: against the study before it, NOT_COMPARED for the first.
-        figures: figures of the change, in words.
-        note: other changes, in words, or empty if none.
+        change: relative to the study before it, NOT_COMPARED for the first.
+        figures: the figures of the change, as text.
+        note: other changes, as text, or empty if there are none.
     """
 
     study: Study
@@ -47,8 +47,8 @@ class Line:
     """The comparable studies of one target, oldest first.
 
     Attributes:
-        name: mode, objective and numerics, in words.
-        hardware: the machine in words.
+        name: mode, objective and numerics, as text.
+        hardware: the machine, as text.
         points: one for each study.
     """
 
@@ -62,7 +62,7 @@ class Line:
         return sum(point.change.is_regression for point in self.points)
 
     @property
-    def untold(self) -> int:
+    def inconclusive(self) -> int:
         """Number of points that are inconclusive."""
         return sum(point.change is Change.INCONCLUSIVE for point in self.points)
 
@@ -72,13 +72,13 @@ def history(studies: Iterable[Study]) -> list[Line]:
 
     Undecided studies are left out, and so are those that lack the decided trial.
     """
-    lanes: dict[tuple[str, str], list[Study]] = {}
+    groups: dict[tuple[str, str], list[Study]] = {}
     for study in sorted(studies, key=lambda study: study.created_at):
         if study.decision is not None and any(row.is_decided for row in rows(study)):
             spec = study.workload
-            name = f"{spec.mode} for {spec.objective}, answers may be {study.allow}"
-            lanes.setdefault((name, study.environment.limited_hardware), []).append(study)
-    lines = [Line(name, hardware, _points(found)) for (name, hardware), found in lanes.items()]
+            name = f"{spec.mode} for {spec.objective}, numerics up to {study.allow}"
+            groups.setdefault((name, study.environment.limited_hardware), []).append(study)
+    lines = [Line(name, hardware, _points(found)) for (name, hardware), found in groups.items()]
     return sorted(lines, key=lambda line: -len(line.points))
 
 
@@ -101,16 +101,17 @@ def summary(lines: list[Line]) -> str:
     """Return the result in a line."""
     worse = sum(line.regressions for line in lines)
     decisions = show.pluralize(sum(len(line.points) for line in lines), "decision")
-    untold = sum(line.untold for line in lines)
+    inconclusive = sum(line.inconclusive for line in lines)
     is_compared = any(point.change is not Change.NOT_COMPARED for line in lines for point in line.points)
-    words = [decisions, *([show.pluralize(worse, "regression")] if worse else [])]
-    words += [f"{untold} inconclusive"] if untold else []
-    return f"{', '.join([*words, *(['no regression'] if is_compared and not worse and not untold else [])])}."
+    parts = [decisions, *([show.pluralize(worse, "regression")] if worse else [])]
+    parts += [f"{inconclusive} inconclusive"] if inconclusive else []
+    has_none = is_compared and not worse and not inconclusive
+    return f"{', '.join([*parts, *(['no regression'] if has_none else [])])}."
 
 
 def _points(studies: list[Study]) -> tuple[Point, ...]:
     judge = Judge(THRESHOLD, 1 - (1 - CONFIDENCE) / max(len(studies) - 1, 1))
-    first = Point(studies[0], _find_decided_row(studies[0]), Change.NOT_COMPARED, note="the first")
+    first = Point(studies[0], _find_decided_row(studies[0]), Change.NOT_COMPARED, note="the first study")
     return (first, *(_point(judge, before, after) for before, after in pairwise(studies)))
 
 
@@ -121,19 +122,19 @@ def _find_decided_row(study: Study) -> Row:
 def _point(judge: Judge, before: Study, after: Study) -> Point:
     old, new = _find_decided_row(before), _find_decided_row(after)
     if before.inspection.identity != after.inspection.identity:
-        return Point(after, new, Change.NOT_COMPARED, note="another model or other inputs than before")
+        return Point(after, new, Change.NOT_COMPARED, note="the model or the inputs changed")
     a, b = times_of(old, before), times_of(new, after)
     if a is None or b is None:
-        return Point(after, new, Change.NOT_COMPARED, note="not timed in both")
+        return Point(after, new, Change.NOT_COMPARED, note="not timed in both studies")
     is_eager = old.trial is None and new.trial is None
     found = judge.judge(a, b, eager=is_eager)
     figures = figures_of(found, eager=is_eager)
     refused = next((row for row in rows(after) if row.plan == old.plan and row.verdict == "failed"), None)
     if refused:
-        return Point(after, new, Change.WRONG, figures, f"{old.name} was proven before, and fails now: {refused.why}")
-    return Point(after, new, found.change, figures, _what_changed(before, after))
+        return Point(after, new, Change.WRONG, figures, f"{old.name} was verified before, and fails now: {refused.why}")
+    return Point(after, new, found.change, figures, _describe_environment_changes(before, after))
 
 
-def _what_changed(before: Study, after: Study) -> str:
+def _describe_environment_changes(before: Study, after: Study) -> str:
     lines = before.environment.differences(after.environment)
     return ", ".join(line.replace(" there,", " before,").removesuffix(" here") + " now" for line in lines)

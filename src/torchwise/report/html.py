@@ -1,4 +1,4 @@
-"""A study as one self-contained page: no script, no network, light and dark, readable on a phone and on paper."""
+"""A study as one self-contained page: no script, no network, light and dark themes, for phones and paper too."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def render_html(study: Study, name: str | None = None, store: str | None = None)
 
     Args:
         study: the results.
-        name: name of the study in the page's commands, which look in `store`. See `next_steps`.
-        store: location of the store.
+        name: name of the study in the page's commands. See `next_steps`.
+        store: location of the study's store in those commands.
     """
     return render(TEMPLATE, **{**_context(study), "steps": next_steps(study, name, store)})
 
@@ -58,7 +58,7 @@ def _context(study: Study) -> dict[str, Any]:
     candidates = rows(study)
     return {
         "study": study,
-        "asked": summary.describe_request(study),
+        "request": summary.describe_request(study),
         "target": workload_of(study).target,
         "when": summary.when(study.created_at),
         "verdict": study.decision.reason if study.decision else _describe_no_decision(study),
@@ -77,7 +77,7 @@ def _context(study: Study) -> dict[str, Any]:
 
 def _describe_no_decision(study: Study) -> str:
     if study.state is StudyState.RUNNING:
-        return "No decision yet: the search was still running when this was written."
+        return "No decision yet: the search was still running when this page was written."
     return "No decision: the search was interrupted."
 
 

@@ -1,4 +1,4 @@
-"""Records as JSON, and the only way in which reports reach the disk."""
+"""Write records as JSON, and all reports atomically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_json(record: Study | Document, path: str | Path) -> Path:
 
 
 def write_atomically(text: str, path: str | Path) -> Path:
-    """Write text to `path` by renaming a temporary neighbour, so that no reader ever sees half a file.
+    """Write text to `path` through a temporary file in the same folder, so that readers never see half a file.
 
     Raises:
         StorageError: the file cannot be written.
@@ -38,7 +38,7 @@ def write_atomically(text: str, path: str | Path) -> Path:
             target.write_text(text, encoding="utf-8", errors="replace", newline="\n")
         else:
             _replace(target.resolve(), text)
-    except BrokenPipeError:  # the reader has enough, which is no fault
+    except BrokenPipeError:  # the reader stopped reading, which is no fault
         raise
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
@@ -52,7 +52,7 @@ def _print(text: str) -> None:
 
 
 def _replace(target: Path, text: str) -> None:
-    # A plain open, unlike tempfile's, leaves the file readable by everyone that the umask lets.
+    # Unlike tempfile, a plain open respects the umask, so that others can read the file.
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with draft.open("x", encoding="utf-8", errors="replace", newline="\n") as file:

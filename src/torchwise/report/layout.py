@@ -26,7 +26,7 @@ TRUST_STYLES = {Reliability.GOOD: "dim", Reliability.LIMITED: "yellow", Reliabil
 
 
 def trust_line(trust: Trust) -> RenderableType:
-    """Return the sentence for the top of an output: how far its figures can be trusted."""
+    """Return the first line of an output: how reliable its figures are."""
     return Text(show.one_line(trust.sentence), style=TRUST_STYLES[trust.reliability])
 
 
@@ -41,7 +41,7 @@ def section(title: str, lines: Iterable[RenderableType]) -> RenderableType:
 
 
 def table() -> Table:
-    """Return a table without columns, as wide as its contents, with a line only below the heads."""
+    """Return a table without columns, as wide as its contents, with a line only below the header."""
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
 
 
@@ -53,11 +53,11 @@ def fill_table(
     wrapped: Sequence[str],
     width: int,
 ) -> Table:
-    """Return such a table with its rows. It cuts no figure, and squeezes no name to a few letters.
+    """Return a table with the first set of columns that fits. No figure is cut, and no name becomes too narrow.
 
     Args:
-        choices: sets of columns from left to right. The first that fits is taken. If a set fits only with two lines for
-            each interval, it is taken so.
+        choices: sets of columns from left to right. The first one that fits is taken, if necessary with two lines for
+            each interval.
         rows: the items behind the lines.
         style: style of the cell of a row in the column of a name.
         wrapped: names of the columns that may take several lines.
@@ -70,22 +70,22 @@ def fill_table(
         ]
         if _min_width([name for name, _, _ in columns], cells, wrapped) <= width:
             break
-    made = table()
+    filled = table()
     for name, is_figure, _ in columns:
         justify = "right" if is_figure else "left"
-        made.add_column(name, justify=justify, no_wrap=name not in wrapped, overflow="fold")  # type: ignore[arg-type]
+        filled.add_column(name, justify=justify, no_wrap=name not in wrapped, overflow="fold")  # type: ignore[arg-type]
     for row, texts in zip(rows, cells, strict=True):
-        made.add_row(*(Text(text, style=style(row, name)) for text, (name, _, _) in zip(texts, columns, strict=True)))
-    return made
+        filled.add_row(*(Text(text, style=style(row, name)) for text, (name, _, _) in zip(texts, columns, strict=True)))
+    return filled
 
 
 def _min_width(names: Sequence[str], rows: Sequence[Sequence[str]], wrapped: Sequence[str]) -> int:
     """Return the terminal width that a table needs if only these columns are wrapped, and not too narrowly."""
-    found = 3 * len(names) - 1  # what stands between the columns, and at both ends
+    total = 3 * len(names) - 1  # the space between the columns, and at both ends
     for name, *cells in zip(names, *rows, strict=True):
         longest = max(cell_len(line) for cell in (name, *cells) for line in cell.splitlines() or [""])
-        found += min(longest, MIN_WRAPPED) if name in wrapped else longest
-    return found
+        total += min(longest, MIN_WRAPPED) if name in wrapped else longest
+    return total
 
 
 def _wrap_cell(text: str) -> str:

@@ -1,7 +1,7 @@
 """Why a plan won or lost, as a sentence derived from its records.
 
-A plan loses by its own fault (it failed, answered wrongly, is slower than eager) or against another (it does not pay
-back, it is no faster than the decided plan). The first kind needs the trial alone, so live progress reports it too.
+A plan may lose by itself: it failed, gave wrong answers or is slower than eager. The trial alone shows that, so live
+progress reports it too. Or a plan loses to another: it does not pay back, or is no faster than the decided plan.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ MAX_LENGTH = 240
 _FAILURES = {
     FailureKind.TIMED_OUT: "took too long in {stage}: {message}",
     FailureKind.DIED: "its process died in {stage}: {message}",
-    FailureKind.RAISED: "raised in {stage}: {message}",
+    FailureKind.RAISED: "raised an error in {stage}: {message}",
     FailureKind.OUT_OF_MEMORY: "out of memory in {stage}: {message}",
-    FailureKind.UNSUPPORTED: "not possible here: {message}",
-    FailureKind.INTERFERED: "was held up in {stage}: {message}",
+    FailureKind.UNSUPPORTED: "not supported here: {message}",
+    FailureKind.INTERFERED: "was disturbed in {stage}: {message}",
 }
 
 
 def why(trial: Trial, study: Study) -> str:
-    """Say why a trial's plan won or lost, or what it waits for."""
+    """Explain why a trial's plan won or lost, or describe its state."""
     if is_decided(trial, study.decision):
         return describe_decision(study.decision) if study.decision else ""
     memory = workload_of(study).objective == "memory"
-    over = _explain_memory_limit(trial, study)
-    return _explain_unfinished(trial, study) or own_fault(trial, memory=memory) or over or _explain_loss(trial, study)
+    exceeds = _explain_memory_limit(trial, study)
+    return (
+        _explain_unfinished(trial, study) or own_fault(trial, memory=memory) or exceeds or _explain_loss(trial, study)
+    )
 
 
 def is_decided(trial: Trial, decision: Decision | None) -> bool:
@@ -46,21 +48,21 @@ def describe_decision(decision: Decision) -> str:
     """Describe the gain of deciding for the plan."""
     if decision.plan.is_eager:
         if decision.is_inconclusive:
-            return "stays, as the measurements cannot tell whether a plan is faster"
-        return "decided: no plan is proven to earn more than it costs"
+            return "decided: the measurements cannot tell whether a plan is faster"
+        return "decided: no verified plan saves more time than it takes to compile"
     if decision.workload.objective == "memory":
-        return "decided: it needs the least memory at the peak"
+        return "decided: it has the lowest peak memory"
     if decision.saved_s <= 0:
         return "decided"
     return f"decided: saves {format_saving(decision)} over {show.pluralize(decision.workload.calls, 'call')}"
 
 
 def own_fault(trial: Trial, *, memory: bool = False) -> str:
-    """Say what rules a finished trial out by itself, or return an empty string if nothing does.
+    """Explain why a finished trial cannot be chosen, or return an empty string if it can.
 
     Args:
         trial: a finished trial.
-        memory: whether memory is the objective, so that a plan need not be faster, only not slower.
+        memory: whether memory is the objective. Then a plan need not be faster, only not slower.
     """
     verdict, measurement = trial.verdict, trial.measurement
     if trial.failure:
@@ -73,22 +75,22 @@ def own_fault(trial: Trial, *, memory: bool = False) -> str:
     if trial.state is TrialState.FAIL:
         return f"failed: {show.truncate(trial.reason, MAX_LENGTH) or 'no reason was recorded'}"
     if verdict is None:
-        return "its answer was not verified, so it cannot be decided for"
+        return "not verified, so it cannot be chosen"
     if verdict.outcome is Outcome.NOT_COMPARABLE:
-        return f"not comparable, so not proven: {show.truncate(verdict.reason, MAX_LENGTH)}"
+        return f"not comparable, so not verified: {show.truncate(verdict.reason, MAX_LENGTH)}"
     if measurement is None or not measurement.candidate_s:
-        return "it was not timed, so it cannot be decided for"
+        return "not timed, so it cannot be chosen"
     if trial.costs is None:
-        return "its compile cost was not measured, so it cannot be decided for"
+        return "its compile time was not measured, so it cannot be chosen"
     return _not_faster(trial, memory)
 
 
 def _explain_unfinished(trial: Trial, study: Study) -> str:
     ended = study.state is not StudyState.RUNNING
     if trial.state is TrialState.WAITING:
-        return "not tried: the search ended first" if ended else "waits for its turn"
+        return "not tried: the search ended first" if ended else "waiting"
     if trial.state is TrialState.RUNNING:
-        return "interrupted while it was tried" if ended else "is being tried"
+        return "interrupted during the trial" if ended else "running"
     return ""
 
 
@@ -96,8 +98,8 @@ def _explain_memory_limit(trial: Trial, study: Study) -> str:
     limit, peak = workload_of(study).memory_limit, trial.costs.peak_memory if trial.costs else None
     if limit is None or (peak is not None and peak <= limit):
         return ""
-    took = "what it takes is not known" if peak is None else f"it takes {show.size(peak)} at the peak"
-    return f"{took}, and the limit is {show.size(limit)}"
+    need = "its peak memory is unknown" if peak is None else f"its peak memory is {show.size(peak)}"
+    return f"{need}, and the limit is {show.size(limit)}"
 
 
 def _figures(verdict: Verdict) -> str:
@@ -124,22 +126,22 @@ def _not_faster(trial: Trial, memory: bool) -> str:
         return f"slower than eager: {show.speedup(speedup)}"
     if speedup.low <= 1 and not memory:
         if trial.is_faster is Answer.INCONCLUSIVE:
-            return f"inconclusive: {show.speedup(speedup)} eager's speed, so slower or faster"
+            return f"inconclusive: {show.speedup(speedup)} eager's speed, so it may be slower or faster"
         return f"no faster than eager: {show.speedup(speedup)}"
     return ""
 
 
 def _explain_loss(trial: Trial, study: Study) -> str:
-    """Say why a verified plan that is not slower than eager lost to another."""
+    """Explain why a verified plan that is not slower than eager lost to another."""
     decision = study.decision
     if message := _does_not_pay(trial, study):
         return message
     if workload_of(study).objective == "memory":
         return _memory(trial, study)
     if decision is None:
-        return "proven, and pays back"
+        return "verified, and pays back"
     if decision.plan.is_eager:
-        return "faster, but not by enough to be sure that it earns what compiling it costs"
+        return "faster, but may not save more time than it takes to compile"
     return _compare_to_decided(trial, decision, study)
 
 
@@ -150,13 +152,13 @@ def _does_not_pay(trial: Trial, study: Study) -> str:
     calls = cost.break_even(baseline)
     if calls <= expected or math.isinf(calls):
         return ""
-    needed = f"{show.seconds(cost.fixed_s)} of compiling take {show.count(calls)} calls"
+    needed = f"{show.seconds(cost.fixed_s)} of compiling need {show.count(calls)} calls to pay back"
     return f"faster, but does not pay back: {needed}, and {show.count(expected)} are expected"
 
 
 def _compare_to_decided(trial: Trial, decision: Decision, study: Study) -> str:
     if ratio := relative_speeds(study.trials, trial.plan).get(decision.plan):
-        figures = f"{show.speedup(ratio)} its speed, timed side by side"
+        figures = f"{show.speedup(ratio)} its speed, timed against each other"
         if ratio.high < 1:
             return f"slower than {decision.plan}: {figures}"
         if ratio.low > 1:
@@ -164,7 +166,7 @@ def _compare_to_decided(trial: Trial, decision: Decision, study: Study) -> str:
         return f"no clear gain over {decision.plan} ({figures}), which is simpler or costs less to compile"
     speedup, best = trial.speedup, decision.speedup
     if speedup is None or best is None:
-        return f"{decision.plan} was decided for"
+        return f"{decision.plan} was chosen"
     figures = f"{show.brief_speedup(speedup)} against {show.brief_speedup(best)}"
     if speedup.low > best.high:
         return _faster(trial, decision, study, figures, speedup.mid / best.mid)
@@ -176,28 +178,28 @@ def _compare_to_decided(trial: Trial, decision: Decision, study: Study) -> str:
 
 
 def _faster(trial: Trial, decision: Decision, study: Study, figures: str, ratio: float) -> str:
-    """Say that a plan is `ratio` times as fast as the decided one, and that compiling outweighs it, if it does.
+    """Say that a plan is `ratio` times as fast as the decided one, and whether compiling it takes longer than it saves.
 
-    It may have lost for a reason that no record holds, such as a decision among the plans of `--plan` alone.
+    The records may not hold the reason of its loss, such as a decision only among the plans of `--plan`.
     """
-    said = f"faster per call than {decision.plan} ({figures})"
+    text = f"faster per call than {decision.plan} ({figures})"
     chosen = next((t for t in study.trials if is_decided(t, decision)), None)
-    mine, its = cost_of(trial, study), cost_of(chosen, study) if chosen else None
-    if mine is None or its is None:
-        return said
-    saved = workload_of(study).calls * its.per_call_s * (1 - 1 / ratio)
-    return f"{said}, but compiling it costs more than that saves" if mine.fixed_s - its.fixed_s > saved else said
+    own, other = cost_of(trial, study), cost_of(chosen, study) if chosen else None
+    if own is None or other is None:
+        return text
+    saved = workload_of(study).calls * other.per_call_s * (1 - 1 / ratio)
+    return f"{text}, but compiling it takes longer than that saves" if own.fixed_s - other.fixed_s > saved else text
 
 
 def _memory(trial: Trial, study: Study) -> str:
     """Describe how a plan's peak memory compares, if memory is the objective."""
-    mine, eager = trial.costs.peak_memory if trial.costs else None, study.eager_peak_memory
-    if mine is None or eager is None:
+    own, eager = trial.costs.peak_memory if trial.costs else None, study.eager_peak_memory
+    if own is None or eager is None:
         return "its peak memory could not be measured"
     decision = study.decision
-    figures = f"{show.size(mine)} at the peak against eager's {show.size(eager)}"
+    figures = f"peak memory {show.size(own)}, eager's {show.size(eager)}"
     if decision is None:
-        return f"proven: {figures}"
-    if decision.plan.is_eager or mine >= eager:
-        return f"does not surely need less memory: {figures}"
-    return f"needs more memory than {decision.plan}, or is less simple: {figures}"
+        return f"verified: {figures}"
+    if decision.plan.is_eager or own >= eager:
+        return f"does not clearly need less memory: {figures}"
+    return f"needs more memory than {decision.plan}, or is more complex: {figures}"

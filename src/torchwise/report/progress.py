@@ -21,15 +21,14 @@ from torchwise.trial import WAITING
 
 REFRESHES_PER_SECOND = 8
 LONG_WAIT_S = 10.0
-"""Wait from which a message says that others had the device, so that nobody looks for the cause of the delay."""
+"""Duration of a wait from which a message explains the delay."""
 
 
 class Progress:
     """Context manager and listener of a study that shows the current trial, its duration, and the leader.
 
-    On a terminal the present state is redrawn in place, and finished trials scroll above it. Elsewhere (a file, a CI
-    log, a dumb terminal) each event is one plain line. It writes to standard error, so that results can be piped. log,
-    a dumb terminal) each event is one plain line. Writes to standard error, so that results can be piped.
+    On a terminal the current state is redrawn in place, and finished trials scroll above it. Elsewhere (a file, a CI
+    log, a dumb terminal) each event is one plain line. It writes to standard error, so that results can be piped.
     """
 
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,11 +60,11 @@ class Progress:
             self._live = None
 
     def start_inspection(self) -> None:
-        """Start the inspection of the plain model."""
-        self._begin("looking at the plain model")
+        """Start profiling the original model."""
+        self._begin("profiling the model")
 
     def finish_inspection(self, inspection: Inspection) -> None:
-        """Finish the inspection of the plain model."""
+        """Finish profiling the original model."""
         measurement = inspection.measurement
         each = ""
         if measurement.baseline_s:
@@ -83,20 +82,20 @@ class Progress:
         self._begin(f"trial {number}: {show.one_line(str(plan))}", because)
 
     def stage(self, name: str) -> None:
-        """Enter a stage of the worker. In a log that is worth a line only if it waited for long."""
+        """Enter a stage of the worker. A log has a line for it only after a long wait."""
         if name == self._stage == WAITING:
             return
         now = self._clock()
         waited_s = now - self._stage_start if self._stage == WAITING else 0.0
         self._stage, self._stage_start = show.one_line(name), now
         if waited_s >= LONG_WAIT_S:
-            self._say(f"waited {show.seconds(waited_s)} for the device, where another measured or compiled")
+            self._say(f"waited {show.seconds(waited_s)} for another Torchwise process on this device")
 
     def finish_trial(self, trial: Trial) -> None:
         """Finish a trial."""
         self.stage("")
-        done = self._describe_throughput(trial)
-        self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}{done}")
+        throughput_text = self._describe_throughput(trial)
+        self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}{throughput_text}")
         self._task = ""
 
     def change_leader(self, plan: Plan, speedup: Interval | None) -> None:
@@ -106,19 +105,19 @@ class Progress:
         self._say(self._leader)
 
     def start_comparison(self, plan: Plan, rival: Plan) -> None:
-        """Start timing two plans beside each other that their trials may not tell apart."""
-        self._begin(f"{_name_pair(plan, rival)}, as their trials may not tell them apart")
+        """Start timing two plans against each other, since their trials may not show which is faster."""
+        self._begin(f"{_name_pair(plan, rival)}, since their trials may not show which is faster")
 
     def finish_comparison(self, trial: Trial) -> None:
         """Finish timing the two plans."""
         self.stage("")
         if duel := trial.duel:
-            came = f"{show.speedup(duel.measurement.speedup)} its speed" if duel.measurement else f"it {duel.failure}"
-            self._say(show.one_line(f"{_name_pair(trial.plan, duel.rival)}: {came}"))
+            result = f"{show.speedup(duel.measurement.speedup)} its speed" if duel.measurement else f"it {duel.failure}"
+            self._say(show.one_line(f"{_name_pair(trial.plan, duel.rival)}: {result}"))
         self._task = ""
 
     def finish_repeat(self, trial: Trial) -> None:
-        """Finish timing a plan beside eager in one more process."""
+        """Finish timing a plan against eager in another process."""
         self.stage("")
         cold = f"; with cold caches {show.speedup(trial.cold_speedup)}" if trial.cold_speedup else ""
         self._say(f"{show.one_line(str(trial.plan))} in {len(trial.processes)} processes: {outcome(trial)}{cold}")
@@ -129,7 +128,7 @@ class Progress:
         self._say(f"note: {show.one_line(text)}")
 
     def _describe_throughput(self, trial: Trial) -> str:
-        """Return the throughput of the trial's plan, if that means anything."""
+        """Return the throughput of the trial's plan, or an empty string if the model has none."""
         if self._work is None or trial.speedup is None:
             return ""
         seconds = self._eager_s / trial.speedup.mid
@@ -151,9 +150,9 @@ class Progress:
         """Return the current display, each line cut to the terminal's width."""
         now = self._clock()
         stage = f", {self._stage}" if self._stage else ""
-        self._spinner.update(text=_cut(f"{self._task or 'choosing what to try'}{stage}"))
-        spent = f"  {show.clock(now - self._task_start)} on this, {show.clock(now - self._start)} in all; "
-        return Group(self._spinner, _cut(spent + self._leader, "dim"))
+        self._spinner.update(text=_cut(f"{self._task or 'choosing the next plan'}{stage}"))
+        elapsed = f"  {show.clock(now - self._task_start)} on this, {show.clock(now - self._start)} in total, "
+        return Group(self._spinner, _cut(elapsed + self._leader, "dim"))
 
 
 def outcome(trial: Trial) -> str:
@@ -166,7 +165,7 @@ def outcome(trial: Trial) -> str:
 
 
 def _name_pair(plan: Plan, rival: Plan) -> str:
-    return show.one_line(f"{plan} beside {rival}")
+    return show.one_line(f"{plan} against {rival}")
 
 
 def _cut(text: str, style: str = "") -> Text:

@@ -1,8 +1,8 @@
-"""Change of a time from one run to another, beyond the noise and beyond changes of the machine itself.
+"""Judge the change of a time from one run to another, beyond the noise and beyond changes of the machine itself.
 
 A plan became slower only if both its time per call and its time relative to eager grew beyond the threshold. A slower
 machine slows both the plan and eager. If eager became faster, that is no regression of the plan. Eager itself is judged
-by time alone, and its changes are called drift. If the intervals do not tell, the change is inconclusive, and never
+by time alone, and its changes are called drift. If the intervals are too wide, the change is inconclusive, and never
 "same".
 """
 
@@ -21,7 +21,7 @@ THRESHOLD = 0.05
 
 
 class Change(StrEnum):
-    """Change of something that was measured before and after."""
+    """The kind of change between two measurements."""
 
     SLOWER = "slower"
     WRONG = "wrong"
@@ -52,7 +52,7 @@ class Timing:
     """The figures of one run.
 
     Attributes:
-        time: seconds per call, on the run's own scale if its times are shown beside the verdict.
+        time: seconds per call, on the scale of the times that the output shows.
         speedup: over eager.
     """
 

@@ -1,4 +1,4 @@
-"""Studies in one line each, as a part of a page."""
+"""A table of studies, as a part of a page."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ TEMPLATE = "studies.html.j2"
 
 
 def progress(study: Study, now: float) -> str:
-    """Return the progress of a search, in a sentence.
+    """Describe the progress of a search in a sentence.
 
     Args:
         study: a running study.
         now: seconds since the epoch.
     """
     finished = [trial for trial in study.trials if trial.state.is_finished]
-    tried = [
+    running = [
         f"{trial.plan} for {_format_elapsed(trial.started_at, now)}" for trial in study.trials if trial not in finished
     ]
     speedups = [trial.speedup for trial in finished if trial.is_verified and trial.speedup]
     best = max((speedup.mid for speedup in speedups if speedup.is_usable), default=0)
-    nothing = "no proven plan has a figure yet" if speedups else "nothing is proven yet"
-    words = [
+    none_yet = "no verified plan has a reliable speed-up yet" if speedups else "no plan is verified yet"
+    parts = [
         f"{show.pluralize(len(finished), 'trial')} finished",
-        f"being tried: {', '.join(tried)}" if tried else "nothing is being tried at the moment",
-        f"the best so far is {show.ratio(best)} as fast as eager" if best else nothing,
+        f"running: {', '.join(running)}" if running else "no trial is running",
+        f"the best plan so far is {show.ratio(best)} as fast as eager" if best else none_yet,
     ]
-    return f"Searching for {_format_elapsed(study.created_at, now)}: {'; '.join(words)}."
+    return f"Searching for {_format_elapsed(study.created_at, now)}: {', '.join(parts)}."
 
 
 def _format_elapsed(then: float, now: float) -> str:
@@ -43,7 +43,7 @@ def _format_elapsed(then: float, now: float) -> str:
 
 
 def render_studies(
-    summaries: Sequence[StudySummary], place: str, theme: Theme, *, target: str | None, most: int
+    summaries: Sequence[StudySummary], place: str, theme: Theme, *, target: str | None, max_count: int
 ) -> str:
     """Return studies as a part of a page. See `template.render_part`.
 
@@ -52,6 +52,6 @@ def render_studies(
         place: location of the store.
         theme: light or dark.
         target: the only target shown, or None for any.
-        most: the maximum number of studies, so that older ones may be missing.
+        max_count: the maximum number of studies, so that older ones may be missing.
     """
-    return render_part(TEMPLATE, theme, summaries=summaries, place=place, when=when, target=target, most=most)
+    return render_part(TEMPLATE, theme, summaries=summaries, place=place, when=when, target=target, max_count=max_count)

@@ -12,7 +12,7 @@ from torchwise.report.regression import THRESHOLD, Change, Judge, Judgement, Tim
 from torchwise.report.template import Theme, render_part
 from torchwise.report.trial_table import Row, rows
 
-TEMPLATE = "beside.html.j2"
+TEMPLATE = "study_diff.html.j2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class PlanDiff:
     """One plan in both studies, or in one of them.
 
     Attributes:
-        name: the plan in words.
+        name: the plan, as text.
         first: its row in the first study, or None if that study did not try it.
-        second: likewise.
+        second: its row in the second study, or None likewise.
         change: from the first to the second.
         time: the second's time per call over the first's, or None if it was not verified and timed in both.
-        figures: figures of the change, in words.
+        figures: the figures of the change, as text.
     """
 
     name: str
@@ -37,7 +37,10 @@ class PlanDiff:
 
 
 def differences(first: Study, second: Study) -> list[str]:
-    """Describe the differences between two studies and their decisions. Figures of unlike machines say little."""
+    """Describe the differences between two studies and their decisions.
+
+    Figures of different machines are hard to compare.
+    """
     lines = [
         f"environment: {line.replace(' there,', ' first,').replace(' here', ' second')}"
         for line in first.environment.differences(second.environment)
@@ -60,11 +63,11 @@ def _speedup(study: Study) -> str:
 
 
 def incomparable(first: Study, second: Study) -> str:
-    """Say why times of two studies can never be compared, or return an empty string if they can."""
+    """Explain why times of two studies cannot be compared, or return an empty string if they can."""
     if first.inspection.identity != second.inspection.identity:
-        return "they are of different models, or of other inputs"
+        return "they have different models or inputs"
     if first.workload.objective != second.workload.objective:
-        return "one is for latency and one for throughput, and calls are timed in another way for each"
+        return "they have different objectives, for which calls are timed differently"
     return ""
 
 
@@ -74,16 +77,16 @@ def compare_studies(first: Study, second: Study) -> list[PlanDiff]:
     shared = [plan for plan in one if plan in other]
     if incomparable(first, second):
         found = [PlanDiff(row.name, row, other.get(plan), Change.NOT_COMPARED) for plan, row in one.items()]
-        return found + [_alone(None, row) for plan, row in other.items() if plan not in one]
+        return found + [_diff_of_one(None, row) for plan, row in other.items() if plan not in one]
     timed = sum(times_of(one[plan], first) is not None for plan in shared)
     judge = Judge(THRESHOLD, 1 - (1 - CONFIDENCE) / max(timed, 1))
-    found = [_both(judge, (first, one[plan]), (second, other[plan])) for plan in shared]
+    found = [_diff_of_both(judge, (first, one[plan]), (second, other[plan])) for plan in shared]
     found.sort(key=lambda line: -abs(1 - line.time.mid) if line.time else 0.0)
-    found += [_alone(row, None) for plan, row in one.items() if plan not in other]
-    return found + [_alone(None, row) for plan, row in other.items() if plan not in one]
+    found += [_diff_of_one(row, None) for plan, row in one.items() if plan not in other]
+    return found + [_diff_of_one(None, row) for plan, row in other.items() if plan not in one]
 
 
-def _alone(first: Row | None, second: Row | None) -> PlanDiff:
+def _diff_of_one(first: Row | None, second: Row | None) -> PlanDiff:
     row = first or second
     assert row is not None, "a plan is in one of the studies"
     return PlanDiff(row.name, first, second, Change.NOT_COMPARED)
@@ -113,17 +116,19 @@ def times_of(row: Row, study: Study) -> Timing | None:
     return Timing(row.trial.measurement.candidate_time, row.speedup)
 
 
-def figures_of(found: Judgement, *, eager: bool) -> str:
-    """Describe how much changed: the time of eager, or the speed-up of a plan."""
-    return f"{show.speedup(found.time)} the time" if eager else f"{show.speedup(found.speedup)} the speed-up"
+def figures_of(judgement: Judgement, *, eager: bool) -> str:
+    """Describe the size of the change: of eager's time, or of a plan's speed-up."""
+    return f"time {show.speedup(judgement.time)}" if eager else f"speed-up {show.speedup(judgement.speedup)}"
 
 
-def _both(judge: Judge, before: tuple[Study, Row], after: tuple[Study, Row]) -> PlanDiff:
+def _diff_of_both(judge: Judge, before: tuple[Study, Row], after: tuple[Study, Row]) -> PlanDiff:
     (first, one), (second, other) = before, after
     a, b = times_of(one, first), times_of(other, second)
     if a and b:
-        found = judge.judge(a, b, eager=one.trial is None)
-        return PlanDiff(one.name, one, other, found.change, found.time, figures_of(found, eager=one.trial is None))
+        judgement = judge.judge(a, b, eager=one.trial is None)
+        return PlanDiff(
+            one.name, one, other, judgement.change, judgement.time, figures_of(judgement, eager=one.trial is None)
+        )
     change = Change.WRONG if a else Change.RIGHT if b else Change.NOT_COMPARED
     if a and other.verdict != "failed":  # it died, took too long, or was stopped early
         change = Change.LOST

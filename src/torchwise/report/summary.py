@@ -1,4 +1,4 @@
-"""Facts about a study besides its candidates, shared by all views: request, inspection, and warnings."""
+"""Facts about a study besides its candidates, for all outputs: request, inspection, and warnings."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def describe_request(study: Study) -> str:
         f"{spec.mode} on {spec.device}",
         f"for {spec.objective}",
         f"{show.pluralize(spec.calls, 'call')} and {show.pluralize(spec.restarts, 'start')}",
-        f"answers may be {study.allow}",
+        f"numerics up to {study.allow}",
         f"effort {study.effort}",
     ]
     return ", ".join(words)
 
 
-def besides(decision: Decision) -> str:
-    """Return facts missing from a decision's sentence: compile cost, warm and cold, and the error."""
-    words = [f"the first call costs {show.seconds(decision.cold_s)} more"]
+def describe_costs(decision: Decision) -> str:
+    """Return compile time, cold and warm, and the error, which the sentence of a decision lacks."""
+    words = [f"the first call takes {show.seconds(decision.cold_s)} more"]
     if decision.warm_s is not None:
         words.append(f"{show.seconds(decision.warm_s)} with warm caches")
     if decision.error is not None:
@@ -49,7 +49,7 @@ def caches(study: Study) -> list[str]:
 
 def hot_and_cold(hot: Interval | None, cold: Interval) -> list[str]:
     """Return the speed-ups with hot and cold processor caches, and a warning if the gain may be lost."""
-    figures = f"processor caches hot: {show.speedup(hot)} eager's speed; cold: {show.speedup(cold)}"
+    figures = f"with hot processor caches {show.speedup(hot)} eager's speed, with cold caches {show.speedup(cold)}"
     answer = exceeds(cold)
     if hot is None or hot.low <= 1 or answer is Answer.YES:
         return [figures]
@@ -59,36 +59,39 @@ def hot_and_cold(hot: Interval | None, cold: Interval) -> list[str]:
 
 
 def format_saving(decision: Decision) -> str:
-    """Return the saving of a decision, with "at least" if its speed-up names no figure."""
+    """Return the saving of a decision, with "at least" if its speed-up is too uncertain."""
     least = "" if decision.speedup is None or decision.speedup.is_usable else "at least "
     return f"{least}{show.seconds(decision.saved_s)}"
 
 
 def break_even(calls: Interval | None) -> str:
-    """Return the calls after which a plan has paid for its compilation, in words."""
+    """Return the number of calls after which a plan has saved more time than it took to compile, as text."""
     if calls is None:
         return show.NONE
     return "the first call" if calls.mid < 1 else f"{show.count(calls.mid)} calls"
 
 
 def notes(study: Study) -> list[str]:
-    """Return the notes of the inspection. `Study.trust` says once how far times can be trusted."""
+    """Return the notes of the inspection. `Study.trust` has the reliability of times."""
     return [show.one_line(note) for note in dict.fromkeys(study.inspection.notes)]
 
 
 def inspection_facts(study: Study) -> list[Fact]:
-    """Return the properties of the plain model, as pairs of a name and a value."""
-    seen = study.inspection
+    """Return the properties of the original model, as pairs of a name and a value."""
+    inspection = study.inspection
     facts = [
-        ("Model", seen.description),
-        *((("Inputs" if len(seen.inputs) == 1 else f"Inputs {i + 1}"), text) for i, text in enumerate(seen.inputs)),
+        ("Model", inspection.description),
+        *(
+            (("Inputs" if len(inspection.inputs) == 1 else f"Inputs {i + 1}"), text)
+            for i, text in enumerate(inspection.inputs)
+        ),
         ("Time per call", show.seconds(study.eager.baseline_time.mid) if study.eager.baseline_s else show.NONE),
         *(("Throughput", line) for line in throughputs(study)),
         ("Eager against itself", _noise(study)),
-        ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
+        ("First call", f"{show.seconds(inspection.first_call_s)} longer than later calls"),
         ("Peak memory of a call", show.size(study.eager_peak_memory)),
-        ("Where the time goes", format_time_by_kind(seen)),
-        ("Traits", ", ".join(sorted(trait.label for trait in seen.traits))),
+        ("Time by kind of operation", format_time_by_kind(inspection)),
+        ("Traits", ", ".join(sorted(trait.label for trait in inspection.traits))),
     ]
     return [(name, show.one_line(value) or show.NONE) for name, value in facts]
 
@@ -100,7 +103,7 @@ def environment(study: Study) -> list[Fact]:
 
 def machine(here: Environment) -> list[Fact]:
     """Return a machine and its software, as pairs of a name and a value."""
-    limit = "" if here.cpu_limit is None else f", of which {here.cpu_limit:g} at a time by a limit"
+    limit = "" if here.cpu_limit is None else f", limited to {here.cpu_limit:g}"
     facts = [
         ("GPU", here.gpu),
         ("GPU memory", show.size(here.gpu_memory_mib * 2**20) if here.gpu_memory_mib else None),
@@ -119,7 +122,7 @@ def machine(here: Environment) -> list[Fact]:
 
 
 def place(here: Environment, *more: str) -> str:
-    """Return where something ran, and further facts about it, in a line."""
+    """Return the device, the version of torch and further facts, in a line."""
     return show.one_line(", ".join(filter(None, (here.gpu or here.cpu, f"torch {here.torch}", *more))))
 
 
@@ -142,6 +145,6 @@ def _noise(study: Study) -> str:
 
 
 def format_time_by_kind(inspection: Inspection) -> str:
-    """Return where the time of a call of eager goes, such as "convolutions 84 %, matrix products 1.0 %"."""
-    names = {"gemm": "matrix products", "conv": "convolutions", "launch": "no kernel runs"}
+    """Return the share of each kind of operation in an eager call, such as "convolutions 84 %, matrix products 1 %"."""
+    names = {"gemm": "matrix products", "conv": "convolutions", "launch": "no kernel running"}
     return ", ".join(f"{names.get(name, name)} {show.percent(part)}" for name, part in inspection.time_by_kind.items())

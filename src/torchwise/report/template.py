@@ -1,4 +1,4 @@
-"""Pages from templates: one look, escaped, and the same bytes for the same records."""
+"""Render pages from templates: in one layout, escaped, and with the same bytes for the same records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def render(template: str, **context: Any) -> str:
 def render_part(template: str, theme: Theme, **context: Any) -> str:
     """Return the output of `render` as a part of another page, in one theme.
 
-    HTML sanitisers accept it: drawings are images, and one element holds the style of everything in this part.
+    HTML sanitisers accept it, since drawings are images, and one element holds all styles of this part.
 
     Args:
         template: as for `render`.
@@ -44,14 +44,14 @@ def _css() -> str:
 
 
 def _colors(theme: Theme) -> dict[str, str]:
-    """Return the colours of a theme by their variables' names. Colours that dark leaves out are light's."""
+    """Return the colours of a theme by the names of their variables. The dark theme inherits missing ones."""
     light, dark = _css().split("@media", 1)
     found = light if theme == "light" else light + dark.split("@media")[0]
     return dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", found))
 
 
 def _image(svg: str, colors: dict[str, str]) -> str:
-    """Return a drawing as an image, which neither inherits a page's colours nor needs its permission."""
+    """Return a drawing as an image, independent of the page's colours and security policy."""
     root = ElementTree.fromstring(svg)
     label = root.get("aria-label", "")
     halo = f"text {{ paint-order: stroke; stroke: {colors['card']}; stroke-width: 3px }}"
@@ -64,10 +64,10 @@ def _image(svg: str, colors: dict[str, str]) -> str:
 
 
 def _part_css(theme: Theme) -> str:
-    """Return the pages' style for one element, by nesting: the root and the body become that element."""
+    """Return the pages' style, nested in one element that replaces the root and the body."""
     css = re.sub(r"(?m)^(\s*)(:root|body)(?= \{)", r"\1&", _css())
-    asked = "screen and (prefers-color-scheme: dark)"
-    return f".torchwise {{\n{css.replace(asked, 'screen' if theme == 'dark' else 'not all')}\n}}"
+    query = "screen and (prefers-color-scheme: dark)"
+    return f".torchwise {{\n{css.replace(query, 'screen' if theme == 'dark' else 'not all')}\n}}"
 
 
 def _render(template: str, layout: str, css: str, **context: Any) -> str:
@@ -86,5 +86,5 @@ def _render(template: str, layout: str, css: str, **context: Any) -> str:
 
 
 def _sanitize(value: Any) -> Any:
-    """Remove everything from a text that could fool a reader or a parser. The escaping comes after this."""
+    """Remove characters from a text that could mislead a reader or a parser. Jinja escapes the result."""
     return show.plain(value) if type(value) is str else value

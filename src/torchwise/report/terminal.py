@@ -1,6 +1,6 @@
-"""A study and a decision on a terminal: the sentence first, then the evidence, then the next commands.
+"""A study and a decision on a terminal: the decision first, then the evidence, then the next commands.
 
-Colour alone carries no meaning, and every text from a model or a compiler is stripped of terminal escapes.
+Colour alone carries no meaning. Terminal escapes are removed from every text of a model or a compiler.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torchwise.report.throughput import throughputs
 from torchwise.report.trial_table import Row, rows
 
 WIDE, MEDIUM = 130, 80
-"""Columns from which the reasons fit into the table, and from which all but the memory do."""
+"""Widths from which the table has the reasons, and from which it has everything except the memory."""
 MAX_EXCLUDED = 6
-STYLES = {"decided": "bold green", "baseline": "bold", "proven": "", "out": "dim"}
+STYLES = {"decided": "bold green", "baseline": "bold", "verified": "", "ineligible": "dim"}
 
 _PLAN: Column[Row] = ("plan", False, lambda row: row.name)
 _SPEEDUP: Column[Row] = ("speed-up", True, lambda row: show.speedup(row.speedup) if row.trial else "1×")
@@ -50,12 +50,12 @@ _COLUMNS = ((WIDE, _WIDE), (MEDIUM, _MEDIUM), (0, _NARROW))
 
 
 def render_study(study: Study, name: str | None = None, store: str | None = None) -> RenderableType:
-    """Return a study: decision, candidates with why each lost, untried choices, notes, and the next command.
+    """Return a study: decision, candidates with reasons, untried choices, notes, and the next commands.
 
     Args:
         study: the results.
-        name: name of the study in the next command, which looks in `store`. See `next_steps`.
-        store: location of the store.
+        name: name of the study in the next commands. See `next_steps`.
+        store: location of the study's store in those commands.
     """
     parts: list[RenderableType] = [
         *([layout.trust_line(study.trust)] if study.is_timed else []),
@@ -67,33 +67,33 @@ def render_study(study: Study, name: str | None = None, store: str | None = None
     if study.excluded:
         parts.append(_render_excluded(study.excluded))
     if found := summary.notes(study):
-        parts.append(section("Worth knowing", [paragraph(text) for text in found]))
+        parts.append(section("Notes", [paragraph(text) for text in found]))
     parts.append(section("Next", commands(next_steps(study, name, store))))
     return Group(*parts)
 
 
 def render_decision(decision: Decision, more: Iterable[str] = ()) -> RenderableType:
-    """Return a decision: its sentence, its figures and `more` of them, and where it holds."""
+    """Return a decision: its reason, its figures and `more` of them, and its target and machine."""
     lines = [Text(show.plain(decision.reason), style="bold")]
     if not decision.plan.is_eager:
-        lines.append(Text(summary.besides(decision)))
+        lines.append(Text(summary.describe_costs(decision)))
     lines += map(Text, more)
-    holds = f"holds for {show.one_line(decision.workload.target)} on {summary.place(decision.environment)}"
-    lines.append(Text(holds, style="dim"))
-    is_sure = decision.speedup is not None and decision.speedup.is_usable
+    scope = f"holds for {show.one_line(decision.workload.target)} on {summary.place(decision.environment)}"
+    lines.append(Text(scope, style="dim"))
+    is_reliable = decision.speedup is not None and decision.speedup.is_usable
     title = "Inconclusive" if decision.is_inconclusive else "Decision"
-    return Panel(Group(*lines), title=title, title_align="left", border_style="green" if is_sure else "yellow")
+    return Panel(Group(*lines), title=title, title_align="left", border_style="green" if is_reliable else "yellow")
 
 
 def _render_no_decision(study: Study) -> RenderableType:
-    words = "still searching" if study.state is StudyState.RUNNING else "interrupted before anything was decided"
+    state = "still searching" if study.state is StudyState.RUNNING else "interrupted before a decision"
     finished = sum(trial.state.is_finished for trial in study.trials)
-    text = Text(f"No decision yet: {words}; {show.pluralize(finished, 'trial')} finished.", style="bold")
+    text = Text(f"No decision yet: {state}, {show.pluralize(finished, 'trial')} finished.", style="bold")
     return Panel(text, title="Decision", title_align="left", border_style="yellow")
 
 
 class _Candidates:
-    """The table, with as many columns as the terminal has room for. Reasons that do not fit follow below it."""
+    """The table, with as many columns as fit the terminal. Reasons that do not fit follow below it."""
 
     def __init__(self, found: list[Row]) -> None:
         self._rows = found
@@ -104,8 +104,8 @@ class _Candidates:
         table = layout.fill_table(choices, self._rows, _style, wrapped=("plan", "why"), width=width)
         yield table
         if all(column.header != "why" for column in table.columns):
-            told = [(row, STYLES[row.standing] or "bold") for row in self._rows if row.why]
-            yield section("Why", [paragraph(row.why, f"{row.name}: ", lead_style=style) for row, style in told])
+            styled = [(row, STYLES[row.standing] or "bold") for row in self._rows if row.why]
+            yield section("Why", [paragraph(row.why, f"{row.name}: ", lead_style=style) for row, style in styled])
 
 
 def _style(row: Row, column: str) -> str:
@@ -117,7 +117,7 @@ def _style(row: Row, column: str) -> str:
 def _render_excluded(excluded: tuple[str, ...]) -> RenderableType:
     lines: list[RenderableType] = [paragraph(show.truncate(text, 200)) for text in excluded[:MAX_EXCLUDED]]
     if left := len(excluded) - MAX_EXCLUDED:
-        lines += [paragraph(f"and {left} more, in the page and the JSON")] if left > 0 else []
+        lines += [paragraph(f"and {left} more, which the page and the JSON list")] if left > 0 else []
     return section("Not tried", lines)
 
 

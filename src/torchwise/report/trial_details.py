@@ -1,4 +1,4 @@
-"""Details of each trial on the page besides its row: the choices, the checks, the costs, and how to repeat it."""
+"""Details of each trial on the page besides its row: choices, checks, costs, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Details:
         choices: effect of each choice of the plan, with its numerics.
         checks: of the verdict: name, outcome, error, floor, detail.
         facts: costs and the like, as pairs of a name and a value.
-        notes: the measurement's doubts about itself.
+        notes: warnings about the measurement.
         message: the whole message of a failure.
         traceback: of a failure.
         command: command that tries this plan again.
@@ -74,7 +74,7 @@ def _facts(trial: Trial, study: Study) -> list[summary.Fact]:
         rounds = show.pluralize(len(measurement.candidate_s), "round")
         found.append(("Measured", f"{rounds} of {show.pluralize(measurement.calls_per_round, 'call')} each"))
         if measurement.busy_s is not None:
-            found.append(("GPU waits for the host", show.percent(measurement.launch_share)))
+            found.append(("GPU waiting for the host", show.percent(measurement.launch_share)))
     if costs:
         found.append(("Cold compile", show.seconds(costs.cold_s)))
         found.append(("Warm compile", show.seconds(costs.warm_s)))
@@ -82,7 +82,7 @@ def _facts(trial: Trial, study: Study) -> list[summary.Fact]:
         found.append(("Peak memory", f"{show.size(costs.peak_memory)}, eager {eager}"))
         found.append(("Compile caches", show.size(costs.cache_bytes)))
     if trial.seconds:
-        found.append(("Trial took", show.seconds(trial.seconds)))
+        found.append(("Duration of the trial", show.seconds(trial.seconds)))
     if started := summary.when(trial.started_at):
         found.append(("Started", started))
     return [(name, value) for name, value in found if value and value != show.NONE]

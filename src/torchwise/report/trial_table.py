@@ -1,4 +1,4 @@
-"""A study as rows for people: eager and every candidate, best first. Every view shows these, so none can disagree."""
+"""A study as table rows: eager and every candidate, best first. All outputs show the same rows, so they agree."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torchwise.records import Decision, Interval, Outcome, Study, Trial, Verdict
 from torchwise.report import format as show
 from torchwise.report.outcome_text import describe_decision, is_decided, why
 
-Standing = Literal["decided", "baseline", "proven", "out"]
-_ORDER: tuple[Standing, ...] = ("decided", "baseline", "proven", "out")
+Standing = Literal["decided", "baseline", "verified", "ineligible"]
+_ORDER: tuple[Standing, ...] = ("decided", "baseline", "verified", "ineligible")
 
 _VERDICTS = {Outcome.PASS: "passed", Outcome.FAIL: "failed", Outcome.NOT_COMPARABLE: "not comparable"}
 
@@ -21,15 +21,15 @@ class Row:
     """One line of the table of candidates.
 
     Attributes:
-        number: of the trial, or None for eager, which is inspected and not tried.
+        number: of the trial, or None for eager, which has an inspection and no trial.
         plan: the candidate.
-        name: the plan in words.
-        standing: "decided", "baseline", "proven" or "out".
+        name: the plan, as text.
+        standing: "decided", "baseline", "verified", or "ineligible" for a plan that cannot be chosen.
         is_decided: whether the decision is for this row. Eager can be both baseline and decided.
         state: of the trial, or "inspected" for eager.
         speedup: eager's time over the plan's.
-        time: seconds per call, on the scale of eager's time in this study (`Study.cost_model`), so that times and
-            speed-ups of one table agree.
+        time: seconds per call. They are on the scale of eager's time in this study (`Study.cost_model`), so that times
+            and speed-ups of one table agree.
         cold_s: cost of the first call with empty caches.
         warm_s: cost of the first call with full caches.
         peak_memory: bytes at the peak.
@@ -71,7 +71,7 @@ class Row:
 def rows(study: Study) -> list[Row]:
     """Return the decided plan, eager, the verified plans by speed-up, then the others in order of proposal.
 
-    Verified plans whose speed-up names no figure come after those that have one.
+    Verified plans whose speed-up is too uncertain come last among the verified plans.
     """
     candidates = [_candidate(trial, study) for trial in study.trials if not trial.plan.is_eager]
     return sorted([_baseline(study), *candidates], key=_rank)
@@ -83,7 +83,7 @@ def verdict_word(verdict: Verdict | None) -> str:
 
 
 def _rank(row: Row) -> tuple[int, bool, float]:
-    speed = row.speedup if row.standing == "proven" else None
+    speed = row.speedup if row.standing == "verified" else None
     is_figure = speed is None or speed.is_usable
     return (_ORDER.index(row.standing), not is_figure, -speed.mid if speed and is_figure else 0.0)
 
@@ -95,19 +95,17 @@ def _baseline(study: Study) -> Row:
         plan=EAGER,
         name=str(EAGER),
         standing="baseline",
-        is_decided=_leaves_alone(decision),
+        is_decided=_keeps_eager(decision),
         state="inspected",
         time=study.eager.baseline_time if study.eager.baseline_s else None,
         cold_s=inspection.first_call_s,
         peak_memory=study.eager_peak_memory,
         verdict="reference",
-        why=describe_decision(decision)
-        if decision and _leaves_alone(decision)
-        else "the baseline: the model left alone",
+        why=describe_decision(decision) if decision and _keeps_eager(decision) else "the baseline: the original model",
     )
 
 
-def _leaves_alone(decision: Decision | None) -> bool:
+def _keeps_eager(decision: Decision | None) -> bool:
     return decision is not None and decision.plan.is_eager
 
 
@@ -119,7 +117,7 @@ def _candidate(trial: Trial, study: Study) -> Row:
         number=trial.number,
         plan=trial.plan,
         name=show.one_line(str(trial.plan)),
-        standing="decided" if chosen else "proven" if timed and trial.is_verified else "out",
+        standing="decided" if chosen else "verified" if timed and trial.is_verified else "ineligible",
         is_decided=chosen,
         state=trial.state.value,
         speedup=trial.speedup,
@@ -137,7 +135,7 @@ def _candidate(trial: Trial, study: Study) -> Row:
 
 
 def _time(trial: Trial, study: Study) -> Interval:
-    """Return the time of a call, with the ends of eager's own interval if that is no figure."""
+    """Return the time of a call. If eager's own time is too uncertain, its interval widens the result."""
     time, eager = study.cost_model.seconds_per_call(trial), study.eager.baseline_time
     if eager.is_usable:
         return time
@@ -145,7 +143,7 @@ def _time(trial: Trial, study: Study) -> Interval:
 
 
 def _floor(verdict: Verdict | None) -> float | None:
-    """Return the noise floor beside the largest error, so that the two compare."""
+    """Return the noise floor of the check with the largest error, so that the two can be compared."""
     checks = [check for check in verdict.checks if check.error is not None] if verdict else []
     worst = max(checks, key=lambda check: check.error or 0.0, default=None)
     return worst.floor if worst else None

@@ -1,7 +1,6 @@
 """Storage of studies: SQLite by default, PostgreSQL by URL. Safe for many processes, and after `kill -9`.
 
-Names are loaded on first use. SQLAlchemy takes longer than the whole start of many a program that only asks if there is
-a store.
+Names are loaded on first use. Importing SQLAlchemy would slow down programs that only check whether there is a store.
 """
 
 from __future__ import annotations

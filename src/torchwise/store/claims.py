@@ -1,4 +1,4 @@
-"""The statements behind `Storage` that concern trials. Each runs in the caller's transaction."""
+"""The statements of `Storage` for trials. Each runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from torchwise.store.lease_owner import LeaseOwner
 from torchwise.store.rows import dump, load
 from torchwise.store.schema import studies, trials
 
-LARGEST = 2**31 - 1
-"""Maximum number of a study. A database refuses to look for larger ones, in words of its own."""
+MAX_ID = 2**31 - 1
+"""Maximum id of a study. Databases raise their own errors for larger ones."""
 _RUNNING = TrialState.RUNNING.value
 
 
 def require(connection: Connection, study_id: int, *, lock: bool = False) -> None:
-    """Make sure that there is such a study. With `lock`, other writers to it wait for this transaction's end.
+    """Check that a study exists. With `lock`, other writers to it wait for the end of this transaction.
 
-    SQLite has no locks on rows and needs none: its writers wait for each other from their start.
+    SQLite has no locks on rows. Its writers wait for each other anyway.
 
     Raises:
         StorageError: there is no such study.
     """
     query = select(studies.c.id).where(studies.c.id == study_id)
-    can_be = 0 <= study_id <= LARGEST
-    if not can_be or connection.execute(query.with_for_update() if lock else query).one_or_none() is None:
+    is_possible = 0 <= study_id <= MAX_ID
+    if not is_possible or connection.execute(query.with_for_update() if lock else query).one_or_none() is None:
         newest = connection.execute(select(studies.c.id).order_by(studies.c.id.desc()).limit(10)).scalars().all()
-        held = f"the newest are {', '.join(map(str, newest))}" if newest else "the store holds none yet"
-        raise StorageError(f"there is no study {study_id}; {held}")
+        known = f"the newest are {', '.join(map(str, newest))}" if newest else "the store holds none yet"
+        raise StorageError(f"there is no study {study_id}; {known}")
 
 
 def claim(
@@ -46,7 +46,7 @@ def claim(
 ) -> Trial | None:
     """Insert a RUNNING trial, or take over a dead owner's. Return None if the plan is finished or claimed.
 
-    `again` is a finished trial to take over, too, unless another process repeated it in the meantime.
+    `again` is a finished trial to take over as well, unless another process has repeated it meanwhile.
     """
     require(connection, study_id, lock=True)
     row = _find(connection, study_id, plan)
@@ -73,23 +73,23 @@ def _is_free(row: Row[Any], at: float, again: Trial | None) -> bool:
 
 
 def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str, Any]) -> None:
-    """Store a finished trial with its `record_of`. A record that another process finished meanwhile stays."""
+    """Store a finished trial with its `record_of`. If another process has finished it meanwhile, its record stays."""
     require(connection, study_id, lock=True)
     row = _find(connection, study_id, trial.plan)
-    if row is None:  # the claim was taken away, as from a machine that slept: the result is as good
+    if row is None:  # the claim expired, such as on a machine that was suspended: the result is still valid
         add_finished(connection, study_id, _next_number(connection, study_id), record)
     elif row.state == _RUNNING:
         connection.execute(_restrict_to_trial(update(trials), study_id, row.number).values(record))
 
 
 def keep_duel(connection: Connection, study_id: int, plan: Plan, duel: Duel) -> Duel:
-    """Add a duel to the finished trial of a plan, and return it. One from another process meanwhile stays."""
+    """Add a duel to the finished trial of a plan, and return it. A duel from another process stays."""
     trial = _add(connection, study_id, plan, lambda trial: replace(trial, duel=trial.duel or duel))
     return trial.duel or duel if trial else duel
 
 
 def keep_repeat(connection: Connection, study_id: int, plan: Plan, found: Measurement | Failure) -> Trial | None:
-    """Add a further process's result to the finished trial of a plan. Return the trial, or None if there is none."""
+    """Add the result of another process to the finished trial of a plan. Return the trial, or None if there is none."""
     return _add(connection, study_id, plan, lambda trial: with_repeat(trial, found))
 
 
@@ -107,13 +107,13 @@ def _add(connection: Connection, study_id: int, plan: Plan, change: Callable[[Tr
 
 
 def add_finished(connection: Connection, study_id: int, number: int, record: dict[str, Any]) -> None:
-    """Insert a finished trial that nobody claimed here, with its `record_of`."""
+    """Insert a finished trial without a claim, with its `record_of`."""
     owner = _owner_values(LeaseOwner.current(), now(connection))
     connection.execute(insert(trials).values(study_id=study_id, number=number, **owner, **record))
 
 
 def record_of(trial: Trial) -> dict[str, Any]:
-    """Return the columns with a trial's contents, derived before the transaction that writes them."""
+    """Return a trial as columns. It is called before the transaction that writes them."""
     speedup = trial.speedup.mid if trial.speedup else None
     return {
         "plan_id": trial.plan.id,
@@ -144,13 +144,13 @@ def reclaim(connection: Connection, study_id: int) -> list[Plan]:
 
 def touch(connection: Connection, owner: LeaseOwner) -> None:
     """Set the heartbeat of the owner's RUNNING trials to now."""
-    mine = (
+    own = (
         trials.c.state == _RUNNING,
         trials.c.owner_host == owner.host,
         trials.c.owner_pid == owner.pid,
         trials.c.owner_started == owner.started,
     )
-    connection.execute(update(trials).where(*mine).values(heartbeat=now(connection)))
+    connection.execute(update(trials).where(*own).values(heartbeat=now(connection)))
 
 
 def read_trials(connection: Connection, study_id: int) -> tuple[Trial, ...]:

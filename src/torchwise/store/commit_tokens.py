@@ -1,7 +1,7 @@
-"""Tokens that tell whether a transaction was committed if its connection broke before the server could say so.
+"""Tokens that show whether a transaction was committed, if its connection broke before the server answered.
 
-PostgreSQL's own number of a transaction does not tell. If a crash lost all of it before anything was on disk, its
-number is given again, to another transaction.
+The transaction ids of PostgreSQL are not enough. After a crash, PostgreSQL may reuse the id of a transaction that was
+lost completely.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torchwise.store.db_clock import now
 from torchwise.store.schema import writes
 
 KEPT_S = 86_400.0
-"""A process deletes its own tokens once it knows that they were committed. Those of a dead process go after a day."""
+"""Lifetime of the tokens of a dead process. A living process deletes its own tokens after their commit."""
 
 
 def is_new(connection: Connection, token: str, known: Sequence[str]) -> bool:
-    """Leave a token with the transaction, and delete those in `known`. Return whether it was not there yet.
+    """Store a token in the transaction, and delete those in `known`. Return False if the token exists already.
 
-    If the transaction that left it is still being committed, wait for its end.
+    If the transaction that stored it is still being committed, wait for its end.
     """
     at = now(connection)
     connection.execute(delete(writes).where(or_(writes.c.token.in_(known), writes.c.at < at - KEPT_S)))
-    left = insert(writes).values(token=token, at=at).on_conflict_do_nothing().returning(writes.c.token)
-    return connection.execute(left).first() is not None
+    statement = insert(writes).values(token=token, at=at).on_conflict_do_nothing().returning(writes.c.token)
+    return connection.execute(statement).first() is not None

@@ -1,4 +1,4 @@
-"""From one store to another, row by row. Nothing is parsed, so every row arrives as it was."""
+"""Copy studies from one store to another, row by row and without parsing, so that rows stay unchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True)
 class StudyRows:
-    """The rows of a study that are worth copying. A running trial stays its owner's affair, in its own store."""
+    """The rows of a study to copy. Running trials are not copied, as their owners finish them in their own store."""
 
     study: Row
     trials: Sequence[Row]
@@ -58,24 +58,24 @@ def ids(connection: Connection) -> Sequence[int]:
 
 def read(connection: Connection, study_id: int) -> StudyRows | None:
     """Read a study, or None if it was deleted meanwhile."""
-    held = _rows(connection, studies, studies.c.id == study_id)
-    if not held:
+    study = _rows(connection, studies, studies.c.id == study_id)
+    if not study:
         return None
     done = (trials.c.study_id == study_id, trials.c.state != TrialState.RUNNING.value)
     decided = _rows(connection, decisions, decisions.c.study_id == study_id)
-    return StudyRows(held[0], sorted(_rows(connection, trials, *done), key=_number), decided)
+    return StudyRows(study[0], sorted(_rows(connection, trials, *done), key=_number), decided)
 
 
 def write(database: Database, found: StudyRows) -> CopyResult:
     """Add the rows of a study that `database` lacks, in one transaction."""
     try:
         return database.write(partial(_merge, found=found))
-    except IntegrityError:  # PostgreSQL: another process added the study between our look and our insert
+    except IntegrityError:  # PostgreSQL: another process added the study between our query and our insert
         return database.write(partial(_merge, found=found))
 
 
 def write_others(here: Database, there: Database) -> None:
-    """Add the rulings and explanations that `there` lacks, or has in an older version. Each is one transaction."""
+    """Add the approvals and explanations that `there` lacks or has in an older version, one per transaction."""
     for kind in (approvals, explanations):
         for row in here.read(kind.rows):
             there.write(partial(kind.merge, row=row))
@@ -96,43 +96,43 @@ def _merge(connection: Connection, found: StudyRows) -> CopyResult:
 
 
 def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row]) -> int:
-    """Add the trials of plans that are not finished yet, under their numbers if those are free, and duels."""
+    """Add duels, and trials of plans that are not finished yet, under their own numbers if those are free."""
     columns = ("number", "plan_id", "state", "format", "record")
-    held = _rows(connection, trials, trials.c.study_id == study_id, columns=columns)
-    finished = {row["plan_id"]: row for row in held if row["state"] != TrialState.RUNNING.value}
-    lacking = [row for row in rows if row["plan_id"] not in finished]
+    existing = _rows(connection, trials, trials.c.study_id == study_id, columns=columns)
+    finished = {row["plan_id"]: row for row in existing if row["state"] != TrialState.RUNNING.value}
+    missing = [row for row in rows if row["plan_id"] not in finished]
     for row in rows:
         if (there := finished.get(row["plan_id"])) is not None:
             _add_duel(connection, study_id, there, row)
-    plans = {row["plan_id"] for row in lacking}
-    for row in held:
-        if row["plan_id"] in plans:  # somebody is trying it now: the first result stays, which is this one
+    plans = {row["plan_id"] for row in missing}
+    for row in existing:
+        if row["plan_id"] in plans:  # another process is running it: the first result counts, which is this one
             connection.execute(delete(trials).where(trials.c.study_id == study_id, trials.c.number == row["number"]))
-    numbers = {row["number"] for row in held}
-    following = max([*numbers, *(row["number"] for row in rows)], default=-1) + 1
+    numbers = {row["number"] for row in existing}
+    next_number = max([*numbers, *(row["number"] for row in rows)], default=-1) + 1
     placed = []
-    for row in lacking:
+    for row in missing:
         number = row["number"]
         if number in numbers:
-            number, following = following, following + 1
+            number, next_number = next_number, next_number + 1
         placed.append({**row, "study_id": study_id, "number": number})
     if placed:
         connection.execute(insert(trials), placed)
     return len(placed)
 
 
-def _add_duel(connection: Connection, study_id: int, held: Row, row: Row) -> None:
+def _add_duel(connection: Connection, study_id: int, existing: Row, row: Row) -> None:
     """Add a duel to the other store's trial if it lacks one: the decision may depend on it."""
-    if held["format"] != row["format"]:
+    if existing["format"] != row["format"]:
         return
-    there, here = _record(held), _record(row)
+    there, here = _record(existing), _record(row)
     if there and there.get("duel") is None and here.get("duel") is not None:
-        place = (trials.c.study_id == study_id, trials.c.number == held["number"])
+        place = (trials.c.study_id == study_id, trials.c.number == existing["number"])
         connection.execute(update(trials).where(*place).values(record=dump({**there, "duel": here["duel"]})))
 
 
 def _record(row: Row) -> Row:
-    """Return the contents of a trial's row, or nothing if it cannot be read, of which every reader is told."""
+    """Return the contents of a trial's row, or nothing if it cannot be read. Reading the trial reports the error."""
     try:
         found = parse_json(row["record"], constants=True)
     except InputError:
@@ -141,20 +141,20 @@ def _record(row: Row) -> Row:
 
 
 def _decide(connection: Connection, study_id: int, found: StudyRows) -> None:
-    """Take each target's decision unless there is a later one. The last of all brings the search's state along."""
+    """Copy each target's decision unless there is a later one. The newest one also sets the state of the search."""
     rows = _rows(connection, decisions, decisions.c.study_id == study_id, columns=("target", "decided_at"))
-    held = {row["target"]: row["decided_at"] for row in rows}
-    later = [row for row in found.decisions if row["decided_at"] > held.get(row["target"], -math.inf)]
+    existing = {row["target"]: row["decided_at"] for row in rows}
+    later = [row for row in found.decisions if row["decided_at"] > existing.get(row["target"], -math.inf)]
     for row in later:
         same = (decisions.c.study_id == study_id, decisions.c.target == row["target"])
         connection.execute(delete(decisions).where(*same))
         connection.execute(insert(decisions).values({**row, "study_id": study_id}))
-    if any(row["decided_at"] > max(held.values(), default=-math.inf) for row in later):
+    if any(row["decided_at"] > max(existing.values(), default=-math.inf) for row in later):
         connection.execute(update(studies).where(studies.c.id == study_id).values(_study(found)))
 
 
 def _study(found: StudyRows) -> Row:
-    """Return a study's row without its id. A search that runs elsewhere does not run here."""
+    """Return a study's row without its id. A running search becomes an interrupted one in the copy."""
     row = {name: value for name, value in found.study.items() if name != "id"}
     if row["state"] == StudyState.RUNNING.value:
         row["state"] = StudyState.INTERRUPTED.value

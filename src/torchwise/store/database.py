@@ -1,4 +1,4 @@
-"""A database and its transactions: short, tried again while another process is in the way, errors in words."""
+"""A database with short transactions, which are repeated while the database is locked, and clear errors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ATTEMPTS = 3
 
 
 class Database:
-    """One database. Work is given as a function of a connection, since it may have to be done again.
+    """One database. Work is passed as a function of a connection, since it may have to be repeated.
 
-    If a server answered before and no longer does, it is waited for (`outage`), since it may be starting again.
+    If a server stops answering, methods wait for it (`reconnect`), since it may be restarting.
     """
 
     def __init__(self, url: URL, *, prompt_s: float | None = None) -> None:
@@ -34,8 +34,8 @@ class Database:
 
         Args:
             url: the file or the server.
-            prompt_s: try everything once, and wait no longer than this for a connection or a lock. None waits
-                patiently.
+            prompt_s: maximum wait in seconds for a connection or a lock, without repetitions. None uses the longer
+                default limits.
 
         Raises:
             StorageError: the file is unusable, or the driver is not installed.
@@ -51,24 +51,24 @@ class Database:
 
     @property
     def is_writable(self) -> bool:
-        """Whether writing is permitted, as far as can be known beforehand."""
+        """Whether writing is permitted, as far as permissions show."""
         return self.file is None or sqlite.is_writable(self.file)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work`, from one consistent state.
 
         Raises:
-            StorageError: the database is damaged, or cannot be reached for the limit of `outage`.
+            StorageError: the database is damaged, or cannot be reached within the limit of `reconnect`.
         """
         self._require_file()
         return self._run(work, writing=False, patient=self._is_patient)
 
     def write(self, work: Callable[[Connection], T], *, patient: bool = True) -> T:
-        """Do `work` in one transaction: when this returns, it is on disk, and when this raises, nothing of it is.
+        """Run `work` in one transaction. When this returns, all of it is on disk. When this raises, none of it is.
 
         Args:
-            work: may be called again, and never takes effect twice once there are tables (`leaves_tokens`).
-            patient: wait for a server that is lost.
+            work: may be called again, but takes effect only once (`leaves_tokens`).
+            patient: whether to wait for a lost server.
 
         Raises:
             StorageError: the store is read-only, stays locked for `ATTEMPTS` tries, is damaged, or cannot be reached.
@@ -76,8 +76,8 @@ class Database:
         self._require_file()
         if not self.is_writable:
             raise StorageError(
-                f"store {self.place} is read-only, but this writes: get permission on the file and on its folder, "
-                "or give another with --store"
+                f"store {self.place} is read-only, but this command writes: get write permission for the file and its "
+                "folder, or give another store with --store"
             )
         return self._run(work, writing=True, patient=patient and self._is_patient)
 
@@ -95,7 +95,7 @@ class Database:
         while True:
             try:
                 answer = transaction.run(self._engine, self._options(writing))
-            except IntegrityError:  # a race that the caller can handle, or a mistake of ours
+            except IntegrityError:  # a race that the caller handles, or a bug
                 raise
             except DBAPIError as error:
                 if is_lost(error) and patient and self._is_worth_waiting:
@@ -114,7 +114,7 @@ class Database:
         """Wait a little."""
         try:
             outage.wait(why)
-        except BaseException:  # raised again: one who gives up, or is interrupted, must not wait again to clean up
+        except BaseException:  # raised again: after a timeout or an interrupt, cleaning up must not wait again
             self._is_worth_waiting = False
             raise
 
@@ -135,7 +135,7 @@ class Database:
 
 
 class _Transaction(Generic[T]):
-    """Work that is done once, though its connection may break when nobody can say whether it was committed."""
+    """Work that takes effect once, even if the connection breaks during its commit."""
 
     def __init__(self, work: Callable[[Connection], T], token: str | None, known: list[str]) -> None:
         self._work = work

@@ -1,15 +1,15 @@
-"""Database errors explained to the user: the store, the problem, and the solution."""
+"""Explain database errors to the user: the store, the problem, and the solution."""
 
 from __future__ import annotations
 
 from torchwise.errors import StorageError
 
 _MEANINGS = (
-    (("readonly",), "is read-only: writing needs permission on the file and on its folder"),
-    (("locked", "busy"), "stayed locked by another process; wait for it, end it, or give another store"),
+    (("readonly",), "is read-only: writing needs write permission for the file and its folder"),
+    (("locked", "busy"), "is locked by another process; wait for it, end it, or give another store"),
     (
         ("not a database", "malformed", "encrypted"),
-        "is no SQLite database or is corrupt; move it away and tune again, or give another store",
+        "is no SQLite database, or is corrupt; move it away and tune again, or give another store",
     ),
     (("unable to open", "no such file"), "cannot be opened: the file and its folder must exist and be accessible"),
     (
@@ -19,45 +19,48 @@ _MEANINGS = (
     (("disk is full", "disk i/o"), "cannot be written: the disk is full or failing"),
 )
 
-# By PostgreSQL's codes, since its words are in the server's language: a code or the class that it begins with.
+# By PostgreSQL's codes or classes of codes, since its messages are in the language of the server.
 _CODES = (
-    (("42501",), "denies this user what it needs; have its owner GRANT it (making the tables needs CREATE)"),
-    (("25006",), "is read-only, as a replica is, but this writes; give the URL of the server that takes writes"),
-    (("55P03", "40001", "40P01"), "stayed locked by another process; wait for it, end it, or give another store"),
+    (("42501",), "denies this user a permission; have its owner GRANT it (creating the tables needs CREATE)"),
+    (("25006",), "is read-only, such as a replica, but this command writes; give the URL of the primary server"),
+    (("55P03", "40001", "40P01"), "is locked by another process; wait for it, end it, or give another store"),
     (("42P01", "42703"), "lacks a table or column: it was replaced while in use; try again"),
     (("53100",), "cannot be written: the server's disk is full"),
-    (("0A000", "42883"), "is on a server that lacks what is needed: it must be PostgreSQL 13 or later"),
+    (("0A000", "42883"), "is on a server that lacks a feature: it must be PostgreSQL 13 or later"),
 )
 
-# A refused connection has no code, only words. Waiting does not change these answers.
+# A refused connection has no code, only a message. Waiting does not help in these cases.
 _REFUSALS = (
     (
         ("authentication failed", "no password supplied", "no pg_hba.conf entry", 'role "'),
-        "refuses this user or password; the password may stand in the URL, in PGPASSWORD or in ~/.pgpass",
+        "refuses this user or password; set the password in the URL, in PGPASSWORD or in ~/.pgpass",
     ),
-    (('database "',), "names a database that is not there, or that this user may not enter; createdb NAME makes one"),
+    (
+        ('database "',),
+        "names a database that does not exist, or that this user may not open; createdb NAME creates one",
+    ),
 )
 
 _BUSY = ("database is locked", "database table is locked")
-_BUSY_CODES = ("40001", "40P01", "55P03")  # serialisation failure, deadlock, a lock not had in time
-# The connection broke. Or the server stops, crashed, starts or has no connection left. Or it took us for dead.
+_BUSY_CODES = ("40001", "40P01", "55P03")  # serialisation failure, deadlock, lock timeout
+# The connection broke. The server stops, crashed, starts, or has no free connection. Or our transaction was idle.
 _LOST_CODES = ("08", "57P01", "57P02", "57P03", "53300", "25P03")
 _UNANSWERED = ("OperationalError", "ConnectionTimeout")  # psycopg's, if no server gave a code
 
 
 class UnreachableError(StorageError):
-    """The database's server does not answer, which may pass."""
+    """The database's server does not answer, which may be temporary."""
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether trying the same transaction again may help: another process was in the way."""
+    """Whether repeating the transaction may help, because another process held a lock."""
     return _code(error) in _BUSY_CODES or any(words in str(error).lower() for words in _BUSY)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection to a server was lost, or cannot be had at present."""
+    """Whether the connection to a server was lost, or cannot be opened at present."""
     raised = getattr(error, "orig", None)
-    if not hasattr(raised, "sqlstate"):  # a file's: nothing to connect to
+    if not hasattr(raised, "sqlstate"):  # the error of a file, which needs no connection
         return False
     if code := _code(error):
         return code.startswith(_LOST_CODES)
@@ -65,26 +68,28 @@ def is_lost(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, place: str) -> StorageError:
-    """Return the error to raise instead of `error`, which the database at `place` gave."""
-    said = " ".join(str(getattr(error, "orig", None) or error).split())
+    """Return the error to raise instead of `error`, which the database at `place` raised."""
+    message = " ".join(str(getattr(error, "orig", None) or error).split())
     if is_lost(error):
         return UnreachableError(
-            f"store {place} cannot be reached: the server must be up, and host, port and network right ({said})"
+            f"store {place} cannot be reached: check that the server runs, and check host, port and network ({message})"
         )
-    meaning = _explain_error(error, said)
-    return StorageError(f"store {place} {meaning} ({said})" if meaning else f"store {place} cannot be used: {said}")
+    meaning = _explain_error(error, message)
+    return StorageError(
+        f"store {place} {meaning} ({message})" if meaning else f"store {place} cannot be used: {message}"
+    )
 
 
-def _explain_error(error: BaseException, said: str) -> str | None:
+def _explain_error(error: BaseException, message: str) -> str | None:
     if hasattr(getattr(error, "orig", None), "sqlstate"):
         code = _code(error)
         by_code = (meaning for codes, meaning in _CODES if code.startswith(codes)) if code else iter(())
-        return next(by_code, None) or _refusal(said)
-    return next((meaning for words, meaning in _MEANINGS if any(word in said.lower() for word in words)), None)
+        return next(by_code, None) or _refusal(message)
+    return next((meaning for words, meaning in _MEANINGS if any(word in message.lower() for word in words)), None)
 
 
-def _refusal(said: str) -> str | None:
-    return next((meaning for words, meaning in _REFUSALS if any(word in said for word in words)), None)
+def _refusal(message: str) -> str | None:
+    return next((meaning for words, meaning in _REFUSALS if any(word in message for word in words)), None)
 
 
 def _code(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The statements behind `Storage` that concern explanations. Each runs in the caller's transaction."""
+"""The statements of `Storage` for explanations. Each runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ExplanationSummary:
-    """A kept explanation in one line.
+    """A stored explanation in one line.
 
     Attributes:
-        id: the store's key of it.
+        id: its id in the store.
         target: the explained target.
         device: device of the explanation.
         mode: "inference" or "training".
         plan_id: id of the explained plan, or None for `torch.compile` with its defaults.
-        plan: that plan in a few words, likewise None.
+        plan: that plan as text, or None likewise.
         fingerprint: fingerprint of machine and software.
         created_at: seconds since the epoch.
     """
@@ -46,7 +46,7 @@ class ExplanationSummary:
 
 
 def row_of(explanation: Explanation) -> Row:
-    """Return the columns with an explanation, derived before the transaction that writes them."""
+    """Return an explanation as columns. It is called before the transaction that writes them."""
     plan, workload = explanation.plan, explanation.workload
     return {
         "target": workload.target,
@@ -62,12 +62,12 @@ def row_of(explanation: Explanation) -> Row:
 
 
 def keep(connection: Connection, row: Row) -> int:
-    """Insert a `row_of` in the place of an older one of its key, and return its id."""
+    """Store a `row_of`, replace an older one of the same key, and return its id."""
     write_alone(connection, explanations.name)
     connection.execute(delete(explanations).where(*_same(row)))
-    made = connection.execute(insert(explanations).values(row)).inserted_primary_key
-    assert made is not None
-    return int(made[0])
+    key = connection.execute(insert(explanations).values(row)).inserted_primary_key
+    assert key is not None
+    return int(key[0])
 
 
 def rows(connection: Connection) -> list[Row]:
@@ -77,10 +77,10 @@ def rows(connection: Connection) -> list[Row]:
 
 
 def merge(connection: Connection, row: Row) -> None:
-    """Take a row of another store, unless there is a later one of its key."""
+    """Copy a row of another store, unless there is a later one of its key."""
     write_alone(connection, explanations.name)
-    held = connection.execute(select(explanations.c.created_at).where(*_same(row))).scalar()
-    if held is None or held < row["created_at"]:
+    created_at = connection.execute(select(explanations.c.created_at).where(*_same(row))).scalar()
+    if created_at is None or created_at < row["created_at"]:
         keep(connection, row)
 
 
@@ -89,7 +89,7 @@ def _same(row: Row) -> list[Any]:
 
 
 def summaries(connection: Connection, target: str | None, limit: int | None) -> list[ExplanationSummary]:
-    """List explanations, newest first, by their columns alone."""
+    """List explanations, newest first, without reading their records."""
     columns = [explanations.c[name] for name in ExplanationSummary.__slots__]
     query = select(*columns).order_by(explanations.c.created_at.desc(), explanations.c.id.desc()).limit(limit)
     if target is not None:
@@ -111,4 +111,4 @@ def get(connection: Connection, explanation_id: int) -> Explanation:
 
 def _describe_newest(newest: Sequence[ExplanationSummary]) -> str:
     named = ", ".join(str(summary.id) for summary in newest)
-    return f"the newest are {named}" if named else "the store holds none yet: torchwise explain TARGET makes one"
+    return f"the newest are {named}" if named else "the store holds none yet: torchwise explain TARGET creates one"

@@ -1,4 +1,4 @@
-"""The key by which two requests are the same study, and a study in one line."""
+"""The key of a study, and a study in one line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torchwise.records import Interval, Study, StudyState
 
 @dataclass(frozen=True, slots=True)
 class StudyKey:
-    """The key by which two requests are the same study, so that the second resumes the first.
+    """The key of a study. A second request with an equal key resumes the study of the first.
 
-    The target's name, the number of calls and restarts, and the effort are never in the key. They change the decision
-    or the amount of trials, but not the measurements.
+    The key lacks the target's name, the number of calls and restarts, and the effort. They change the decision or the
+    number of trials, but not the measurements.
 
     Attributes:
         identity: the model and inputs, as in `torchwise.workload.identity`.
@@ -33,7 +33,7 @@ class StudyKey:
 
     @classmethod
     def from_study(cls, study: Study) -> StudyKey:
-        """Return the key under which `study` is kept."""
+        """Return the key of `study`."""
         workload = study.workload
         return cls(
             identity=study.inspection.identity,
@@ -50,13 +50,13 @@ class StudySummary:
     """A study in one line, without its samples.
 
     Attributes:
-        id: the store's key of the study.
+        id: the id of the study in the store.
         target: the target of the last request. In a list of one target's studies, it is that target.
         device: device of the study.
         mode: "inference" or "training".
         state: whether the search has ended. In a list of one target's studies, it is that target's state.
         trials: number of trials, running ones included.
-        plan: the decided plan in a few words, or None while undecided.
+        plan: the decided plan as text, or None while undecided.
         speedup: of the decided plan, or None while undecided, and for eager.
         created_at: seconds since the epoch.
     """

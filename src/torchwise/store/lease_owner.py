@@ -1,4 +1,4 @@
-"""The owner of a running trial, and whether its process still lives."""
+"""The owner of a running trial, and whether its process is alive."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 
 HEARTBEAT_LIMIT_S = 600.0
-"""A process on another host counts as dead when it has not been heard of for this long."""
+"""Seconds without a heartbeat after which a process on another host counts as dead."""
 
 _START_TOLERANCE_S = 1.0  # psutil derives the start from the boot time, which the kernel corrects by fractions
 
 
 @cache
 def this_host() -> str:
-    """Return this machine's name, with an addition that tells it from another of that name sharing the store.
+    """Return this machine's name, with a suffix that distinguishes it from other machines of the same name.
 
-    The machine's own id is for the machine alone (machine-id(5)), and so is stored as a hash.
+    The suffix is a hash of the machine's id, as machine-id(5) forbids publishing the id itself.
     """
     try:
         machine = Path("/etc/machine-id").read_bytes().strip()
@@ -33,7 +33,7 @@ def this_host() -> str:
 
 @dataclass(frozen=True, slots=True)
 class LeaseOwner:
-    """A process, distinguished from a later one that was given the same number.
+    """A process, distinguished from a later one with the same process id.
 
     Attributes:
         host: the machine, named by `this_host`.
@@ -51,10 +51,13 @@ class LeaseOwner:
         return cls(this_host(), os.getpid(), psutil.Process().create_time())
 
     def is_alive(self, silent_s: float) -> bool:
-        """Whether the process still runs.
+        """Whether the process is alive.
 
-        On this host the process table says so: no such process, a zombie, or another start time means dead. On another
-        host it is dead if its last heartbeat is at least `silent_s` old, by the store's clock, and that is long.
+        On this host, the process table decides. The process is dead if it does not exist, is a zombie, or has another
+        start time. On another host, it is dead if its last heartbeat was over `HEARTBEAT_LIMIT_S` ago.
+
+        Args:
+            silent_s: seconds since its last heartbeat, by the store's clock.
         """
         if self.host != this_host():
             return silent_s <= HEARTBEAT_LIMIT_S
@@ -65,5 +68,5 @@ class LeaseOwner:
             return abs(process.create_time() - self.started) <= _START_TOLERANCE_S
         except psutil.NoSuchProcess:
             return False
-        except psutil.AccessDenied:  # it exists, and belongs to another user: more cannot be known
+        except psutil.AccessDenied:  # it exists and belongs to another user, so its start time is unknown
             return True

@@ -1,4 +1,4 @@
-"""Location of the store: from the user's text to a database URL. SQLAlchemy is loaded only if there is one."""
+"""Location of the store: from the user's text to a database URL. SQLAlchemy is loaded only when needed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ RULE = "must be a path ending in .db, a sqlite:///PATH or a postgresql://USER@HO
 
 _SQLITE = ("sqlite", "sqlite+pysqlite")
 _POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
-_PLACES = ("host", "port", "service")  # among psycopg's parameters. Others may be secrets
+_PLACES = ("host", "port", "service")  # parameters of psycopg that are shown. Others may be secrets
 
 
 def default_url() -> str:
     """Return the environment's TORCHWISE_STORE, or else a SQLite file in the user's data folder."""
-    if given := os.environ.get(VARIABLE):
-        return given
+    if url := os.environ.get(VARIABLE):
+        return url
     from platformdirs import user_data_dir
 
     return f"sqlite:///{Path(user_data_dir('torchwise')) / 'torchwise.db'}"
 
 
 def locate(text: str) -> URL:
-    """Return the database URL that `text` means, a URL or a path ending in .db. Files become absolute paths.
+    """Return the database URL of `text`, a URL or a path ending in .db. Paths become absolute.
 
     Raises:
-        StorageError: it means no database that Torchwise can use.
+        StorageError: it is no database that Torchwise can use.
     """
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
@@ -46,30 +46,30 @@ def locate(text: str) -> URL:
         raise StorageError(f"store has the scheme {scheme!r}, but {RULE}")
     try:
         url = make_url(text)
-    except (ArgumentError, ValueError):  # the text may hold a password: it is not repeated
+    except (ArgumentError, ValueError):  # the message does not repeat the text, which may hold a password
         raise StorageError(f"store is a malformed {scheme}:// URL, but {RULE}") from None
     if scheme in _POSTGRES:
-        if "@" in f"{url.host}{url.database}":  # the text after the password's first @ is not repeated either
-            raise StorageError(f"store is a {scheme}:// URL with an @ too many: in a password, write it as %40")
+        if "@" in f"{url.host}{url.database}":  # nor the part after the first @ of a password
+            raise StorageError(f"store is a {scheme}:// URL with several @: write an @ in the password as %40")
         return url.set(drivername="postgresql+psycopg")
     if not url.database or url.database == ":memory:":
-        raise StorageError(f"store is {text!r}, which no other process could read, but {RULE}")
+        raise StorageError(f"store is {text!r}, which other processes cannot read, but {RULE}")
     if url.host or url.query:
         raise StorageError(f"store is {text!r}, but a sqlite URL has three slashes, a path, and no parameters")
     return _file(url.database)
 
 
 def place_of(text: str) -> str:
-    """Return the store that `text` means, named for messages in any folder: a file, or a server's URL.
+    """Return the store of `text` for messages: an absolute path, or a server's URL without its password.
 
     Raises:
-        StorageError: it means no database that Torchwise can use.
+        StorageError: it is no database that Torchwise can use.
     """
     return str(file_of(text) or hide_password(locate(text)))
 
 
 def file_of(text: str) -> Path | None:
-    """Return the file that `text` means, by its form alone, or None for a server's URL."""
+    """Return the file of `text`, which need not exist, or None for a server's URL."""
     scheme, separator, path = text.partition("://")
     if separator and scheme not in _SQLITE:
         return None
@@ -77,19 +77,19 @@ def file_of(text: str) -> Path | None:
 
 
 def check_exists(url: URL) -> None:
-    """Refuse a file that is not there. A server is asked when it is opened.
+    """Refuse a missing file. Opening a store checks its server.
 
     Raises:
-        StorageError: it is not there.
+        StorageError: the file is missing.
     """
     if url.drivername == "sqlite" and not Path(url.database or "").exists():
         raise StorageError(
-            f"store {url.database} is not there: give another with --store, or tune into it first by `torchwise tune`"
+            f"store {url.database} does not exist: give another with --store, or create it by `torchwise tune`"
         )
 
 
 def hide_password(url: URL) -> str:
-    """Return a server's URL for messages, without a password. Of its parameters only the location is kept."""
+    """Return a server's URL for messages, without its password, and only with parameters of the location."""
     query = {name: value for name, value in url.query.items() if name in _PLACES}
     return url.set(drivername="postgresql", query=query).render_as_string(hide_password=True)
 

@@ -1,4 +1,4 @@
-"""Migration of a store to this version's schema, by Alembic. It refuses anything this version does not know."""
+"""Migrate a store to this version's schema, by Alembic, and refuse unknown schemas."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torchwise.store.schema import HEAD, VERSION_TABLE, decisions, explanations,
 LOCK_TIMEOUT_S = 60.0
 SCRIPTS = Path(__file__).parent / "migrations"
 
-_ADVISORY_LOCK = 0x746F726368  # any number that no other program uses
+_ADVISORY_LOCK = 0x746F726368  # an arbitrary number that other programs are unlikely to use
 
 
 def bring_to_head(database: Database) -> None:
-    """Create or migrate the tables, once, even if many processes ask at the same time.
+    """Create or migrate the tables, once, even if many processes call this at the same time.
 
     Raises:
-        StorageError: a newer schema, another program's file, or a store that needs migrating but is read-only.
+        StorageError: the schema is newer, the file belongs to another program, or the store is read-only.
     """
     revision = database.read(revision_of)
     if revision == HEAD:
         return
-    _refuse(database, revision)
+    _refuse_unusable(database, revision)
     with _alone(database):
         if database.file:
             sqlite.use_write_ahead_log(database.file, database.place)
@@ -36,48 +36,48 @@ def bring_to_head(database: Database) -> None:
 
 
 def take_back(database: Database, revision: str, *, lose: bool = False) -> None:
-    """Undo the migrations after `revision`, so that the Torchwise of that schema can use the store again.
+    """Undo the migrations after `revision`, so that an older version of Torchwise can use the store.
 
-    Opening it with this version migrates it to the head once more.
+    Opening it with this version migrates it to the head again.
 
     Args:
         database: the store.
-        revision: its schema from then on.
-        lose: delete the data that the schema has no table for.
+        revision: its new schema.
+        lose: whether to delete the data that the schema cannot hold.
 
     Raises:
-        StorageError: an unknown revision, or a newer one than the store's. Or the change would lose data without
-            `lose`.
+        StorageError: the revision is unknown, or newer than the store's. Or the change would delete data, and `lose` is
+            False.
     """
     known = sorted(_list_revisions())
-    held = database.read(revision_of)
-    if revision not in known or held not in known or revision > held:
+    current = database.read(revision_of)
+    if revision not in known or current not in known or revision > current:
         raise StorageError(
             f"schema is {revision!r}, but must be one of {', '.join(known)} and not above that of the store "
-            f"{database.place}, which is {held!r}"
+            f"{database.place}, which is {current!r}"
         )
     lost = [] if lose else database.read(lambda connection: _list_lost_data(connection, revision))
     if lost:
         raise StorageError(
-            f"schema {revision} has no place for what {database.place} holds: {', '.join(lost)}; copy the store first "
-            "(torchwise store copy), or have them deleted with --lose"
+            f"schema {revision} cannot hold all data of {database.place}: {', '.join(lost)}; copy the store first "
+            "(torchwise store copy), or delete these data with --delete-data"
         )
     with _alone(database):
         database.write(lambda connection: _migrate(connection, revision, back=True))
 
 
 def _list_lost_data(connection: Connection, revision: str) -> list[str]:
-    """Return the data of a store that cannot be kept at `revision`, in words."""
-    there = inspect(connection).get_table_names()
-    beyond_one_a_study = func.count() - func.count(decisions.c.study_id.distinct())
-    held = (
-        (rulings, func.count(), "ruling", "0003"),
+    """Return descriptions of the data of a store that the schema `revision` cannot hold."""
+    existing = inspect(connection).get_table_names()
+    additional = func.count() - func.count(decisions.c.study_id.distinct())
+    contents = (
+        (rulings, func.count(), "approval", "0003"),
         (explanations, func.count(), "explanation", "0003"),
-        (decisions, beyond_one_a_study, "further decision", "0004"),
+        (decisions, additional, "additional decision", "0004"),
     )
     found = []
-    for table, counted, noun, since in held:
-        if revision < since and table.name in there:
+    for table, counted, noun, since in contents:
+        if revision < since and table.name in existing:
             count = connection.execute(select(counted).select_from(table)).scalar_one()
             found += [f"{count} {noun}{'s' * (count > 1)}"] if count else []
     return found
@@ -90,7 +90,7 @@ def revision_of(connection: Connection) -> str | None:
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
 
 
-def _refuse(database: Database, revision: str | None) -> None:
+def _refuse_unusable(database: Database, revision: str | None) -> None:
     place = database.place
     if revision is not None and revision not in _list_revisions():
         raise StorageError(
@@ -103,9 +103,9 @@ def _refuse(database: Database, revision: str | None) -> None:
             "but must be a Torchwise store or not exist yet; give another with --store"
         )
     if not database.is_writable:
-        held = f"schema {revision!r}" if revision else "no schema"
+        schema = f"schema {revision!r}" if revision else "no schema"
         raise StorageError(
-            f"store {place} has {held} and is read-only, but this version needs schema {HEAD!r}; "
+            f"store {place} has {schema} and is read-only, but this version needs schema {HEAD!r}; "
             "open it once with write permission"
         )
 
@@ -121,7 +121,7 @@ def _list_revisions() -> set[str]:
 
 
 def _migrate(connection: Connection, revision: str, *, back: bool = False) -> None:
-    """Run the missing migrations. There are none if another process was quicker."""
+    """Run the missing migrations. There are none if another process was faster."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
     if revision_of(connection) == revision:

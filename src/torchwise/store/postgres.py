@@ -1,6 +1,6 @@
-"""A PostgreSQL server as the store: its connections, the limits of its waits, and the mode of its transactions.
+"""A PostgreSQL server as the store: its connections, timeouts, and the mode of its transactions.
 
-Every transaction has a connection of its own. So a fork, a restarted server or a pooler in between harms none.
+Every transaction has its own connection. So forks, restarted servers and connection poolers do no harm.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from torchwise.store.sqlite import WRITING
 
 LOCK_TIMEOUT_S = 30
-"""Maximum wait of a writer for another's lock. After that the transaction is tried again, a bounded number of times."""
+"""Maximum wait in seconds for a lock. Afterwards the transaction is repeated, a limited number of times."""
 
 IDLE_LIMIT_S = 60
-"""The server ends a transaction whose process does nothing for this long (it is stopped, or its host is gone)."""
+"""Seconds after which the server ends an idle transaction, such as that of a stopped process or a lost host."""
 
 _CONNECTION = {
     "connect_timeout": 10,
-    # A network that swallows packets is noticed after about a minute, not after two hours.
+    # A network that drops packets is detected after about a minute, not after two hours.
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
-    # No prepared statements: no query is frequent enough to gain, and poolers share connections that still have them.
+    # No prepared statements: no query is frequent enough to benefit, and they conflict with connection poolers.
     "prepare_threshold": None,
 }
 _LIMITS = (
@@ -38,14 +38,14 @@ def postgres_engine(url: URL, timeout_s: float | None = None) -> Engine:
 
     Args:
         url: URL of the server. Its parameters override the defaults here.
-        timeout_s: limit for connecting, and for the network's silence, or None for the default.
+        timeout_s: time limit for connecting and for network silence, or None for the default.
 
     Raises:
         ImportError: the driver is not installed.
     """
-    usual = _CONNECTION if timeout_s is None else {**_CONNECTION, **_prompt(timeout_s)}
-    given = {name: value for name, value in usual.items() if name not in url.query}
-    engine = create_engine(url, poolclass=NullPool, connect_args=given, use_native_hstore=False)
+    settings = _CONNECTION if timeout_s is None else {**_CONNECTION, **_prompt(timeout_s)}
+    arguments = {name: value for name, value in settings.items() if name not in url.query}
+    engine = create_engine(url, poolclass=NullPool, connect_args=arguments, use_native_hstore=False)
     event.listen(engine, "begin", _begin)
     return engine
 
@@ -53,7 +53,7 @@ def postgres_engine(url: URL, timeout_s: float | None = None) -> Engine:
 def options(*, writing: bool) -> dict[str, Any]:
     """Return the options of a transaction, regardless of the server's defaults.
 
-    Several statements read one state. Once a writer has its lock, it sees the last writer's changes.
+    All statements of a reader see the same state. A writer sees the changes of the last writer once it has its lock.
     """
     if writing:
         return {WRITING: True, "isolation_level": "READ COMMITTED"}
@@ -61,7 +61,7 @@ def options(*, writing: bool) -> dict[str, Any]:
 
 
 def write_alone(connection: Connection, table: str) -> None:
-    """Have other writers to `table` wait for this transaction's end, but not readers. A file's writers wait anyway."""
+    """Let other writers to `table`, but not readers, wait for this transaction. In SQLite, writers wait anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"))
 

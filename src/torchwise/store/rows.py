@@ -1,4 +1,4 @@
-"""Records to text and back. An error about an unreadable row names its table and number."""
+"""Convert records to text and back. An error about an unreadable row names the row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAY_OUT = "delete the study, or read it with the version of Torchwise that wrote
 
 
 def dump(record: Any) -> str:
-    """Return a record as JSON text. Infinity and NaN are kept as such, which Python reads back and plain JSON lacks."""
+    """Return a record as JSON text. It may contain Infinity and NaN, which Python reads, but strict JSON lacks."""
     return json.dumps(codec.to_builtins(record), separators=(",", ":"))
 
 
@@ -33,7 +33,7 @@ def load(text: str, kind: type[T], *, row: str, written: str, known: str, way_ou
         way_out: advice for a row that cannot be read.
 
     Raises:
-        StorageError: another format, or no such record.
+        StorageError: the format is another one, or the text is no such record.
     """
     if written != known:
         raise StorageError(f"{row} has format {written!r}, but this version reads {known!r}; {way_out}")
@@ -44,7 +44,7 @@ def load(text: str, kind: type[T], *, row: str, written: str, known: str, way_ou
 
 
 def state_of(text: str, kind: type[State], *, row: str, way_out: str = WAY_OUT) -> State:
-    """Read a state that has a column of its own.
+    """Read a state from its own column.
 
     Raises:
         StorageError: this version knows no such state.

@@ -1,7 +1,7 @@
 """The tables. A change to one needs a migration, a new `HEAD`, and a dump of the old form as a fixture.
 
-Records are kept whole, as JSON text. Only fields that queries use have a column of their own. Every name begins with
-"torchwise_", so that a PostgreSQL database may hold other programs' tables as well.
+Records are stored as JSON text. Only fields that queries use have their own column. Every name begins with
+"torchwise_", so that a PostgreSQL database can also hold tables of other programs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ studies = Table(
     Column("seconds", Double, nullable=False),
     Column("excluded", Text, nullable=False),
     Column("format", Text, nullable=False),
-    Column("record", Text, nullable=False),  # the study as created; the columns above hold what has changed since
+    Column("record", Text, nullable=False),  # the study as created; the columns above have later changes
     UniqueConstraint("identity", "fingerprint", "device", "mode", "objective", "allow", name="torchwise_studies_key"),
     Index("torchwise_studies_created", "created_at", "id"),
     Index("torchwise_studies_target", "target", "created_at"),
-    sqlite_autoincrement=True,  # the number of a deleted study is never given to another
+    sqlite_autoincrement=True,  # the number of a deleted study is never reused
 )
 
 trials = Table(
@@ -71,7 +71,7 @@ decisions = Table(
     Column("speedup_high", Double),
     Column("format", Text, nullable=False),
     Column("record", Text, nullable=False),
-    Column("state", Text, nullable=False),  # of the search for this target; the study has the last one's
+    Column("state", Text, nullable=False),  # of the search for this target; the study has the state of the last search
     Index("torchwise_decisions_target", "target", "decided_at"),
     Index("torchwise_decisions_identity", "identity"),
 )

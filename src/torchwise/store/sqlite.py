@@ -1,7 +1,7 @@
 """A SQLite file as the store: its permissions, its connections, its transactions.
 
-It uses a write-ahead log, so that readers never wait. With `synchronous=FULL`, committed data survive a power cut. With
-`BEGIN IMMEDIATE`, a writer waits for its turn at the start and never fails half-way.
+It uses a write-ahead log, so that readers never wait. With `synchronous=FULL`, committed data survive a power failure.
+With `BEGIN IMMEDIATE`, a writer waits for the lock at the start, and never fails later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WRITING = "torchwise_writing"
 
 
 def sqlite_engine(path: Path, timeout_s: float | None = None) -> Engine:
-    """Return an engine whose every transaction has a connection of its own, so that it is safe after a fork.
+    """Return an engine that opens a connection for every transaction, so that it is safe after a fork.
 
     Each connection waits for a lock for `timeout_s`, or `BUSY_TIMEOUT_S` by default.
     """
@@ -33,10 +33,10 @@ def sqlite_engine(path: Path, timeout_s: float | None = None) -> Engine:
 
 
 def prepare(path: Path) -> None:
-    """Make sure that there is a readable file at `path`, and create an empty one if needed.
+    """Check that the file at `path` is readable, and create an empty one if needed.
 
     Raises:
-        StorageError: a folder is there, or permission lacks.
+        StorageError: the path is a folder, or a permission is missing.
     """
     if path.is_dir():
         raise StorageError(f"store {path} is a folder, but must be a file")
@@ -51,12 +51,12 @@ def prepare(path: Path) -> None:
 
 
 def is_writable(path: Path) -> bool:
-    """Whether this user may write the file and, as the write-ahead log needs, create files beside it."""
+    """Whether this user may write the file, and create files in its folder, as the write-ahead log needs."""
     return _may(path, os.W_OK) and _may(path.parent, os.W_OK)
 
 
 def connect(path: Path, timeout_s: float | None = None) -> sqlite3.Connection:
-    """Open an existing file, for writing if permitted, else for reading."""
+    """Open an existing file for writing, or for reading if writing is not permitted."""
     if is_writable(path):
         connection = _open(path, "mode=rw", timeout_s)
         connection.execute("PRAGMA synchronous=FULL")
@@ -67,12 +67,14 @@ def connect(path: Path, timeout_s: float | None = None) -> sqlite3.Connection:
         connection.execute("SELECT 1 FROM sqlite_master")
     except sqlite3.OperationalError as error:
         connection.close()
-        if Path(f"{path}-wal").exists():  # reading past it would show an older state
+        if Path(f"{path}-wal").exists():  # reading without it would return an older state
             raise StorageError(
-                f"store {path} is read-only and has changes in {path.name}-wal that are not taken in yet ({error}); "
+                f"store {path} is read-only, and {path.name}-wal has changes that are not merged yet ({error}); "
                 "open it once with write permission"
             ) from error
-        return _open(path, "mode=ro&immutable=1", timeout_s)  # nobody is writing, and the log's index cannot be created
+        return _open(
+            path, "mode=ro&immutable=1", timeout_s
+        )  # no process is writing, and the log's index cannot be created
     return connection
 
 
@@ -89,7 +91,7 @@ def use_write_ahead_log(path: Path, place: str) -> None:
 
 
 def _open(path: Path, mode: str, timeout_s: float | None) -> sqlite3.Connection:
-    """Open without the driver's own transactions: SQLAlchemy's documented recipe for a BEGIN of one's own."""
+    """Open without the driver's own transactions, as SQLAlchemy documents for a custom BEGIN."""
     timeout = BUSY_TIMEOUT_S if timeout_s is None else timeout_s
     return sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=timeout, isolation_level=None)
 
@@ -99,5 +101,5 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
-def _may(path: Path, right: int) -> bool:
-    return os.access(path, right, effective_ids=os.access in os.supports_effective_ids)
+def _may(path: Path, permission: int) -> bool:
+    return os.access(path, permission, effective_ids=os.access in os.supports_effective_ids)

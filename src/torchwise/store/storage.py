@@ -1,4 +1,4 @@
-"""The store's front door: one class, one transaction per method."""
+"""The interface of the store: one class, with one transaction per method."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_storage(url: str | None = None, *, existing: bool = False) -> Storage:
 
     Args:
         url: a path ending in .db, a `sqlite:///PATH` or a `postgresql://USER@HOST/DATABASE` URL.
-        existing: refuse a file that is not there, and create none. For callers that only look things up.
+        existing: whether to refuse a missing file instead of creating it, for callers that only read.
 
     Raises:
         StorageError: it cannot be reached or read, is no store, has a newer schema, or its driver is missing.
@@ -45,10 +45,11 @@ def open_storage(url: str | None = None, *, existing: bool = False) -> Storage:
 
 
 def downgrade_storage(url: str | None, schema: str, *, lose: bool = False) -> str:
-    """Take the store at `url` back to an older schema and return its place. See `migrate.take_back`.
+    """Convert the store at `url` to an older schema, and return its location. See `migrate.take_back`.
 
     Raises:
-        StorageError: it cannot be reached or written, has no such older schema, or would lose something without `lose`.
+        StorageError: it cannot be reached or written, has no such older schema, or would lose data and `lose` is
+            False.
     """
     database = Database(locate(url or default_url()))
     take_back(database, schema, lose=lose)
@@ -57,21 +58,21 @@ def downgrade_storage(url: str | None, schema: str, *, lose: bool = False) -> st
 
 
 class Storage:
-    """Studies with trials and decisions, rulings and explanations, shared between processes, threads and forks.
+    """Studies with trials and decisions, approvals and explanations, shared between processes, threads and forks.
 
-    Each method is one transaction. When it returns, its changes survive `kill -9` and a power cut. When it raises, it
-    has written nothing. A store without write permission can be read. If a server is lost in between, methods wait for
-    it, some minutes long (`outage`), with a message to the log.
+    Each method is one transaction. When it returns, its changes survive `kill -9` and a power failure. When it raises,
+    it has written nothing. A store without write permission can be read. If a server is lost, methods wait for some
+    minutes (`reconnect`), with a message in the log.
 
-    A process claims a trial before it runs it, keeps the claim by a heartbeat, and finishes or releases it. A plan has
-    one trial per study at most, so that no two processes try the same one. A trial whose owner has died is reclaimed.
+    A process claims a trial before it runs it, renews the claim by heartbeats, and finishes or releases it. A plan has
+    at most one trial per study, so that no two processes run the same one. A trial of a dead owner is reclaimed.
 
-    Every method raises `StorageError` if the database cannot be reached, stays locked or is damaged. It also does so if
-    a requested study does not exist, or a row to be read has another format.
+    Every method raises `StorageError` if the database cannot be reached, stays locked or is damaged. It also raises it
+    if a requested study does not exist, or a row has another format.
     """
 
     def __init__(self, database: Database) -> None:
-        """Use a database that is at the schema of this version. `open_storage` ensures that."""
+        """Use a database with the schema of this version, which `open_storage` ensures."""
         self._database = database
         database.leaves_tokens = True
 
@@ -86,19 +87,20 @@ class Storage:
         return HEAD
 
     def find_study(self, key: StudyKey, target: str | None = None) -> Study | None:
-        """Return the study under `key`, or None; `target` as in `get_study`."""
+        """Return the study under `key`, or None. `target` is as in `get_study`."""
         study_id = self._database.read(lambda c: studies.find(c, key))
         return None if study_id is None else self.get_study(study_id, target)
 
     def create_study(self, key: StudyKey, study: Study) -> Study:
         """Return the study under `key`, created from `study` if there is none yet.
 
-        If processes call this at the same time, one creates the study and all get the same. The id of `study`, its
-        trials and its decision are not taken. The store gives the id, and `finish_trial` and `conclude` the rest.
+        If several processes call this at the same time, one creates the study, and all get the same one. The id, the
+        trials and the decision of `study` are ignored. The store assigns the id. `finish_trial` and `conclude` add the
+        rest.
         """
         try:
             study_id = self._database.write(lambda c: studies.find_or_add(c, key, study))
-        except IntegrityError:  # PostgreSQL: another process added it between our look and our insert
+        except IntegrityError:  # PostgreSQL: another process added it between our query and our insert
             found = self._database.read(lambda c: studies.find(c, key))
             if found is None:
                 raise
@@ -116,7 +118,7 @@ class Storage:
             study_id = self._database.write(lambda c: studies.insert_study(c, study, records))
         except IntegrityError:
             raise StorageError(
-                f"the study of {study.workload.target} has two trials of one plan or number; export it anew"
+                f"the study of {study.workload.target} has two trials of one plan or number; export it again"
             ) from None
         return self.get_study(study_id)
 
@@ -151,18 +153,18 @@ class Storage:
     ) -> Trial | None:
         """Return a RUNNING trial of `plan` that belongs to `owner` alone, or None if there is nothing to do.
 
-        None means that the plan is finished, or RUNNING by a living owner, this one included. The number is the next
-        one, but a dead owner's trial is taken over under its own number. The same holds for `again`, a finished trial
-        that was stopped early, failed or was disturbed. Its results are given up. It is not taken over if another
-        process repeated it meanwhile.
+        None means that the plan is finished, or that a living owner runs it, possibly this one. The trial gets the next
+        free number. A dead owner's trial is taken over under its own number. So is `again`, a finished trial that was
+        stopped early, failed or was disturbed. Its results are discarded. It is not taken over if another process has
+        repeated it meanwhile.
         """
         return self._database.write(lambda c: claims.claim(c, study_id, plan, reason, owner, again=again))
 
     def finish_trial(self, study_id: int, trial: Trial) -> None:
         """Store a finished trial in the place of its claim.
 
-        If the plan already has a finished trial, that one stays. If the claim was taken away, as from a machine that
-        slept, the trial is still stored, under another number if need be.
+        If the plan already has a finished trial, that one stays. The trial is stored even if its claim has expired, as
+        on a machine that was suspended. It may then get another number.
         """
         if not trial.state.is_finished:
             raise StorageError(f"trial {trial.number} is {trial.state}, but must be complete, pruned or fail to finish")
@@ -178,7 +180,7 @@ class Storage:
         return self._database.write(lambda c: claims.keep_duel(c, study_id, plan, duel))
 
     def keep_repeat(self, study_id: int, plan: Plan, found: Measurement | Failure) -> Trial | None:
-        """Add a further process's result for a plan to its finished trial.
+        """Add the result of another process for a plan to its finished trial.
 
         Returns:
             The trial with all its measurements, failed if that process failed, or None if there is no such trial.
@@ -186,24 +188,24 @@ class Storage:
         return self._database.write(lambda c: claims.keep_repeat(c, study_id, plan, found))
 
     def release_trial(self, study_id: int, number: int) -> None:
-        """Take a claim back, as when its run was interrupted: the plan is as if never claimed.
+        """Release a claim, such as after an interruption, as if the plan had never been claimed.
 
-        A finished trial stays, and it is no error if there is no such trial.
+        A finished trial stays. A missing trial is no error.
         """
         self._database.write(lambda c: claims.release(c, study_id, number))
 
     def reclaim(self, study_id: int) -> list[Plan]:
-        """Take back the claims of owners that have died and return their plans, so that they are tried again.
+        """Release the claims of dead owners, and return their plans, so that they are tried again.
 
-        An owner on this host is dead when its process is gone. One on another host is dead when its heartbeat is older
-        than 10 minutes.
+        An owner on this host is dead if its process is gone. An owner on another host is dead if its last heartbeat is
+        older than 10 minutes.
         """
         return self._database.write(lambda c: claims.reclaim(c, study_id))
 
     def heartbeat(self, owner: LeaseOwner) -> None:
-        """Record that `owner` lives, for all its RUNNING trials. Call it about once a minute.
+        """Record that `owner` is alive, for all its RUNNING trials. Call it about once a minute.
 
-        It is no error if a server cannot be reached at the moment: the next call records it, and is early enough.
+        An unreachable server is no error, since the next call is early enough.
         """
         with contextlib.suppress(UnreachableError):
             self._database.write(lambda c: claims.touch(c, owner), patient=False)
@@ -238,22 +240,22 @@ class Storage:
         """Delete a study with its trials and its decisions. Its id is never given to another."""
         self._database.write(lambda c: studies.remove(c, study_id))
 
-    def rule(self, ruling: Approval) -> None:
-        """Store somebody's ruling on a plan, in the place of an earlier one on it.
+    def rule(self, approval: Approval) -> None:
+        """Store an approval of a plan, and replace an earlier one.
 
-        A target has one pin at most for a mode and a kind of hardware. With a new one, the older becomes an approval. A
-        ruling without a time gets that of the store.
+        A target has at most one pin for a mode and a kind of hardware. With a new pin, the older one becomes approved.
+        An approval without a time gets that of the store.
         """
-        self._database.write(lambda c: approvals.put(c, ruling))
+        self._database.write(lambda c: approvals.put(c, approval))
 
     def withdraw(self, target: str, mode: str, hardware: str, plan_id: str) -> bool:
-        """Delete the ruling on a plan, and return whether there was one."""
+        """Delete the approval of a plan, and return whether there was one."""
         return self._database.write(lambda c: approvals.remove(c, target, mode, hardware, plan_id))
 
     def approvals(
         self, target: str | None = None, mode: str | None = None, hardware: str | None = None
     ) -> list[Approval]:
-        """Return the rulings on this target, mode and hardware, or on any, newest first."""
+        """Return the approvals for this target, mode and hardware, or for any, newest first."""
         return self._database.read(lambda c: approvals.read(c, target, mode, hardware))
 
     def keep_explanation(self, explanation: Explanation) -> int:
@@ -280,9 +282,9 @@ class Storage:
     def copy_to(self, other: Storage) -> Iterator[CopyResult]:
         """Copy every study with its finished trials and decisions, oldest first, and yield the result for each.
 
-        Each study is one transaction. Existing data of `other` stay. So an interrupted or an old copy is continued by
-        copying again. If both stores have a study, its trials are merged, and the later decision for each target
-        counts. Rulings and explanations come last, and the later one of each plan counts.
+        Each study is one transaction. Existing data of `other` stay, so copying again continues an interrupted or an
+        old copy. If both stores have a study, its trials are merged, and the later decision for each target counts.
+        Approvals and explanations are copied last, and the later one of each plan counts.
         """
         for study_id in self._database.read(copy.ids):
             if (found := self._database.read(partial(copy.read, study_id=study_id))) is not None:

@@ -1,4 +1,4 @@
-"""The statements behind `Storage` that concern studies and decisions. Each runs in the caller's transaction."""
+"""The statements of `Storage` for studies and decisions. Each runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find(connection: Connection, key: StudyKey) -> int | None:
 
 
 def find_or_add(connection: Connection, key: StudyKey, study: Study) -> int:
-    """Return the id of the study under `key`, inserted without its trials and decision if there is none."""
+    """Return the id of the study under `key`. If there is none, insert `study` without its trials and decision."""
     found = find(connection, key)
     if found is not None:
         return found
@@ -44,18 +44,18 @@ def find_or_add(connection: Connection, key: StudyKey, study: Study) -> int:
         "format": STUDY_FORMAT,
         "record": dump(replace(study, trials=(), decision=None, created_at=created_at)),
     }
-    made = connection.execute(insert(studies).values(row)).inserted_primary_key
-    assert made is not None
-    return int(made[0])
+    inserted = connection.execute(insert(studies).values(row)).inserted_primary_key
+    assert inserted is not None
+    return int(inserted[0])
 
 
 def insert_study(connection: Connection, study: Study, records: Sequence[dict[str, Any]]) -> int:
     """Insert a study with its finished trials, whose `record_of` are `records`, and its decision."""
     key = StudyKey.from_study(study)
-    if (held := find(connection, key)) is not None:
+    if (existing := find(connection, key)) is not None:
         raise StorageError(
-            f"study {held} is of the same model, machine and rules as this one of {study.workload.target}, "
-            "but the store holds one of each; delete that one first, or keep it"
+            f"study {existing} has the same model, machine and settings as this one of {study.workload.target}, "
+            f"but the store can hold only one of them; delete study {existing} first, or keep it"
         )
     study_id = find_or_add(connection, key, study)
     for trial, record in zip(study.trials, records, strict=True):
@@ -79,8 +79,8 @@ def get(connection: Connection, study_id: int, target: str | None = None) -> Stu
         seconds=row.seconds,
     )
     which = _last_target(study_id) if target is None else target
-    made = select(decisions).where(decisions.c.study_id == study_id, decisions.c.target == which)
-    decided = connection.execute(made).one_or_none()
+    query = select(decisions).where(decisions.c.study_id == study_id, decisions.c.target == which)
+    decided = connection.execute(query).one_or_none()
     if decided is None:
         return study
     decision = _read_decision(decided)
@@ -91,19 +91,19 @@ def get(connection: Connection, study_id: int, target: str | None = None) -> Stu
 
 
 def _load_excluded(row: Any) -> tuple[str, ...]:
-    name = f"what study {row.id} left out"
+    name = f"the list of excluded plans of study {row.id}"
     return load(row.excluded, tuple[str, ...], row=name, written=row.format, known=STUDY_FORMAT)
 
 
 def _last_target(study_id: Any) -> Any:
-    """Return the query for the target that a study was last decided for."""
-    made = decisions.alias()
-    query = select(made.c.target).where(made.c.study_id == study_id)
-    return query.order_by(made.c.decided_at.desc(), made.c.target.desc()).limit(1).scalar_subquery()
+    """Return the query for the target of a study's last decision."""
+    table = decisions.alias()
+    query = select(table.c.target).where(table.c.study_id == study_id)
+    return query.order_by(table.c.decided_at.desc(), table.c.target.desc()).limit(1).scalar_subquery()
 
 
 def summaries(connection: Connection, target: str | None, limit: int | None) -> list[StudySummary]:
-    """List studies, newest first, by their columns alone: no record is read.
+    """List studies, newest first, without reading their records.
 
     With `target`, list those whose last request or a decision was for it, with the decisions for it.
     """
@@ -129,16 +129,16 @@ def summaries(connection: Connection, target: str | None, limit: int | None) -> 
         .limit(limit)
     )
     if target is not None:
-        asked = select(studies.c.id).where(studies.c.target == target)
+        requested = select(studies.c.id).where(studies.c.target == target)
         decided = select(decisions.c.study_id).where(decisions.c.target == target)
-        query = query.where(studies.c.id.in_(union(asked, decided)))
+        query = query.where(studies.c.id.in_(union(requested, decided)))
     return [_summary(row) for row in connection.execute(query)]
 
 
 def latest(connection: Connection) -> int | None:
     """Return the id of the study that was decided last, or of the newest if none has a decision."""
     decided_at = select(func.max(decisions.c.decided_at)).where(decisions.c.study_id == studies.c.id).scalar_subquery()
-    # 0 for none, as SQLite and PostgreSQL sort NULL to different ends.
+    # 0 replaces NULL, which SQLite and PostgreSQL sort to different ends.
     query = select(studies.c.id).order_by(
         func.coalesce(decided_at, 0.0).desc(), studies.c.created_at.desc(), studies.c.id.desc()
     )
@@ -152,7 +152,7 @@ def count(connection: Connection) -> tuple[int, int]:
 
 
 def _summary(row: Any) -> StudySummary:
-    known = row.speedup_mid is not None
+    has_speedup = row.speedup_mid is not None
     return StudySummary(
         id=row.id,
         target=row.target,
@@ -161,7 +161,7 @@ def _summary(row: Any) -> StudySummary:
         state=state_of(row.state, StudyState, row=f"the state of study {row.id}"),
         trials=row.trials,
         plan=row.plan,
-        speedup=Interval(row.speedup_low, row.speedup_mid, row.speedup_high) if known else None,
+        speedup=Interval(row.speedup_low, row.speedup_mid, row.speedup_high) if has_speedup else None,
         created_at=row.created_at,
     )
 
@@ -194,7 +194,7 @@ def _ask(connection: Connection, study_id: int, workload: WorkloadSpec, effort: 
 
 
 def _decide(connection: Connection, study_id: int, decision: Decision, state: StudyState) -> None:
-    """Put `decision` in the place of the study's former one for the same target."""
+    """Store `decision`, and replace the study's earlier one for the same target."""
     interval = decision.speedup
     row = {
         "study_id": study_id,

@@ -56,7 +56,7 @@ def apply_stored_approvals(decision: Decision, store: str | None = None, *, stri
         return EffectiveDecision(decision)
     if found.refusal and strict:
         raise RefusedPlanError(
-            f"{found.refusal}: torchwise plans rulings lists the approvals, and withdraw removes one"
+            f"{found.refusal}: torchwise plans approvals lists the approvals, and withdraw removes one"
         )
     if found.refusal:
         logger.warning("torchwise: %s, so the original answers", found.refusal)

@@ -1,6 +1,6 @@
-"""The contenders by name: everything that a user could pick instead.
+"""The contenders by name: the alternatives of a user.
 
-A plug-in adds its own under entry point `torchwise.contenders`.
+Plug-ins add contenders by the entry point `torchwise.contenders`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BUILT_IN: tuple[Contender, ...] = (
     Thunder(),
     Torchwise(),
 )
-"""In order of their runs. Torchwise is last, as it is then compared with the fastest of the others."""
+"""The contenders in order of their runs. Torchwise is last, to be compared with the fastest of the others."""
 
 DEFAULT = ("eager", *MODES, "torchwise")
 
@@ -50,7 +50,7 @@ def load_contenders() -> dict[str, Contender]:
 def _load_plugin(entry: importlib.metadata.EntryPoint) -> Contender:
     try:
         contender: Contender = entry.load()
-    except Exception as error:  # a plug-in's import may raise any error, which must not affect the others
+    except Exception as error:  # importing a plug-in may raise any error, which must not affect the others
         return _Broken(entry.name, f"its plug-in {entry.value} cannot be loaded: {type(error).__name__}: {error}")
     return contender
 
@@ -62,7 +62,7 @@ class _Broken:
     name: str
     reason: str
 
-    def missing(self, setting: Setting) -> str:  # noqa: ARG002 - nowhere
+    def missing(self, setting: Setting) -> str:  # noqa: ARG002 - unavailable everywhere
         return self.reason
 
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
@@ -75,11 +75,11 @@ def find(names: Iterable[str]) -> list[Contender]:
     Raises:
         InputError: there is no such contender. The message names similar ones.
     """
-    wanted = list(names)
-    if "all" in wanted:
+    requested = list(names)
+    if "all" in requested:
         return list(load_contenders().values())
-    for name in wanted:
+    for name in requested:
         if name not in load_contenders():
             hint = did_you_mean(name, load_contenders())
             raise InputError(f"contender is {name!r}, but there are {', '.join(load_contenders())}, all{hint}")
-    return [contender for name, contender in load_contenders().items() if name in wanted]
+    return [contender for name, contender in load_contenders().items() if name in requested]

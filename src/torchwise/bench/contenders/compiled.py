@@ -1,4 +1,4 @@
-"""`torch.compile` as a user writes it: one line, one mode."""
+"""`torch.compile` with one of its modes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Compiled:
 
     name: str
 
-    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - every torch has it
+    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - always available
         """Return None."""
         return None
 

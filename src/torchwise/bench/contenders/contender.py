@@ -1,4 +1,4 @@
-"""The interface of a contender: its name, its missing requirements, and its way to build a callable."""
+"""The interface of a contender: its name, its missing requirements, and its build function."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Setting:
 
 
 class Contender(Protocol):
-    """One way to run a model that a user could pick.
+    """An alternative to run a model.
 
-    A contender computes in the model's own precision. It switches off any lower precision that is its default, so that
-    one ratio never mixes precisions. It must not import its library before `build`.
+    A contender computes in the model's own precision. It disables any lower precision that is its default, so that
+    ratios never mix precisions. It must not import its library before `build`.
     """
 
     @property
@@ -38,13 +38,13 @@ class Contender(Protocol):
         ...
 
     def missing(self, setting: Setting) -> str | None:
-        """Return why it cannot take part here and how to change that, or None."""
+        """Return why it cannot run here and how to change that, or None."""
         ...
 
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:
         """Return a callable with the model's signature, which may compile on its first call.
 
-        For a training step, which may be changed, the callable takes that step.
+        For a training step, the callable runs one step. It may change the step in place.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The unchanged model. Timed against itself, it shows how far the clock can be trusted."""
+"""The original model. Timed against itself, it shows how reliable the timings are."""
 
 from __future__ import annotations
 

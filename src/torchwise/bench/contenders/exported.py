@@ -13,12 +13,12 @@ from torchwise.workload import Example, Workload
 
 
 class AOTInductor:
-    """Inductor's ahead-of-time package, loaded without Python's part of the compiler."""
+    """Inductor's ahead-of-time package."""
 
     name = "aot-inductor"
 
     def missing(self, setting: Setting) -> str | None:
-        """Return why it cannot take part, or None."""
+        """Return why it cannot run here, or None."""
         return inference_only(setting, self.name)
 
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
@@ -34,14 +34,14 @@ class AOTInductor:
 
 
 class OnnxRuntime:
-    """ONNX Runtime, on the CPU or with its CUDA provider. It shares tensors without a copy if possible."""
+    """ONNX Runtime, on the CPU or with its CUDA provider. Tensors are shared without copies if possible."""
 
     name = "onnxruntime"
 
     def missing(self, setting: Setting) -> str | None:
-        """Return why it cannot take part, or None."""
-        needs = [lacks(name, name) for name in ("onnxruntime", "onnxscript", "onnx")]
-        why = inference_only(setting, self.name) or next(filter(None, needs), None)
+        """Return why it cannot run here, or None."""
+        missing = [lacks(name, name) for name in ("onnxruntime", "onnxscript", "onnx")]
+        why = inference_only(setting, self.name) or next(filter(None, missing), None)
         if why or setting.device == "cpu":
             return why
         import onnxruntime
@@ -76,8 +76,8 @@ def _session_call(session: Any, workload: Workload, example: Example) -> Callabl
 
     from torchwise.workload import pytree
 
-    names = [given.name for given in session.get_inputs()]
-    outputs = [found.name for found in session.get_outputs()]
+    names = [one.name for one in session.get_inputs()]
+    outputs = [one.name for one in session.get_outputs()]
     with torch.no_grad():
         shape = _pytree.tree_flatten(workload.call(*example.clone().args, **example.clone().kwargs))[1]
 
@@ -91,7 +91,7 @@ def _session_call(session: Any, workload: Workload, example: Example) -> Callabl
 
 
 def _folder() -> str:
-    """Make a folder beside this contender's compile caches, to be removed with them."""
+    """Make a folder in this contender's compile caches, to be removed with them."""
     caches = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if caches:
         os.makedirs(caches, exist_ok=True)

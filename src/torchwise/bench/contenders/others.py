@@ -14,8 +14,8 @@ class Thunder:
 
     name = "thunder"
 
-    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - trains, and runs on both devices
-        """Return why it cannot take part, or None."""
+    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - supports training and both devices
+        """Return why it cannot run here, or None."""
         return lacks("thunder", "lightning-thunder")
 
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
@@ -31,7 +31,7 @@ class TensorRT:
     name = "torch-tensorrt"
 
     def missing(self, setting: Setting) -> str | None:
-        """Return why it cannot take part, or None."""
+        """Return why it cannot run here, or None."""
         if setting.device != "cuda":
             return "torch-tensorrt needs an NVIDIA GPU"
         return inference_only(setting, self.name) or lacks("torch_tensorrt", "torch-tensorrt")
@@ -47,12 +47,12 @@ class TensorRT:
 
 
 class OpenVINO:
-    """OpenVINO as a backend of `torch.compile`, on the CPU, held to float32, as it would use a lower precision."""
+    """OpenVINO as a backend of `torch.compile`, on the CPU, with its default of a lower precision disabled."""
 
     name = "openvino"
 
     def missing(self, setting: Setting) -> str | None:
-        """Return why it cannot take part, or None."""
+        """Return why it cannot run here, or None."""
         if setting.device != "cpu":
             return "openvino runs on the CPU here"
         return inference_only(setting, self.name) or lacks("openvino", "openvino")

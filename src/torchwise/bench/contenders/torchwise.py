@@ -1,6 +1,6 @@
-"""Torchwise itself: it runs its decision as for a user, with the checks on every call.
+"""Torchwise itself, which runs its decision as for a user, with the checks on every call.
 
-Approvals of plans are not read. The row is about measurements, and must not depend on a reachable store.
+Approvals of plans are ignored, since benchmarks must not depend on a store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Torchwise:
 
     name = "torchwise"
 
-    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - the search reports its own limits
+    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - the search reports missing requirements
         """Return None."""
         return None
 
@@ -26,7 +26,7 @@ class Torchwise:
         """Apply the decision.
 
         Raises:
-            StalePlanError: the model built here is not the decision's model.
+            StalePlanError: the decision is for another model.
         """
         from torchwise.api import wrap_model
         from torchwise.records import Decision
@@ -39,14 +39,14 @@ class Torchwise:
 
 
 def check_served(call: Callable[..., Any]) -> None:
-    """Check that the plan answered every call, so that timings are the plan's. Other contenders have no plan.
+    """Check that the plan ran every call, so that the timings are the plan's. Other contenders have no plan.
 
     Raises:
-        StalePlanError: the original answered some calls.
+        StalePlanError: the original model ran some calls.
     """
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
 
     if not isinstance(call, (OptimizedModule, OptimizedFunction, OptimizedStep)) or call.decision.plan.is_eager:
         return
     if sentences := call.statistics.sentences:
-        raise StalePlanError(f"the original answered instead of the plan: {', '.join(sentences.values())}")
+        raise StalePlanError(f"the original model ran instead of the plan: {', '.join(sentences.values())}")

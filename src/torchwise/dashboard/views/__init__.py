@@ -1,4 +1,4 @@
-"""The pages, one file each, drawn by their `show`.
+"""The pages, one file each, with a function `show` that draws the page.
 
-The folder is not called `pages`, as Streamlit would serve each file of such a folder.
+The folder must not be named `pages`, as Streamlit would serve each file of such a folder.
 """

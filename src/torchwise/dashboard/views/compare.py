@@ -9,10 +9,10 @@ from torchwise.report.study_diff import render_study_diff
 
 
 def show() -> None:
-    """Draw the two studies in the address, or the newest one and the one before it of the same target."""
+    """Draw the two studies in the URL, or the newest study and the one before it of the same target."""
     found = stored.summaries()
     if len(found) < 2:
-        st.text("The store holds fewer than two studies: torchwise tune TARGET makes one.")
+        st.text("The store holds fewer than two studies: torchwise tune TARGET creates one.")
         return
     earlier = next((i for i, summary in enumerate(found) if i and summary.target == found[0].target), 1)
     left, right = st.columns(2)

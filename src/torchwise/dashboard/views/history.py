@@ -9,19 +9,19 @@ from torchwise.records import StudyState
 from torchwise.report.history import render_history
 
 MAX_COUNT = 40
-"""Maximum number of studies to draw, as each is read with all its samples."""
+"""Maximum number of studies to draw. Each is read with all its samples."""
 
 
 def show() -> None:
-    """Draw the history of the target in the address, or of the newest study's target."""
+    """Draw the history of the target in the URL, or of the newest study's target."""
     targets = list(dict.fromkeys(summary.target for summary in stored.summaries()))
-    asked = st.query_params.get("target")
-    if asked and asked not in targets:
-        targets.insert(0, asked)
+    requested = st.query_params.get("target")
+    if requested and requested not in targets:
+        targets.insert(0, requested)
     if not targets:
-        st.text("The store holds no study yet: torchwise tune TARGET makes one.")
+        st.text("The store holds no study yet: torchwise tune TARGET creates one.")
         return
-    target = st.selectbox("Target", targets, index=targets.index(asked) if asked else 0)
+    target = st.selectbox("Target", targets, index=targets.index(requested) if requested else 0)
     assert target is not None
     st.query_params["target"] = target
     decided = [summary for summary in stored.summaries(target) if summary.state is StudyState.DECIDED]

@@ -10,16 +10,16 @@ from torchwise.report.summary import when
 
 
 def show() -> None:
-    """Draw the explanation in the address, or the newest one."""
+    """Draw the explanation in the URL, or the newest one."""
     found = stored.storage().explanations(limit=stored.MAX_COUNT)
     if not found:
-        st.text("The store holds no explanation yet: torchwise explain TARGET makes one.")
+        st.text("The store holds no explanation yet: torchwise explain TARGET creates one.")
         return
     names = {
         one.id: f"{one.target}, {one.plan or 'torch.compile'} on {one.device}, {when(one.created_at)}" for one in found
     }
-    asked = st.query_params.get("explanation", "")
-    first = list(names).index(int(asked)) if asked.isdecimal() and int(asked) in names else 0
+    requested = st.query_params.get("explanation", "")
+    first = list(names).index(int(requested)) if requested.isdecimal() and int(requested) in names else 0
     chosen = st.selectbox("Explanation", list(names), index=first, format_func=names.__getitem__)
     assert isinstance(chosen, int)
     st.query_params["explanation"] = str(chosen)

@@ -18,4 +18,4 @@ def show() -> None:
 
 def _list(target: str | None) -> None:
     found = stored.summaries(target)
-    st.html(render_studies(found, stored.storage().place, stored.theme(), target=target, most=stored.MAX_COUNT))
+    st.html(render_studies(found, stored.storage().place, stored.theme(), target=target, max_count=stored.MAX_COUNT))

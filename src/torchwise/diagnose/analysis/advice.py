@@ -185,7 +185,7 @@ def batches(analysis: Analysis) -> str:
     best = max(timed, key=lambda figures: figures.throughput)
     stops = _stops_growing(timed)
     if best is not last:
-        text += f" Batch {best.size} has the highest throughput, {show.three(best.throughput)} items a second."
+        text += f" Batch {best.size} has the highest throughput, {show.three(best.throughput)} items per second."
     elif stops is not None:
         text += f" Beyond batch {stops.size} throughput hardly grows."
     return text

@@ -12,26 +12,26 @@ INSTALL = "apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora, RHEL) 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Judge the attempts to build, load and run a program."""
-    tried = facts.compiler
-    if not tried.error:
-        yield ok("C++ compiler", f"{tried.command} builds, and the result loads")
-    elif "does not load" in tried.error or "temporary folder" in tried.error:
+    compiler = facts.compiler
+    if not compiler.error:
+        yield ok("C++ compiler", f"{compiler.command} works")
+    elif "does not load" in compiler.error or "temporary folder" in compiler.error:
         yield bad(
             "C++ compiler",
-            f"{tried.command}: {tried.error}",
-            "set TMPDIR to a folder that can be written and is not mounted noexec",
+            f"{compiler.command}: {compiler.error}",
+            "set TMPDIR to a folder that is writable and not mounted noexec",
         )
     elif "CXX" in facts.environ:
-        yield bad("C++ compiler", f"CXX={tried.command}: {tried.error}", f"unset CXX, or {INSTALL}")
+        yield bad("C++ compiler", f"CXX={compiler.command}: {compiler.error}", f"unset CXX, or {INSTALL}")
     else:
-        yield bad("C++ compiler", f"{tried.command}: {tried.error}", INSTALL)
-    if tried.error:
+        yield bad("C++ compiler", f"{compiler.command}: {compiler.error}", INSTALL)
+    if compiler.error:
         return
-    if tried.openmp_error:
+    if compiler.openmp_error:
         yield bad(
             "OpenMP",
-            f"{tried.command} -fopenmp: {tried.openmp_error}",
+            f"{compiler.command} -fopenmp: {compiler.openmp_error}",
             "install libgomp (apt install libgomp1), or libomp-dev for clang",
         )
     else:
-        yield ok("OpenMP", f"{tried.command} has it")
+        yield ok("OpenMP", f"{compiler.command} supports it")

@@ -11,7 +11,7 @@ from torchwise.doctor.threads import read_cost
 from torchwise.records.cores import describe_contention
 
 BUSY = 0.5
-"""Load, as a share of all CPUs, above which timings on the CPU suffer."""
+"""Load, as a share of all CPUs, above which timings on the CPU are unreliable."""
 SLOW_GOVERNORS = ("powersave", "conservative", "ondemand")
 
 
@@ -23,7 +23,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     if facts.governor in SLOW_GOVERNORS:
         yield warn(
             "CPU frequency",
-            f"governor {facts.governor}: the clock moves while it is timed",
+            f"governor {facts.governor}: the clock changes during timings",
             "sudo cpupower frequency-set --governor performance, while tuning",
         )
     elif facts.governor:
@@ -31,26 +31,26 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _threads(facts: Facts) -> Finding:
-    topic, given = "CPU threads", facts.environ.get("OMP_NUM_THREADS")
+    topic, setting = "CPU threads", facts.environ.get("OMP_NUM_THREADS")
     usable = facts.cpus if facts.quota is None else min(facts.cpus, math.ceil(facts.quota))
-    mend = f"set OMP_NUM_THREADS={usable}"
-    if given is not None and not (given.isdecimal() and int(given) > 0):
-        return warn(topic, f"OMP_NUM_THREADS is {given!r}, but must be a whole number of at least 1", mend)
+    fix = f"set OMP_NUM_THREADS={usable}"
+    if setting is not None and not (setting.isdecimal() and int(setting) > 0):
+        return warn(topic, f"OMP_NUM_THREADS is {setting!r}, but must be a whole number of at least 1", fix)
     probed = facts.probe.get("threads")
-    threads = int(given) if given else int(probed.detail) if probed and not probed.failed else facts.cpus
+    threads = int(setting) if setting else int(probed.detail) if probed and not probed.failed else facts.cpus
     if threads > usable and usable < facts.cpus:
         limit = f"the container may use {facts.quota:g} of {facts.cpus} CPUs"
-        return warn(topic, f"{limit}, but torch starts {threads} threads and is throttled", mend)
+        return warn(topic, f"{limit}, but torch starts {threads} threads and is throttled", fix)
     if threads > usable:
-        return warn(topic, f"{threads} threads on {usable} CPUs get in each other's way", mend)
-    if given and threads < usable:
-        advice = "unset it, unless it is set where the model will run, too"
-        return warn(topic, f"OMP_NUM_THREADS={given}: the model uses {given} of {usable} CPUs", advice)
+        return warn(topic, f"{threads} threads compete for {usable} CPUs", fix)
+    if setting and threads < usable:
+        advice = "unset it, unless it is also set in production"
+        return warn(topic, f"OMP_NUM_THREADS={setting}: the model uses {setting} of {usable} CPUs", advice)
     return ok(topic, f"{threads} on {usable} CPU{'s' * (usable > 1)}")
 
 
 def _cores(facts: Facts) -> Iterator[Finding]:
-    """Report the cost to a small model if its threads wait for cores, or that the cores are free."""
+    """Report the slow-down of a small model if its threads wait for cores, or that the cores are free."""
     timed = facts.probe.get("cores")
     if timed is None or timed.failed:
         return
@@ -62,15 +62,15 @@ def _cores(facts: Facts) -> Iterator[Finding]:
     yield warn(
         "CPU cores",
         found,
-        "set OMP_NUM_THREADS=1 for models of short calls, or run `torchwise tune`: it tries `threads` first, and a "
-        "plan sets them for its own calls alone",
+        "set OMP_NUM_THREADS=1 for models with short calls, or run `torchwise tune`: it tries `threads` first, and "
+        "a plan sets them only for its own calls",
     )
 
 
 def _load(facts: Facts) -> Finding:
     if facts.load is None:
         return ok("CPU load", "unknown on this system")
-    found = f"{facts.load:.1f} processes want one of {facts.host_cpus} CPUs"
+    found = f"{facts.load:.1f} processes run or wait on {facts.host_cpus} CPUs"
     if facts.load > BUSY * facts.host_cpus:
-        return warn("CPU load", found, "end what else is running: CPU timings are unsure while it does")
+        return warn("CPU load", found, "stop other programs: CPU timings are unreliable while they run")
     return ok("CPU load", found)

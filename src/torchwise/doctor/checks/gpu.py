@@ -8,7 +8,7 @@ from torchwise.doctor.finding import Finding, bad, ok, warn
 from torchwise.doctor.system_info import Facts
 
 BUSY_MIB = 2048
-"""GPU memory in use, in MiB, that must belong to another container if no process is visible."""
+"""GPU memory in use, in MiB, from which another container must use the GPU if no process is visible."""
 BUSY_PERCENT = 10
 
 
@@ -20,7 +20,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     gpu = facts.gpu
     found = f"{gpu['name']}, driver {gpu['driver_version']}, capability {gpu['compute_cap']}"
     if _number(gpu["compute_cap"]) < 7.0:
-        yield bad("GPU", f"{found}: Triton needs 7.0", "compiled plans need a newer GPU; use --device cpu here")
+        yield bad("GPU", f"{found}, but Triton needs 7.0", "use a newer GPU for compiled plans, or --device cpu")
     else:
         yield ok("GPU", found)
     if facts.cuda_build is not None:
@@ -36,7 +36,7 @@ def _no_gpu(facts: Facts) -> Finding:
         return bad(
             "GPU",
             "an NVIDIA driver is loaded, but nvidia-smi shows no GPU",
-            "run nvidia-smi and mend what it says; in a container, start it with GPU access",
+            "run nvidia-smi and fix the problem that it reports; start a container with GPU access",
         )
     return ok("GPU", "none; everything runs on the CPU")
 
@@ -57,7 +57,7 @@ def _torch_on_gpu(facts: Facts) -> Iterator[Finding]:
 
 
 def _use(gpu: Mapping[str, str], processes: tuple[Mapping[str, str], ...]) -> Finding:
-    advice = "end them, or choose another GPU with CUDA_VISIBLE_DEVICES: timings are unsure while they run"
+    advice = "stop them, or choose another GPU with CUDA_VISIBLE_DEVICES: timings are unreliable while they run"
     if processes:
         names = ", ".join(f"{process.get('process_name')} ({process.get('pid')})" for process in processes[:4])
         return warn("GPU use", f"{len(processes)} other process{'es' * (len(processes) > 1)}: {names}", advice)
@@ -68,7 +68,7 @@ def _use(gpu: Mapping[str, str], processes: tuple[Mapping[str, str], ...]) -> Fi
 
 
 def _number(text: str) -> float:
-    """Read a number of nvidia-smi, or 0 for "[N/A]", which is no problem (capability is always given)."""
+    """Read a number of nvidia-smi, or return 0 for "[N/A]"."""
     try:
         return float(text)
     except ValueError:

@@ -20,8 +20,8 @@ class Problem:
     Attributes:
         applies: whether a machine has this combination.
         found: the problem.
-        advice: the user's way out.
-        status: `OK` if it only affects code that uses a rare option.
+        advice: advice for the user.
+        status: `OK` if it only affects code with a rare option.
     """
 
     applies: Callable[[Facts], bool]
@@ -34,7 +34,7 @@ PROBLEMS = (
     Problem(
         lambda facts: release(facts.torch) == (2, 11),
         "torch 2.11 miscompiles the broadcast addition of complex tensors (pytorch/pytorch#174891)",
-        "use torch 2.13 or later for complex models; verification refuses a plan that is wrong",
+        "use torch 2.13 or later for complex models; verification rejects wrong plans",
     ),
     Problem(
         lambda facts: (
@@ -43,12 +43,12 @@ PROBLEMS = (
             and "H200" in (facts.gpu or {}).get("name", "")
         ),
         "torch._inductor.aoti_load_package ended the process with SIGSEGV on an H200, with torch 2.11 for CUDA 13.0",
-        "load no AOTInductor packages in a process that must live; use torch.compile's caches instead",
+        "load no AOTInductor packages in important processes; use the caches of torch.compile instead",
     ),
     Problem(
         lambda facts: (2, 11) <= release(facts.torch) <= (2, 13),
         "training an LSTM with torch._dynamo.config.allow_rnn=True crashes",
-        "leave allow_rnn off, as it is unless you set it",
+        "leave allow_rnn at its default, False",
         Status.OK,
     ),
 )
@@ -58,8 +58,8 @@ def check(facts: Facts) -> Iterator[Finding]:
     """Report each known problem of this machine."""
     if facts.torch == "absent":
         return
-    mine = [problem for problem in PROBLEMS if problem.applies(facts)]
-    for problem in mine:
+    problems = [problem for problem in PROBLEMS if problem.applies(facts)]
+    for problem in problems:
         yield Finding("known problem", problem.status, problem.found, problem.advice)
-    if not mine:
+    if not problems:
         yield ok("known problems", f"none with torch {facts.torch}")

@@ -1,4 +1,4 @@
-"""Check the interpreter, and the headers for compiled kernels."""
+"""Check the interpreter, and its headers for compiled kernels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ def check(facts: Facts) -> Iterator[Finding]:
     if facts.python[:2] < OLDEST:
         yield bad("Python", version, "use Python 3.11 or later")
     elif facts.python[:2] > NEWEST:
-        yield warn("Python", f"{version}, newer than any that was tried", "use Python 3.11 to 3.14 if something fails")
+        yield warn(
+            "Python", f"{version} is newer than all tested versions", "use Python 3.11 to 3.14 if something fails"
+        )
     else:
         yield ok("Python", version)
-    path, there = facts.headers
-    if there:
+    path, exists = facts.headers
+    if exists:
         yield ok("Python headers", path)
     else:
         yield bad(
             "Python headers",
-            f"{path} is missing, which compiled kernels include",
+            f"{path} is missing, but compiled kernels need it",
             "install python3-dev (Debian, Ubuntu) or python3-devel (Fedora, RHEL) for this version of Python",
         )

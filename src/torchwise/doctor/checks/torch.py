@@ -42,8 +42,8 @@ def _version(facts: Facts) -> Finding:
     if release(facts.torch) > NEWEST:
         return warn(
             "torch",
-            f"{facts.torch} is newer than any that was tried; {SUPPORTED}",
-            "look for a newer Torchwise; every plan is still proven before it is used",
+            f"{facts.torch} is newer than all tested versions; {SUPPORTED}",
+            "update Torchwise if possible; every plan is still verified before its use",
         )
     return ok("torch", facts.torch)
 
@@ -54,7 +54,7 @@ def _build(facts: Facts) -> Finding:
     if facts.gpu is not None:
         return warn(
             "torch build",
-            f"for the CPU only, while there is a GPU ({facts.gpu['name']})",
+            f"for the CPU only, but there is a GPU ({facts.gpu['name']})",
             "install a CUDA build to use it: https://pytorch.org/get-started/locally",
         )
     return ok("torch build", "for the CPU")
@@ -68,8 +68,8 @@ def _inductor_cpu(facts: Facts) -> Iterator[Finding]:
         yield bad(
             "Inductor on the CPU",
             f"compiling a small function fails: {step.detail}",
-            "mend the C++ compiler, OpenMP or Python headers first if they are marked too; "
-            "otherwise run it with TORCHDYNAMO_VERBOSE=1 and search for the message",
+            "fix the C++ compiler, OpenMP or Python headers first if they have findings, too; "
+            "otherwise run again with TORCHDYNAMO_VERBOSE=1 and search for the message",
         )
     else:
         yield ok("Inductor on the CPU", f"{step.detail}, in {step.seconds:.1f} s")

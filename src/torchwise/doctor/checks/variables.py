@@ -1,4 +1,4 @@
-"""Check for environment variables that silently change results or speed."""
+"""Check for environment variables that change results or speed without a warning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Variable:
         effect: its effect on a study.
         status: the severity.
         when: "on" for any value but `OFF`, "off" for one of them, "set" for any value at all.
-        advice: the user's way out, by default to unset it.
+        advice: advice for the user, by default to unset it.
     """
 
     name: str
@@ -34,15 +34,15 @@ class Variable:
         return {"on": value not in OFF, "off": value in OFF and value != "", "set": value != ""}[self.when]
 
 
-NOTHING = "torch.compile does nothing: every compiled plan is eager in disguise"
-NO_CACHE = "nothing compiled is kept, so every restart pays for compilation again"
-FIXED = "is on for every plan, so Torchwise cannot compare with and without it"
+NOTHING = "torch.compile does nothing, so every compiled plan is eager"
+NO_CACHE = "compiled code is not cached, so every restart compiles again"
+FIXED = "is on for every plan, so Torchwise cannot compare plans with and without it"
 
 VARIABLES = (
     Variable("TORCH_COMPILE_DISABLE", NOTHING, Status.BAD),
     Variable("TORCHDYNAMO_DISABLE", NOTHING, Status.BAD),
-    Variable("TORCHDYNAMO_SUPPRESS_ERRORS", "a failed compilation runs in eager and says nothing"),
-    Variable("TORCH_COMPILE_OVERRIDE_BACKENDS", "another backend runs than the plan names", Status.BAD),
+    Variable("TORCHDYNAMO_SUPPRESS_ERRORS", "a failed compilation falls back to eager without an error"),
+    Variable("TORCH_COMPILE_OVERRIDE_BACKENDS", "another backend runs instead of the plan's", Status.BAD),
     Variable("TORCHINDUCTOR_FORCE_DISABLE_CACHES", NO_CACHE),
     Variable("TORCH_COMPILE_FORCE_DISABLE_CACHES", NO_CACHE),
     Variable("TORCHINDUCTOR_FX_GRAPH_CACHE", NO_CACHE, when="off"),
@@ -52,35 +52,35 @@ VARIABLES = (
     Variable("TORCH_COMPILE_DEBUG", "every compilation writes its graphs and code to disk"),
     Variable(
         "CUDA_LAUNCH_BLOCKING",
-        "every kernel waits for the one before: GPU times mean nothing, and CUDA graphs cannot be captured",
+        "every kernel waits for the one before: GPU times are useless, and CUDA graphs cannot be captured",
         Status.BAD,
     ),
     Variable("PYTORCH_NO_CUDA_MEMORY_CACHING", "every allocation goes to the driver, which is slow", Status.BAD),
     Variable("TRITON_INTERPRET", "GPU kernels are interpreted instead of compiled", Status.BAD),
-    Variable("NVIDIA_TF32_OVERRIDE", "forces TF32 off whatever a plan says", when="off"),
-    Variable("NVIDIA_TF32_OVERRIDE", "forces TF32 on whatever a plan says, in the plain model too"),
-    Variable("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TF32 is on in the plain model, too"),
+    Variable("NVIDIA_TF32_OVERRIDE", "forces TF32 off, against the choice of a plan", when="off"),
+    Variable("NVIDIA_TF32_OVERRIDE", "forces TF32 on, against the choice of a plan, and also in the original model"),
+    Variable("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TF32 is on in the original model, too"),
     Variable("TORCHINDUCTOR_USE_FAST_MATH", "Inductor trades precision for speed in every plan"),
     Variable("TORCHINDUCTOR_MAX_AUTOTUNE", FIXED),
     Variable("TORCHINDUCTOR_COORDINATE_DESCENT_TUNING", FIXED),
     Variable("TORCHINDUCTOR_FREEZING", FIXED),
     Variable("TORCHINDUCTOR_CPP_WRAPPER", FIXED),
     Variable("TORCHINDUCTOR_CUDAGRAPHS", FIXED),
-    Variable("ATEN_CPU_CAPABILITY", "limits the vector instructions of the plain model on the CPU", when="set"),
-    Variable("ONEDNN_MAX_CPU_ISA", "limits the vector instructions of convolutions and products", when="set"),
-    Variable("MKL_CBWR", "ties matrix products to reproducible, slower kernels", when="set"),
+    Variable("ATEN_CPU_CAPABILITY", "limits the vector instructions of the original model on the CPU", when="set"),
+    Variable("ONEDNN_MAX_CPU_ISA", "limits the vector instructions of convolutions and matrix products", when="set"),
+    Variable("MKL_CBWR", "forces reproducible, slower kernels for matrix products", when="set"),
 )
 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report each variable whose value affects a study."""
-    quiet = True
+    has_none = True
     for variable in VARIABLES:
         value = facts.environ.get(variable.name)
         if value is not None and variable.matters(value):
-            quiet = False
+            has_none = False
             found = f"{variable.name}={value}: {variable.effect}"
-            advice = variable.advice or f"unset {variable.name}, unless it is meant and set in production, too"
+            advice = variable.advice or f"unset {variable.name}, unless it is also set in production on purpose"
             yield Finding("environment variable", variable.status, found, advice)
-    if quiet:
+    if has_none:
         yield ok("environment variables", "none that changes results or speed")

@@ -1,4 +1,4 @@
-"""Reports on an analysis, made from its record alone: terminal output, a page, plots and live progress. No torch."""
+"""Reports on an analysis: terminal output, a page, plots and live progress. They need only the record, and no torch."""
 
 from torchwise.report.analysis.page import render_analysis_html, write_analysis_html
 from torchwise.report.analysis.progress import AnalyzeProgress

@@ -1,4 +1,4 @@
-"""An analysis as one self-contained page: the look of `base.html.j2`."""
+"""An analysis as one self-contained page, in the layout of `base.html.j2`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def write_analysis_html(analysis: Analysis, path: str | Path, store: str | None 
 
 def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
     """Return an analysis as a page. The same analysis always gives the same page."""
-    head, *rest = [advice.text for advice in analysis.advice] or ["Nothing was found."]
+    head, *rest = [advice.text for advice in analysis.advice] or ["No advice."]
     return render(
         TEMPLATE,
         analysis=analysis,
         target=analysis.workload.target,
         when=summary.when(analysis.created_at),
-        asked=describe_request(analysis),
+        request=describe_request(analysis),
         trust=analysis.judge_trust(),
         answer=analysis.answer,
         head=head,
@@ -57,7 +57,7 @@ def _figures(analysis: Analysis) -> list[summary.Fact]:
     if not analysis.trial.is_verified or analysis.plan.is_eager:
         return []
     costs, is_figure = analysis.trial.costs, speedup_of(analysis).is_usable
-    assert costs is not None, "what is proven was compiled"
+    assert costs is not None, "a verified plan was compiled"
     if analysis.answer is Answer.INCONCLUSIVE:
         return [("speed-up", show.speedup(analysis.speedup))]
     found: list[tuple[str, Any]] = [
@@ -69,6 +69,6 @@ def _figures(analysis: Analysis) -> list[summary.Fact]:
         ),
         ("cold compile", show.seconds(costs.cold_s)),
         ("warm compile", show.seconds(costs.warm_s)),
-        ("to reserve", show.size(analysis.steady.memory.reserve if analysis.steady else None)),
+        ("memory to reserve", show.size(analysis.steady.memory.reserve if analysis.steady else None)),
     ]
     return [(name, value) for name, value in found if value and value != show.NONE]

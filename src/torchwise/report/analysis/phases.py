@@ -1,4 +1,4 @@
-"""Results of each phase of an analysis, as facts and tables of text: every view shows these."""
+"""Results of each phase of an analysis, as facts and tables of text, for all outputs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Phase:
 
 def phases(analysis: Analysis) -> list[Phase]:
     """Return the phases that have something to show, in order."""
-    found = (baseline, compile_cost, speed, economics, memory, correctness, batch_scaling)
-    made = (phase(analysis) for phase in found)
-    return [phase for phase in made if phase.facts or phase.table or phase.note]
+    builders = (baseline, compile_cost, speed, economics, memory, correctness, batch_scaling)
+    built = (build(analysis) for build in builders)
+    return [phase for phase in built if phase.facts or phase.table or phase.note]
 
 
 def describe_request(analysis: Analysis) -> str:
@@ -56,16 +56,16 @@ def describe_request(analysis: Analysis) -> str:
 
 
 def baseline(analysis: Analysis) -> Phase:
-    """Describe the time and memory of the plain model."""
-    seen = analysis.inspection
-    is_timed = bool(seen.measurement.baseline_s)
-    is_weighed = analysis.steady is not None and analysis.steady.memory.baseline_call is not None
+    """Describe the time and memory of the original model."""
+    inspection = analysis.inspection
+    is_timed = bool(inspection.measurement.baseline_s)
+    has_peak = analysis.steady is not None and analysis.steady.memory.baseline_call is not None
     facts = [
         ("Per call", show.seconds(analysis.cost_model.baseline_s) if analysis.eager.baseline_s else show.NONE),
-        ("Against itself", show.speedup(seen.measurement.speedup) if is_timed else show.NONE),
-        ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
-        ("Peak memory of a call", show.NONE if is_weighed else show.size(seen.peak_memory)),
-        ("Where the time goes", format_time_by_kind(seen)),
+        ("Against itself", show.speedup(inspection.measurement.speedup) if is_timed else show.NONE),
+        ("First call", f"{show.seconds(inspection.first_call_s)} longer than later calls"),
+        ("Peak memory of a call", show.NONE if has_peak else show.size(inspection.peak_memory)),
+        ("Time by kind of operation", format_time_by_kind(inspection)),
     ]
     return Phase("baseline", "Baseline: eager", _drop_empty(facts))
 
@@ -86,35 +86,35 @@ def compile_cost(analysis: Analysis) -> Phase:
 
 
 def speed(analysis: Analysis) -> Phase:
-    """Describe how fast the plan is, and how alike its calls are."""
+    """Describe how fast the plan is, and how much its calls vary."""
     facts = [("Speed-up over eager", show.speedup(analysis.speedup))]
     if analysis.trial.measurement:
         facts.append(("Per call", show.time(analysis.time)))
         if analysis.trial.measurement.busy_s is not None:
-            facts.append(("GPU waits for the host", show.percent(analysis.trial.measurement.launch_share)))
+            facts.append(("GPU waiting for the host", show.percent(analysis.trial.measurement.launch_share)))
     table, calls = None, analysis.calls
     if calls:
         sides = ((show.one_line(str(analysis.plan)), calls[0]), ("eager", calls[1]))
         header = ("", "calls", "p50", "p95", "p99", "mean", "variation", "drift", "outliers")
-        table = Table("Call by call", header, tuple(_consistency(name, side) for name, side in sides))
-    return Phase("speed", "Speed and consistency", _drop_empty(facts), table)
+        table = Table("Single calls", header, tuple(_consistency(name, side) for name, side in sides))
+    return Phase("speed", "Speed and variation", _drop_empty(facts), table)
 
 
 def economics(analysis: Analysis) -> Phase:
-    """Describe when compiling has paid off, and how much it saves."""
+    """Describe after how many calls compiling pays back, and how much it saves."""
     if not analysis.trial.is_verified:
-        return Phase("economics", "Economics")
+        return Phase("economics", "Break-even")
     found, trial = analysis.cost_model, analysis.tried
     each, calls, starts = found.seconds_per_call(trial).mid, analysis.workload.calls, analysis.workload.restarts
     compiling = (f"Compiling, {show.pluralize(starts, 'start')}", show.seconds(found.overhead(trial)))
     if exceeds(speedup_of(analysis)) is Answer.INCONCLUSIVE or not speedup_of(analysis).is_usable:
-        facts = [compiling, ("What it saves", inconclusive_saving(analysis))]
-        return Phase("economics", "Economics", _drop_empty(facts))
+        facts = [compiling, ("Saving", inconclusive_saving(analysis))]
+        return Phase("economics", "Break-even", _drop_empty(facts))
     pays = analysis.break_even_calls
     facts = [
-        ("Saved a call", show.seconds(found.baseline_s - each)),
+        ("Saved per call", show.seconds(found.baseline_s - each)),
         compiling,
-        ("Pays back after", break_even(pays) if pays else "never, as far as can be told"),
+        ("Pays back after", break_even(pays) if pays else "never, as far as the measurements show"),
         (f"Saved over {show.pluralize(calls, 'call')}", show.seconds(analysis.saved_s)),
     ]
     lines = tuple(
@@ -122,18 +122,18 @@ def economics(analysis: Analysis) -> Phase:
         for n in sorted({*ROUND_CALLS, calls})
     )
     return Phase(
-        "economics", "Economics", _drop_empty(facts), Table("Cost over calls", ("calls", "eager", "plan"), lines)
+        "economics", "Break-even", _drop_empty(facts), Table("Cost over calls", ("calls", "eager", "plan"), lines)
     )
 
 
 def speedup_of(analysis: Analysis) -> Interval:
     """Return the speed-up of a plan that was timed."""
-    assert analysis.speedup is not None, "a proven plan was timed"
+    assert analysis.speedup is not None, "a verified plan was timed"
     return analysis.speedup
 
 
 def inconclusive_saving(analysis: Analysis) -> str:
-    """Describe a saving that has no figure, as far as it is known."""
+    """Describe a saving that is too uncertain for a figure."""
     is_faster, saved = exceeds(speedup_of(analysis)) is Answer.YES, analysis.saved_s
     return f"at least {show.seconds(saved)}" if is_faster and saved and saved > 0 else "inconclusive"
 
@@ -142,22 +142,24 @@ def memory(analysis: Analysis) -> Phase:
     """Describe the memory that a process with the plan needs."""
     if analysis.steady is None:
         return Phase("memory", "Memory")
-    held = analysis.steady.memory
-    more = None if held.overhead is None else f"{'+' if held.overhead >= 0 else '-'}{show.size(abs(held.overhead))}"
+    found = analysis.steady.memory
+    overhead = (
+        None if found.overhead is None else f"{'+' if found.overhead >= 0 else '-'}{show.size(abs(found.overhead))}"
+    )
     facts = [
-        ("Parameters and buffers", show.size(held.model)),
-        ("Inputs", show.size(held.inputs)),
-        ("Peak of a call", show.size(held.call)),
-        ("Peak of eager's call", show.size(held.baseline_call)),
-        ("Overhead over eager", more or show.NONE),
-        ("Peak of a warm start", show.size(held.start)),
-        (f"Reserve, {show.percent(MARGIN)} margin", show.size(held.reserve)),
+        ("Parameters and buffers", show.size(found.model)),
+        ("Inputs", show.size(found.inputs)),
+        ("Peak of a call", show.size(found.call)),
+        ("Peak of eager's call", show.size(found.baseline_call)),
+        ("More than eager", overhead or show.NONE),
+        ("Peak of a warm start", show.size(found.start)),
+        (f"Memory to reserve, {show.percent(MARGIN)} margin", show.size(found.reserve)),
     ]
     return Phase("memory", "Memory", _drop_empty(facts))
 
 
 def correctness(analysis: Analysis) -> Phase:
-    """Describe whether the answers are right."""
+    """Describe whether the answers are correct."""
     verdict = analysis.trial.verdict
     if verdict is None:
         return Phase("correctness", "Correctness")
@@ -166,7 +168,7 @@ def correctness(analysis: Analysis) -> Phase:
         ("Error against float64", show.relative_error(verdict.error)),
     ]
     if verdict.outcome is not Outcome.PASS:
-        facts.append(("Because", show.truncate(verdict.reason, 400)))
+        facts.append(("Reason", show.truncate(verdict.reason, 400)))
     lines = tuple((show.one_line(name), *figures) for name, *figures, _ in list_checks(verdict))
     table = Table("Checks", ("check", "outcome", "error", "noise floor"), lines)
     return Phase("correctness", "Correctness", _drop_empty(facts), table)

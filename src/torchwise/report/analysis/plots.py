@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_MARKS = 4
-"""Maximum number of marks on an axis of bytes, whose labels are long."""
+"""Maximum number of ticks on an axis of bytes, whose labels are long."""
 
 
 def plots(analysis: Analysis) -> list[Plot]:
@@ -39,17 +39,17 @@ def latency_plot(analysis: Analysis) -> Plot | None:
         Samples("eager", eager.calls_s),
         title="Time of single calls",
         unit="call",
-        caption=" They are calls of a second process, on the scale of the other times.",
+        caption=" The calls are from a second process, scaled to agree with the other times.",
     )
 
 
 def memory_plot(analysis: Analysis) -> Plot | None:
-    """Return the memory held by the plan and by eager, against the memory to plan for."""
-    held = analysis.steady.memory if analysis.steady else None
-    if held is None or held.reserve is None:
+    """Return the memory of the plan and of eager, and the memory to reserve."""
+    used = analysis.steady.memory if analysis.steady else None
+    if used is None or used.reserve is None:
         return None
-    bars = _bars(analysis, held)
-    summary = f"Reserve {show.size(held.reserve)}."
+    bars = _bars(analysis, used)
+    summary = f"Reserve {show.size(used.reserve)} of memory."
 
     def paint(axes: Axes) -> None:
         for place, (_, parts) in enumerate(bars):
@@ -57,18 +57,18 @@ def memory_plot(analysis: Analysis) -> Plot | None:
             for (label, size), color in zip(parts, COLORS, strict=False):
                 axes.barh(place + 0.05, size, left=left, height=0.42, color=color, label=label if place == 0 else None)
                 left += size
-        axes.axvline(held.reserve or 0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.axvline(used.reserve or 0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
         name_strips(axes, [name for name, _ in bars])
-        _scale_bytes(axes, held.reserve or 1)
-        axes.set_xlim(0, (held.reserve or 1) * 1.08)
+        _scale_bytes(axes, used.reserve or 1)
+        axes.set_xlim(0, (used.reserve or 1) * 1.08)
         axes.figure.legend(loc="outside lower left", fontsize=9, ncols=3)
 
     return Plot(
         key="memory",
         title="Memory",
         summary=summary,
-        caption="What is held while a call runs, and while the plan starts from full caches. The dashed line is the "
-        "planning figure: the longest bar, and a margin.",
+        caption="Memory in use during a call, and while the plan starts with warm caches. The dashed line is the "
+        "memory to reserve: the longest bar plus a margin.",
         svg=draw("memory", summary, height(len(bars)) + 0.5, paint),
         header=("", "model", "inputs", "peak"),
         table=tuple((name, *(show.size(size) for _, size in parts)) for name, parts in bars),
@@ -84,7 +84,7 @@ def throughput_plot(analysis: Analysis) -> Plot | None:
     sizes = [batch.size for batch in timed]
     own, eager = [b.throughput for b in timed], [b.baseline_throughput for b in timed]
     best = max(timed, key=lambda batch: batch.throughput)
-    summary = f"{name} has its highest throughput at batch {best.size}: {show.three(best.throughput)} items a second."
+    summary = f"{name} has its highest throughput at batch {best.size}: {show.three(best.throughput)} items per second."
 
     def paint(axes: Axes) -> None:
         from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -99,17 +99,17 @@ def throughput_plot(analysis: Analysis) -> Plot | None:
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show.three(value)))
         axes.set_xlabel("batch size", color=MUTED)
-        axes.set_ylabel("items a second", color=MUTED)
+        axes.set_ylabel("items per second", color=MUTED)
         axes.figure.legend(loc="outside lower left", fontsize=9, handlelength=3)
 
     return Plot(
         key="scaling",
         title="Throughput over the batch size",
         summary=summary,
-        caption="Both axes are logarithmic. A line that rises as steeply as the batch grows makes full use of it; "
-        "where it is flat, a larger batch only takes longer.",
+        caption="Both axes are logarithmic. If throughput grows as fast as the batch, a larger batch takes no longer. "
+        "If it is flat, a larger batch takes proportionally longer.",
         svg=draw("scaling", summary, 3.4, paint),
-        header=("batch", "items a second", "eager"),
+        header=("batch", "items per second", "eager"),
         table=tuple(
             (show.count(size), show.three(a), show.three(b)) for size, a, b in zip(sizes, own, eager, strict=True)
         ),
@@ -117,9 +117,9 @@ def throughput_plot(analysis: Analysis) -> Plot | None:
 
 
 def _as_study(analysis: Analysis) -> Study:
-    """Return the analysis as a study of one plan, which the plots of studies can be drawn from.
+    """Return the analysis as a study of one plan, for the plots of studies.
 
-    Its baseline is the one that all times are scaled by. If the speed-up names no figure, no costs are drawn.
+    All times are scaled by its baseline. If the speed-up is too uncertain, no costs are drawn.
     """
     is_figure = analysis.speedup is not None and analysis.speedup.is_usable
     is_drawn = analysis.trial.is_verified and not analysis.plan.is_eager and is_figure
@@ -138,25 +138,25 @@ def _as_study(analysis: Analysis) -> Study:
     )
 
 
-def _bars(analysis: Analysis, held: Memory) -> list[tuple[str, tuple[tuple[str, int], ...]]]:
+def _bars(analysis: Analysis, used: Memory) -> list[tuple[str, tuple[tuple[str, int], ...]]]:
     named = (
-        (show.truncate(str(analysis.plan), 40), held.call),
-        ("eager", held.baseline_call),
-        ("the plan's warm start", held.start),
+        (show.truncate(str(analysis.plan), 40), used.call),
+        ("eager", used.baseline_call),
+        ("the plan's warm start", used.start),
     )
     return [
-        (name, (("model", held.model), ("inputs", held.inputs), ("peak", peak)))
+        (name, (("model", used.model), ("inputs", used.inputs), ("peak", peak)))
         for name, peak in named
         if peak is not None
     ]
 
 
-def _scale_bytes(axes: Axes, most: float) -> None:
-    """Mark an axis of bytes at steps that are round to people: 100 MiB, not 95.4 MiB."""
+def _scale_bytes(axes: Axes, largest: float) -> None:
+    """Put ticks at round sizes: 100 MiB, not 95.4 MiB."""
     from matplotlib.ticker import FuncFormatter, MultipleLocator
 
-    unit = 1024.0 ** int(math.log(most, 1024))
+    unit = 1024.0 ** int(math.log(largest, 1024))
     steps = [unit * factor / 1024 for factor in (100, 200, 500)]
     steps += [unit * factor * power for power in (1, 10, 100) for factor in (1, 2, 5)]
-    axes.xaxis.set_major_locator(MultipleLocator(next(step for step in steps if most / step <= MAX_MARKS)))
+    axes.xaxis.set_major_locator(MultipleLocator(next(step for step in steps if largest / step <= MAX_MARKS)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show.size(value)))

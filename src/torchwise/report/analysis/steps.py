@@ -1,4 +1,4 @@
-"""Next commands to type, and notes on the plain model."""
+"""Next commands, and notes on the original model."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from torchwise.workload.spec import LIVE
 
 
 def next_steps(analysis: Analysis, store: str | None = None) -> list[Step]:
-    """Return the next commands to type, the most useful first.
+    """Return the next commands, the most useful first.
 
     Args:
         analysis: the results.
-        store: location of the store that was named for it, or None for the one that every command finds by itself.
+        store: location of the store for these commands, or None for the default store.
     """
-    kept = () if store is None else ("--store", store)
+    store_option = () if store is None else ("--store", store)
     live = analysis.workload.target.startswith(LIVE)
-    tune = "torchwise.tune(model, args)" if live else _command("tune", analysis, *kept)
-    steps = [Step(tune, "tries every plan that could pay, and decides")]
+    tune = "torchwise.tune(model, args)" if live else _command("tune", analysis, *store_option)
+    steps = [Step(tune, "tries all plans that may pay back, and chooses one")]
     if not analysis.batches:
         scaled = "torchwise.analyze(model, args, batches=(1, 2, 4, 8))"
-        again = scaled if live else _command("analyze", analysis, "--batches", "1,2,4,8", *kept)
-        steps.append(Step(again, "how time and throughput go with the batch size; each size is compiled anew"))
+        again = scaled if live else _command("analyze", analysis, "--batches", "1,2,4,8", *store_option)
+        steps.append(Step(again, "measures time and throughput by batch size, and compiles for each size"))
     if not live and (analysis.trial.failure or not analysis.trial.is_verified):
-        steps.insert(0, Step(_command("bisect", analysis, *kept), "where the failure or the wrong answer enters"))
+        steps.insert(
+            0, Step(_command("bisect", analysis, *store_option), "finds the cause of the failure or the wrong answer")
+        )
     return steps
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """Return the notes of the inspection. `Analysis.judge_trust` says how far times can be trusted."""
+    """Return the notes of the inspection. `Analysis.judge_trust` returns the reliability of times."""
     return [show.one_line(note) for note in dict.fromkeys(analysis.inspection.notes)]
 
 

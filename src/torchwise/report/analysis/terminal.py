@@ -23,24 +23,24 @@ from torchwise.report.terminal import commands
 
 def render_analysis(analysis: Analysis, store: str | None = None) -> RenderableType:
     """Return an analysis: the advice, the phases, notes, and the next commands. `store` is as in `next_steps`."""
-    head, *rest = [show.plain(advice.text) for advice in analysis.advice] or ["Nothing was found."]
-    holds = f"holds for {show.one_line(analysis.workload.target)} on {place(analysis.environment)}"
-    lines = [Text(head, style="bold"), Text(holds, style="dim")]
-    good = analysis.answer is Answer.YES
+    head, *rest = [show.plain(advice.text) for advice in analysis.advice] or ["No advice."]
+    scope = f"holds for {show.one_line(analysis.workload.target)} on {place(analysis.environment)}"
+    lines = [Text(head, style="bold"), Text(scope, style="dim")]
+    pays = analysis.answer is Answer.YES
     title = "Inconclusive" if analysis.answer is Answer.INCONCLUSIVE else "Analysis"
     parts: list[RenderableType] = [
         layout.trust_line(analysis.judge_trust()),
-        Panel(Group(*lines), title=title, title_align="left", border_style="green" if good else "yellow"),
+        Panel(Group(*lines), title=title, title_align="left", border_style="green" if pays else "yellow"),
         Text(describe_request(analysis), style="dim"),
-        *(_Shown(phase) for phase in phases(analysis)),
+        *(_PhaseView(phase) for phase in phases(analysis)),
         *([section("Advice", map(paragraph, rest))] if rest else []),
-        *([section("Worth knowing", map(paragraph, told))] if (told := notes(analysis)) else []),
+        *([section("Notes", map(paragraph, texts))] if (texts := notes(analysis)) else []),
         section("Next", commands(next_steps(analysis, store))),
     ]
     return Group(*parts)
 
 
-class _Shown:
+class _PhaseView:
     """A phase. A table that is wider than the terminal becomes lines."""
 
     def __init__(self, phase: Phase) -> None:

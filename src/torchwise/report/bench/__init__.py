@@ -1,4 +1,4 @@
-"""Reports on a benchmark, from its records alone: table, summary, plots, files, and comparison of two benchmarks."""
+"""Reports on a benchmark: table, summary, plots, files, and the comparison of two benchmarks."""
 
 from torchwise.report.bench.comparison import render_comparison
 from torchwise.report.bench.export import check_exportable, export, read_benchmark

@@ -16,29 +16,29 @@ from torchwise.report.regression import Change
 
 TITLES = {
     Change.SLOWER: "Slower",
-    Change.WRONG: "No longer right",
-    Change.LOST: "Lost: timed in A, and not in B",
+    Change.WRONG: "No longer correct",
+    Change.LOST: "Lost: timed in A, but not in B",
     Change.INCONCLUSIVE: "Inconclusive: the measurements cannot tell whether it changed",
     Change.FASTER: "Faster",
-    Change.RIGHT: "Right now",
-    Change.GAINED: "Gained: timed in B, and not in A",
-    Change.DRIFT: "Drift of eager: the machine, or eager itself; fails nothing",
+    Change.RIGHT: "Correct now",
+    Change.GAINED: "Gained: timed in B, but not in A",
+    Change.DRIFT: "Drift of eager, by the machine or eager itself: no regression",
     Change.NOT_COMPARED: "Not compared",
 }
-"""Headings in the order in which they are shown. Rows that are the same are only counted."""
+"""Headings in display order. Unchanged rows are only counted."""
 OUTCOMES = {
     Answer.YES: ("B has regressions", "bold red"),
     Answer.NO: ("B has no regression", "bold green"),
-    Answer.INCONCLUSIVE: ("Inconclusive: whether B has regressions cannot be told", "bold yellow"),
+    Answer.INCONCLUSIVE: ("Inconclusive: the measurements cannot tell whether B has regressions", "bold yellow"),
 }
-"""Outcome of a comparison, in words and in colour."""
+"""Text and style of each outcome of a comparison."""
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
     """Return a comparison. The sentence with the counts comes last, where a log ends."""
     parts: list[RenderableType] = [layout.trust_line(comparison.trust)] if comparison.trust else []
     if comparison.differences:
-        words = "A and B ran in different environments, so changes may come from there:"
+        words = "A and B ran in different environments, which may cause changes:"
         parts.append(_section(words, [show.one_line(text) for text in comparison.differences], "bold yellow"))
     for change, title in TITLES.items():
         if found := comparison.select_rows(change):

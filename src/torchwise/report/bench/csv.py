@@ -16,7 +16,7 @@ Cell = str | float | int | bool | None
 
 
 def to_csv(benchmark: Benchmark) -> str:
-    """Return the table with a header, in the format of RFC 4180. A cell is empty if nothing is known."""
+    """Return the table with a header, in the format of RFC 4180. The cell of an unknown value is empty."""
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, columns(Row(WorkloadSpec(""), ""), Benchmark(benchmark.environment, 0.0)))
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Drawing of a benchmark's picture: a strip per target, a line in it per mark, and ratios on a log axis."""
+"""Draw a plot of a benchmark: a strip per target, a line per mark, and ratios on a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ INK, GRID, SHADE = "#222222", "#dddddd", "#f4f4f4"
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#B8A000")
 """Okabe & Ito's palette, which the colour-blind can tell apart. Its yellow is darkened, to be seen on white."""
 MARKERS = "s^vPXp<>*h8"
-"""Shapes distinguish series with the same colour. The two together repeat only after 66 series."""
+"""Shapes distinguish series with the same colour. Pairs of shape and colour repeat only after 66 series."""
 FIXED = {"eager": ("#000000", "o"), "torchwise": ("#D55E00", "D")}
-"""Series that look the same in every picture."""
+"""Series with the same colour and shape in every plot."""
 WIDTH, DPI = 9.0, 150
 AROUND, PER_LEGEND_LINE, PER_GROUP, PER_MARK = 1.5, 0.2, 0.2, 0.15
 """Inches of height for each of them. Text stays as readable with sixty targets as with one."""
 LEGEND_COLUMNS = 4
 MANY_GROUPS = 8
-"""Number of targets from which the axis is marked on top, too."""
+"""Number of targets from which the axis also has ticks at the top."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One point of one series with its interval, hollow if its answers are not right."""
+    """One point of one series with its interval, hollow if its answers are not correct."""
 
     series: str
     low: float
@@ -40,7 +40,7 @@ class Mark:
 
     @property
     def is_figure(self) -> bool:
-        """Whether the interval is narrow enough to draw its middle. Otherwise the bar stands alone."""
+        """Whether the interval is narrow enough to draw its middle. Otherwise only the bar is drawn."""
         return self.low == self.high or Interval(self.low, self.mid, self.high).is_usable
 
 
@@ -54,14 +54,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Contents of a picture.
+    """Contents of a plot.
 
     Attributes:
         groups: one for each target, from the top down.
         label: label of the axis.
-        note: further remarks, shown below the axis.
+        note: text below the label.
         unit: unit that follows each figure on the axis.
-        line: value at which a reference line stands.
+        line: value of the reference line.
     """
 
     groups: tuple[Group, ...]
@@ -119,28 +119,28 @@ def _paint(axes: Axes, picture: Picture) -> None:
         top += size
     axes.set_ylim(top, 0)
     axes.set_yticks(middles, [group.name for group in picture.groups])
-    _dress(axes, picture)
+    _style_axes(axes, picture)
     _legend(axes, styles)
 
 
-def draw_mark(axes: Axes, place: float, mark: Mark, style: dict[str, Any], paper: str) -> None:
-    """Draw a mark with its interval. A hollow one is filled with the paper's colour, and no figure has no marker."""
+def draw_mark(axes: Axes, place: float, mark: Mark, style: dict[str, Any], background: str) -> None:
+    """Draw a mark with its interval. A hollow one is filled with the background. An uncertain one has no marker."""
     ends = [[mark.mid - mark.low], [mark.high - mark.mid]]
-    hollow = {"markerfacecolor": paper} if mark.is_hollow else {}
+    hollow = {"markerfacecolor": background} if mark.is_hollow else {}
     hollow |= {} if mark.is_figure else {"marker": ""}
     axes.errorbar([mark.mid], [place], xerr=ends, elinewidth=1.4, **{**style, **hollow})
 
 
 def _style(name: str, number: int) -> dict[str, Any]:
-    chosen = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-    color, marker = FIXED.get(name, chosen)
+    default = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+    color, marker = FIXED.get(name, default)
     return {"color": color, "marker": marker, "markersize": 4.5, "linestyle": "", "zorder": 3}
 
 
-def _dress(axes: Axes, picture: Picture) -> None:
+def _style_axes(axes: Axes, picture: Picture) -> None:
     low, high = axes.get_xlim()
     steps = (1, 1.5, 2, 3, 5, 7) if high / low < 20 else (1, 2, 5) if high / low < 500 else (1,)
-    scale(axes, picture.unit, steps, most=30)
+    scale(axes, picture.unit, steps, max_ticks=30)
     is_tall = len(picture.groups) > MANY_GROUPS
     axes.tick_params(axis="x", top=is_tall, labeltop=is_tall, labelcolor=INK)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
@@ -151,11 +151,11 @@ def _dress(axes: Axes, picture: Picture) -> None:
     axes.set_xlabel(f"{picture.label}\n{picture.note}", color=INK)
 
 
-def scale(axes: Axes, unit: str, steps: Sequence[float], most: int) -> None:
-    """Mark a logarithmic axis of figures in `unit` at these steps of each power of ten, at `most` places at most."""
+def scale(axes: Axes, unit: str, steps: Sequence[float], max_ticks: int) -> None:
+    """Put ticks on a logarithmic axis at these multiples of each power of ten, and at most `max_ticks` of them."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    axes.xaxis.set_major_locator(LogLocator(subs=steps, numticks=most))
+    axes.xaxis.set_major_locator(LogLocator(subs=steps, numticks=max_ticks))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
     axes.xaxis.set_minor_locator(NullLocator())
 

@@ -1,4 +1,4 @@
-"""A benchmark to a file, by the file's suffix, and back from JSON."""
+"""Write a benchmark to a file in the format of its suffix, and read it from JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ WRITERS = {
 
 
 def export(benchmark: Benchmark, path: str | Path) -> Path:
-    """Write a benchmark as .json (all of it, schema `torchwise.bench/1`), .csv or .md, and return the path.
+    """Write a benchmark as .json (complete, schema `torchwise.bench/1`), .csv or .md, and return the path.
 
-    The file holds either all of the benchmark or its old contents, even if the write is interrupted.
+    The file has either the whole benchmark or its old contents, even if the write is interrupted.
 
     Raises:
         InputError: the suffix is another one, or the file cannot be written.
@@ -40,13 +40,14 @@ def check_exportable(path: str | Path) -> None:
     suffix = Path(path).suffix
     if suffix not in WRITERS:
         raise InputError(
-            f"{path} ends in {suffix or 'no suffix'!r}, but an export is written by its suffix, one of "
-            f"{', '.join(WRITERS)}: such as {Path(path).with_suffix('.json')}"
+            f"{path} has {f'the suffix {suffix!r}' if suffix else 'no suffix'}, but must have one of "
+            f"{', '.join(WRITERS)}, such as "
+            f"{Path(path).with_suffix('.json')}"
         )
 
 
 def read_benchmark(path: str | Path) -> Benchmark:
-    """Read a benchmark exported as .json.
+    """Read a benchmark from a .json file.
 
     Raises:
         InputError: it cannot be read, or is no benchmark of this schema.

@@ -8,22 +8,32 @@ from torchwise.records.benchmark import Benchmark, Row
 from torchwise.records.scale import scale_of, trust_of
 from torchwise.report import format as show
 from torchwise.report.bench.summary import sentences, summarize
-from torchwise.report.bench.table import LEGEND, OURS, Block, Line, answers_of, blocks, duel_ratio, line_of, why_no_duel
+from torchwise.report.bench.table import (
+    LEGEND,
+    TORCHWISE,
+    Block,
+    Line,
+    answers_of,
+    blocks,
+    duel_ratio,
+    line_of,
+    why_no_duel,
+)
 from torchwise.report.bench.terminal import place
 
 HEADER = (
     *("contender", "precision", "per call", "speed-up over eager", "cold", "warm"),
     *("peak memory", "roofline", "answers"),
 )
-OVERVIEW = ("target", "plan", "per call", "speed-up over eager", "over the best other")
-TEXTS = ("contender", "precision", "answers", "target", "plan", "over the best other")
+OVERVIEW = ("target", "plan", "per call", "speed-up over eager", "over the best alternative")
+TEXTS = ("contender", "precision", "answers", "target", "plan", "over the best alternative")
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~"})
 
 
 def to_markdown(benchmark: Benchmark) -> str:
     """Return the whole benchmark: the machine, the summary, and a table for each target."""
-    told = _safe(trust_of(benchmark).sentence) if benchmark.rows else ""
-    parts = ["# Benchmark", told, _safe(place(benchmark)), overview(benchmark)]
+    reliability = _safe(trust_of(benchmark).sentence) if benchmark.rows else ""
+    parts = ["# Benchmark", reliability, _safe(place(benchmark)), overview(benchmark)]
     for block in blocks(benchmark):
         parts += [f"## {_safe(block.title)}", _table(block), _safe(block.note)]
         if notes := [f"{line.contender}: {text}" for line in block.lines for text in line.remarks]:
@@ -32,17 +42,17 @@ def to_markdown(benchmark: Benchmark) -> str:
 
 
 def overview(benchmark: Benchmark) -> str:
-    """Return the summary in words. If Torchwise ran on several targets, add a line for each."""
-    ours = [row for row in benchmark.rows if row.contender == OURS]
-    table = _rows(OVERVIEW, [_overview_cells(row, benchmark) for row in ours]) if len(ours) > 1 else ""
+    """Return the summary as text. If Torchwise ran on several targets, add a table with a row for each."""
+    own = [row for row in benchmark.rows if row.contender == TORCHWISE]
+    table = _rows(OVERVIEW, [_overview_cells(row, benchmark) for row in own]) if len(own) > 1 else ""
     return "\n\n".join(filter(None, [_list(sentences(summarize(benchmark))), table]))
 
 
 def _overview_cells(row: Row, benchmark: Benchmark) -> list[str]:
     ratio = duel_ratio(row, scale_of(benchmark, row.workload))
-    held = f"{row.rival}: {show.speedup(ratio)}" if row.is_right and ratio else why_no_duel(row)
+    versus = f"{row.rival}: {show.speedup(ratio)}" if row.is_right and ratio else why_no_duel(row)
     plan, line = str(row.plan) if row.plan else show.NONE, line_of(row, benchmark)
-    return [row.workload.target, plan, line.time, line.speedup, held or ": ".join(filter(None, answers_of(row)))]
+    return [row.workload.target, plan, line.time, line.speedup, versus or ": ".join(filter(None, answers_of(row)))]
 
 
 def _table(block: Block) -> str:

@@ -1,4 +1,4 @@
-"""A benchmark as one self-contained page: the look of `base.html.j2`."""
+"""A benchmark as one self-contained page, in the layout of `base.html.j2`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def render_bench_html(benchmark: Benchmark) -> str:
     head, *rest = sentences(summarize(benchmark)) or [nothing]
     trust = trust_of(benchmark) if benchmark.rows else None
     compare = Step(
-        "torchwise compare BEFORE.json AFTER.json", "says what became slower, after --export FILE.json twice"
+        "torchwise compare BEFORE.json AFTER.json", "finds regressions between two runs with --export FILE.json"
     )
     return render(
         TEMPLATE,
         when=summary.when(benchmark.created_at),
         place=place(benchmark),
         trust=trust,
-        is_told=trust is not None and trust.reliability is not Reliability.UNUSABLE,
+        is_reliable=trust is not None and trust.reliability is not Reliability.UNUSABLE,
         head=head,
         summary=rest,
         blocks=blocks(benchmark),

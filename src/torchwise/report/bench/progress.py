@@ -32,20 +32,20 @@ class BenchProgress(Progress):
         super().__init__(console, clock=clock)
         self.benchmark: Benchmark | None = None
         self._keep = keep
-        self._target, self._task, self._leader = "", "measuring what the hardware can do", "no row is done yet"
+        self._target, self._task, self._leader = "", "measuring the peaks of the hardware", "no row is done yet"
 
     def target(self, workload: WorkloadSpec, number: int, total: int) -> None:
         """Start target `number` of `total`."""
         self._target = f"{number}/{total} {show.one_line(workload.target)}"
-        self._begin(f"{self._target}: looking at the plain model")
+        self._begin(f"{self._target}: profiling the model")
 
     def contender(self, name: str) -> None:
         """Start a contender."""
         self._begin(f"{self._target}: {show.one_line(name)}")
 
-    def step(self, what: str) -> None:
-        """Start a contender's next step: a trial of its search, or two of them in one process."""
-        self._begin(f"{self._target}: {show.one_line(what)}")
+    def step(self, description: str) -> None:
+        """Start a contender's next step: a trial of its search, or a comparison of two contenders in one process."""
+        self._begin(f"{self._target}: {show.one_line(description)}")
 
     def row(self, benchmark: Benchmark, row: Row) -> None:
         """Keep a finished row first, and then report it."""
@@ -56,7 +56,7 @@ class BenchProgress(Progress):
         self._leader = f"{show.pluralize(len(benchmark.rows), 'row')} done"
         self._task = self._target
 
-    def update_row(self, benchmark: Benchmark, row: Row) -> None:  # noqa: ARG002 - the table in the end shows it
+    def update_row(self, benchmark: Benchmark, row: Row) -> None:  # noqa: ARG002 - the final table shows it
         """Keep a row that was timed in another process."""
         self.benchmark = benchmark
         self._keep(benchmark)
@@ -64,7 +64,7 @@ class BenchProgress(Progress):
 
 
 def to_log_line(line: Line) -> str:
-    """Return a finished row as one log line, without times per call. It says "so far": processes may follow."""
+    """Return a finished row as one log line, without times per call. Further processes may change its figures."""
     head = f"{line.contender}: {line.answers}" + (f" ({line.why})" if line.why else "")
     if not line.row.is_timed:
         return head

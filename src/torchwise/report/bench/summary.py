@@ -1,4 +1,4 @@
-"""Summary of a benchmark: each contender's standing over all targets, and the targets where Torchwise is slower."""
+"""Summary of a benchmark: each contender's result over all targets, and the targets where Torchwise is slower."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchwise.records.answer import Answer
 from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.scale import scale_of
 from torchwise.report import format as show
-from torchwise.report.bench.table import OURS, answers_of, duel_answer, duel_ratio, surely_faster, why_no_duel
+from torchwise.report.bench.table import TORCHWISE, answers_of, duel_answer, duel_ratio, surely_faster, why_no_duel
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class Mean:
         contender: the contender.
         precision: class of its numeric precision.
         ratio: the mean, 1 for equal.
-        targets: number of targets in it: those with right answers and a ratio that names a figure.
-        untold: number of targets with right answers and a ratio that names no figure.
+        targets: number of targets in it: those with correct answers and a reliable ratio.
+        uncertain: number of targets with correct answers and a ratio that is too uncertain.
     """
 
     contender: str
     precision: str
     ratio: float
     targets: int
-    untold: int = 0
+    uncertain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Summary:
 
     Attributes:
         targets: number of targets.
-        tried: number of targets on which each contender was tried so far, in each class.
+        tried: number of targets on which each contender ran so far, in each precision class.
         speedups: over eager, by contender and precision class, best first, without eager against itself.
-        duels: Torchwise over the best other, by class.
+        duels: Torchwise over the best alternative, by precision class.
         faster: duels whose whole interval lies above 1.
         equal: duels whose interval holds 1 and is narrow, and those of eager with itself.
         slower: duels whose whole interval lies below 1, the worst first.
         inconclusive: duels whose interval holds 1 and is wide.
-        without: rows of Torchwise with no duel or no right answer.
+        without: rows of Torchwise with no duel or no correct answer.
         ratios: Torchwise over its rival, for each row with a duel.
     """
 
@@ -64,17 +64,17 @@ class Summary:
 
 
 def summarize(benchmark: Benchmark) -> Summary:
-    """Sum a benchmark up. Only right answers count: a wrong one has no speed."""
-    ours = [row for row in benchmark.rows if row.contender == OURS]
-    duels = [row for row in ours if row.is_right and row.duel]
+    """Summarise a benchmark. Only correct answers count."""
+    own = [row for row in benchmark.rows if row.contender == TORCHWISE]
+    duels = [row for row in own if row.is_right and row.duel]
     scales = {workload: scale_of(benchmark, workload) for workload in benchmark.workloads}
     found = ((row, duel_ratio(row, scales[row.workload])) for row in duels)
     ratios = tuple((row, ratio) for row, ratio in found if ratio)
     answers = [(row, duel_answer(row, scales[row.workload])) for row in duels]
     faster = tuple(row for row, answer in answers if answer is Answer.YES)
-    behind = [pair for pair in ratios if pair[1].high < 1 and not pair[0].is_its_rival]
-    slower = tuple(row for row, _ in sorted(behind, key=lambda pair: pair[1].mid))
-    untold = tuple(row for row, answer in answers if answer is Answer.INCONCLUSIVE)
+    slower_pairs = [pair for pair in ratios if pair[1].high < 1 and not pair[0].is_its_rival]
+    slower = tuple(row for row, _ in sorted(slower_pairs, key=lambda pair: pair[1].mid))
+    uncertain = tuple(row for row, answer in answers if answer is Answer.INCONCLUSIVE)
     scaled = [one for scale in scales.values() for one in scale.rows]
     speeds = [(one.row, one.speedup) for one in scaled if one.row.is_right and one.row.contender != EAGER]
     return Summary(
@@ -83,37 +83,38 @@ def summarize(benchmark: Benchmark) -> Summary:
         speedups=_means(speeds),
         duels=_means(ratios),
         faster=faster,
-        equal=tuple(row for row in duels if row not in (*faster, *slower, *untold)),
+        equal=tuple(row for row in duels if row not in (*faster, *slower, *uncertain)),
         slower=slower,
-        inconclusive=untold,
-        without=tuple(row for row in ours if row not in duels),
+        inconclusive=uncertain,
+        without=tuple(row for row in own if row not in duels),
         ratios=ratios,
     )
 
 
 def sentences(summary: Summary) -> list[str]:
-    """Return a summary in words, a line each, or none if nothing was timed."""
-    found = [_describe_speedup(mean, summary.tried[mean.contender, mean.precision]) for mean in summary.speedups]
-    found += [
-        f"torchwise over the best other{_precision_suffix(mean)}: {show.ratio(mean.ratio)}, {_describe_targets(mean)}"
+    """Return the lines of a summary, or none if nothing was timed."""
+    lines = [_describe_speedup(mean, summary.tried[mean.contender, mean.precision]) for mean in summary.speedups]
+    lines += [
+        f"torchwise over the best alternative{_precision_suffix(mean)}: {show.ratio(mean.ratio)}, "
+        f"{_describe_targets(mean)}"
         for mean in summary.duels
     ]
-    if held := summary.faster + summary.equal + summary.slower + summary.inconclusive:
+    if compared := summary.faster + summary.equal + summary.slower + summary.inconclusive:
         counts = f"{len(summary.faster)} faster, {len(summary.equal)} equal within the interval"
         counts += f", {len(summary.slower)} slower"
         counts += f", {len(summary.inconclusive)} inconclusive" if summary.inconclusive else ""
-        found.append(f"torchwise against the best other on {show.pluralize(len(held), 'target')}: {counts}")
-    found += [f"slower on {_target(row)}: {_figures(row, summary)}" for row in summary.slower]
-    found += [f"inconclusive on {_target(row)}: {_figures(row, summary)}" for row in summary.inconclusive]
-    found += [f"not held against another on {_target(row)}: {_why(row)}" for row in summary.without]
-    return [show.one_line(text) for text in found]
+        lines.append(f"torchwise against the best alternative on {show.pluralize(len(compared), 'target')}: {counts}")
+    lines += [f"slower on {_target(row)}: {_figures(row, summary)}" for row in summary.slower]
+    lines += [f"inconclusive on {_target(row)}: {_figures(row, summary)}" for row in summary.inconclusive]
+    lines += [f"not compared on {_target(row)}: {_why(row)}" for row in summary.without]
+    return [show.one_line(text) for text in lines]
 
 
 def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
-    """Return the means of the ratios that have a figure.
+    """Return the means of the reliable ratios.
 
-    A ratio that may be above or below 1 is in the mean of several. Leaving those out would leave out the ratios close
-    to 1. Alone, such a ratio gives no mean.
+    A ratio that may be above or below 1 is part of a mean of several ratios. Without those, the mean would lack the
+    ratios close to 1. A single such ratio gives no mean.
     """
     groups: dict[tuple[str, str], list[Interval]] = {}
     for row, ratio in pairs:
@@ -128,20 +129,20 @@ def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
 
 
 def _describe_speedup(mean: Mean, tried: int) -> str:
-    right = mean.targets + mean.untold
-    over = "" if right == tried else f", right on {right} of {tried}"
+    right = mean.targets + mean.uncertain
+    over = "" if right == tried else f", correct on {right} of {tried}"
     name = f"{mean.contender}{_precision_suffix(mean)}"
     return f"{name} over eager: {show.ratio(mean.ratio)}, {_describe_targets(mean)}{over}"
 
 
 def _describe_targets(mean: Mean) -> str:
-    """Say how many targets a ratio is a mean over, if it is one."""
+    """Return the number of targets behind a ratio, and of those that are left out."""
     many = f"geometric mean of {show.pluralize(mean.targets, 'target')}" if mean.targets > 1 else "on one target"
-    return f"{many}, without a figure on {mean.untold} more" if mean.untold else many
+    return f"{many}, too uncertain on {mean.uncertain} more" if mean.uncertain else many
 
 
 def _precision_suffix(mean: Mean) -> str:
-    """Name a class other than the model's own. Eager itself stays in the model's own."""
+    """Return a suffix for a precision other than the model's own."""
     return "" if mean.precision == "native" else f" in {mean.precision}"
 
 

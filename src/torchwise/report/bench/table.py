@@ -1,4 +1,4 @@
-"""A benchmark as lines for people: target by target, one line for each contender. Every view shows these."""
+"""A benchmark as text: target by target, with one line for each contender, for all outputs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torchwise.report import format as show
 from torchwise.report.summary import hot_and_cold
 from torchwise.workload import WorkloadSpec
 
-OURS = "torchwise"
+TORCHWISE = "torchwise"
 BEST = "★"
 LEGEND = (
-    f"{BEST} the fastest right answer of its precision class, where that can be told. Speed-up over eager with its "
-    "95 % interval over all processes that timed the two side by side. Per call: what eager takes, over that. Cold and "
-    "warm: what the first call takes beyond a steady one, with empty and with full caches. Roofline: the least time "
-    "that the work can take here over the time it took."
+    f"{BEST}: the fastest contender with correct answers in its precision class, if the measurements show it. "
+    "Speed-up: over eager, with its 95 % interval over all processes that timed the two in alternation. Per call: "
+    "eager's time divided by the speed-up. Cold and warm: extra time of the first call, with empty and full caches. "
+    "Roofline: the minimum time for the work on this hardware, divided by the measured time."
 )
 
 
@@ -29,7 +29,7 @@ class Line:
 
     Attributes:
         row: the row behind it.
-        is_best: whether it is the fastest with right answers in its precision class.
+        is_best: whether it is the fastest with correct answers in its precision class.
         contender: its name.
         precision: class of its numeric precision.
         time: time per call.
@@ -39,12 +39,12 @@ class Line:
         memory: peak memory, with its ratio to eager's.
         roofline: share of the roofline.
         answers: "passed", "passed, overwritten", "not right", "not comparable", "failed" or "missing".
-        why: reason for the answers' state, if they are not simply right.
-        choice: for Torchwise its plan, the seconds of search, and its standing against the best other.
-        search: for Torchwise if another is faster, the outcome of every plan that it could have chosen.
-        doubts: open questions, and any duel other than the one shown.
+        why: reason for the answers' state, unless they passed.
+        choice: for Torchwise its plan, the seconds of search, and its speed against the best alternative.
+        search: for Torchwise, if another contender is faster, the outcome of every plan that it could have chosen.
+        doubts: warnings, and any duel other than the one shown.
         caches: its speed-up with hot and with cold processor caches, if timed with both, or why it was not.
-        is_inconclusive: whether it cannot be told if it is faster than eager.
+        is_inconclusive: whether the measurements cannot tell if it is faster than eager.
     """
 
     row: Row
@@ -83,7 +83,7 @@ class Block:
     Attributes:
         workload: the target.
         lines: of its contenders.
-        note: that no answer is known to be the fastest, if several are right, or empty.
+        note: a note if several contenders are correct and none is clearly the fastest, or empty.
     """
 
     workload: WorkloadSpec
@@ -121,7 +121,7 @@ def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
         roofline=show.percent(scaled.roofline_share(benchmark.peaks) if scaled else None),
         answers=answers,
         why=show.one_line(why),
-        choice=show.one_line(_choice(row, scale)) if row.contender == OURS else "",
+        choice=show.one_line(_choice(row, scale)) if row.contender == TORCHWISE else "",
         search=show.one_line(_search(row)),
         doubts=show.one_line("; ".join(_doubts(row, scaled))),
         caches=show.one_line(_caches(row, scaled)),
@@ -130,7 +130,7 @@ def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
 
 
 def is_inconclusive(scaled: ScaledRow | None) -> bool:
-    """Whether a row was timed, and it cannot be told if it is faster than eager."""
+    """Whether a row was timed, and the measurements cannot tell if it is faster than eager."""
     return scaled is not None and scaled.is_surely_faster is Answer.INCONCLUSIVE
 
 
@@ -141,7 +141,7 @@ def answers_of(row: Row) -> tuple[str, str]:
     verdict = row.performance.verdict
     if verdict.outcome is Outcome.PASS:
         return (
-            ("passed, overwritten", "an answer is overwritten by the next call")
+            ("passed, overwritten", "the next call overwrites the answer")
             if row.performance.overwrites
             else ("passed", "")
         )
@@ -149,29 +149,29 @@ def answers_of(row: Row) -> tuple[str, str]:
 
 
 def duel_words(row: Row, scale: Scale) -> str:
-    """Return how Torchwise compares with the fastest other of its class, or why there was no comparison."""
+    """Compare Torchwise with the fastest alternative of its precision class, or explain why that is impossible."""
     ratio = duel_ratio(row, scale)
     if ratio is not None and row.is_right:
-        same = ", the very same" if row.is_its_rival else ""
-        untold = "inconclusive: " if duel_answer(row, scale) is Answer.INCONCLUSIVE else ""
-        return f"{untold}{show.speedup(ratio)} {_other(row, scale)} ({row.rival}{same})"
+        same = ", the same plan" if row.is_its_rival else ""
+        prefix = "inconclusive: " if duel_answer(row, scale) is Answer.INCONCLUSIVE else ""
+        return f"{prefix}{show.speedup(ratio)} the speed of {_name_rival(row, scale)} ({row.rival}{same})"
     return why_no_duel(row)
 
 
 def why_no_duel(row: Row) -> str:
-    """Return why a right answer of Torchwise was not compared with another."""
+    """Explain why a correct answer of Torchwise was not compared with another contender."""
     if not row.is_right:
         return ""
-    return row.reason or f"no other right answer in class {row.precision} to be held against"
+    return row.reason or f"no other contender has correct answers in precision {row.precision}"
 
 
-def _other(row: Row, scale: Scale) -> str:
+def _name_rival(row: Row, scale: Scale) -> str:
     rival = next((one.row for one in scale.rows if one.row.contender == row.rival and one.row.is_right), None)
-    return "another" if rival is not None and not scale.leads_others(rival, row) else "the best other"
+    return "another contender" if rival is not None and not scale.leads_others(rival, row) else "the best alternative"
 
 
 def duel_ratio(row: Row, scale: Scale) -> Interval | None:
-    """Return Torchwise's speed over its rival's. For eager as the rival, all processes that timed the two count."""
+    """Return Torchwise's speed over its rival's. With eager as the rival, all processes that timed the two count."""
     scaled, is_timed = (
         scale.find_scaled(row),
         any(one.row.contender == EAGER and one.row.is_right for one in scale.rows),
@@ -190,7 +190,7 @@ def duel_answer(row: Row, scale: Scale) -> Answer:
 
 
 def surely_faster(ratio: Interval) -> Answer:
-    """Answer whether a ratio is above 1. NO if it is below or close to it, INCONCLUSIVE if it may be any."""
+    """Answer whether a ratio is above 1. NO if it is below or close to it, INCONCLUSIVE if it may be either."""
     ahead, behind = exceeds(ratio), exceeds(ratio.inverse)
     return Answer.NO if behind is Answer.YES else behind if behind is Answer.INCONCLUSIVE else ahead
 
@@ -200,8 +200,8 @@ def _block(benchmark: Benchmark, workload: WorkloadSpec) -> Block:
     best = list(scale_of(benchmark, workload).best().values())
     lines = tuple(line_of(row, benchmark, is_best=any(row is found for found in best)) for row in rows)
     several = sum(row.is_right and row.precision == "native" for row in rows) > 1
-    untold = several and not any(row.precision == "native" for row in best)
-    return Block(workload, lines, "No contender is told to be the fastest." if untold else "")
+    is_undecided = several and not any(row.precision == "native" for row in best)
+    return Block(workload, lines, "No contender is clearly the fastest." if is_undecided else "")
 
 
 def _speedup(scaled: ScaledRow | None) -> str:
@@ -218,31 +218,31 @@ def _memory(row: Row, scale: Scale) -> str:
 
 
 def _doubts(row: Row, scaled: ScaledRow | None) -> list[str]:
-    failed = [row.reason] if row.duel and row.is_timed and row.reason else []  # another duel than the one that is shown
+    failed = [row.reason] if row.duel and row.is_timed and row.reason else []  # of a duel other than the one shown
     if scaled is None or not is_inconclusive(scaled):
         return failed
     if row.contender == EAGER:
-        return [f"inconclusive: eager beside itself had {show.speedup(row.speedup)} its own speed", *failed]
-    return [f"inconclusive: {show.speedup(scaled.speedup)} eager's speed, so slower or faster", *failed]
+        return [f"inconclusive: eager timed against itself had {show.speedup(row.speedup)} its own speed", *failed]
+    return [f"inconclusive: {show.speedup(scaled.speedup)} eager's speed, so it may be slower or faster", *failed]
 
 
 def _caches(row: Row, scaled: ScaledRow | None) -> str:
-    """Return the speed-ups with hot and cold caches, or why there are none, or nothing if not asked."""
+    """Return the speed-ups with hot and cold caches, or why there are none, or nothing if they were not requested."""
     if scaled is not None and row.cold_speedup:
         return ". ".join(hot_and_cold(scaled.speedup, row.cold_speedup))
     return next((one.not_cold for one in row.measurements if one.not_cold), "")
 
 
 def _search(row: Row) -> str:
-    """List the plans tried and left out, if the fastest other is surely faster: the reason is among them."""
+    """List the tried and the excluded plans if an alternative is clearly faster, as one of them has the reason."""
     ratio = row.speed_over_rival
     if ratio is None or ratio.high >= 1 or row.is_its_rival or not row.searched:
         return ""
-    return f"what was tried, and what was not: {'; '.join(row.searched)}"
+    return f"tried and excluded plans: {'; '.join(row.searched)}"
 
 
 def _choice(row: Row, scale: Scale) -> str:
     words = [f"plan {row.plan}"] if row.plan else []
     if row.plan:
-        words += ["given" if row.search_s is None else f"searched {show.seconds(row.search_s)}"]
+        words += ["given by the request" if row.search_s is None else f"searched {show.seconds(row.search_s)}"]
     return ", ".join([*words, *filter(None, [duel_words(row, scale)])])

@@ -14,11 +14,11 @@ from torchwise.report import layout
 from torchwise.report.bench.summary import sentences, summarize
 from torchwise.report.bench.table import LEGEND, Block, Line, blocks
 from torchwise.report.layout import Column, paragraph, section
-from torchwise.report.summary import place as on
+from torchwise.report.summary import place as format_place
 from torchwise.report.summary import when
 
 WIDE, MEDIUM = 124, 80
-"""Columns from which every figure fits into the table, and from which all but costs and memory do."""
+"""Widths from which the table has every figure, and from which it has all except costs and memory."""
 
 _NAME: Column[Line] = ("contender", False, lambda line: line.name)
 _ANSWERS: Column[Line] = ("answers", False, lambda line: line.answers)
@@ -42,32 +42,32 @@ _COLUMNS = ((WIDE, _WIDE), (MEDIUM, _MEDIUM), (0, _NARROW))
 
 
 def render_benchmark(benchmark: Benchmark, next_commands: Sequence[str] = ()) -> RenderableType:
-    """Return a benchmark: the machine, every target, the summary, and the next commands that make sense."""
+    """Return a benchmark: the machine, every target, the summary, and the next commands."""
     parts: list[RenderableType] = [layout.trust_line(trust_of(benchmark))] if benchmark.rows else []
     parts.append(Text(place(benchmark), style="dim"))
-    parts += [_Shown(block) for block in blocks(benchmark)]
+    parts += [_BlockView(block) for block in blocks(benchmark)]
     if not benchmark.rows:
         parts.append(Text("No row is finished yet.", style="bold"))
     else:
         parts.append(Text(f"\n{LEGEND}", style="dim"))
     if found := sentences(summarize(benchmark)):
-        parts.append(section("In all", map(paragraph, found)))
+        parts.append(section("Summary", map(paragraph, found)))
     if next_commands:
         parts.append(section("Next", [paragraph(show.plain(text), style="cyan") for text in next_commands]))
     return Group(*parts)
 
 
 def place(benchmark: Benchmark) -> str:
-    """Return where and when it ran, and how fast the hardware is, in a line."""
+    """Return machine, date and hardware peaks, in a line."""
     words = [when(benchmark.created_at)]
     if peaks := benchmark.peaks:
         words.append(f"copies {show.three(peaks.bandwidth / 1e9)} GB/s")
         words += [f"{name} {show.three(rate / 1e12)} TFLOP/s" for name, rate in peaks.flops.items()]
-    return on(benchmark.environment, *words)
+    return format_place(benchmark.environment, *words)
 
 
-class _Shown:
-    """A block with as many columns as there is room for. Text that does not fit a cell follows below the table."""
+class _BlockView:
+    """A block with as many columns as fit. Text that does not fit a cell follows below the table."""
 
     def __init__(self, block: Block) -> None:
         self._block = block

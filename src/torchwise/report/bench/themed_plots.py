@@ -1,4 +1,4 @@
-"""The pictures of a benchmark in the colours of a page, light and dark, with the figures behind them."""
+"""The plots of a benchmark in the colours of a page, light and dark, with the figures behind them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PER_NAME, PER_MARK, AROUND = 0.3, 0.17, 1.2
 """Inches of height for each of them."""
 LEGEND_COLUMNS = 2
 FIXED = {"eager": (NEUTRAL, "o"), "torchwise": (COLORS[1], "D")}
-"""Series that look the same in every picture."""
+"""Series with the same colour and shape in every plot."""
 OTHERS = (COLORS[0], *COLORS[2:])
 
 
@@ -29,14 +29,12 @@ def plots(benchmark: Benchmark) -> list[Plot]:
     found = []
     if speedups.groups:
         caption = (
-            "Right of 1× is faster than eager. Bars are the 95 % interval; a hollow mark is an answer not right. A bar "
-            "without a mark is inconclusive: too long to name a figure."
+            "Right of 1× is faster than eager. Bars are 95 % intervals. A hollow mark means that the answers are not "
+            "correct. A bar without a mark is inconclusive, as its interval is too wide."
         )
         found.append(_plot("speedup", "Speed-up over eager", speedups, caption))
     if shares.groups:
-        caption = (
-            "The least time in which this hardware could do the work, over the time it took: at 100 % nothing is left."
-        )
+        caption = "The minimum time for the work on this hardware, divided by the measured time. 100 % is the optimum."
         found.append(_plot("roofline", "Share of the roofline", shares, caption))
     return found
 
@@ -44,7 +42,9 @@ def plots(benchmark: Benchmark) -> list[Plot]:
 def _plot(key: str, title: str, picture: Picture, caption: str) -> Plot:
     right = [(group.name, mark) for group in picture.groups for mark in group.marks if not mark.is_hollow]
     best = max((pair for pair in right if pair[1].is_figure), key=_mid, default=None)
-    nothing = "Inconclusive: no right answer has a figure." if right else "No answer is right."
+    nothing = (
+        "Inconclusive: no contender with correct answers has a reliable speed-up." if right else "No answer is correct."
+    )
     summary = nothing if best is None else f"The highest is {_describe_mark(best[1], picture)}, on {best[0]}."
     names = {name: _style(name, place) for place, name in enumerate(picture.series)}
     lines = -(-len(names) // LEGEND_COLUMNS)
@@ -81,7 +81,7 @@ def _paint(axes: Axes, picture: Picture, styles: dict[str, dict[str, Any]]) -> N
     axes.spines["left"].set_visible(False)
     low, high = axes.get_xlim()
     steps = (1, 1.5, 2, 3, 5) if high / low < 10 else (1, 2, 5) if high / low < 100 else (1,)
-    scale(axes, picture.unit, steps, most=12)
+    scale(axes, picture.unit, steps, max_ticks=12)
     _legend(axes, styles)
 
 

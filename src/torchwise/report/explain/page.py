@@ -1,4 +1,4 @@
-"""An explanation as one self-contained page: the look of `base.html.j2`."""
+"""An explanation as one self-contained page, in the layout of `base.html.j2`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def render_explanation_part(explanation: Explanation, theme: Theme) -> str:
 def _context(explanation: Explanation, store: str | None = None) -> dict[str, Any]:
     explanation = explanation.make_consistent()
     return {
-        "told": explanation,
+        "explanation": explanation,
         "headline": text.headline(explanation),
         "trust": explanation.trust,
         "order": text.order(explanation),
@@ -37,7 +37,7 @@ def _context(explanation: Explanation, store: str | None = None) -> dict[str, An
         "capturable": text.capturable(explanation),
         "describe_saving": text.describe_saving,
         "gains": text.gains,
-        "tried": text.describe_fix,
+        "describe_fix": text.describe_fix,
         "links": text.links,
         "nothing": text.NOTHING,
         "plots": plots(explanation),

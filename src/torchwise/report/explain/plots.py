@@ -21,15 +21,15 @@ def plots(explanation: Explanation) -> list[Plot]:
 
 
 def _latency(explanation: Explanation) -> Plot | None:
-    seen = explanation.measurement
-    if not seen.candidate_s or not seen.baseline_s:
+    timed = explanation.measurement
+    if not timed.candidate_s or not timed.baseline_s:
         return None
-    what = "torch.compile" if explanation.plan is None else show.truncate(str(explanation.plan), 40)
-    mean = "" if seen.calls_per_round == 1 else "the mean of "
+    name = "torch.compile" if explanation.plan is None else show.truncate(str(explanation.plan), 40)
+    mean = "" if timed.calls_per_round == 1 else "the mean of "
     return distribution_plot(
-        Samples(what, seen.candidate_s),
-        Samples("eager", seen.baseline_s),
+        Samples(name, timed.candidate_s),
+        Samples("eager", timed.baseline_s),
         title="Time of a call",
         unit="round",
-        caption=f" A round is {mean}{show.pluralize(seen.calls_per_round, 'call')}, in alternation with eager's.",
+        caption=f" A round is {mean}{show.pluralize(timed.calls_per_round, 'call')}, in alternation with eager's.",
     )

@@ -29,7 +29,7 @@ from torchwise.report.terminal import commands
 MAX_KERNELS = 12
 MAX_FILES = 2
 
-_hanging = partial(layout.paragraph, indent=3)
+_indent = partial(layout.paragraph, indent=3)
 
 
 def render_explanation(explanation: Explanation, store: str | None = None) -> RenderableType:
@@ -41,16 +41,16 @@ def render_explanation(explanation: Explanation, store: str | None = None) -> Re
         Text(show.one_line(headline(explanation)), style="bold"),
         Text(place(explanation), style="dim"),
         _title(order(explanation)),
-        *([_render_finding(number, one) for number, one in enumerate(explanation.findings, 1)] or [_hanging(NOTHING)]),
+        *([_render_finding(number, one) for number, one in enumerate(explanation.findings, 1)] or [_indent(NOTHING)]),
         _title("Stages"),
         _stages(explanation),
         _title("Kernels of one call"),
         *_kernels(explanation.kernels),
-        _hanging(execution(explanation)),
-        _hanging(capturable(explanation)),
+        _indent(execution(explanation)),
+        _indent(capturable(explanation)),
     ]
     if explanation.notes:
-        parts += [_title("Worth knowing"), *(_hanging(show.plain(note)) for note in explanation.notes)]
+        parts += [_title("Notes"), *(_indent(show.plain(note)) for note in explanation.notes)]
     return Group(*parts, _title("Next"), *commands(next_steps(explanation, store), indent=5))
 
 
@@ -60,14 +60,14 @@ def _render_finding(number: int, one: Finding) -> RenderableType:
         Text.assemble((f"{number}. {show.plain(one.title)}", "bold"), "  ", (describe_saving(one.saving), style))
     ]
     for spot in one.places:
-        lines.append(_hanging(show.one_line(str(spot)), style="cyan"))
+        lines.append(_indent(show.one_line(str(spot)), style="cyan"))
         if spot.excerpt:
-            lines.append(_hanging(show.truncate(spot.excerpt, 200), indent=4, style="dim"))
-    lines.append(_hanging(show.plain(one.cause)))
-    lines.append(_hanging(show.plain(one.fix), "Mend: "))
-    lines += [_hanging(show.plain(explain_text.describe_fix(seen)), "Tried: ", "dim") for seen in one.tried]
+            lines.append(_indent(show.truncate(spot.excerpt, 200), indent=4, style="dim"))
+    lines.append(_indent(show.plain(one.cause)))
+    lines.append(_indent(show.plain(one.fix), "Fix: "))
+    lines += [_indent(show.plain(explain_text.describe_fix(attempt)), "Tried: ", "dim") for attempt in one.tried]
     if one.saving:
-        lines.append(_hanging(show.plain(one.saving.how), "Price: ", "dim"))
+        lines.append(_indent(show.plain(one.saving.how), "Saving: ", "dim"))
     return Padding(Group(*lines), (0, 0, 1, 0))
 
 
@@ -85,12 +85,14 @@ def _files(names: tuple[str, ...]) -> list[str]:
 
 
 def _kernels(kernels: tuple[Kernel, ...]) -> list[RenderableType]:
-    table = _table(("kernel", False), ("calls", True), ("time", True), ("bytes", True), ("FLOPs", True), ("roof", True))
+    table = _table(
+        ("kernel", False), ("calls", True), ("time", True), ("bytes", True), ("FLOPs", True), ("roofline", True)
+    )
     for kernel in kernels[:MAX_KERNELS]:
         table.add_row(*map(Text, cells(kernel)))
     left = kernels[MAX_KERNELS:]
     total = sum(kernel.seconds for kernel in left)
-    return [table, *([_hanging(f"and {len(left):,} more, {show.seconds(total)} together")] if left else [])]
+    return [table, *([_indent(f"and {len(left):,} more, {show.seconds(total)} together")] if left else [])]
 
 
 def _table(*columns: tuple[str, bool]) -> Table:

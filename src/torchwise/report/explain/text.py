@@ -1,4 +1,4 @@
-"""Texts that every view of an explanation shows."""
+"""Texts that all outputs of an explanation share."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from torchwise.report.command_line import command_line
 from torchwise.report.commands import Step
 from torchwise.workload.spec import LIVE
 
-NOTHING = "Nothing was found that costs time worth naming."
+NOTHING = "No finding has a relevant potential saving."
 NONE_SAVED = "saves nothing"
-UNTOLD = "could not be measured"
+UNMEASURED = "could not be measured"
 
 
 def headline(explanation: Explanation) -> str:
     """Return the plan, the time of a call, and its comparison with eager."""
-    what = "torch.compile" if explanation.plan is None else str(explanation.plan)
+    name = "torch.compile" if explanation.plan is None else str(explanation.plan)
     call, speedup = explanation.execution.call_s, explanation.measurement.speedup
     return (
-        f"{explanation.workload.target} by {what}: {show.time(call)} a call, {show.speedup(speedup)} of eager's speed"
+        f"{explanation.workload.target} with {name}: {show.time(call)} per call, {show.speedup(speedup)} eager's speed"
     )
 
 
 def order(explanation: Explanation) -> str:
     """Return the heading over the findings, which names their order."""
-    return "Findings, the largest potential saving first" if explanation.is_ranked else "Findings, in no order"
+    return (
+        "Findings, the largest potential saving first" if explanation.is_ranked else "Findings, not ordered by saving"
+    )
 
 
 def place(explanation: Explanation) -> str:
-    """Return where and when, in a line."""
-    took = f"{show.seconds(explanation.seconds)} to explain"
+    """Return machine, date and duration of the explanation, in a line."""
+    took = f"explained in {show.seconds(explanation.seconds)}"
     return summary.place(explanation.environment, summary.when(explanation.created_at), took)
 
 
 def describe_saving(found: Saving | None) -> str:
-    """Return such as "saves 12.3 µs a call [11.9, 12.8], measured". It claims no saving that may be none."""
+    """Return such as "saves 12.3 µs per call [11.9, 12.8], measured". A saving that may be zero is not claimed."""
     if found is None:
-        return "no price"
+        return "saving unknown"
     once = f"saves {show.seconds(found.once_s)} once in each process" if found.once_s else ""
     if found.answer is Answer.INCONCLUSIVE:
-        return f"{once}, measured; its saving in each call {UNTOLD}" if once else UNTOLD
+        return f"{once}, measured. Its saving per call {UNMEASURED}" if once else UNMEASURED
     words = [_each_call(found)]
     if once:
         words = [once] if words == [NONE_SAVED] else [*words, once]
@@ -52,7 +54,7 @@ def describe_saving(found: Saving | None) -> str:
 
 
 def gains(found: Saving | None) -> bool:
-    """Whether a saving was measured, so that it may be marked as good news."""
+    """Whether a positive saving was measured, so that it may be shown in green."""
     return found is not None and found.basis is Basis.MEASURED and (found.answer is Answer.YES or found.once_s > 0)
 
 
@@ -61,29 +63,29 @@ def _each_call(found: Saving) -> str:
     if saved.high == 0:
         return NONE_SAVED
     if saved.low > 0:
-        return f"saves {show.seconds(saved.mid)} a call {_ends(saved)}"
+        return f"saves {show.seconds(saved.mid)} per call {_ends(saved)}"
     if saved.high < 0:
-        return f"costs {show.seconds(-saved.mid)} a call {_ends(Interval(-saved.high, -saved.mid, -saved.low))}"
-    shows = "saves nothing that shows: at most" if found.basis is Basis.MEASURED else "saves at most"
-    return f"{shows} {show.seconds(saved.high)} a call"
+        return f"costs {show.seconds(-saved.mid)} per call {_ends(Interval(-saved.high, -saved.mid, -saved.low))}"
+    prefix = "saves nothing measurable: at most" if found.basis is Basis.MEASURED else "saves at most"
+    return f"{prefix} {show.seconds(saved.high)} per call"
 
 
 def _ends(interval: Interval) -> str:
     return f"[{show.seconds(interval.low)}, {show.seconds(interval.high)}]"
 
 
-def describe_fix(seen: FixTrial) -> str:
+def describe_fix(attempt: FixTrial) -> str:
     """Return the result of an attempted fix, such as "dynamic=True: compiled 9 times, …; it does not help"."""
-    words = f"{seen.fix}: {seen.seen}"
-    if seen.saving and seen.saving.answer is Answer.INCONCLUSIVE and not seen.helps:
-        return f"{words}; what it saves {UNTOLD}"
-    if seen.saving and (seen.helps or seen.saving.answer is not Answer.YES):
-        words += f"; it {describe_saving(seen.saving)}"
-    return words if seen.helps else f"{words}; it does not help"
+    words = f"{attempt.fix}: {attempt.seen}"
+    if attempt.saving and attempt.saving.answer is Answer.INCONCLUSIVE and not attempt.helps:
+        return f"{words}; its saving {UNMEASURED}"
+    if attempt.saving and (attempt.helps or attempt.saving.answer is not Answer.YES):
+        words += f"; it {describe_saving(attempt.saving)}"
+    return words if attempt.helps else f"{words}; it does not help"
 
 
 def links(finding: Finding) -> list[tuple[str, str, str]]:
-    """Return each place of a finding: its address, its name, and its source line.
+    """Return the URL, the name and the source line of each place of a finding.
 
     A browser opens the file. Editors also go to the line, which they read after the "#".
     """
@@ -95,26 +97,26 @@ def _address(file: str, line: int) -> str:
 
 
 def execution(explanation: Explanation) -> str:
-    """Return where a call's time goes, in a sentence."""
-    seen = explanation.execution
-    words = f"Of {show.seconds(seen.call_s.mid)} a kernel runs for {show.seconds(seen.busy_s)}"
-    words += f" and the host is alone for {show.percent(seen.host_share)}"
-    if seen.guards:
-        words += f"; {show.pluralize(seen.guards, 'guard')} take about {show.seconds(seen.guards_s)}"
-    if seen.is_rough:
+    """Return the shares of kernels, host and guards in a call's time, as text."""
+    timed = explanation.execution
+    words = f"Kernels run for {show.seconds(timed.busy_s)} of the {show.seconds(timed.call_s.mid)} of a call, "
+    words += f"and only the host works for the remaining {show.percent(timed.host_share)}."
+    if timed.guards:
+        words += f" {show.pluralize(timed.guards, 'guard')} take about {show.seconds(timed.guards_s)}."
+    if timed.is_rough:
         words += (
-            f". Under the profiler the call took {show.ratio(seen.inflation)} its time: kernels and guards are scaled "
-            "to the timed call, and no more than a hint"
+            f" Under the profiler the call took {show.ratio(timed.inflation)} its normal time. So times of kernels and "
+            "guards are scaled to the timed call, and only rough."
         )
-    return words + "."
+    return words
 
 
 def capturable(explanation: Explanation) -> str:
-    """Return whether the call can be one CUDA graph, and why not."""
+    """Say whether the call can be captured as one CUDA graph, and why not."""
     found = explanation.capturable
-    answer = {True: "can be captured", False: "cannot be captured", None: "was not tried"}[found.answer]
+    answer = {True: "can be captured", False: "cannot be captured", None: "was not captured"}[found.answer]
     reasons = f": {'; '.join(found.reasons)}" if found.reasons else ""
-    return show.one_line(f"As one CUDA graph the call {answer}{reasons}.")
+    return show.one_line(f"The call {answer} as one CUDA graph{reasons}.")
 
 
 def cells(kernel: Kernel) -> tuple[str, ...]:
@@ -131,15 +133,22 @@ def cells(kernel: Kernel) -> tuple[str, ...]:
 
 def next_steps(explanation: Explanation, store: str | None = None) -> list[Step]:
     """Return the next commands, the most useful first. They use `store` if one was named."""
-    kept = () if store is None else ("--store", store)
+    store_option = () if store is None else ("--store", store)
     spec = explanation.workload
     if spec.target.startswith(LIVE):
-        return [Step("torchwise.tune(model, inputs)", "proves and times what is proposed here, and more")]
+        return [Step("torchwise.tune(model, inputs)", "verifies and times the proposed plans, and more")]
     plans = [f.plan for f in explanation.findings if f.plan is not None and not f.plan.is_eager and _pays(f)]
     first = [
-        Step(command_line("tune", spec, "--plan", p.to_json(), *kept), "proves the dearest mend") for p in plans[:1]
+        Step(
+            command_line("tune", spec, "--plan", p.to_json(), *store_option),
+            "verifies the fix with the largest potential saving",
+        )
+        for p in plans[:1]
     ]
-    return [*first, Step(command_line("tune", spec, *kept), "tries every plan that could pay, and decides")]
+    return [
+        *first,
+        Step(command_line("tune", spec, *store_option), "tries all plans that may pay back, and chooses one"),
+    ]
 
 
 def _pays(finding: Finding) -> bool:

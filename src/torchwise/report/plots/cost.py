@@ -1,4 +1,4 @@
-"""Cost over the number of calls: the point where a plan has paid for its compilation."""
+"""Total time over the number of calls, with the break-even point of each plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (1, 1)), (0, (8, 2, 1.5, 2, 1.5, 2)))
-"""They make lines distinguishable on grey paper, and for the colour-blind."""
+"""Line styles that are distinguishable in greyscale, and by colour-blind readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ def cost_plot(study: Study) -> Plot | None:
     summary = f"{summary} {show.pluralize(calls, 'call')} are expected."
     return Plot(
         key="cost",
-        title="Cost over the number of calls",
+        title="Total time over the number of calls",
         summary=summary,
-        caption=f"Total time spent: the cold compile{warm}, and the calls. Both axes are logarithmic. A dot marks "
-        "where a plan has paid back, the dashed upright line the calls that are expected.",
+        caption=f"Total time: the cold compile{warm}, and the calls. Both axes are logarithmic. A dot is the "
+        "break-even point of a plan. The dashed vertical line is the expected number of calls.",
         svg=draw("cost", summary, 3.6 + 0.22 * len(lines), lambda axes: _paint(axes, baseline, lines, calls)),
         header=("plan", "compiling", "per call", "pays back after", f"after {show.pluralize(calls, 'call')}"),
         table=(_row("eager", baseline, None, calls), *(_row(x.name, x.cost, x.break_even, calls) for x in lines)),
@@ -57,7 +57,7 @@ def cost_plot(study: Study) -> Plot | None:
 
 
 def _candidates(study: Study, baseline: Cost) -> list[_Line]:
-    """Return as many lines of verified plans as there are colours, only of the faster plans if there are any."""
+    """Return the lines of verified plans, at most one per colour, and only the faster plans if there are any."""
     lines, faster = [], []
     for series in series_of(study):
         row = series.row

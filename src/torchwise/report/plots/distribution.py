@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 PERCENTILES = (0.5, 0.95, 0.99)
 MAX_POINTS = 300
-"""Maximum points drawn of a distribution, evenly chosen: more make the page heavy and show no more."""
+"""Maximum number of evenly chosen points of a distribution. More would only make the page larger."""
 SHOWN = 0.995
-"""Share of the samples that the axis holds: one hiccup must not squeeze everything else to the left."""
-_LOOKS = ((COLORS[0], "-"), (NEUTRAL, DASHES[1]))
+"""Share of the samples within the axis. A single outlier must not compress the rest."""
+_STYLES = ((COLORS[0], "-"), (NEUTRAL, DASHES[1]))
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Seconds of one side, in any order."""
+    """Samples of one side in seconds, in any order."""
 
     name: str
     seconds: Sequence[float]
@@ -40,18 +40,19 @@ def distribution_plot(own: Samples, eager: Samples, *, title: str, unit: str, ca
         own: samples of the plan.
         eager: samples of eager.
         title: title of the plot.
-        unit: what a sample times, such as "call".
+        unit: the timed unit of a sample, such as "call".
         caption: text to add to the caption.
     """
     sides = (own, eager)
-    half, most = (show.seconds(float(np.quantile(own.seconds, share))) for share in (0.5, 0.99))
-    summary = f"Half of the {unit}s of {own.name} stay within {half}, 99 % within {most}."
+    half, p99 = (show.seconds(float(np.quantile(own.seconds, share))) for share in (0.5, 0.99))
+    summary = f"Half of the {unit}s of {own.name} take at most {half}, 99 % at most {p99}."
     return Plot(
         key="latency",
         title=title,
         summary=summary,
-        caption=f"How many {unit}s stay within a time: the steeper, the more alike they are. Dots mark the 50th, "
-        f"95th and 99th percentile. The slowest half percent may lie beyond the axis, and is in the table.{caption}",
+        caption=f"Share of the {unit}s that take at most a given time. A steeper line means less variation. Dots "
+        f"are the 50th, 95th and 99th percentiles. The slowest 0.5 % may lie beyond the axis, but are in the "
+        f"table.{caption}",
         svg=draw("latency", summary, 3.4, lambda axes: _paint(axes, sides, unit)),
         header=("", f"{unit}s", "minimum", "p50", "p95", "p99", "maximum"),
         table=tuple(map(_row, sides)),
@@ -59,7 +60,7 @@ def distribution_plot(own: Samples, eager: Samples, *, title: str, unit: str, ca
 
 
 def _paint(axes: Axes, sides: Sequence[Samples], unit: str) -> None:
-    for side, (color, dash) in zip(sides, _LOOKS, strict=True):
+    for side, (color, dash) in zip(sides, _STYLES, strict=True):
         shares = np.linspace(0, 1, min(MAX_POINTS, len(side.seconds)))
         found = np.quantile(side.seconds, shares)
         axes.plot(found, shares * 100, color=color, linewidth=1.8, linestyle=dash, label=side.name)
@@ -69,7 +70,7 @@ def _paint(axes: Axes, sides: Sequence[Samples], unit: str) -> None:
     scale_time(axes, "x", low, high)
     axes.set_xlim(low * 0.97, high * 1.05)
     axes.set_xlabel(f"time of a {unit}", color=MUTED)
-    axes.set_ylabel(f"{unit}s within it, %", color=MUTED)
+    axes.set_ylabel(f"{unit}s within this time, %", color=MUTED)
     axes.figure.legend(loc="outside lower left", fontsize=9, handlelength=3)
 
 

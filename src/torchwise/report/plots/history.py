@@ -21,24 +21,24 @@ def history_plot(line: Line, number: int) -> Plot:
     """Return the plot of a line. `number` makes its key unique on the page."""
     timed = [point for point in line.points if point.row.time]
     worse = [point.study.environment.torch for point in timed if point.change.is_regression]
-    summary = f"Worse than before with torch {', '.join(worse)}." if worse else _not_worse(timed)
+    summary = f"Worse than the study before with torch {', '.join(worse)}." if worse else _not_worse(timed)
     key = f"history-{number}"
     return Plot(
         key=key,
         title=f"{line.name}, on {line.hardware}",
         summary=summary,
-        caption="Oldest on top. The dot is the time per call of what was decided, the bar its 95 % interval. A hollow "
-        "dot became worse than the one above it; a bar without a dot is inconclusive: too long to name a figure.",
+        caption="The oldest study is on top. The dot is the time per call of the decided plan, the bar its 95 % "
+        "interval. A hollow dot is worse than the study above it. A bar without a dot is too uncertain for a figure.",
         svg=draw(key, summary, height(len(timed)), lambda axes: _paint(axes, timed)),
-        header=("study", "when", "torch", "plan", "per call", "change"),
+        header=("study", "time", "torch", "plan", "per call", "change"),
         table=tuple(_cells(point) for point in timed),
     )
 
 
 def _not_worse(points: list[Point]) -> str:
     if any(point.change is Change.INCONCLUSIVE for point in points):
-        return "Not surely worse than the time before; of some it cannot be told."
-    return "Never worse than the time before."
+        return "No study is clearly worse than the one before, but some are inconclusive."
+    return "No study is worse than the one before."
 
 
 def _paint(axes: Axes, points: list[Point]) -> None:

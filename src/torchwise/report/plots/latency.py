@@ -1,4 +1,4 @@
-"""Latency samples: every round of a plan, above eager's rounds between them."""
+"""Latency samples: every round of a plan, and the rounds of eager that alternated with them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_DOTS = 120
-"""Maximum dots drawn of one plan: more make the page heavy and show no more."""
+"""Maximum number of dots per plan. More would only make the page larger."""
 TAIL = 1.25
-"""Ratio of the axis end to the 95th percentile: one hiccup must not squeeze everything else to the left."""
+"""Ratio of the axis end to the 95th percentile. A single outlier must not compress the rest."""
 
 
 def latency_plot(study: Study) -> Plot | None:
@@ -28,18 +28,18 @@ def latency_plot(study: Study) -> Plot | None:
     if not found:
         return None
     medians = {series.row.name: series.row.time.mid for series in found if series.is_ranked and series.row.time}
-    quickest = min(medians, key=lambda name: medians[name], default=None)
-    summary = "Nothing that was timed was proven right."
-    if quickest:
-        summary = f"{quickest} has the shortest median time per call, {show.seconds(medians[quickest])}."
+    fastest = min(medians, key=lambda name: medians[name], default=None)
+    summary = "No timed plan was verified."
+    if fastest:
+        summary = f"{fastest} has the shortest median time per call, {show.seconds(medians[fastest])}."
     return Plot(
         key="latency",
         title="Time per call",
         summary=summary,
-        caption="Each dot is one round of a plan; the grey dots under it are eager's rounds, taken in alternation in "
-        "the same process. Each process is scaled so that its medians agree with the table. The thin bar spans the "
-        "middle 90 %, the thick one the middle half, the stroke is the median. Of many rounds "
-        f"{MAX_DOTS} are drawn, evenly chosen; rare hiccups may lie beyond the axis, and are in the table.",
+        caption="Each dot is one round of a plan. The grey dots below are eager's rounds, which alternated with them "
+        "in the same process. Each process is scaled so that its medians agree with the table. The thin bar spans the "
+        "middle 90 %, the thick bar the middle 50 %, and the stroke is the median. At most "
+        f"{MAX_DOTS} evenly chosen rounds are drawn. Rare outliers may lie beyond the axis, but are in the table.",
         svg=draw("latency", summary, height(len(found)), lambda axes: _paint(axes, found)),
         header=("plan", "rounds", "minimum", "5 %", "median", "95 %", "maximum"),
         table=tuple(line for series in found for line in _lines(series)),
@@ -53,7 +53,7 @@ def _samples(series: Series) -> Sequence[float]:
 
 
 def _eager(series: Series) -> Sequence[float]:
-    """Return eager's rounds beside a plan, on the scale of eager's time in this study."""
+    """Return eager's rounds that alternated with a plan, on the scale of eager's time in this study."""
     row = series.row
     eager_s = row.time.mid * row.speedup.mid if row.time and row.speedup else None
     return _scale_samples(series.measurement.baseline_s, eager_s)
@@ -89,7 +89,7 @@ def _dots(axes: Axes, values: np.ndarray, position: float, color: str) -> None:
 
 
 def _bars(axes: Axes, values: np.ndarray, position: float, color: str) -> None:
-    if len(values) < 3:  # a spread of one or two rounds would be made up
+    if len(values) < 3:  # one or two rounds have no meaningful spread
         return
     low, first, middle, third, high = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
     axes.hlines(position, low, high, color=color, linewidth=1.4)
@@ -100,7 +100,7 @@ def _bars(axes: Axes, values: np.ndarray, position: float, color: str) -> None:
 def _lines(series: Series) -> list[tuple[str, ...]]:
     lines = [_line(series.row.name, _samples(series))]
     if series.row.trial and series.measurement.baseline_s:
-        lines.append(_line(f"eager beside {series.row.name}", _eager(series)))
+        lines.append(_line(f"eager, alternating with {series.row.name}", _eager(series)))
     return lines
 
 

@@ -18,8 +18,8 @@ class Plot:
     Attributes:
         key: short name, unique on the page.
         title: its subject.
-        summary: its message in a sentence, as the text for those who cannot see it.
-        caption: how to read it.
+        summary: its message in a sentence, which screen readers use.
+        caption: explanation of its elements.
         svg: the drawing, safe to insert into a page.
         header: of the table behind it.
         table: the data drawn, as text.
@@ -45,16 +45,16 @@ class Series:
     @property
     def is_verified(self) -> bool:
         """Whether it may be compared: eager, or a plan that was verified and timed to the end."""
-        return self.row.standing != "out"
+        return self.row.standing != "ineligible"
 
     @property
     def is_right(self) -> bool:
-        """Whether its answers passed. Those of a plan that was stopped early passed, too."""
+        """Whether its answers passed verification. A plan that was stopped early may have passed."""
         return self.row.trial is None or self.row.verdict == "passed"
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it may be called the fastest: verified, with a speed-up that names a figure."""
+        """Whether it may be called the fastest: verified, with a speed-up that is not too uncertain."""
         return self.is_verified and (self.row.speedup is None or self.row.speedup.is_usable)
 
 
@@ -65,6 +65,6 @@ def series_of(study: Study) -> list[Series]:
     own = study.eager
     timed = [(row, row.trial.measurement) for row in rows(study) if row.time and row.trial and row.trial.measurement]
     timed.sort(key=lambda pair: -(pair[0].speedup.mid if pair[0].speedup else 0.0))
-    timed.sort(key=lambda pair: (not pair[0].is_decided, pair[0].standing == "out"))
+    timed.sort(key=lambda pair: (not pair[0].is_decided, pair[0].standing == "ineligible"))
     eager = [Series(row, own, NEUTRAL) for row in rows(study) if row.trial is None and own.baseline_s]
     return eager + [Series(row, found, COLORS[i % len(COLORS)]) for i, (row, found) in enumerate(timed[:MAX_COUNT])]

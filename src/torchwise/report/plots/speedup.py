@@ -20,17 +20,17 @@ def speedup_plot(study: Study) -> Plot | None:
     if not found:
         return None
     ranked = [pair for pair in found if pair[0].is_ranked]
-    summary = "No plan was both proven right and timed well enough to be ranked."
+    summary = "No plan was verified and timed precisely enough to be ranked."
     if ranked:
         best, speedup = max(ranked, key=lambda pair: pair[1].mid)
-        plans = show.pluralize(len(ranked), "proven plan")
-        summary = f"Of {plans} {best.row.name} is the fastest, at {show.speedup(speedup)}."
+        plans = show.pluralize(len(ranked), "verified plan")
+        summary = f"{best.row.name} is the fastest of {plans}, at {show.speedup(speedup)}."
     return Plot(
         key="speedup",
         title="Speed-up over eager",
         summary=summary,
         caption="The dot is the median of the paired ratios, the bar its 95 % interval. Right of 1 is faster than "
-        "eager; a hollow dot was not proven right. A bar without a dot is too long to name a figure.",
+        "eager. A hollow dot was not verified. A bar without a dot is too uncertain for a figure.",
         svg=draw("speedup", summary, height(len(found)), lambda axes: _paint(axes, found)),
         header=("plan", "speed-up", "low", "high", "rounds"),
         table=tuple(_line(series, interval) for series, interval in found),
@@ -57,6 +57,6 @@ def _paint(axes: Axes, found: list[tuple[Series, Interval]]) -> None:
 
 
 def _line(series: Series, interval: Interval) -> tuple[str, ...]:
-    mid = interval.mid if interval.is_usable else None  # as in the picture, which has no point for it either
+    mid = interval.mid if interval.is_usable else None  # as in the plot, which has no dot for it either
     figures = (show.ratio(mid), show.ratio(interval.low), show.ratio(interval.high))
     return (series.row.name, *figures, show.count(len(series.measurement.candidate_s)))

@@ -1,4 +1,4 @@
-"""Shared parts of plots with one strip per plan: names above the strips leave the whole width to the figures."""
+"""Shared parts of plots with one strip per plan. Names are above the strips, which use the whole width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 HEIGHT_PER_STRIP, HEIGHT_AROUND = 0.52, 0.75
 MAX_NAME = 54
 LOGARITHMIC, DENSE = 8, 50
-"""Spans from which an axis is logarithmic, and from which only powers of ten are marked."""
+"""Ratios of the axis ends from which it is logarithmic, and from which it has ticks only at powers of ten."""
 
 
 def height(strips: int) -> float:
@@ -23,7 +23,7 @@ def height(strips: int) -> float:
 
 
 def name_strips(axes: Axes, names: Sequence[str]) -> None:
-    """Write each name above its strip, the first on top, and leave the axis beside them empty."""
+    """Write each name above its strip, the first on top, and remove the vertical axis."""
     axes.set_ylim(len(names) - 0.35, -0.75)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -47,7 +47,7 @@ def scale_time(axes: Axes, letter: Literal["x", "y"], low: float, high: float) -
 
 
 def round_times(low: float, high: float) -> list[float]:
-    """Return times between `low` and `high` that are round to people: 10 ms, 1 s, 10 s, 1 min, 10 min, 1 h."""
+    """Return round times between `low` and `high`: 10 ms, 1 s, 10 s, 1 min, 10 min, 1 h."""
     steps = (1, 2, 5) if high / low < DENSE else (1,)
     below_a_minute = [step * 10.0**power for power in range(-9, 2) for step in steps]
     units = [(60.0, (1, 10)), (3600.0, (1, 10)), (86_400.0, (10, 100, 1000, 10_000))]

@@ -1,6 +1,6 @@
-"""Convert a matplotlib figure to SVG that belongs to a page: it scales, uses the page's colours, and fetches nothing.
+"""Convert a matplotlib figure to SVG for a page: it scales, uses the page's colours, and fetches nothing.
 
-Figures are drawn in stand-in colours, which become CSS variables. So one drawing serves light, dark and paper.
+Figures are drawn in placeholder colours, which become CSS variables. So one drawing works in light, dark and print.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLORS = ("#050505", "#060606", "#070707", "#080808", "#090909", "#0a0a0a")
 VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", NEUTRAL: "var(--eager)"} | {
     color: f"var(--c{number})" for number, color in enumerate(COLORS, 1)
 }
-"""Colours that nobody would choose, so that replacing them cannot hit anything else."""
+"""The placeholder colours. No figure uses them otherwise, so replacing them is safe."""
 
 WIDTH = 5.0
 """Inches. Narrow, so that the text (10 points) stays readable when the drawing is scaled to a phone."""

@@ -23,15 +23,15 @@ def timeline_plot(stages: Sequence[Stage]) -> Plot | None:
         return None
     longest = max(stages, key=lambda stage: stage.seconds)
     summary = (
-        f"Of {show.seconds(total)} of compiling, {longest.name} takes {show.seconds(longest.seconds)}, "
+        f"The longest stage, {longest.name}, takes {show.seconds(longest.seconds)} of {show.seconds(total)}: "
         f"{show.percent(longest.seconds / total)}."
     )
     return Plot(
         key="stages",
         title="Stages of compiling",
         summary=summary,
-        caption="Each stage begins where the one before it ends. Several graphs go through the stages one after the "
-        "other; here all of a stage's time is put together.",
+        caption="Each stage begins at the end of the one before it. If several graphs are compiled, each bar is the "
+        "sum of a stage's time over all graphs.",
         svg=draw("stages", summary, height(len(stages)), lambda axes: _paint(axes, stages, total)),
         header=("stage", "time", "share"),
         table=tuple((s.name, show.seconds(s.seconds), show.percent(s.seconds / total)) for s in stages),
