@@ -244,8 +244,8 @@ def test_the_zoo_s_program_that_reads_a_number() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda x: x * x.mean().item() ** 2, "Python needs a number"),
-        (lambda x: x * math.sqrt(x.abs().mean().item()), "Python needs a number"),
+        (lambda x: x * x.mean().item() ** 2, "Python needs the value of a number"),
+        (lambda x: x * math.sqrt(x.abs().mean().item()), "Python needs the value of a number"),
         (lambda x: x * x.mean().item() * x.int().sum().item(), "waits for the GPU"),
         (lambda x: torch.full_like(x, x.max().item()), "waits for the GPU"),
         (lambda x: torch.add(x, x, alpha=x.max().item()), "waits for the GPU"),

@@ -403,7 +403,7 @@ REFUSED: dict[str, tuple[Callable[[Selecting], Any], str]] = {
     "nothing": (lambda _: None, "has no method static_form, or returns itself"),
     "raises": (lambda _: 1 / 0, r"static_form\(\) of Selecting raised ZeroDivisionError"),
     "not callable": (lambda _: 5, "is of type int, but must be callable"),
-    "copied weights": (lambda model: Masked(copy.deepcopy(model.layer)), "has a tensor layer.weight of its own"),
+    "copied weights": (lambda model: Masked(copy.deepcopy(model.layer)), "has its own tensor layer.weight"),
 }
 
 

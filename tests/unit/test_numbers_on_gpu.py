@@ -94,7 +94,7 @@ def test_what_python_would_do_otherwise_is_refused_with_the_line(call: Call, nee
         torch.testing.assert_close(keep_on_cpu(call)(X), call(X))
         return
     with pytest.raises(
-        UnsupportedError, match=rf"Python needs a number that the GPU has, for .*{need}.*test_numbers_on"
+        UnsupportedError, match=rf"Python needs the value of a number on the GPU, for .*{need}.*test_numbers_on"
     ):
         keep_on_cpu(call)(X)
 

@@ -65,7 +65,7 @@ class Number(torch.Tensor):
                 if isinstance(args[0], Number) and name.endswith("_"):  # n *= x rebinds n
                     return getattr(torch, name[:-1])(*args)
                 return func(*args)
-        raise UnsupportedError(f"Python needs a number that the GPU has, for {name.strip('_')}")
+        raise UnsupportedError(f"Python needs the value of a number on the GPU, for {name.strip('_')}")
 
     def __hash__(self) -> int:
         """Refuse to be looked up by a value that is not known here."""
