@@ -4,8 +4,8 @@ from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait
 
-PRINTS = (Trait.PRINTS, "the model prints or logs in its call, and a replay would not: take that out, or name the plan")
-_AGAIN = "a piece that is replayed once more, after another answer,"
+PRINTS = (Trait.PRINTS, "the model prints or logs in its call, and a replay would not: remove that, or name the plan")
+_AGAIN = "a segment that is replayed again, after another value,"
 
 register(
     Choice(
@@ -13,7 +13,7 @@ register(
         "call",
         Numerics.EXACT,
         complexity=2,
-        summary="the whole call is captured in one CUDA graph; inputs are copied in and outputs copied out",
+        summary="the whole call is captured in one CUDA graph, with inputs copied in and outputs copied out",
         devices=("cuda",),
         modes=("inference",),
         excluded_by=(PRINTS,),
@@ -26,8 +26,8 @@ register(
         "branches",
         Numerics.EXACT,
         complexity=3,
-        summary="the call is captured in pieces, cut where the model asks the GPU yes or no (an `if` on a tensor), or "
-        "how many (`x[mask]`): one CUDA graph from each question to the next, for each way that the answers lead",
+        summary="the call is captured in segments between its reads of a bool (an `if` on a tensor) or a count "
+        "(`x[mask]`) from the GPU: one CUDA graph each, for each path that the values lead to",
         devices=("cuda",),
         modes=("inference",),
         required_traits=(Trait.READS_BOOL,),

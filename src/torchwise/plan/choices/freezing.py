@@ -10,8 +10,8 @@ register(
         ("freezing", True),
         Numerics.SAME_PRECISION,
         complexity=3,
-        summary="weights are folded into the compiled code (batch-norm into convolutions, weights prepacked); "
-        "the plan turns stale, and eager answers, when weights change",
+        summary="weights are folded into the compiled code (batch-norm into convolutions, weights prepacked). "
+        "When weights change, the plan is stale and eager answers",
         modes=("inference",),
         required_traits=(Trait.MODULE, Trait.GEMM),
         requires=(("backend", "inductor"),),

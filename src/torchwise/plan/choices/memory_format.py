@@ -10,7 +10,7 @@ register(
         "channels_last",
         Numerics.SAME_PRECISION,
         complexity=1,
-        summary="4-D weights and inputs are laid out with channels innermost; outputs keep the strides promised",
+        summary="4-D weights and inputs are stored with channels innermost, and outputs keep their strides",
         required_traits=(Trait.CONV,),
         compile_factor=0.0,
         target_cost="conv",

@@ -21,7 +21,7 @@ register(
         "rolled",
         Numerics.SAME_PRECISION,
         complexity=2,
-        summary="what repeats in the graph (steps of a loop, equal layers) is compiled once and called each time",
+        summary="repeated parts of the graph (steps of a loop, equal layers) are compiled once and called each time",
         required_traits=(Trait.REPEATS,),
         requires=(("backend", "inductor"), ("mode", "default")),
         # So it is tried before the whole is compiled, which may take minutes.

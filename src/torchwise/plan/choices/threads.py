@@ -19,7 +19,7 @@ def _threads(value: int | str, quick_with: tuple[Trait, ...] = LONG) -> Choice:
         value,
         Numerics.SAME_PRECISION,
         complexity=1,
-        summary="another number of threads for each operator; small operators can lose time waking threads",
+        summary="another number of threads for each operator, as small operators can lose time waking threads",
         devices=("cpu",),
         quick_with=quick_with,
         compile_factor=0.0,

@@ -27,8 +27,8 @@ register(
         "structure_of_arrays",
         Numerics.SAME_PRECISION,
         complexity=1,
-        summary="points that are read again and again, a few coordinates each, are laid out coordinate by coordinate "
-        "first, so that loops read whole vectors",
+        summary="points with a few coordinates that are read repeatedly are stored coordinate by coordinate, so "
+        "that loops read whole vectors",
         devices=("cpu",),
         required_traits=(Trait.SHORT_ROWS,),
         requires=(("backend", "inductor"), ("shapes", "static")),
@@ -44,8 +44,8 @@ register(
         # By itself it moves nothing: the RNN runs as in eager, and the compiler may only reorder the rest.
         Numerics.EXACT,
         complexity=1,
-        summary="each nn.RNN, nn.GRU and nn.LSTM runs in eager between compiled graphs; left in place, nothing that "
-        "follows it in the same function is compiled",
+        summary="each nn.RNN, nn.GRU and nn.LSTM runs in eager between compiled graphs. Otherwise nothing after "
+        "it in the same function is compiled",
         required_traits=(Trait.RNN,),
         requires=(("backend", "inductor"),),
         implies=(("backend", "inductor"),),
@@ -75,8 +75,8 @@ register(
         "static_form",
         Numerics.SAME_PRECISION,
         complexity=1,
-        summary="the form of itself with static shapes that the model declares runs in its place: no waiting for sizes "
-        "that depend on data, so that it can be compiled whole and captured",
+        summary="the model's own form with static shapes replaces it: without waits for sizes that depend on "
+        "data, it can be compiled whole and captured",
         required_traits=(Trait.STATIC_FORM,),
         # Alone it may be slower, as it computes more. Its gain is that the gaps between kernels can be closed.
         implies=(("capture", "call"),),
@@ -88,8 +88,8 @@ register(
         "numbers_on_gpu",
         Numerics.SAME_PRECISION,
         complexity=1,
-        summary="numbers that the model reads from the GPU (`.item()`) to compute with there stay where they are, so "
-        "that the call can be captured",
+        summary="numbers that the model reads from the GPU (`.item()`) only to compute with them there stay on "
+        "the GPU, so that the call can be captured",
         devices=("cuda",),
         modes=("inference",),
         required_traits=(Trait.READS_SCALAR,),
@@ -106,7 +106,7 @@ register(
         "eager_strides",
         Numerics.EXACT,
         complexity=1,
-        summary="outputs are laid out in memory as eager's are, where the compiler would lay them out otherwise",
+        summary="outputs have eager's strides if the compiler would choose others",
         required_traits=(Trait.RESTRIDED,),
         requires=(("backend", "inductor"),),
         implies=(("backend", "inductor"),),
