@@ -66,7 +66,7 @@ def test_the_readme_says_what_the_results_say(summary: ModuleType) -> None:
 def test_the_readme_says_what_the_results_say_of_the_modes(summary: ModuleType) -> None:
     said = " ".join((BENCHMARKS.parent / "README.md").read_text().split())
     zoo = summary.overview(summary.merge_benchmarks(summary.current("zoo-h200")))
-    right = re.findall(r"- (?:max-autotune|reduce-overhead) over eager: .*right on (\d+ of) (\d+)", zoo)
+    right = re.findall(r"- (?:max-autotune|reduce-overhead) over eager: .*correct on (\d+ of) (\d+)", zoo)
     assert [f"gave right answers on {count} those {total} targets" in said for count, total in right] == [True, True]
     [default] = re.findall(
         r"- default over eager: ([\d.]+)×", summary.overview(summary.merge_benchmarks(summary.current("zoo-cpu")))
