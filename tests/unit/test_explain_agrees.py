@@ -130,15 +130,15 @@ def test_a_figure_that_is_not_the_records_is_seen() -> None:
     text, page = render_text(record), render_explanation_html(record)
     check_explanation(record, text, page)
     for right, wrong in (
-        ("saves 12.0 µs a call", "saves 13.0 µs a call"),
+        ("saves 12.0 µs per call", "saves 13.0 µs per call"),
         ("[10.8 µs, 13.2 µs]", "[10.8 µs, 15.2 µs]"),
-        (": 100 µs a call, 2.00×", ": 120 µs a call, 2.00×"),
-        ("100 µs a call, 2.00×", "100 µs a call, 2.50×"),
-        ("kernel runs for 95.0 µs", "kernel runs for 99.0 µs"),
+        (": 100 µs per call, 2.00×", ": 120 µs per call, 2.00×"),
+        ("100 µs per call, 2.00×", "100 µs per call, 2.50×"),
+        ("Kernels run for 95.0 µs", "Kernels run for 99.0 µs"),
         ("saves at most 40.0 µs", "saves at most 140 µs"),
         ("The machine was quiet", "The machine is quiet"),
         ("95.0 µs   1000 B", "55.0 µs   1000 B"),
-        ("1000 B       –   unknown", "1000 B       –      30 %"),
+        ("1000 B       –    unknown", "1000 B       –       30 %"),
     ):
         assert right in text
         with pytest.raises(AssertionError):
