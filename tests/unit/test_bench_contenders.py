@@ -179,7 +179,7 @@ def test_torchwise_is_not_credited_with_the_originals_time() -> None:
     call = Torchwise().build(workload, setting)
     with torch.no_grad():
         call(*workload.examples[0].args)
-    with pytest.raises(StalePlanError, match="the original answered instead of the plan"):
+    with pytest.raises(StalePlanError, match="the original model ran instead of the plan"):
         check_served(call)
     check_served(workload.call)
 

@@ -103,7 +103,7 @@ def test_a_search_that_runs_is_told_as_it_goes_on(store: str) -> None:
     with open_storage(store) as storage:
         storage.finish_trial(5, a_trial(1, LAST, 1.9))
     drawn.run()
-    assert "2 trials finished; nothing is being tried" in texts(drawn)
+    assert "2 trials finished, no trial is running" in texts(drawn)
     assert "1.90×" in html(drawn)
 
 

@@ -148,8 +148,8 @@ def test_fields_of_a_config_are_refused_with_near_misses() -> None:
     ("column", "value", "said"),
     [
         ("state", "asleep", "the state of study 1 is 'asleep', but this version knows running, decided, interrupted"),
-        ("excluded", "[1", "what study 1 left out cannot be read: it is no JSON"),
-        ("excluded", '{"a": 1}', "what study 1 left out cannot be read: "),
+        ("excluded", "[1", "the list of excluded plans of study 1 cannot be read: it is no JSON"),
+        ("excluded", '{"a": 1}', "the list of excluded plans of study 1 cannot be read: "),
         ("record", '{"a": ' + "[" * 9999, "study 1 cannot be read: it is nested too deeply"),
         ("record", "\ufeff{}", "study 1 cannot be read: it is no JSON"),
     ],

@@ -68,11 +68,13 @@ def test_a_wrong_password_is_said_and_not_shown(
 def test_an_unknown_user_and_a_missing_database_are_said(url: str, caplog: pytest.LogCaptureFixture) -> None:
     assert "refuses this user or password" in get_error(url.replace("postgres@", "nobody:falsch@"), caplog)
     missing = url.replace("/test", "/not_test")
-    assert "names a database that is not there, or that this user may not enter; createdb" in get_error(missing, caplog)
+    assert "names a database that does not exist, or that this user may not open; createdb" in get_error(
+        missing, caplog
+    )
 
 
 def test_an_unreachable_host_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    assert "cannot be reached: the server must be up" in get_error("postgresql://me:geheim@127.0.0.1:1/db", caplog)
+    assert "cannot be reached: check that the server runs" in get_error("postgresql://me:geheim@127.0.0.1:1/db", caplog)
 
 
 def test_who_may_not_make_tables_is_told_so(
@@ -81,7 +83,7 @@ def test_who_may_not_make_tables_is_told_so(
     empty = postgres.database()
     with open_administration(empty) as connection:
         connection.execute(text("REVOKE CREATE ON SCHEMA public FROM PUBLIC"))  # as PostgreSQL 15 and later have it
-    assert "denies this user what it needs; have its owner GRANT it" in get_error(as_user(empty, user), caplog)
+    assert "denies this user a permission; have its owner GRANT it" in get_error(as_user(empty, user), caplog)
 
 
 def test_who_may_only_read_can_read(url: str, user: str) -> None:
@@ -96,7 +98,7 @@ def test_who_may_only_read_can_read(url: str, user: str) -> None:
             lambda: storage.delete_study(study.id),
             lambda: storage.heartbeat(LeaseOwner.current()),
         ):
-            with pytest.raises(StorageError, match="denies this user what it needs"):
+            with pytest.raises(StorageError, match="denies this user a permission"):
                 change()
 
 
@@ -108,7 +110,9 @@ def test_a_replica_can_be_read(url: str) -> None:
         connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
     with open_storage(url) as storage:
         assert storage.get_study(study.id) == study
-        with pytest.raises(StorageError, match="is read-only, as a replica is, but this writes; give the URL"):
+        with pytest.raises(
+            StorageError, match="is read-only, such as a replica, but this command writes; give the URL"
+        ):
             claim(storage, study.id)
 
 

@@ -65,8 +65,8 @@ def test_a_study_goes_on_when_the_server_is_back(
     assert [(trial.plan, trial.state) for trial in study.trials] == [(plan, TrialState.COMPLETE) for plan in PLANS]
     said = [record.getMessage() for record in caplog.records if record.name == "torchwise.store"]
     assert len(said) == 2
-    assert said[0].startswith(f"store {storage.place} cannot be reached: the server must be up")
-    assert said[0].endswith("waiting for it, at most 300 s")
+    assert said[0].startswith(f"store {storage.place} cannot be reached: check that the server runs")
+    assert said[0].endswith("waiting for the server, at most 300 s")
     assert said[1].startswith(f"store {storage.place} is back after ")
 
 
@@ -85,11 +85,11 @@ def test_the_wait_ends_and_is_not_begun_again(
     with pytest.raises(StorageError, match="cannot be reached") as caught:
         storage.release_trial(study.id, 0)
     assert "waited" not in str(caught.value)
-    assert caplog.text.count("waiting for it") == 1
+    assert caplog.text.count("waiting for the server") == 1
     server.start()
     assert len(storage.list_studies()) == 1
     server.stop()
-    with pytest.raises(StorageError, match="it was waited for"):
+    with pytest.raises(StorageError, match="it did not return within"):
         storage.list_studies()
 
 
@@ -131,7 +131,9 @@ def test_a_server_that_never_answered_is_not_waited_for(
 ) -> None:
     url = server.database()
     server.stop()
-    with pytest.raises(StorageError, match=r"cannot be reached: the server must be up, and host, port and network"):
+    with pytest.raises(
+        StorageError, match=r"cannot be reached: check that the server runs, and check host, port and network"
+    ):
         open_storage(url)
     assert not caplog.records
 
@@ -279,7 +281,7 @@ def test_a_lock_that_is_never_given_back_is_given_up_after_the_stated_tries(
             tries.append(connection)
             connection.execute(text("UPDATE torchwise_studies SET seconds = 1"))
 
-        with pytest.raises(StorageError, match="stayed locked by another process; wait for it, end it, or give"):
+        with pytest.raises(StorageError, match="is locked by another process; wait for it, end it, or give"):
             storage._database.write(work)
     assert len(tries) == 3
     storage.finish_trial(study.id, fail_trial(claim(storage, study.id, TUNED)))
@@ -297,7 +299,7 @@ def test_what_the_server_cannot_put_in_order_is_tried_again_and_then_given_up(st
 
     assert storage._database.write(lambda connection: fails(connection, 2)) == 3
     tries.clear()
-    with pytest.raises(StorageError, match=r"stayed locked by another process; .*\(verklemmt"):
+    with pytest.raises(StorageError, match=r"is locked by another process; .*\(verklemmt"):
         storage._database.write(lambda connection: fails(connection, 99))
     assert len(tries) == 3
 
