@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._inductor import config as inductor_config  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 from torchwise.compile import compile_plan  # noqa: E402
@@ -66,8 +67,11 @@ def test_half_the_angles_of_a_field_leave_its_error_as_it_is(monkeypatch: pytest
 
         def error_and_code() -> tuple[float, str]:
             torch._dynamo.reset()
-            realized = compile_plan(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
-            answer, [code] = run_and_get_code(realized.call, *example.args)
+            # Inductor times several blocks of the sum, and the blocks alone move the error by 5 % (4 or 64 sources at a
+            # time). With equal blocks the errors differ by 0.4 %.
+            with inductor_config.patch(deterministic=True):
+                realized = compile_plan(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
+                answer, [code] = run_and_get_code(realized.call, *example.args)
             return float((answer - right).abs().square().mean().sqrt()), code
 
         half, code = error_and_code()
