@@ -135,10 +135,10 @@ def test_a_study_of_ill_will_is_shown_and_not_run(served: Served, browser: Any) 
 
 def test_a_search_is_followed_without_a_reload(served: Served, browser: Any) -> None:
     seen = look(browser, f"{served.url}study?study=5")
-    seen.page.get_by_text("1 trial finished; being tried").wait_for(timeout=SHOWN_MS)
+    seen.page.get_by_text("1 trial finished, running").wait_for(timeout=SHOWN_MS)
     with open_storage(served.store) as storage:
         storage.finish_trial(5, a_trial(1, LAST, 1.9))
-    seen.page.get_by_text("2 trials finished; nothing is being tried").wait_for(timeout=SHOWN_MS)
+    seen.page.get_by_text("2 trials finished, no trial is running").wait_for(timeout=SHOWN_MS)
     seen.page.context.close()
 
 
@@ -158,7 +158,7 @@ def test_a_plan_is_pinned_by_keys_alone(served: Served, browser: Any) -> None:
     page.keyboard.press("ArrowDown")
     reach(page, "Reason")
     page.keyboard.type("calmer under load")
-    reach(page, "Rule")
+    reach(page, "Save")
     page.keyboard.press("Enter")
     page.locator(".torchwise").get_by_text("calmer under load").wait_for(timeout=SHOWN_MS)
     environment = a_version("2.11.0+cu130", 1.6).environment
@@ -185,7 +185,7 @@ def reach(page: Any, name: str) -> None:
 def test_the_form_fits(width: int, served: Served, browser: Any, folder: Path) -> None:
     page = look(browser, f"{served.url}study?study=2", width, "dark").page
     page.get_by_text("Pin, approve or reject a plan").click()
-    button = page.get_by_role("button", name="Rule", exact=True)
+    button = page.get_by_role("button", name="Save", exact=True)
     button.wait_for(timeout=SHOWN_MS)
     button.scroll_into_view_if_needed()
     page.screenshot(path=folder / f"dashboard-form-{width}.png")

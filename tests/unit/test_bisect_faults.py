@@ -169,7 +169,7 @@ def run(*arguments: str) -> tuple[int, str]:
         ((f"{FAULTS}:healthy", "--repro", "/no/such/folder/r.py"), "no folder"),
         ((f"{FAULTS}:healthy", "--repro", "r.txt"), "must be a .py file"),
         ((f"{FAULTS}:healthy", "--plan", "{}"), "schema"),
-        ((f"{FAULTS}:healthy", "--plan", '{"schema":"torchwise.plan/1"}'), "leaves the model alone"),
+        ((f"{FAULTS}:healthy", "--plan", '{"schema":"torchwise.plan/1"}'), "the plan is eager, so there is nothing"),
         ((f"{FAULTS}:healthy", "--plan", "odd"), "must be a number"),
     ],
 )
