@@ -35,7 +35,7 @@ def _fresh() -> Iterator[None]:
 
 
 def decide_for(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    door = importlib.import_module("torchwise.dynamo.backend")
+    door = importlib.import_module("torchwise.dynamo.graph_backend")
     monkeypatch.setattr(door, "decide", lambda captured, asked: decision_for(captured, plan))
 
 

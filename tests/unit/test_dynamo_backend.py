@@ -49,7 +49,7 @@ class Bench:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench = Bench()
-    module = importlib.import_module("torchwise.dynamo.backend")
+    module = importlib.import_module("torchwise.dynamo.graph_backend")
     monkeypatch.setattr(module, "decide", bench.decide)
     monkeypatch.setattr(module, "_logged", set())
     monkeypatch.setattr(private, "inductor", bench.compile)

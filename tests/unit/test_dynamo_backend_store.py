@@ -185,7 +185,7 @@ def test_torch_finds_the_backend_by_its_name() -> None:
 @pytest.mark.parametrize("transforms", [(), ("complex_to_real",)])
 def test_compiled_graphs_train_as_eager_does(transforms: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(backend="inductor", transforms=transforms)
-    module = importlib.import_module("torchwise.dynamo.backend")
+    module = importlib.import_module("torchwise.dynamo.graph_backend")
     monkeypatch.setattr(module, "decide", lambda captured, asked: decision_for(captured, plan))
     torch._dynamo.reset()
 

@@ -45,7 +45,7 @@ def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         found.append(captured)
         return decision_for(captured, request.param)
 
-    door = importlib.import_module("torchwise.dynamo.backend")
+    door = importlib.import_module("torchwise.dynamo.graph_backend")
     monkeypatch.setattr(door, "decide", decide_plan)
     monkeypatch.setattr(door, "_logged", set())
     torch._dynamo.reset()
