@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_ruling_apply import rule
+from test_approval_apply import rule
 
 import torchwise
 from live_decisions import make_decision

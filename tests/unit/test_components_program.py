@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from parts_finders import Finder
+from components_finders import Finder
 
 from torchwise.components import CompileManager, compiled, default_manager
 from torchwise.components.kill_switch import VARIABLE

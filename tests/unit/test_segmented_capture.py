@@ -601,7 +601,7 @@ def test_what_an_operator_found_is_left_where_the_next_piece_reads_it(
 def test_a_number_is_no_answer_and_the_recording_ends(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "DEVICE", "cpu")
     x, host = UP.clone(), HostValues("cpu")
-    with pytest.raises(UnsupportedError, match=r"test_capture_branches\.py:\d+.*reads a number from the GPU"):
+    with pytest.raises(UnsupportedError, match=r"test_segmented_capture\.py:\d+.*reads a number from the GPU"):
         record_path(lambda: x * x.sum().item(), pool=None, stream=books, host=host)  # type: ignore[arg-type]
     assert books.log == ["wait", "begin", "end", "settle"]
     whole = record_path(lambda: x * int((x > 1).sum()), pool=None, stream=books, host=host)  # type: ignore[arg-type]

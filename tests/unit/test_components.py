@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from parts_finders import THREADS, Failing, Finder
+from components_finders import THREADS, Failing, Finder
 
 import torchwise
 from torchwise.components import CompileConfig, CompileManager, component
