@@ -41,8 +41,8 @@ def test_a_loss_that_is_overwritten_is_said_apart_from_whether_it_is_right() -> 
     spec = WorkloadSpec("zoo:training.carrier@small", mode="training")
     ring = _ContenderHarness(ContenderJob("contend", Job("try", spec, effort=EFFORTS["quick"]), "eager"))
     call, kept = ring.build("eager"), torch.zeros(())
-    assert ring._trainee is not None
-    ring._trainee.call = lambda *batch: kept.copy_(call(*batch))
+    assert ring._step_runner is not None
+    ring._step_runner.call = lambda *batch: kept.copy_(call(*batch))
     verdict, overwrites = ring.judge(call)
     assert verdict.outcome is Outcome.PASS, verdict.reason
     assert overwrites

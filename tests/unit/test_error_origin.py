@@ -100,7 +100,7 @@ def raises(*_args: Any, **_named: Any) -> Any:
     [
         (inspection, "_is_stochastic", "whether it draws random numbers"),
         (inspection, "prints", "whether it prints"),
-        (inspection, "repeated_blocks", "whether it has repeated blocks"),
+        (inspection, "find_repeated_blocks", "whether it has repeated blocks"),
         (inspection, "has_rnn", "whether it has an RNN"),
         (training, "flops_of", "how many FLOPs a step takes"),
     ],
@@ -219,7 +219,7 @@ def test_checks_that_fail_for_eager_too_are_not_the_candidates_fault(
     tried = candidate._CandidateTrial(replace(job(factory, mode), plan=EAGER))
     monkeypatch.setattr(candidate, "verify", raises)
     monkeypatch.setattr(candidate, "verify_step", raises)
-    with tried.arena.gradients(), pytest.raises(InternalError, match="with eager in the candidate's place they raise"):
+    with tried.harness.gradients(), pytest.raises(InternalError, match="with eager in the candidate's place they raise"):
         tried.verdict(lambda _stage: None)
 
 

@@ -161,7 +161,7 @@ def test_a_compilation_that_fails_leaves_no_weights_and_touches_no_other_module(
 
 @torch.no_grad()
 def test_many_kinds_of_call_keep_no_more_memory_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "MAX_STRAIGHT", 2)
+    monkeypatch.setattr(inductor, "MAX_BYPASSES", 2)
     model = torch.nn.Linear(8, 8).eval()
     plan = INDUCTOR.with_choice("shapes", "dynamic")
     call = compile_plan(model, plan, Example((torch.randn(2, 8),)), device="cpu", mode="inference").call

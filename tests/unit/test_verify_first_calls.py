@@ -79,7 +79,7 @@ def test_a_trial_looks_at_first_calls(times: int, outcome: Outcome) -> None:
     spec = WorkloadSpec("zoo:tutorial.fusion_demo@small", device="cpu")
     job = Job("try", spec, Plan(backend="inductor"), effort=EFFORTS["quick"], settings=settings)
     tried = candidate._CandidateTrial(job, wrong_at_first(times))
-    with tried.arena.gradients():
+    with tried.harness.gradients():
         tried.first_calls()
         verdict = tried.verdict(lambda _stage: None)
     assert [check.outcome for check in first_call_checks(verdict)] == [outcome]
