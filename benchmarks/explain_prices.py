@@ -126,12 +126,12 @@ class Case:
     Attributes:
         kind: kind of the finding.
         fault: builds the faulty callable and its inputs.
-        mended: builds the fixed, compiled callable from the faulty one, if the finding names no plan for it.
+        fixed: builds the fixed, compiled callable from the faulty one, if the finding names no plan for it.
     """
 
     kind: str
     fault: Callable[[], tuple[Call, tuple[torch.Tensor, ...]]]
-    mended: Callable[[Call, tuple[torch.Tensor, ...]], Call]
+    fixed: Callable[[Call, tuple[torch.Tensor, ...]], Call]
 
 
 def _like(kind: type[nn.Module]) -> Callable[[Call, tuple[torch.Tensor, ...]], Call]:
@@ -194,7 +194,7 @@ def check(name: str) -> bool:
         return False
     saving, plan = found.saving, found.plan
     share, call_s = (
-        _measure_saving(call, _apply_plan(plan, call, args) if plan else case.mended(call, args), args),
+        _measure_saving(call, _apply_plan(plan, call, args) if plan else case.fixed(call, args), args),
         explanation.execution.call_s.mid,
     )
     saved = Interval(share.low * call_s, share.mid * call_s, share.high * call_s)
@@ -208,14 +208,14 @@ def check(name: str) -> bool:
     return honest
 
 
-def _measure_saving(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval:
+def _measure_saving(call: Call, fixed: Call, args: tuple[torch.Tensor, ...]) -> Interval:
     """Return the share of a call that the fix saves."""
     now = torch.compile(call)
     with torch.no_grad():
-        for one in (now, mended):
+        for one in (now, fixed):
             for _ in range(4):
                 one(*args)
-        sides = [Mix(((lambda one=one: one(*args)),), (1.0,)) for one in (mended, now)]  # type: ignore[misc]
+        sides = [Mix(((lambda one=one: one(*args)),), (1.0,)) for one in (fixed, now)]  # type: ignore[misc]
         found = measure_pair(sides[0], sides[1], Clock("cpu"), Precision(0.01, 4.0, BLOCK_S))
     return share_saved(found)
 

@@ -102,3 +102,57 @@ def test_the_table_of_layers_is_the_one_that_is_held() -> None:
     }
     assert shown == held
     assert {name for _, name in held} == {path.stem for path in SOURCE.glob("[!_]*") if path.suffix in ("", ".py")}
+
+
+SECTION = r"^{}:\n((?:    .*\n?|\n)+)"
+
+
+def list_documented(doc: str, section: str) -> set[str]:
+    """Return the names that a section of a docstring describes."""
+    found = re.search(SECTION.format(section), doc, re.MULTILINE)
+    lines = re.findall(r"^    ([\w*, ]+):\s", found[1], re.MULTILINE) if found else []
+    return {name.strip(" *") for line in lines for name in line.split(",")}
+
+
+def list_members(node: ast.ClassDef) -> set[str]:
+    """Return the names of fields, methods and attributes of a class."""
+    inside = list(ast.walk(node))
+    fields = {one.target.id for one in inside if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+    stored = {one.attr for one in inside if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "self"}
+    assigned = {
+        name.id for one in inside if isinstance(one, ast.Assign) for name in one.targets if type(name) is ast.Name
+    }
+    return fields | stored | assigned | {one.name for one in inside if isinstance(one, ast.FunctionDef)}
+
+
+def list_arguments(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    """Return the names of the arguments of a function, or of what makes an object of a class."""
+    if isinstance(node, ast.ClassDef):
+        made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+        return list_arguments(made[0]) if made else list_members(node)
+    return {one.arg.lstrip("_") for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+
+
+def find_undocumentable(text: str) -> list[str]:
+    """Return what docstrings describe and the code does not have."""
+    wrong = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            doc = ast.get_docstring(node) or ""
+            wrong += [f"{node.name}({name})" for name in list_documented(doc, "Args") - list_arguments(node)]
+            if isinstance(node, ast.ClassDef):
+                wrong += [f"{node.name}.{name}" for name in list_documented(doc, "Attributes") - list_members(node)]
+    return wrong
+
+
+def test_the_rule_sees_what_a_docstring_describes_and_nobody_has() -> None:
+    text = 'class A:\n    """A.\n\n    Attributes:\n        x: is.\n        y: is not.\n    """\n\n    x: int\n'
+    text += (
+        'def f(a, *b, _c):\n    """F.\n\n    Args:\n        a, b: are.\n        c: is.\n        d: is not.\n    """\n'
+    )
+    assert find_undocumentable(text) == ["A.y", "f(d)"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_a_docstring_describes_arguments_and_attributes_that_exist(file: Path) -> None:
+    assert find_undocumentable(file.read_text()) == []

@@ -98,3 +98,14 @@ def test_figures_above_a_limit_fail(style: ModuleType, monkeypatch: pytest.Monke
     assert style.main() == 1
     found.odd_names.clear()
     assert style.main() == 0
+
+
+def test_private_words_are_counted_in_messages_docstrings_and_pages(style: ModuleType) -> None:
+    found = style.Figures()
+    source = '"""A price of a mend."""\nraise ValueError(f"no {1} ruling of `mend` is proven")\nKEY = "mend"\n'
+    style.measure_source(ast.parse(source), "src/file.py", found)
+    assert [case.rpartition(" ")[2] for case in found.private_words] == ["mend", "ruling", "proven"]
+    style.measure_source(ast.parse(source), "tests/file.py", found)
+    assert len(found.private_words) == 3
+    page = "An artefact, and `legality` and [words](rulings.md).\n```\nthe mend is proven\n```\n"
+    assert list(style.private_words(page)) == [(1, "artefact")]

@@ -44,22 +44,22 @@ class Choice:
     Attributes:
         field: the plan's field, or "options" for one compiler option.
         value: its value, or `(name, value)` for an option.
-        legality: how far it may move the answer.
+        numerics: how far it may move the answer.
         complexity: how much it adds to understand and maintain. Ties go to the smaller sum.
         summary: its effect, in a line, for people.
         devices: devices on which it means anything.
         modes: "inference", "training".
         required_traits: traits the workload must have.
         excluded_by: traits it must not have, each with the reason.
-        on: choices it only makes sense with, as (field, value).
-        brings: choices that are proposed together with it if they are open, as (field, value): those it only makes
+        requires: choices it only makes sense with, as (field, value).
+        implies: choices that are proposed together with it if they are open, as (field, value): those it only makes
             sense with, and those that go well with it.
-        brings_for: choices that it brings for workloads with a trait, as (trait, (field, value)).
+        implies_for: choices that it implies for workloads with a trait, as (trait, (field, value)).
         effort: the least effort at which it is tried by itself.
         quick_with: traits of a workload with any of which that is effort "quick".
         compile_factor: compile time as a multiple of a plain compile, or 0 if it compiles nothing.
-        acts: the part of the time that it can improve.
-        keeps: share of that part that is sure to remain, so that 1 - keeps bounds the gain.
+        target_cost: the part of the time that it can improve.
+        min_remaining_fraction: share of that part that is sure to remain, so that the rest bounds the gain.
         carries_over: whether a loss on one plan predicts a loss on others, so that it is not tried again.
     """
 

@@ -24,7 +24,7 @@ class PlanSpace:
         device: "cpu" or "cuda".
         mode: "inference" or "training".
         traits: traits that the inspection found in the workload, such as `Trait.GEMM`.
-        allow: the furthest legality.
+        allow: the loosest numerics allowed.
         effort: "quick", "standard" or "thorough".
     """
 
@@ -107,7 +107,7 @@ def choices_of(plan: Plan) -> list[Choice]:
     """List the choices that make up `plan`: registered ones, and a cautious stand-in for any other compiler option.
 
     Raises:
-        PlanError: the plan holds an unregistered value, so that its legality is unknown.
+        PlanError: the plan holds an unregistered value, so that its numerics are unknown.
     """
     return [_find_choice(field, value) for field, value in iter_changes(plan)]
 
@@ -138,7 +138,7 @@ def _unknown_option(option: tuple[str, Any]) -> Choice:
 
 
 def numerics_of(plan: Plan) -> Numerics:
-    """Return the furthest legality among the plan's choices, or exact for eager."""
+    """Return the loosest numerics among the plan's choices, or exact for eager."""
     return max((choice.numerics for choice in choices_of(plan)), key=lambda level: level.rank, default=Numerics.EXACT)
 
 

@@ -65,7 +65,7 @@ class Step:
 
     Attributes:
         what: description of the attempt.
-        sighting: the observation.
+        observation: the observation.
         seconds: wall time, including the worker's start.
     """
 
@@ -158,9 +158,9 @@ class Bisection(Document):
         environment: machine and software.
         plan: the plan that was run. `EAGER` stands for plain `torch.compile`.
         what: the symptom searched for, or "auto" for any symptom but "slow".
-        sighting: the fault, or that there is none, or that the answers cannot be compared.
+        observation: the fault, or that there is none, or that the answers cannot be compared.
         stage: the stage at which it enters, or None if there is no fault.
-        culprit: the cause within the stage, if it could be told.
+        cause: the cause within the stage, if it could be told.
         subgraph: the smallest part that shows the fault, if there is a graph to reduce.
         repro: a program that shows the fault.
         steps: every step, in order.

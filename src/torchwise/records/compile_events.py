@@ -69,7 +69,7 @@ class Break:
         stack: the frames of the program down to the break, outermost first, without those of torch's compiler.
         library: the innermost frame, if it lies in an installed library and not in the user's code.
         excerpt: the source line as it stands, or empty if it cannot be read.
-        mend: the replacement code, or None if none is known.
+        fix: the replacement code, or None if none is known.
         count: how often it was met while compiling.
         whole: whether PyTorch could not go on after it, and runs the whole function without compiling it.
     """

@@ -56,7 +56,7 @@ class FixTrial:
         fix: the change, as code if it is code.
         helps: whether it is recommended.
         seen: result, in words.
-        price: its saving, or None if it could not be timed.
+        saving: its saving, or None if it could not be timed.
         compilations: how often the function was compiled with it.
     """
 
@@ -76,8 +76,8 @@ class Finding:
         kind: such as "guards" or "graph break". Each file of `torchwise.diagnose.findings` has one.
         title: the problem, in a line.
         cause: why it happens.
-        mend: the fix.
-        price: potential saving of the fix, or None if it is unknown and cannot be estimated.
+        fix: the fix.
+        saving: potential saving of the fix, or None if it is unknown and cannot be estimated.
         places: lines of the program.
         plan: the plan that is the fix, if there is one.
         tried: all fixes tried, including those that do not help.
@@ -225,7 +225,7 @@ class Explanation(Document):
         kernels: the longest first.
         findings: largest potential saving first.
         capturable: whether the call can be a CUDA graph.
-        watched: breaks, recompilations, compilations and fallbacks, as the compiler reported them.
+        compile_events: breaks, recompilations, compilations and fallbacks, as the compiler reported them.
         notes: remarks for the reader, such as the parts that the budget left out.
         seconds: time that all of it took.
         created_at: seconds since 1970.

@@ -1,4 +1,4 @@
-"""Whether a candidate gives the right answer: against a float64 reference, with eager's own error as the yardstick."""
+"""Whether a candidate gives the right answer, by a float64 reference and eager's own error as the noise floor."""
 
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, observation_of, state_leaves

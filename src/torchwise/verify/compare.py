@@ -51,7 +51,7 @@ def is_eagers_own(candidate: Observation, native: Observation) -> bool:
     """Whether every value is eager's, bit by bit.
 
     If the model decides by rounding (how many boxes are above a threshold), float64 may decide otherwise. Then no other
-    yardstick is left.
+    noise floor is left.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Decide whether eager can be the yardstick of a candidate: rounding has to explain its error.
+"""Decide whether eager can be the noise floor of a candidate: rounding has to explain its error.
 
 A candidate is granted several times eager's own error. That is right if rounding causes it. Any other cause would let
 wrong answers pass: a wrong float64 reference, a wrong kernel, or state that a call leaves behind. So would rounding
@@ -44,7 +44,7 @@ EXPLAINED = 16.0
 """Maximum error of eager as a multiple of its move under perturbed roundings: an operator may round many times inside.
 """
 COARSE = 128.0
-"""Roundings at once that have to be noticed, or the yardstick is too long to tell anything."""
+"""Roundings at once that have to be noticed, or the noise floor is too high to tell anything."""
 NOTICED_IN_THE_MIDDLE = 16.0
 """Multiple of eager's error in the middle element that is noticed if a few elements decide otherwise."""
 FLIPPED = 0.05
@@ -233,7 +233,7 @@ def why_in_doubt(
 
 
 def _is_near(ours: torch.Tensor, floor: torch.Tensor, bounds: Bounds) -> bool:
-    """Whether a tensor is eager's own but for roundings, so that it needs no yardstick."""
+    """Whether a tensor is eager's own but for roundings, so that it needs no noise floor."""
     apart = errors_of(ours, floor)
     return apart.rms <= bounds.plausible and apart.worst <= WORST_FACTOR * bounds.plausible
 

@@ -1,6 +1,6 @@
 """The reference: the model in float64, drawing the same random numbers that eager draws in its own precision.
 
-Source of the idea of a float64 yardstick: PyTorch's own benchmarks (`torch._dynamo.utils.same` with `fp64_ref`).
+Source of the idea of a float64 reference: PyTorch's own benchmarks (`torch._dynamo.utils.same` with `fp64_ref`).
 """
 
 from __future__ import annotations

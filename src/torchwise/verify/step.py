@@ -208,7 +208,7 @@ def _leaves(trainee: StepRunner, example: Example, seed: int) -> Mapping[str, An
 
 
 def _make_sensitivity(floor: StepRunner, run: Callable[[], Mapping[str, Any]]) -> Sensitivity:
-    """Return how far rounding moves a trainee's results: unknown for several ranks, which would measure together."""
+    """Return how far rounding moves a step's results: unknown for several ranks, which would measure together."""
 
     def run_in_context(context: AbstractContextManager[Any]) -> Mapping[str, Any]:
         with floor.inside(context):

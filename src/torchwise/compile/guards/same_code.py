@@ -23,7 +23,7 @@ def is_same_code(now: Any, before: Any, compared: Seen | None = None) -> bool:
     Args:
         now: one of them.
         before: the other.
-        seen: pairs that are being compared, as a function may close over itself.
+        compared: pairs that are being compared, as a function may close over itself.
     """
     if now is before:
         return True
