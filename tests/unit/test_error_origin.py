@@ -219,7 +219,8 @@ def test_checks_that_fail_for_eager_too_are_not_the_candidates_fault(
     tried = candidate._CandidateTrial(replace(job(factory, mode), plan=EAGER))
     monkeypatch.setattr(candidate, "verify", raises)
     monkeypatch.setattr(candidate, "verify_step", raises)
-    with tried.harness.gradients(), pytest.raises(InternalError, match="with eager in the candidate's place they raise"):
+    refusal = "with eager in the candidate's place they raise"
+    with tried.harness.gradients(), pytest.raises(InternalError, match=refusal):
         tried.verdict(lambda _stage: None)
 
 
