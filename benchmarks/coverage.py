@@ -193,7 +193,7 @@ def sample(job: Job, stage: Callable[[str], None]) -> dict[str, Measurement]:
                 clock.once(side)
             stage("measure")
             mixes = [Mix((side,), (1.0,)) for side in sides]
-            found[str(more)] = measure_pair(*mixes, clock, precision, usual_s=(None, job.baseline_s))
+            found[str(more)] = measure_pair(*mixes, clock, precision, expected_s=(None, job.baseline_s))
     return found
 
 

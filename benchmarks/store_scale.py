@@ -155,7 +155,7 @@ def questions(url: str, storage: Storage, newest: int, folder: str) -> dict[str,
         "decisions(identity)": lambda: storage.decisions(identity=a_study(newest).inspection.identity),
         "find_study": lambda: storage.find_study(StudyKey.from_study(a_study(newest))),
         "get_study": lambda: storage.get_study(newest // 2),
-        "reclaim": lambda: storage.reclaim(newest),
+        "reclaim": lambda: storage.release_dead_claims(newest),
         "heartbeat": lambda: storage.heartbeat(mine),
         "claim_trial, release_trial": lambda: claim_and_release(storage, newest, unused),
     }

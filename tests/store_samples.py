@@ -205,7 +205,7 @@ def dump() -> str:
             storage.finish_trial(study.id, complete_trial(claim(storage, study.id, TUNED, gone)))
             storage.finish_trial(study.id, fail_trial(claim(storage, study.id, Plan(capture="call"), gone)))
             claim(storage, study.id, INDUCTOR, gone)
-            storage.conclude(
+            storage.store_outcome(
                 study.id,
                 state=StudyState.DECIDED,
                 decision=a_decision(TUNED),
@@ -213,10 +213,10 @@ def dump() -> str:
                 seconds=9,
             )
             create(storage, a_study("2d" * 8, "app:factory", created_at=2e9))
-            storage.conclude(
+            storage.store_outcome(
                 2, state=StudyState.DECIDED, decision=a_decision(EAGER, speedup=None), excluded=[], seconds=1
             )
-            storage.rule(a_ruling(TUNED, Standing.PINNED))
+            storage.store_approval(a_ruling(TUNED, Standing.PINNED))
             storage.keep_explanation(an_explanation(TUNED))
         connection = sqlite3.connect(path)
         lines = "\n".join(connection.iterdump()) + "\n"

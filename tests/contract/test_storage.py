@@ -51,7 +51,9 @@ GONE = replace(ME, started=ME.started - 3600)  # this process's number, held by 
 
 def conclude_study(storage: Storage, study_id: int, plan: Plan = INDUCTOR, **changes: object) -> None:
     decision = a_decision(plan, **changes)
-    storage.conclude(study_id, state=StudyState.DECIDED, decision=decision, excluded=["bf16: not allowed"], seconds=2.5)
+    storage.store_outcome(
+        study_id, state=StudyState.DECIDED, decision=decision, excluded=["bf16: not allowed"], seconds=2.5
+    )
 
 
 def spoil(storage: Storage, statement: str) -> None:
@@ -132,7 +134,7 @@ class StorageContract:
             lambda: storage.finish_trial(4711, complete_trial(claim(storage, study.id))),
             lambda: storage.keep_duel(4711, INDUCTOR, Duel(TUNED)),
             lambda: storage.keep_repeat(4711, INDUCTOR, FASTER),
-            lambda: storage.reclaim(4711),
+            lambda: storage.release_dead_claims(4711),
             lambda: storage.delete_study(4711),
             lambda: conclude_study(storage, 4711),
         ):
@@ -255,7 +257,7 @@ class StorageContract:
         trial = storage.claim_trial(study.id, INDUCTOR, "once more", ME)
         assert trial is not None
         assert (trial.number, trial.reason) == (0, "once more")
-        assert storage.reclaim(study.id) == []
+        assert storage.release_dead_claims(study.id) == []
         assert len(storage.get_study(study.id).trials) == 2
 
     def test_only_a_finished_trial_finishes(self, storage: Storage, study: Study) -> None:
@@ -297,23 +299,23 @@ class StorageContract:
         claim(storage, study.id, Plan(threads=3), replace(ME, pid=find_free_pid()))
         other = create(storage, a_study("2d" * 8))
         claim(storage, other.id, INDUCTOR, GONE)
-        assert storage.reclaim(study.id) == [INDUCTOR, Plan(threads=3)]
+        assert storage.release_dead_claims(study.id) == [INDUCTOR, Plan(threads=3)]
         assert storage.get_study(study.id).trials == (done, mine, theirs)
         assert len(storage.get_study(other.id).trials) == 1
-        assert storage.reclaim(study.id) == []
+        assert storage.release_dead_claims(study.id) == []
 
     def test_another_host_is_dead_after_ten_minutes_without_a_heartbeat(self, storage: Storage, study: Study) -> None:
         later = replace(ELSEWHERE, pid=2, started=2e9)
         claim(storage, study.id, INDUCTOR, ELSEWHERE)
         claim(storage, study.id, TUNED, replace(later, started=1e9))
         pass_by(storage, 590)
-        assert storage.reclaim(study.id) == []
+        assert storage.release_dead_claims(study.id) == []
         storage.heartbeat(ELSEWHERE)
         storage.heartbeat(later)  # a later process of the same number
         pass_by(storage, 40)
-        assert storage.reclaim(study.id) == [TUNED]
+        assert storage.release_dead_claims(study.id) == [TUNED]
         pass_by(storage, 570)
-        assert storage.reclaim(study.id) == [INDUCTOR]
+        assert storage.release_dead_claims(study.id) == [INDUCTOR]
 
     # Ends
 
@@ -322,7 +324,7 @@ class StorageContract:
         found = storage.get_study(study.id)
         assert (found.state, found.excluded, found.seconds) == (StudyState.DECIDED, ("bf16: not allowed",), 2.5)
         assert found.decision == a_decision()
-        storage.conclude(study.id, state=StudyState.INTERRUPTED, decision=None, excluded=[], seconds=1.5)
+        storage.store_outcome(study.id, state=StudyState.INTERRUPTED, decision=None, excluded=[], seconds=1.5)
         found = storage.get_study(study.id)
         assert (found.state, found.excluded, found.seconds) == (StudyState.INTERRUPTED, (), 4.0)
         assert found.decision == a_decision()
@@ -346,7 +348,7 @@ class StorageContract:
         conclude_study(storage, study.id)
         asked = (app, "quick")
         mine = a_decision(TUNED, workload=app)
-        storage.conclude(study.id, state=StudyState.DECIDED, decision=mine, excluded=[], seconds=0, asked=asked)
+        storage.store_outcome(study.id, state=StudyState.DECIDED, decision=mine, excluded=[], seconds=0, asked=asked)
         assert storage.decisions(target="zoo:tutorial.fusion_demo") == [a_decision()]
         assert storage.decisions() == [mine, a_decision()]
         last, first = storage.get_study(study.id), storage.get_study(study.id, "zoo:tutorial.fusion_demo")
@@ -378,7 +380,7 @@ class StorageContract:
             (None, mine.workload, stopped, [stopped, ended, stopped]),  # it left the earlier decision
         ):
             asked = (workload, "quick")
-            storage.conclude(study.id, state=state, decision=decision, excluded=[], seconds=0, asked=asked)
+            storage.store_outcome(study.id, state=state, decision=decision, excluded=[], seconds=0, asked=asked)
             targets = (None, mine.workload.target, "app:factory")
             assert states in (None, [storage.get_study(study.id, target).state for target in targets])
             assert states in (None, [row.state for target in targets for row in storage.list_studies(target)])
@@ -419,7 +421,7 @@ class StorageContract:
             a_ruling(EAGER, hardware="another machine", at=1.25e9),
         ]
         for ruling in rulings:
-            storage.rule(ruling)
+            storage.store_approval(ruling)
         assert storage.approvals() == sorted(rulings, key=lambda ruling: -ruling.at)
         assert storage.approvals(target="app:factory") == [rulings[2]]
         assert storage.approvals(mode="training") == [rulings[3]]
@@ -429,23 +431,23 @@ class StorageContract:
 
     def test_a_ruling_without_a_time_gets_the_store_s(self, storage: Storage) -> None:
         before = time.time()
-        storage.rule(a_ruling(at=0.0))
+        storage.store_approval(a_ruling(at=0.0))
         (ruling,) = storage.approvals()
         assert before - 60 <= ruling.at <= time.time() + 60  # a server has a clock of its own
 
     def test_a_ruling_replaces_the_one_on_the_same_plan(self, storage: Storage) -> None:
-        storage.rule(a_ruling())
-        storage.rule(a_ruling(TUNED))
+        storage.store_approval(a_ruling())
+        storage.store_approval(a_ruling(TUNED))
         rejected = a_ruling(standing=Standing.REJECTED, by="ann", at=2e9)
-        storage.rule(rejected)
+        storage.store_approval(rejected)
         assert storage.approvals() == [rejected, a_ruling(TUNED)]
 
     def test_a_new_pin_makes_the_older_an_approval(self, storage: Storage) -> None:
         elsewhere = a_ruling(INDUCTOR, Standing.PINNED, hardware="another machine")
-        storage.rule(elsewhere)
-        storage.rule(a_ruling(INDUCTOR, Standing.PINNED))
-        storage.rule(a_ruling(EAGER, Standing.REJECTED))
-        storage.rule(a_ruling(TUNED, Standing.PINNED, at=2e9))
+        storage.store_approval(elsewhere)
+        storage.store_approval(a_ruling(INDUCTOR, Standing.PINNED))
+        storage.store_approval(a_ruling(EAGER, Standing.REJECTED))
+        storage.store_approval(a_ruling(TUNED, Standing.PINNED, at=2e9))
         assert standings(storage.approvals(hardware=HERE.hardware)) == {
             INDUCTOR: "approved",
             EAGER: "rejected",
@@ -455,19 +457,19 @@ class StorageContract:
 
     def test_a_ruling_is_withdrawn_once(self, storage: Storage) -> None:
         ruling = a_ruling()
-        storage.rule(ruling)
+        storage.store_approval(ruling)
         for other in (("app:none", "inference", HERE.hardware), (ruling.target, "training", HERE.hardware)):
-            assert not storage.withdraw(*other, INDUCTOR.id)
-        assert not storage.withdraw(ruling.target, ruling.mode, ruling.hardware, TUNED.id)
+            assert not storage.withdraw_approval(*other, INDUCTOR.id)
+        assert not storage.withdraw_approval(ruling.target, ruling.mode, ruling.hardware, TUNED.id)
         assert storage.approvals() == [ruling]
-        assert storage.withdraw(ruling.target, ruling.mode, ruling.hardware, INDUCTOR.id)
-        assert not storage.withdraw(ruling.target, ruling.mode, ruling.hardware, INDUCTOR.id)
+        assert storage.withdraw_approval(ruling.target, ruling.mode, ruling.hardware, INDUCTOR.id)
+        assert not storage.withdraw_approval(ruling.target, ruling.mode, ruling.hardware, INDUCTOR.id)
         assert storage.approvals() == []
 
     def test_of_pins_that_come_at_once_one_stays(self, storage: Storage) -> None:
         plans = [Plan(threads=count) for count in range(1, 9)]
         with ThreadPoolExecutor(len(plans)) as pool:
-            list(pool.map(lambda plan: storage.rule(a_ruling(plan, Standing.PINNED)), plans))
+            list(pool.map(lambda plan: storage.store_approval(a_ruling(plan, Standing.PINNED)), plans))
         assert sorted(standings(storage.approvals()).values()) == [*["approved"] * 7, "pinned"]
 
     # Explanations
@@ -511,7 +513,7 @@ class StorageContract:
     # Rows that cannot be read
 
     def test_a_broken_ruling_or_explanation_is_named_with_its_way_out(self, storage: Storage) -> None:
-        storage.rule(a_ruling())
+        storage.store_approval(a_ruling())
         kept = storage.keep_explanation(an_explanation())
         for table in ("rulings", "explanations"):
             spoil(storage, f"UPDATE torchwise_{table} SET record = '{{}}'")

@@ -41,7 +41,7 @@ def store_study(storage: Storage, study: Study, speeds: dict[Plan, float], decis
     made = create(storage, study)
     for plan, seconds in speeds.items():
         storage.finish_trial(made.id, finish_with_time(claim(storage, made.id, plan), seconds))
-    storage.conclude(made.id, state=StudyState.DECIDED, decision=decision, excluded=[], seconds=0)
+    storage.store_outcome(made.id, state=StudyState.DECIDED, decision=decision, excluded=[], seconds=0)
     return storage.get_study(made.id)
 
 
@@ -56,7 +56,7 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
 
 def rule(storage: Storage, *rulings: tuple[Plan, Standing], **changes: object) -> None:
     for plan, standing in rulings:
-        storage.rule(a_ruling(plan, standing, **changes))
+        storage.store_approval(a_ruling(plan, standing, **changes))
 
 
 PINNED, APPROVED, REJECTED = Standing.PINNED, Standing.APPROVED, Standing.REJECTED

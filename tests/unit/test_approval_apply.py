@@ -40,7 +40,7 @@ def rule(url: str, plan: Plan, standing: Standing, decision: Decision = DECISION
     workload, hardware = decision.workload, decision.environment.hardware
     ruling = a_ruling(plan, standing, target=workload.target, mode=workload.mode, hardware=hardware)
     with open_storage(url) as storage:
-        storage.rule(ruling)
+        storage.store_approval(ruling)
 
 
 def store_study(url: str) -> None:
@@ -51,7 +51,7 @@ def store_study(url: str) -> None:
         study = create(storage, replace(plain, inspection=inspection))
         for plan in (PLAN, OTHER):
             storage.finish_trial(study.id, complete_trial(claim(storage, study.id, plan)))
-        storage.conclude(study.id, state=StudyState.DECIDED, decision=DECISION, excluded=[], seconds=1)
+        storage.store_outcome(study.id, state=StudyState.DECIDED, decision=DECISION, excluded=[], seconds=1)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_store_that_is_not_there_or_holds_no_ruling_on_the_target_costs_no_imp
     assert not missing.parent.exists()
     store_study(str(free))
     with open_storage(str(free)) as storage:
-        storage.rule(a_ruling(PLAN, target="app:factory"))
+        storage.store_approval(a_ruling(PLAN, target="app:factory"))
     assert run_code(free) == "True False False\n"
     rule(str(free), PLAN, Standing.APPROVED)
     assert run_code(free) == "True True False\n"

@@ -149,7 +149,7 @@ def test_what_was_ruled_for_a_target_that_shares_the_study_is_withdrawn_after_th
     other = replace(STUDY.decision, workload=replace(STUDY.workload, target="app:other"))
     with open_storage(store) as storage:
         asked = (other.workload, "quick")
-        storage.conclude(1, state=StudyState.DECIDED, decision=other, excluded=[], seconds=0, asked=asked)
+        storage.store_outcome(1, state=StudyState.DECIDED, decision=other, excluded=[], seconds=0, asked=asked)
     run("pin", "1", "eager", "--by", "bob", "--store", store)
     for scope in (SCOPE.replace("zoo:vision.resnet50", "app:other"), SCOPE):
         assert run("withdraw", "1", "eager", "--store", store) == f"Withdrawn: eager is no longer pinned for {scope}.\n"

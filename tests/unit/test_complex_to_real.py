@@ -726,7 +726,7 @@ def test_failing_leaves_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(compile_module, "rewrite", raise_error)
     door, x = make_eager_backend(), z(3)
     reason = "changes nothing here: rewriting failed with ValueError: no luck"
-    with pytest.raises(NoEffectError, match=reason) as refused, door.effective():
+    with pytest.raises(NoEffectError, match=reason) as refused, door.assert_applied():
         close(torch.compile(lambda x: x * 2j, backend=door)(x), x * 2j, 4)
     assert refused.value.part == ("transforms", "complex_to_real")
 
@@ -735,13 +735,13 @@ def test_what_changes_nothing_says_so_every_time() -> None:
     door, x = make_eager_backend(), z(3)
     compiled = torch.compile(torch.fft.fft, backend=door)
     for _ in range(2):  # Dynamo knows it the second time
-        with pytest.raises(UnsupportedError, match="none can be rewritten with profit"), door.effective():
+        with pytest.raises(UnsupportedError, match="none can be rewritten with profit"), door.assert_applied():
             compiled(x)
-    with pytest.raises(UnsupportedError, match="no graph was compiled"), make_eager_backend().effective():
+    with pytest.raises(UnsupportedError, match="no graph was compiled"), make_eager_backend().assert_applied():
         pass
-    with door.effective():
+    with door.assert_applied():
         torch.compile(lambda x: x * 2j, backend=door)(x)
-    with door.effective():
+    with door.assert_applied():
         pass
 
 

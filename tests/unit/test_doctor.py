@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from torchwise import doctor as package
 from torchwise.cli.doctor import doctor
-from torchwise.doctor import Facts, Finding, Status, child, compiler, diagnosis, disk, judge, probe, system_info
+from torchwise.doctor import Finding, Status, SystemInfo, child, compiler, diagnosis, disk, judge, probe, system_info
 from torchwise.doctor.compiler import Compiler
 from torchwise.doctor.disk import GIB, MIB, Folder
 from torchwise.doctor.probe import Step
@@ -51,7 +51,7 @@ GPU = {
     "utilization.gpu": "0",
     "uuid": "GPU-1",
 }
-GOOD = Facts(probe=GOOD_STEPS, shared=Folder("/dev/shm", GIB), governor="performance")
+GOOD = SystemInfo(probe=GOOD_STEPS, shared=Folder("/dev/shm", GIB), governor="performance")
 GOOD_GPU = replace(GOOD, torch="2.13.0+cu130", cuda_build="13.0", driver=True, gpu=GPU, probe=GPU_STEPS)
 PROCESS = {"gpu_uuid": "GPU-1", "pid": "77", "process_name": "train.py", "used_gpu_memory": "9000"}
 
@@ -66,7 +66,7 @@ def find(findings: list[Finding], topic: str) -> Finding:
 
 
 @pytest.mark.parametrize("healthy", [GOOD, GOOD_GPU], ids=["cpu", "gpu"])
-def test_a_healthy_machine_needs_nothing(healthy: Facts) -> None:
+def test_a_healthy_machine_needs_nothing(healthy: SystemInfo) -> None:
     findings = judge(healthy)
     assert [finding for finding in findings if finding.status is not Status.OK] == []
     topics = [finding.topic for finding in findings]
@@ -179,7 +179,7 @@ GPU_CASES = [
     [(GOOD, *case) for case in CPU_CASES] + [(GOOD_GPU, *case) for case in GPU_CASES],
 )
 def test_each_sickness_is_found_and_has_advice(
-    healthy: Facts, sickness: dict[str, Any], topic: str, status: str, found: str, advice: str
+    healthy: SystemInfo, sickness: dict[str, Any], topic: str, status: str, found: str, advice: str
 ) -> None:
     findings = judge(replace(healthy, **sickness))
     finding = next(f for f in findings if f.topic == topic)
@@ -242,7 +242,7 @@ def test_torch_absent_says_only_that() -> None:
 
 
 def test_a_check_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_error(_: Facts) -> list[Finding]:
+    def raise_error(_: SystemInfo) -> list[Finding]:
         raise ZeroDivisionError("odd machine")
 
     monkeypatch.setattr(diagnosis, "CHECKS", (raise_error, *diagnosis.CHECKS))

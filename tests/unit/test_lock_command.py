@@ -159,7 +159,7 @@ def test_of_targets_that_share_a_study_one_alone_may_be_unfinished(
     study = store_study(storage, a_study(), state=ends[TARGET])
     other = a_study("b:c")
     asked = (other.workload, "quick")
-    storage.conclude(study.id, state=ends["b:c"], decision=other.decision, excluded=(), seconds=0.0, asked=asked)
+    storage.store_outcome(study.id, state=ends["b:c"], decision=other.decision, excluded=(), seconds=0.0, asked=asked)
     assert finished in run_lock(finished)
     with pytest.raises(InputError, match=f"study 1 of {unfinished} is interrupted"):
         run_lock(unfinished)
@@ -178,7 +178,7 @@ def test_targets_of_one_structure_are_locked_together(storage: Storage) -> None:
     assert study.decision is not None
     decision = replace(study.decision, workload=replace(study.workload, target="b:c", calls=7))
     asked = (decision.workload, "quick")
-    storage.conclude(study.id, state=StudyState.DECIDED, decision=decision, excluded=(), seconds=0.0, asked=asked)
+    storage.store_outcome(study.id, state=StudyState.DECIDED, decision=decision, excluded=(), seconds=0.0, asked=asked)
     assert ran("lock", TARGET, "b:c", "--store", "store.db")[0] == 0
     locked = {entry.decision.workload.target: entry.decision.workload.calls for entry in read().entries}
     assert locked == {TARGET: study.workload.calls, "b:c": 7}
@@ -287,7 +287,7 @@ def test_a_plan_is_locked_checked_and_served_and_a_wrong_one_is_found(storage: S
     assert timed is not None
     # On a machine of one core one thread is no plan that pays. This test is not about the locked content.
     decided = replace(study.decision, plan=right, speedup=timed.speedup, error=1e-9)
-    storage.conclude(study.id, state=StudyState.DECIDED, decision=decided, excluded=(), seconds=0.0)
+    storage.store_outcome(study.id, state=StudyState.DECIDED, decision=decided, excluded=(), seconds=0.0)
     run_lock(target)
     code, said = ran("check", "--effort", "quick", "--no-measure")
     assert (code, "up to date and correct (" in said) == (0, True), said

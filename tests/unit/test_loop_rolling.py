@@ -601,7 +601,7 @@ def test_a_long_graph_that_repeats_nothing_is_not_compiled_at_all() -> None:
     backend = LoopRolling(inner)
     x = torch.randn(4)
     with pytest.raises(UnsupportedError, match="scope 'rolled' changes nothing here: of 502 operations none"):  # noqa: SIM117
-        with backend.effective():
+        with backend.assert_applied():
             assert torch.equal(torch.compile(vary_factors, backend=backend)(x), vary_factors(x))
     assert inner.sizes == []
 
@@ -609,28 +609,28 @@ def test_a_long_graph_that_repeats_nothing_is_not_compiled_at_all() -> None:
 def test_effective_asks_once_for_what_is_compiled() -> None:
     backend = LoopRolling(Counting())
     compiled = torch.compile(loop, backend=backend, dynamic=False)
-    with backend.effective():
+    with backend.assert_applied():
         compiled(torch.randn(4), 6)
-    with backend.effective():
+    with backend.assert_applied():
         compiled(torch.randn(4), 6)  # nothing is compiled, which is no fault
-    with pytest.raises(UnsupportedError, match="none repeat"), backend.effective():
+    with pytest.raises(UnsupportedError, match="none repeat"), backend.assert_applied():
         compiled(torch.randn(4), 1)
-    with pytest.raises(UnsupportedError, match="no graph was compiled"), LoopRolling(Counting()).effective():
+    with pytest.raises(UnsupportedError, match="no graph was compiled"), LoopRolling(Counting()).assert_applied():
         pass
 
 
 def test_the_inner_backend_says_whether_it_was_effective_too() -> None:
     inner = wrap_backend(Counting())
-    with pytest.raises(UnsupportedError, match="no graph was compiled"), LoopRolling(inner).effective():
+    with pytest.raises(UnsupportedError, match="no graph was compiled"), LoopRolling(inner).assert_applied():
         pass
     seen = []
 
     class Inner(Counting):
-        def effective(self) -> Any:
+        def assert_applied(self) -> Any:
             seen.append(True)
             return torch.no_grad()
 
-    with pytest.raises(UnsupportedError), LoopRolling(Inner()).effective():
+    with pytest.raises(UnsupportedError), LoopRolling(Inner()).assert_applied():
         pass
     assert seen == [True]
 

@@ -136,7 +136,7 @@ def test_what_held_up_the_baseline_alone_does_not_count(
     monkeypatch.setattr(paired_timing, "Watch", lambda device: begun.append(0.0) or Watch(device))
     monkeypatch.setattr(paired_timing, "PAUSE_S", 0.0)
     eager = Mix((lambda: 4.0 if len(begun) <= slow else 1.0,), (1.0,))
-    found = measure_pair(Mix((lambda: 2.0,), (1.0,)), eager, Steady(), Precision(), usual_s=(None, 1.0))
+    found = measure_pair(Mix((lambda: 2.0,), (1.0,)), eager, Steady(), Precision(), expected_s=(None, 1.0))
     assert found.speedup.mid == speedup
     assert len(begun) == measured
     assert any(note.startswith("eager took 4.0 times as long") for note in found.notes) is (speedup > 1)
@@ -146,9 +146,9 @@ def test_what_held_up_the_baseline_alone_does_not_count(
 def test_a_baseline_that_takes_its_usual_time_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[float] = []
     monkeypatch.setattr(paired_timing, "Watch", lambda device: begun.append(0.0) or Watch(device))
-    for usual_s in (0.9, 5.0, None):
+    for expected_s in (0.9, 5.0, None):
         sides = Mix((lambda: 2.0,), (1.0,)), Mix((lambda: 1.0,), (1.0,))
-        measure_pair(*sides, Steady(), Precision(), usual_s=(None, usual_s))
+        measure_pair(*sides, Steady(), Precision(), expected_s=(None, expected_s))
     assert len(begun) == 3
 
 
@@ -157,7 +157,7 @@ def test_what_held_up_the_candidate_alone_counts_where_its_usual_time_is_known(m
     monkeypatch.setattr(paired_timing, "Watch", lambda device: begun.append(0.0) or Watch(device))
     monkeypatch.setattr(paired_timing, "PAUSE_S", 0.0)
     candidate = Mix((lambda: 8.0 if len(begun) <= 1 else 2.0,), (1.0,))
-    found = measure_pair(candidate, Mix((lambda: 1.0,), (1.0,)), Steady(), Precision(), usual_s=(2.0, 1.0))
+    found = measure_pair(candidate, Mix((lambda: 1.0,), (1.0,)), Steady(), Precision(), expected_s=(2.0, 1.0))
     assert (found.speedup.mid, len(begun)) == (0.5, 2)
     assert [note for note in found.notes if "held it up" in note] == [
         "measured 2 times, as at first one of the two took 4.0 times as long as when it was looked at: something held "

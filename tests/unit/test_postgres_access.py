@@ -141,20 +141,20 @@ def test_the_server_s_clock_counts_and_not_this_one(url: str, monkeypatch: pytes
         trial = claim(storage, study.id, owner=elsewhere)
         decide(storage, study.id, "1d" * 8)
         monkeypatch.setattr(time, "time", lambda: now + 7200)
-        assert storage.reclaim(study.id) == []
+        assert storage.release_dead_claims(study.id) == []
         assert storage.claim_trial(study.id, INDUCTOR, "", LeaseOwner.current()) is None
         monkeypatch.setattr(time, "time", lambda: now - 9000)
         storage.heartbeat(elsewhere)
         decide(storage, other.id, "2d" * 8)
         monkeypatch.setattr(time, "time", lambda: now)
-        assert storage.reclaim(study.id) == []
+        assert storage.release_dead_claims(study.id) == []
         assert storage.get_study(study.id).trials == (trial,)
         assert [decision.identity for decision in storage.decisions()] == ["2d" * 8, "1d" * 8]
 
 
 def decide(storage: Storage, study_id: int, identity: str) -> None:
     decision = a_decision(identity=identity)
-    storage.conclude(study_id, state=StudyState.DECIDED, decision=decision, excluded=[], seconds=1)
+    storage.store_outcome(study_id, state=StudyState.DECIDED, decision=decision, excluded=[], seconds=1)
 
 
 def open_administration(url: str) -> Connection:

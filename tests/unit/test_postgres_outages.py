@@ -122,7 +122,7 @@ def test_a_heartbeat_waits_for_nothing_and_the_next_one_counts(
     assert not caplog.records
     server.start()
     storage.heartbeat(elsewhere)
-    assert storage.reclaim(study.id) == []
+    assert storage.release_dead_claims(study.id) == []
     assert storage.get_study(study.id).trials == (trial,)
 
 
@@ -183,7 +183,7 @@ def test_a_claim_whose_commit_was_lost_is_had_once(storage: Storage, commit_is_l
 def test_what_is_added_is_added_once(storage: Storage, commit_is_lost: Callable[[], None]) -> None:
     study = create(storage)
     commit_is_lost()
-    storage.conclude(study.id, state=StudyState.DECIDED, decision=a_decision(), excluded=[], seconds=2.5)
+    storage.store_outcome(study.id, state=StudyState.DECIDED, decision=a_decision(), excluded=[], seconds=2.5)
     assert storage.get_study(study.id).seconds == 2.5
     whole = storage.get_study(study.id)
     storage.delete_study(study.id)

@@ -154,8 +154,8 @@ def test_latest_is_what_was_decided_last(tmp_path: Path) -> None:
         ids = [storage.import_study(replace(study, decision=None)).id for study in (first, second)]
         assert find_study("latest", store).id == ids[1], "of undecided ones, the newest"
         for number, study in zip(ids, (first, second), strict=True):
-            storage.conclude(number, state=StudyState.DECIDED, decision=study.decision, excluded=(), seconds=0.0)
-        storage.conclude(ids[0], state=StudyState.DECIDED, decision=first.decision, excluded=(), seconds=0.0)
+            storage.store_outcome(number, state=StudyState.DECIDED, decision=study.decision, excluded=(), seconds=0.0)
+        storage.store_outcome(ids[0], state=StudyState.DECIDED, decision=first.decision, excluded=(), seconds=0.0)
         storage.import_study(replace(third, decision=None))
     assert find_study("latest", store).id == ids[0]
 

@@ -21,7 +21,7 @@ from tape import Machine
 import torchwise
 from live_decisions import make_decision
 from torchwise.compile.cuda_graphs import capture_errors
-from torchwise.compile.cuda_graphs.capture_errors import capture_error, synchronisations
+from torchwise.compile.cuda_graphs.capture_errors import capture_error, record_waits
 from torchwise.compile.cuda_graphs.loop_graph import iterations
 from torchwise.compile.cuda_graphs.python_state import find_difference, read_python_state
 from torchwise.errors import InputError
@@ -546,20 +546,20 @@ def test_two_threads_that_are_watched_at_once_leave_the_settings_as_they_were(ma
     shown, entered, leave = warnings.showwarning, threading.Event(), threading.Event()
 
     def other() -> None:
-        with synchronisations():
+        with record_waits():
             entered.set()
             leave.wait(20)
 
     thread = threading.Thread(target=other)
     thread.start()
     entered.wait(20)
-    with synchronisations() as found:
+    with record_waits() as found:
         leave.set()
         thread.join(20)
     assert machine.mode == 0
     assert warnings.showwarning is shown
     assert not found
-    with synchronisations() as found, synchronisations() as inner:
+    with record_waits() as found, record_waits() as inner:
         warn_of_waiting()
     assert len(found + inner) == 1
 

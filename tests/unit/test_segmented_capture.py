@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchwise.compile.cuda_graphs import CAPTURES, segments
 from torchwise.compile.cuda_graphs import segmented as branches_file
-from torchwise.compile.cuda_graphs.compile_freeze import hold
+from torchwise.compile.cuda_graphs.compile_freeze import forbid_compile
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.segmented import MAX_PASSED, MAX_PATHS, SegmentedCall, SegmentedPaths
 from torchwise.compile.cuda_graphs.segments import Path, _intercept_bool, record_path
@@ -177,7 +177,7 @@ def test_a_frozen_plan_takes_the_ways_that_it_has_and_records_no_other() -> None
     machine = Machine(doubles_or_halves)
     branches = machine.branches()
     branches((DOWN,), {})
-    held = hold(lambda x: branches((x,), {}))
+    held = forbid_compile(lambda x: branches((x,), {}))
     for x in (DOWN, UP, DOWN):
         assert torch.equal(held(x), plainly(doubles_or_halves, x))
     assert (machine.recorded, machine.original) == (1, 1)

@@ -22,7 +22,7 @@ from torchwise.compile.cuda_graphs.compile_freeze import (
     FrozenError,
     count_capture,
     count_captured_graphs,
-    hold,
+    forbid_compile,
     is_in_frozen_call,
 )
 from torchwise.errors import InputError, UnsupportedError
@@ -246,7 +246,7 @@ def test_what_others_compile_meanwhile_is_compiled_and_counted(net: Net) -> None
         thread.join()
         return x
 
-    hold(plan)(X)
+    forbid_compile(plan)(X)
     torch.testing.assert_close(met[0], X.sin() + 3)
 
 
@@ -279,11 +279,11 @@ def test_what_is_refused_within_a_frozen_call_is_refused_in_its_thread_alone() -
 
     for _ in range(2):
         with pytest.raises(FrozenError, match="needs a new compilation"):
-            hold(compiles)(X)
+            forbid_compile(compiles)(X)
     assert not is_in_frozen_call()
     assert torch.equal(torch.compile(lambda x: x + 12, backend="eager")(X), X + 12)
     with pytest.raises(ZeroDivisionError):
-        hold(lambda: 1 / 0)()
+        forbid_compile(lambda: 1 / 0)()
 
 
 def test_captures_are_counted_beside_compilations(net: Net) -> None:
@@ -308,7 +308,7 @@ def test_captures_are_counted_beside_compilations(net: Net) -> None:
 def test_graphs_that_a_mode_of_pytorch_records_are_counted_too() -> None:
     from torch._dynamo.callback import CallbackArgs, CallbackTrigger
 
-    hold(lambda: None)()
+    forbid_compile(lambda: None)()
     before = count_captured_graphs()
     compile_freeze._refuse_compiling(CallbackArgs(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0"))
     assert count_captured_graphs() == before + 1

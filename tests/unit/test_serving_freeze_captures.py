@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_capture_logic import CHANGES, Machine, X, capture_call
 
-from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, hold
+from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, forbid_compile
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_a_module_that_changed_is_not_captured_anew(machine: Machine, change: ob
     net = torch.nn.Linear(4, 4)
     call = capture_call(net, net)
     call(X)
-    replays, held = call._graphs.copy(), hold(call.get_bypass((X,), {}))
+    replays, held = call._graphs.copy(), forbid_compile(call.get_bypass((X,), {}))
     assert torch.equal(held(X), net(X))
     change(net)  # type: ignore[operator]
     for _ in range(2):
@@ -38,7 +38,7 @@ def test_what_changes_back_is_replayed_again(machine: Machine) -> None:
     net = torch.nn.Linear(4, 4)
     call = capture_call(net, net)
     call(X)
-    held = hold(call)
+    held = forbid_compile(call)
     net.eval()
     with pytest.raises(FrozenError):
         held(X)
@@ -55,17 +55,17 @@ def test_a_setting_that_changed_is_not_captured_for(machine: Machine) -> None:
     torch.use_deterministic_algorithms(True, warn_only=not before)
     try:
         with pytest.raises(FrozenError):
-            hold(call)(X)
+            forbid_compile(call)(X)
     finally:
         torch.use_deterministic_algorithms(False, warn_only=before)
-    assert torch.equal(hold(call)(X), net(X))
+    assert torch.equal(forbid_compile(call)(X), net(X))
     assert machine.recorded == 1
 
 
 def test_a_new_signature_is_not_captured(machine: Machine) -> None:
     call = capture_call(torch.sin)
     with pytest.raises(FrozenError):
-        hold(call)(X)
+        forbid_compile(call)(X)
     assert machine.recorded == 0
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_recorded_in_place_until_it_is_unfrozen(machine: Machine) -> 
     call = capture_call(torch.sin)
     call(X)
     for _ in range(4):
-        assert torch.equal(hold(call)(X), X.sin())
+        assert torch.equal(forbid_compile(call)(X), X.sin())
     assert machine.in_place == 0
     for _ in range(4):
         assert torch.equal(call(X), X.sin())

@@ -21,7 +21,7 @@ def test_a_pin_that_another_process_sets_at_the_same_time_is_no_second_one(postg
         with storage._database._engine.connect() as other:  # has pinned it, and not committed when the next one pins
             approvals.put(other, a_ruling(INDUCTOR, Standing.PINNED))
             threading.Timer(0.3, other.commit).start()
-            storage.rule(a_ruling(TUNED, Standing.PINNED, at=2e9))
+            storage.store_approval(a_ruling(TUNED, Standing.PINNED, at=2e9))
         assert [ruling.standing for ruling in storage.approvals()] == [Standing.PINNED, Standing.APPROVED]
 
 

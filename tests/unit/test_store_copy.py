@@ -61,7 +61,9 @@ def target(urls: tuple[str, str]) -> Iterator[Storage]:
 
 def decide(storage: Storage, study_id: int, plan: Plan = INDUCTOR, **changes: object) -> Decision:
     decision = a_decision(plan, **changes)
-    storage.conclude(study_id, state=StudyState.DECIDED, decision=decision, excluded=["bf16: not allowed"], seconds=2.5)
+    storage.store_outcome(
+        study_id, state=StudyState.DECIDED, decision=decision, excluded=["bf16: not allowed"], seconds=2.5
+    )
     return decision
 
 
@@ -208,7 +210,7 @@ def read_explanations(storage: Storage) -> list[tuple[str | None, float]]:
 def test_rulings_and_explanations_arrive_as_they_were_and_once(source: Storage, target: Storage) -> None:
     rulings = [a_ruling(TUNED, Standing.PINNED, at=2e9), a_ruling(EAGER, Standing.REJECTED), a_ruling(mode="training")]
     for ruling in rulings:
-        source.rule(ruling)
+        source.store_approval(ruling)
     kept = an_explanation(TUNED, created_at=2e9), an_explanation()
     for explanation in kept:
         source.keep_explanation(explanation)
@@ -223,10 +225,10 @@ def test_rulings_and_explanations_arrive_as_they_were_and_once(source: Storage, 
 
 def test_of_rulings_and_explanations_of_one_plan_the_later_counts(source: Storage, target: Storage) -> None:
     earlier, later = a_ruling(by="ann"), a_ruling(by="bob", standing=Standing.REJECTED, at=2e9)
-    source.rule(earlier)
-    target.rule(later)
-    source.rule(replace(later, plan=TUNED))
-    target.rule(replace(earlier, plan=TUNED))
+    source.store_approval(earlier)
+    target.store_approval(later)
+    source.store_approval(replace(later, plan=TUNED))
+    target.store_approval(replace(earlier, plan=TUNED))
     source.keep_explanation(an_explanation(created_at=3e9))
     target.keep_explanation(an_explanation())
     for one, other in ((source, target), (target, source)):
@@ -237,8 +239,8 @@ def test_of_rulings_and_explanations_of_one_plan_the_later_counts(source: Storag
 
 @pytest.mark.parametrize("is_back", [False, True])
 def test_of_two_pins_the_later_stays_one(source: Storage, target: Storage, is_back: bool) -> None:
-    source.rule(a_ruling(INDUCTOR, Standing.PINNED))
-    target.rule(a_ruling(TUNED, Standing.PINNED, at=2e9))
+    source.store_approval(a_ruling(INDUCTOR, Standing.PINNED))
+    target.store_approval(a_ruling(TUNED, Standing.PINNED, at=2e9))
     one, other = (target, source) if is_back else (source, target)
     list(one.copy_to(other))
     assert {ruling.plan: ruling.standing.value for ruling in other.approvals()} == {

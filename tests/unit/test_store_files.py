@@ -134,9 +134,9 @@ def changes(storage: Storage) -> list[object]:
         lambda: storage.claim_trial(1, trial.plan, "", owner),
         lambda: storage.finish_trial(1, trial),
         lambda: storage.release_trial(1, 0),
-        lambda: storage.reclaim(1),
+        lambda: storage.release_dead_claims(1),
         lambda: storage.heartbeat(owner),
-        lambda: storage.conclude(1, **decided),
+        lambda: storage.store_outcome(1, **decided),
         lambda: storage.delete_study(1),
         lambda: storage.import_study(storage.get_study(1)),
     ]

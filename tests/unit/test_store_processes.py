@@ -98,7 +98,7 @@ def test_a_finished_trial_survives_the_kill_and_a_running_one_is_reclaimed(url: 
         assert (done.plan, done.state) == (INDUCTOR, TrialState.COMPLETE)
         assert done.measurement is not None
         assert (running.plan, running.state) == (TUNED, TrialState.RUNNING)
-        assert storage.reclaim(study.id) == [TUNED]
+        assert storage.release_dead_claims(study.id) == [TUNED]
         assert storage.get_study(study.id).trials == (done,)
         assert claim(storage, study.id, TUNED).number == 1
 
@@ -128,4 +128,4 @@ def test_a_store_may_be_used_on_both_sides_of_a_fork(url: str) -> None:
                 os._exit(status)
         _, status = os.waitpid(child, 0)
         assert status == 0
-        assert storage.reclaim(study.id) == [TUNED]
+        assert storage.release_dead_claims(study.id) == [TUNED]

@@ -88,7 +88,7 @@ def test_every_schema_is_gone_back_to_and_come_from_again_with_all_that_is_store
     with open_storage(url) as storage:
         study = create(storage)
         storage.finish_trial(study.id, complete_trial(claim(storage, study.id)))
-        storage.conclude(study.id, state=StudyState.DECIDED, decision=a_decision(), excluded=[], seconds=1)
+        storage.store_outcome(study.id, state=StudyState.DECIDED, decision=a_decision(), excluded=[], seconds=1)
         study = storage.get_study(study.id)
     for revision in REVISIONS:
         assert downgrade_storage(url, revision) == storage.place
@@ -101,7 +101,7 @@ def test_every_schema_is_gone_back_to_and_come_from_again_with_all_that_is_store
 
 def test_nothing_is_lost_on_the_way_back_unless_somebody_says_so(url: str) -> None:
     with open_storage(url) as storage:
-        storage.rule(a_ruling())
+        storage.store_approval(a_ruling())
         storage.keep_explanation(an_explanation())
         with pytest.raises(
             StorageError, match=r"schema 0002 cannot hold all data of .*: 1 approval, 1 explanation; .* --delete-data"
@@ -118,7 +118,7 @@ def test_decisions_of_further_targets_are_lost_on_the_way_back_only_if_somebody_
     with open_storage(url) as storage:
         study = create(storage)
         for decision in (a_decision(), a_decision(TUNED), last):
-            storage.conclude(study.id, state=StudyState.DECIDED, decision=decision, excluded=[], seconds=1)
+            storage.store_outcome(study.id, state=StudyState.DECIDED, decision=decision, excluded=[], seconds=1)
         with pytest.raises(
             StorageError, match=r"schema 0003 cannot hold all data of .*: 1 additional decision; .* --delete-data"
         ):
@@ -136,7 +136,7 @@ def test_decisions_of_further_targets_are_lost_on_the_way_back_only_if_somebody_
 def test_a_decision_that_does_not_say_how_its_search_ended_is_of_the_study_s_last(url: str, state: StudyState) -> None:
     with open_storage(url) as storage:
         study = create(storage)
-        storage.conclude(study.id, state=state, decision=a_decision(), excluded=[], seconds=1)
+        storage.store_outcome(study.id, state=state, decision=a_decision(), excluded=[], seconds=1)
     downgrade_storage(url, "0003")
     with open_storage(url) as again:
         assert again.get_study(study.id, a_decision().workload.target).state is state
@@ -208,7 +208,7 @@ def test_an_old_store_still_opens(dump: Path, tmp_path: Path) -> None:
         assert (study.state, study.excluded, study.seconds) == (StudyState.DECIDED, ("bf16: not allowed",), 9.0)
         assert [decision.plan for decision in storage.decisions()] == [EAGER, TUNED]
         assert study.decision == a_decision(TUNED)
-        assert storage.reclaim(older.id) == [INDUCTOR]
+        assert storage.release_dead_claims(older.id) == [INDUCTOR]
         assert claim(storage, older.id).number == 2
         since = dump.stem >= "store_v3"
         assert storage.approvals() == ([a_ruling(TUNED, Standing.PINNED)] if since else [])

@@ -163,18 +163,18 @@ def test_shapes_that_are_not_known_are_left_as_they_are() -> None:
 
 def test_a_graph_that_is_not_changed_is_told_and_code_from_a_cache_is_not_blamed() -> None:
     door = graph_pass()
-    with door.effective():
+    with door.assert_applied():
         pass  # nothing was compiled: it was found compiled
     unchanged = graph_of(torch.tanh, POINTS)
     with (
         pytest.raises(
             NoEffectError, match="structure_of_arrays changes nothing here: no graph reads rows of 2 to 8"
         ) as refused,
-        door.effective(),
+        door.assert_applied(),
     ):
         door(unchanged.graph)
     assert refused.value.part == ("transforms", "structure_of_arrays")
-    with door.effective():
+    with door.assert_applied():
         door(unchanged.graph)
         door(graph_of(distances, POINTS, OTHERS).graph)
 

@@ -642,7 +642,7 @@ class Dueling(Table):
         super().__init__()
         self.true = true
         self.caches: list[set[str]] = []
-        self.usual_s: list[tuple[float | None, float | None]] = []
+        self.expected_s: list[tuple[float | None, float | None]] = []
         self.most = 0
         self.limit_s: float | None = None
         self.known = {plan: (speedup, 10.0, GOOD) for plan, speedup in zip(PLANS, (2.0, 1.98, 1.96, 1.2), strict=True)}
@@ -655,7 +655,7 @@ class Dueling(Table):
             self.most = max(self.most, len(list(here.parent.iterdir())))
         if job.task == "duel":
             self.caches.append({path.name for path in here.iterdir()})
-            self.usual_s.append(job.usual_s)
+            self.expected_s.append(job.expected_s)
             assert "module" in job.traits
             assert self.limit_s in (None, limits.time_s / 2), "two plans compile"
         found = super().run(job, limits, on_stage)
@@ -688,7 +688,7 @@ def test_plans_that_trials_cannot_tell_apart_are_timed_beside_each_other(storage
     assert (second.rival, third.rival) == (PLANS[0], PLANS[1]), "who won meets the next"
     assert second.measurement.speedup.mid == pytest.approx(1.03)
     assert "Timed beside" in study.decision.reason
-    assert table.usual_s[0] == pytest.approx((EAGER_S / 1.98, EAGER_S / 2.0)), "as in their trials"
+    assert table.expected_s[0] == pytest.approx((EAGER_S / 1.98, EAGER_S / 2.0)), "as in their trials"
 
 
 def test_what_another_process_found_in_the_meantime_is_what_counts(storage: Storage) -> None:

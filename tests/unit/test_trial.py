@@ -433,17 +433,17 @@ def test_a_duel_is_timed_more_closely_than_a_quick_trial_and_finds_what_both_com
 
 
 @pytest.mark.parametrize(
-    ("usual_s", "times"), [((2.0, 1.0), 0), ((1.4, 0.7), 0), ((None, None), 0), ((1.0, 1.0), 2), ((2.0, 0.4), 2.5)]
+    ("expected_s", "times"), [((2.0, 1.0), 0), ((1.4, 0.7), 0), ((None, None), 0), ((1.0, 1.0), 2), ((2.0, 0.4), 2.5)]
 )
-def test_a_duel_in_which_one_side_is_held_up_tells_nothing(usual_s: tuple[float, float], times: float) -> None:
+def test_a_duel_in_which_one_side_is_held_up_tells_nothing(expected_s: tuple[float, float], times: float) -> None:
     """A plan on two cores waits for another program on one of them. Its rival on the other core does not."""
 
     class Timed:
         def run(self, asked: Job, limits: Limits, on_stage: object) -> str:
-            assert asked.usual_s == usual_s
+            assert asked.expected_s == expected_s
             return codec.to_json(Measurement((2.0,) * 9, (1.0,) * 9))
 
-    asked = replace(job("wrong"), plan=GOOD, usual_s=usual_s)
+    asked = replace(job("wrong"), plan=GOOD, expected_s=expected_s)
     found = hold_duel(Timed(), asked, BAD, Limits(60, 8 * GIB), lambda stage: None)
     if times:
         assert (found.measurement, str(found.failure)) == (

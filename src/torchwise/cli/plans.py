@@ -172,7 +172,7 @@ def withdraw(study: Study, plan: PlanArgument = None, store: Store = None) -> No
         chosen = find_plan(plan, found, [approval.plan for approval in approvals])
         approval = next((one for one in approvals if one.plan == chosen), None)
         if approval is not None:
-            storage.withdraw(approval.target, approval.mode, approval.hardware, chosen.id)
+            storage.withdraw_approval(approval.target, approval.mode, approval.hardware, chosen.id)
     if approval is None:
         typer.echo(f"{chosen} ({chosen.id}) has no approval: torchwise plans approvals lists those that exist.")
         return
@@ -260,7 +260,7 @@ def _approve(standing: str, study: str, plan: str | None, reason: str, by: str |
     by = _login() if by is None else by
     approval = make_approval(found, find_plan(plan, found), Standing(standing), by=by, reason=reason)
     with open_storage(store, existing=True) as storage:
-        storage.rule(approval)
+        storage.store_approval(approval)
     scope = _scope(approval.target, approval.mode, approval.hardware)
     typer.echo(f"{standing.capitalize()}: {approval.plan} ({approval.plan.id}) for {scope}.")
 

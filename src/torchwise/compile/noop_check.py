@@ -9,7 +9,7 @@ from torchwise.errors import NoEffectError
 
 
 @contextlib.contextmanager
-def effective(part: tuple[str, str], changed: Callable[[], int], reasons: list[str]) -> Iterator[None]:
+def assert_transform_applied(part: tuple[str, str], changed: Callable[[], int], reasons: list[str]) -> Iterator[None]:
     """Check on a first call that a part of the plan had an effect.
 
     Args:

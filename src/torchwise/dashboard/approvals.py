@@ -57,9 +57,9 @@ def _store(study: Study, plan: Plan, standing: str | None, by: str, reason: str)
     storage, workload = stored.storage(), study.workload
     try:
         if standing == AUTOMATIC:
-            storage.withdraw(workload.target, workload.mode, study.environment.hardware, plan.id)
+            storage.withdraw_approval(workload.target, workload.mode, study.environment.hardware, plan.id)
         else:
-            storage.rule(make_approval(study, plan, Standing(standing), by=by, reason=reason))
+            storage.store_approval(make_approval(study, plan, Standing(standing), by=by, reason=reason))
     except TorchwiseError as error:
         st.text(f"torchwise: {error}")
         return

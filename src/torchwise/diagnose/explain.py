@@ -50,7 +50,7 @@ class Inquiry(DerivedJob):
     @property
     def task(self) -> str:
         """The function that the worker runs."""
-        return "torchwise.diagnose.explain_worker:examine"
+        return "torchwise.diagnose.explain_worker:explain_target"
 
 
 def explain(

@@ -55,7 +55,7 @@ class _Compiled:
     artifacts: tuple[Artifact, ...]
 
 
-def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
+def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
     """Explain one run.
 
     Raises:

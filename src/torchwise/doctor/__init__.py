@@ -6,6 +6,6 @@ here imports torch or uses a GPU. A child process does, so that the doctor works
 
 from torchwise.doctor.diagnosis import diagnose, judge
 from torchwise.doctor.finding import Finding, Status
-from torchwise.doctor.system_info import Facts, gather
+from torchwise.doctor.system_info import SystemInfo, gather
 
-__all__ = ["Facts", "Finding", "Status", "diagnose", "gather", "judge"]
+__all__ = ["Finding", "Status", "SystemInfo", "diagnose", "gather", "judge"]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 from torchwise.doctor.checks import compiler, cpu, gpu, known_issues, python, storage, torch, variables
 from torchwise.doctor.finding import Finding, warn
-from torchwise.doctor.system_info import Facts, gather
+from torchwise.doctor.system_info import SystemInfo, gather
 
-Check = Callable[[Facts], Iterable[Finding]]
+Check = Callable[[SystemInfo], Iterable[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     python.check,
@@ -31,7 +31,7 @@ def diagnose() -> list[Finding]:
     return judge(gather())
 
 
-def judge(facts: Facts) -> list[Finding]:
+def judge(facts: SystemInfo) -> list[Finding]:
     """Apply every check to the facts."""
     findings: list[Finding] = []
     for check in CHECKS:

@@ -23,7 +23,7 @@ PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SystemInfo:
     """The input of all checks.
 
     The defaults describe a healthy machine with two CPUs and no GPU.
@@ -69,14 +69,14 @@ class Facts:
     shared: Folder | None = None
 
 
-def gather() -> Facts:
+def gather() -> SystemInfo:
     """Inspect this machine.
 
     The load is read before the compilers run, and the GPU before the probe uses it.
     """
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     load, gpu = _load(), _gpu()
-    return Facts(
+    return SystemInfo(
         python=sys.version_info[:3],
         headers=(str(headers), headers.is_file()),
         torch=environment.torch_version(),

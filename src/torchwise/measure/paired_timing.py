@@ -85,7 +85,7 @@ def measure_pair(
     precision: Precision,
     *,
     prune_below: float | None = None,
-    usual_s: tuple[float | None, float | None] = (None, None),
+    expected_s: tuple[float | None, float | None] = (None, None),
 ) -> Measurement:
     """Time `candidate` and `baseline` in alternation, both warm and verified already.
 
@@ -95,7 +95,7 @@ def measure_pair(
         clock: for the device, and for latency or throughput.
         precision: when to stop.
         prune_below: stop as soon as the speed-up's interval lies wholly below this.
-        usual_s: seconds per call of the candidate and of the baseline at another time, or None if unknown.
+        expected_s: seconds per call of the candidate and of the baseline at another time, or None if unknown.
 
     Returns:
         Raw samples, with the caveats of the measurement in `notes`. If one side took far longer than usual, or the
@@ -103,25 +103,25 @@ def measure_pair(
     """
     with device_lock.alone():
         found, made = _measure_pair(candidate, baseline, clock, precision, prune_below), 1
-        first = why = _disturbance(found, usual_s)
+        first = why = _disturbance(found, expected_s)
         until = time.perf_counter() + precision.budget_s  # as long again, and no longer
         while why and made <= AGAIN and time.perf_counter() < until:
             time.sleep(PAUSE_S)
             again = _measure_pair(candidate, baseline, clock, precision, prune_below)
-            found, made = min(found, again, key=partial(_unrest, usual_s=usual_s)), made + 1
-            why = _disturbance(found, usual_s)
+            found, made = min(found, again, key=partial(_unrest, expected_s=expected_s)), made + 1
+            why = _disturbance(found, expected_s)
     notes = [f"measured {made} times, as at first {first}"] if made > 1 else []
     return replace(found, notes=(*found.notes, *notes, *([why] if why else [])))
 
 
-def _unrest(found: Measurement, usual_s: tuple[float | None, float | None]) -> tuple[float, float]:
-    return max(found.times_as_long(usual_s), INTERFERENCE_FACTOR), found.speedup.half_width
+def _unrest(found: Measurement, expected_s: tuple[float | None, float | None]) -> tuple[float, float]:
+    return max(found.times_as_long(expected_s), INTERFERENCE_FACTOR), found.speedup.half_width
 
 
-def _disturbance(found: Measurement, usual_s: tuple[float | None, float | None]) -> str:
+def _disturbance(found: Measurement, expected_s: tuple[float | None, float | None]) -> str:
     """Describe a disturbance of a measurement that makes another one worthwhile, or return "" if there was none."""
-    if (times := found.times_as_long(usual_s)) > INTERFERENCE_FACTOR:
-        which = "eager" if usual_s[0] is None else "one of the two"
+    if (times := found.times_as_long(expected_s)) > INTERFERENCE_FACTOR:
+        which = "eager" if expected_s[0] is None else "one of the two"
         return f"{which} took {times:.1f} times as long as when it was looked at: something held it up"
     return "" if found.pruned or found.speedup.is_usable else "the times were too far apart to tell a ratio"
 

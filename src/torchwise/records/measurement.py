@@ -119,14 +119,14 @@ class Measurement:
         """Seconds per call of eager."""
         return median_interval(self.baseline_s)
 
-    def times_as_long(self, usual_s: tuple[float | None, float | None]) -> float:
+    def times_as_long(self, expected_s: tuple[float | None, float | None]) -> float:
         """Return the larger of both sides' ratios of seconds per call to their usual seconds per call.
 
         Args:
-            usual_s: of the candidate and of the baseline, at another time, or None if unknown.
+            expected_s: of the candidate and of the baseline, at another time, or None if unknown.
         """
         taken = self.candidate_time.mid, self.baseline_time.mid
-        return max((now / usual for now, usual in zip(taken, usual_s, strict=True) if usual), default=1.0)
+        return max((now / usual for now, usual in zip(taken, expected_s, strict=True) if usual), default=1.0)
 
     @property
     def is_contended(self) -> bool:

@@ -13,7 +13,7 @@ from torch import is_autocast_enabled, is_grad_enabled
 
 from torchwise.alerts import alert
 from torchwise.compile import Backend, CompiledPlan, Signature, compile_plan, signature_of
-from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, hold
+from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, forbid_compile
 from torchwise.compile.cuda_graphs.recorded_graph import collect_garbage
 from torchwise.compile.guards.varying_values import ChangedModelError, VaryingValue
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
@@ -70,7 +70,7 @@ class Dispatcher:
 
     Attributes:
         is_frozen: whether nothing more may be compiled and captured.
-        stays: whether the original answers every call as the decision is to stay with eager, and that was logged.
+        is_eager_only: whether the original answers every call, as a decision for eager says, and that was logged.
 
     Raises:
         InputError: `canary` is no number of calls, or the plan is one for training, whose gradients no comparison sees.
@@ -95,7 +95,7 @@ class Dispatcher:
         self.is_frozen = False
         self._refusal = refusal if refusal or not decision.plan.is_eager else EAGER_DECISION
         self._said_refusal: Fallback | None = None  # the refusal that calls were counted and logged for
-        self.stays = False
+        self.is_eager_only = False
         self._calls: dict[Signature, Callable[..., Any]] = {}
         self._last: Known | None = None  # for the last signature that a plan answered at length
         self._compiled: CompiledPlan | None = None
@@ -124,7 +124,7 @@ class Dispatcher:
         """Answer as the original does. `benchmarks/dispatch.py` measures the time that this adds to the plan's own."""
         refusal = self._refusal
         if refusal is not None:
-            if self.stays:
+            if self.is_eager_only:
                 self.statistics.stayed += 1
                 return self.original(*args, **kwargs)
             if refusal is not self._said_refusal:
@@ -216,7 +216,7 @@ class Dispatcher:
         return call if self._canary is None else self._canary.wrap(call)
 
     def _apply_freeze(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        return hold(call) if self.is_frozen else call
+        return forbid_compile(call) if self.is_frozen else call
 
     def _waits(self, key: Signature) -> Fallback | None:
         """Return why the plan is left alone for now on such calls, or None if it may answer this one."""
@@ -279,7 +279,7 @@ class Dispatcher:
 
     def _disable_plan(self, error: RecompileLimitError) -> None:
         """Have the original answer from the next call on. The present call still runs the compiled plan."""
-        self._refusal, self.stays = self._say_limit(error), False
+        self._refusal, self.is_eager_only = self._say_limit(error), False
         self._calls.clear()
         self._last = self._compiled = None
 
@@ -325,7 +325,7 @@ class Dispatcher:
         Raises:
             UnsupportedError: this torch does not say when it compiles.
         """
-        hold(self.original)  # which raises
+        forbid_compile(self.original)  # which raises
         self._set_frozen(True)
         self.statistics.freeze()
 
@@ -343,7 +343,7 @@ class Dispatcher:
 
     def close(self, fallback: Fallback = CLOSED) -> None:
         """Disable the plan and free its memory. The original answers from now on, with this reason."""
-        self._refusal, self.stays = fallback, False
+        self._refusal, self.is_eager_only = fallback, False
         self._forget()
 
     def _forget(self) -> None:
@@ -376,7 +376,7 @@ class Dispatcher:
 
     def _original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Another thread may have closed it.
-        self.stays = fallback.reason is FallbackReason.EAGER_DECISION and fallback is self._refusal
+        self.is_eager_only = fallback.reason is FallbackReason.EAGER_DECISION and fallback is self._refusal
         self._fallbacks.count(fallback, self.statistics)
         return self.original(*args, **kwargs)
 

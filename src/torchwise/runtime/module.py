@@ -98,7 +98,7 @@ class OptimizedModule(torch.nn.Module):
             finally:
                 _entered.wrappers.pop()
         dispatcher = own["_torchwise"]
-        if dispatcher.stays:  # which it would see itself, a Python call later
+        if dispatcher.is_eager_only:  # which it would see itself, a Python call later
             dispatcher.statistics.stayed += 1
             original = dispatcher.original
             if DOES_NO_MORE and type(original).__call__ is BY_TORCH and original._compiled_call_impl is None:
@@ -222,7 +222,7 @@ class OptimizedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
         dispatcher = self._dispatcher
-        if dispatcher.stays:  # as a module's
+        if dispatcher.is_eager_only:  # as a module's
             dispatcher.statistics.stayed += 1
             return dispatcher.original(*args, **kwargs)
         return dispatcher(*args, **kwargs)

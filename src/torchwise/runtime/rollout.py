@@ -11,9 +11,15 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.cuda_graphs.capture_errors import synchronisations, synchronises
+from torchwise.compile.cuda_graphs.capture_errors import make_wait_error, record_waits
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.graph_key import Situation, is_on_gpu, settings_now, situation_of, steps_aside
+from torchwise.compile.cuda_graphs.graph_key import (
+    GraphKey,
+    graph_key_of,
+    is_on_gpu,
+    is_unavailable,
+    make_settings_check,
+)
 from torchwise.compile.cuda_graphs.loop_graph import MAX_ITERATIONS, CapturedLoop, iterations
 from torchwise.compile.cuda_graphs.python_state import find_difference, read_python_state
 from torchwise.compile.guards.code_guard import CodeGuard
@@ -74,9 +80,9 @@ class Rollout:
         self._watch = ModuleGuard(owner if isinstance(owner, torch.nn.Module) else None)
         self._code = CodeGuard(step)
         self._standing = self._plans()
-        self._loops: dict[Situation, tuple[CapturedLoop, Callable[[], bool]]] = {}
-        self._warm: dict[Situation, list[float]] = {}  # host seconds of the steps run as written
-        self._refused: dict[Situation, str] = {}
+        self._loops: dict[GraphKey, tuple[CapturedLoop, Callable[[], bool]]] = {}
+        self._warm: dict[GraphKey, list[float]] = {}  # host seconds of the steps run as written
+        self._refused: dict[GraphKey, str] = {}
         self._logged: set[str] = set()
         self._pool: Any = None
         self._side = RecordingStream()
@@ -110,13 +116,13 @@ class Rollout:
 
     def _run_on_gpu(self, progress: LoopProgress) -> None:
         """Go as far as graphs go. A rollout inside another one, or in another thread meanwhile, runs as written."""
-        if steps_aside() or not self._lock.acquire(blocking=False):
+        if is_unavailable() or not self._lock.acquire(blocking=False):
             return
         try:
             self.reason = None
             if self._plans() != self._standing:
                 self._forget()
-            key = situation_of((progress.state,), {})
+            key = graph_key_of((progress.state,), {})
             if torch.is_grad_enabled() or find_tied_tensors(
                 progress.state
             ):  # as in `(u, u)`, which part with the first step
@@ -140,7 +146,7 @@ class Rollout:
         """Return the plans by which applied models answer, held so that no graph outlives their memory."""
         return [*self._watch.versions(), *(d.active_plan for d in self._applied)] if self._applied else []
 
-    def _replay_or_record(self, key: Situation, progress: LoopProgress) -> None:
+    def _replay_or_record(self, key: GraphKey, progress: LoopProgress) -> None:
         if self._watch.has_changed() or self._code.find_replaced():
             self._forget()
         if key in self._refused:
@@ -152,7 +158,7 @@ class Rollout:
             to_go = progress.steps - progress.done
             if len(self._warm[key]) < WARM_UP_STEPS or to_go < (MIN_STEPS if self._once else 1):
                 return
-            found = self._loops[key] = self._record(min(self._warm[key]), progress), settings_now()
+            found = self._loops[key] = self._record(min(self._warm[key]), progress), make_settings_check()
         self._replay(found[0], progress)
 
     def _forget(self) -> None:
@@ -169,11 +175,11 @@ class Rollout:
         while len(took) < WARM_UP_STEPS and progress.done < progress.steps:
             before = read_python_state(self._step)
             start = time.perf_counter()
-            with synchronisations() as places:
+            with record_waits() as places:
                 progress.advance(self._step)
             took.append(time.perf_counter() - start)
             if len(took) == WARM_UP_STEPS and places:
-                raise synchronises(places, "the step")
+                raise make_wait_error(places, "the step")
             if progress.varies:
                 raise UnsupportedError("a number in the state changes from step to step: make it a tensor on CUDA")
             if len(took) == WARM_UP_STEPS and (name := find_difference(before, read_python_state(self._step))):

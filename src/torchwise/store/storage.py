@@ -95,8 +95,8 @@ class Storage:
         """Return the study under `key`, created from `study` if there is none yet.
 
         If several processes call this at the same time, one creates the study, and all get the same one. The id, the
-        trials and the decision of `study` are ignored. The store assigns the id. `finish_trial` and `conclude` add the
-        rest.
+        trials and the decision of `study` are ignored. The store assigns the id. `finish_trial` and `store_outcome` add
+        the rest.
         """
         try:
             study_id = self._database.write(lambda c: studies.find_or_add(c, key, study))
@@ -194,7 +194,7 @@ class Storage:
         """
         self._database.write(lambda c: claims.release(c, study_id, number))
 
-    def reclaim(self, study_id: int) -> list[Plan]:
+    def release_dead_claims(self, study_id: int) -> list[Plan]:
         """Release the claims of dead owners, and return their plans, so that they are tried again.
 
         An owner on this host is dead if its process is gone. An owner on another host is dead if its last heartbeat is
@@ -210,7 +210,7 @@ class Storage:
         with contextlib.suppress(UnreachableError):
             self._database.write(lambda c: claims.touch(c, owner), patient=False)
 
-    def conclude(
+    def store_outcome(
         self,
         study_id: int,
         *,
@@ -240,7 +240,7 @@ class Storage:
         """Delete a study with its trials and its decisions. Its id is never given to another."""
         self._database.write(lambda c: studies.remove(c, study_id))
 
-    def rule(self, approval: Approval) -> None:
+    def store_approval(self, approval: Approval) -> None:
         """Store an approval of a plan, and replace an earlier one.
 
         A target has at most one pin for a mode and a kind of hardware. With a new pin, the older one becomes approved.
@@ -248,7 +248,7 @@ class Storage:
         """
         self._database.write(lambda c: approvals.put(c, approval))
 
-    def withdraw(self, target: str, mode: str, hardware: str, plan_id: str) -> bool:
+    def withdraw_approval(self, target: str, mode: str, hardware: str, plan_id: str) -> bool:
         """Delete the approval of a plan, and return whether there was one."""
         return self._database.write(lambda c: approvals.remove(c, target, mode, hardware, plan_id))
 

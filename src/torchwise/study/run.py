@@ -156,7 +156,7 @@ class _Loop:
         try:
             with keep_heartbeat(self._storage, self._owner):
                 while self._spent.seconds < self._end_s:
-                    self._storage.reclaim(self._id)
+                    self._storage.release_dead_claims(self._id)
                     proposal = self._sampler.ask(self._history())
                     if proposal is not None:
                         self._try(proposal)
@@ -292,7 +292,7 @@ class _Loop:
         self._listener.start_comparison(challenger.plan, leader.plan)
         job = _job(self._request, "duel")
         usual = _seconds_per_call(challenger), _seconds_per_call(leader)
-        job = replace(job, plan=challenger.plan, traits=self._traits(history), usual_s=usual)
+        job = replace(job, plan=challenger.plan, traits=self._traits(history), expected_s=usual)
         limits = Limits.from_free_memory(2 * self._limit_s(history))  # two plans compile
         caches = self._caches.list_folders(challenger.plan, leader.plan)
         duel = hold_duel(self._launcher, job, leader.plan, limits, self._spent.stage, caches)
@@ -325,7 +325,7 @@ class _Loop:
             excluded.append(f"whatever else: the budget of {self._request.search_s:.0f} s is spent")
         if self._request.cold and decision is not None:
             excluded += self._explain_untimed_cold(decision.plan, history)
-        self._storage.conclude(
+        self._storage.store_outcome(
             self._id,
             state=state,
             decision=decision,

@@ -78,7 +78,7 @@ def duel(job: Job, stage: Callable[[str], None]) -> Measurement:
         stage(WorkerStage.COMPILE)
         sides = [calls_of(harness, plan) for plan in (job.plan, job.rival)]
         stage(WorkerStage.MEASURE)
-        return harness.measure(*sides, usual_s=job.usual_s)
+        return harness.measure(*sides, expected_s=job.expected_s)
 
 
 def calls_of(harness: Harness, plan: Plan) -> Calls:
@@ -233,7 +233,7 @@ class _CandidateTrial:
         job, eager = self._job, self.harness.eager
         # If threads wait for cores, eager's time varies widely: no time is its usual one.
         usual = None if Trait.CONTENDED_CORES in job.traits else job.baseline_s
-        found = self.harness.measure(self.candidate, eager, prune_below=job.prune_below, usual_s=(None, usual))
+        found = self.harness.measure(self.candidate, eager, prune_below=job.prune_below, expected_s=(None, usual))
         return replace(found, busy_s=profile_of(self.candidate[0], self.harness.device).busy_s)
 
 

@@ -122,7 +122,7 @@ class Harness:
         baseline: Calls,
         *,
         prune_below: float | None = None,
-        usual_s: tuple[float | None, float | None] = (None, None),
+        expected_s: tuple[float | None, float | None] = (None, None),
         block_s: float = MIN_ROUND_S,
         evict: Callable[[], None] | None = None,
     ) -> Measurement:
@@ -133,7 +133,7 @@ class Harness:
         rounds = STOPPING_ROUNDS if is_unsteady else MIN_ROUNDS
         precision = Precision(effort.half_width, effort.measure_s, block_s, rounds)
         clock = replace(self._clock, evict=evict)
-        return measure_pair(*sides, clock, precision, prune_below=prune_below, usual_s=usual_s)
+        return measure_pair(*sides, clock, precision, prune_below=prune_below, expected_s=expected_s)
 
     def with_cold(self, found: Measurement, candidate: Calls, baseline: Calls) -> Measurement:
         """Return a measurement of two sides with their times from cold processor caches, measured now.

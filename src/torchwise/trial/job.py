@@ -118,7 +118,7 @@ class Job:
         structure_details: the parts of the structure, packed, or "" for none.
         environment: variables of this process to set in the worker, as the worker's server may be older than they.
         rival: the other plan of a duel.
-        usual_s: in a duel, seconds per call of the plan and of its rival in their trials.
+        expected_s: in a duel, seconds per call of the plan and of its rival in their trials.
         cold: whether a "warm" start, or a contest, times with cold processor caches as well.
     """
 
@@ -136,7 +136,7 @@ class Job:
     structure_details: str = ""
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     rival: Plan | None = None
-    usual_s: tuple[float | None, float | None] = (None, None)
+    expected_s: tuple[float | None, float | None] = (None, None)
     cold: bool = False
 
     def identity_of(self, workload: str) -> str:

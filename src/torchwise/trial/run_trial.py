@@ -98,7 +98,7 @@ def hold_duel(
         return Duel(rival, failure=answer, seconds=spent.seconds)
     found = codec.from_json(answer, Measurement)
     if (
-        times := found.times_as_long(job.usual_s)
+        times := found.times_as_long(job.expected_s)
     ) > INTERFERENCE_FACTOR:  # another program may slow down one of them and not both
         reason = f"one of the plans took {times:.1f} times as long as in its trial"
         return Duel(rival, failure=Failure(FailureKind.INTERFERED, WorkerStage.MEASURE, reason), seconds=spent.seconds)

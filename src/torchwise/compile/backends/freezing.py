@@ -49,7 +49,7 @@ class Freezing:
         self._compiled.clear()
 
     @contextlib.contextmanager
-    def effective(self) -> Iterator[None]:
+    def assert_applied(self) -> Iterator[None]:
         """Refuse the plan on exit if the compiled code froze a weight that is not checked for changes."""
         yield
         if self._unguarded:

@@ -51,8 +51,8 @@ def _compile_call(call: Callable[..., Any], plan: Plan, alone: Callable[[], Comp
     used = distinct or backend or torch._TorchCompileInductorWrapper("default", options, None)
     settings = functools.partial(while_compiling, plan)
     steady, callback = compile_with(call, used, bypass, settings, is_dynamic=plan.shapes == "dynamic")
-    effective = [used for used in (backend, distinct) if hasattr(used, "effective")]
-    compiled = Compiled(steady, callback, bypass, plan, effective, alone)
+    checked = [used for used in (backend, distinct) if hasattr(used, "assert_applied")]
+    compiled = Compiled(steady, callback, bypass, plan, checked, alone)
     if isinstance(distinct, Freezing):
         weakref.finalize(compiled, distinct.release).atexit = False
     return compiled
@@ -172,9 +172,9 @@ class Compiled:
     def _compile_and_call(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owned = _outputs_owned if self._plan.mode in CUDA_GRAPH_MODES else lambda call: call
         before = self._bypass.prepare_bypass(args, kwargs)
-        with contextlib.ExitStack() as effective:
+        with contextlib.ExitStack() as checks:
             for changing in self._transforms:
-                effective.enter_context(changing.effective())
+                checks.enter_context(changing.assert_applied())
             self._callback.expected = threading.get_ident()
             try:
                 result = owned(self._steady)(*args, **kwargs)

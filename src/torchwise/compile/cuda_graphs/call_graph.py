@@ -12,7 +12,7 @@ import torch
 from torchwise.compile.cuda_graphs.capture_errors import capture_error, is_of_capture
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_in_frozen_call
-from torchwise.compile.cuda_graphs.graph_key import Situation, settings_now, situation_of
+from torchwise.compile.cuda_graphs.graph_key import GraphKey, graph_key_of, make_settings_check
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.in_place_replay import InPlaceReplays, Recorded, Replays
 from torchwise.compile.cuda_graphs.module_buffers import kept_buffers
@@ -89,7 +89,7 @@ class CapturedCall:
         self._call = call
         self._module = module
         self._borrow = borrow
-        self._graphs: dict[Situation, InPlaceReplays] = {}
+        self._graphs: dict[GraphKey, InPlaceReplays] = {}
         self._pool: Any = None
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
@@ -102,18 +102,18 @@ class CapturedCall:
         self._recompiles = recompiles
         self._guard = ModuleGuard(module, reads or (lambda: None))
         self._writes_state = False
-        self._host: dict[Situation, HostValues] = {}
+        self._host: dict[GraphKey, HostValues] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as `call` does, by replay."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in pytree.tensors((args, kwargs))):
             raise UnsupportedError("an input requires gradients, but a captured call computes none")
-        key = situation_of(args, kwargs)
+        key = graph_key_of(args, kwargs)
         return self._answer(key, self._graphs.get(key), args, kwargs)
 
     def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a faster callable for calls of this signature, valid while gradients and autocast are disabled."""
-        key: Situation = (signature_of(args, dict(kwargs)), None, False)
+        key: GraphKey = (signature_of(args, dict(kwargs)), None, False)
         replays = self._graphs.get(key)
 
         def replay(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ class CapturedCall:
             self._drop()
 
     def _answer(
-        self, key: Situation, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, key: GraphKey, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Replay first, and check for changes of the module while the GPU works.
 
@@ -148,7 +148,7 @@ class CapturedCall:
                 self._holder = None
 
     def _answer_locked(
-        self, key: Situation, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, key: GraphKey, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         if self._raw_stream(self._device) != self._last_raw:
             self._wait_for_last_stream()
@@ -159,7 +159,7 @@ class CapturedCall:
             return result
         return self._check_and_replay(key, args, kwargs)
 
-    def _check_and_replay(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _check_and_replay(self, key: GraphKey, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         replays = self._graphs.get(key)
         if is_in_frozen_call() and (replays is None or not replays.settled() or self._guard.has_changed()):
             raise FrozenError("the plan is frozen, but this call needs a new capture")  # a change may be undone later
@@ -174,9 +174,9 @@ class CapturedCall:
             return self._call(*args, **kwargs)  # inputs may share memory, and a graph has copies of each
         return replays(args, kwargs, self._capture_in_place)
 
-    def _capture(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InPlaceReplays:
+    def _capture(self, key: GraphKey, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InPlaceReplays:
         versions: list[int | None] = []
-        settings, hosts = settings_now(), self._host
+        settings, hosts = make_settings_check(), self._host
         hosts.pop(key, None)
         if not self._graphs:  # a pool without graphs takes no new ones while borrowed outputs lie in it
             self._pool = torch.cuda.graph_pool_handle()
@@ -212,7 +212,7 @@ class CapturedCall:
 
     def _replays(
         self,
-        key: Situation,
+        key: GraphKey,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         settled: Callable[[], bool],
@@ -226,7 +226,7 @@ class CapturedCall:
 
         return Replays(self._record_with_fallback(key, graph), settled, flat_places(args, kwargs), borrow=self._borrow)
 
-    def _record_with_fallback(self, key: Situation, record: Callable[[HostValues | None], T]) -> T:
+    def _record_with_fallback(self, key: GraphKey, record: Callable[[HostValues | None], T]) -> T:
         """Record the call unchanged, or, if that fails, with the values that it copies from the CPU.
 
         Raises:
@@ -249,7 +249,7 @@ class CapturedCall:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None
     ) -> Recorded:
         """Record again, for calls with inputs and outputs at exactly these addresses."""
-        host = self._host.get(situation_of(args, kwargs))
+        host = self._host.get(graph_key_of(args, kwargs))
         call = self._call if host is None else host.wrap(self._call)
         with self._recording_state():
             return record_in_place(call, args, kwargs, wanted, pool=self._pool, stream=self._recording_stream)

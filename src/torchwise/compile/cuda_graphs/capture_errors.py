@@ -1,6 +1,6 @@
 """Name the obstacles to a capture, each with the line of the user's code that causes it.
 
-Before recording, `synchronisations` observes a call that runs as usual. PyTorch's debug mode for synchronizing
+Before recording, `record_waits` observes a call that runs as usual. PyTorch's debug mode for synchronizing
 operations reports them, and the call completes. The mode covers neither `torch.cuda.synchronize` nor the namespaces
 `torch.distributed` and `torch.sparse`, as its documentation says. Operations that it misses fail while recording, and
 `capture_error` explains that failure.
@@ -76,7 +76,7 @@ def place_of(error: BaseException) -> str | None:
 
 
 @contextlib.contextmanager
-def synchronisations() -> Iterator[list[str]]:
+def record_waits() -> Iterator[list[str]]:
     """List the lines at which the code within waits for the GPU. The code still runs to its end.
 
     Other threads are not listed. While another thread is observed, this one is not.
@@ -114,7 +114,7 @@ def _reported_to(lines: list[str]) -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-def synchronises(lines: list[str], what: str = "the call") -> UnsupportedError:
+def make_wait_error(lines: list[str], what: str = "the call") -> UnsupportedError:
     """Return an error that says that the observed call waits for the GPU, and at which line."""
     reason = _REASONS[0 if "grad_scaler" in lines[0] else 1][1]
     return UnsupportedError(f"{what} cannot be captured, because of {lines[0]}: {reason}")

@@ -43,7 +43,7 @@ _captures = 0
 """CUDA graphs that were recorded in this process: by Torchwise, and since a first freeze by PyTorch's own modes."""
 
 
-def hold(call: Callable[..., Any]) -> Callable[..., Any]:
+def forbid_compile(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return `call` for a frozen plan: it compiles and captures nothing.
 
     Raises:

@@ -15,23 +15,23 @@ from torchwise.compile.signature import Signature, signature_of
 DEVICE = "cuda"
 """The device of graphs."""
 
-Situation = tuple[Signature, torch.dtype | None, bool]
+GraphKey = tuple[Signature, torch.dtype | None, bool]
 """The signature of the inputs, the dtype of autocast if it is enabled, and whether gradients are enabled."""
 
 
-def situation_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Situation:
+def graph_key_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphKey:
     """Return the key that selects among graphs."""
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     return signature_of(args, dict(kwargs)), autocast, torch.is_grad_enabled()
 
 
-def settings_now() -> Callable[[], bool]:
+def make_settings_check() -> Callable[[], bool]:
     """Return a function that checks whether PyTorch's settings (TF32, determinism, default dtype) are unchanged."""
     check: Callable[[], bool] = GlobalStateGuard().check
     return check
 
 
-def steps_aside() -> bool:
+def is_unavailable() -> bool:
     """Whether no graph may answer now: a graph is being recorded, or a function transform (vmap, jvp) is active."""
     if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
         return True

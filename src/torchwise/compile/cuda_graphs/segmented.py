@@ -25,7 +25,7 @@ import torch
 
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
-from torchwise.compile.cuda_graphs.graph_key import Situation
+from torchwise.compile.cuda_graphs.graph_key import GraphKey
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.module_buffers import KeptBuffer, buffers_of
 from torchwise.compile.cuda_graphs.recorded_graph import copy_each, copy_outputs, static_inputs, tensors_of, warm_up
@@ -186,7 +186,7 @@ class SegmentedCall(CapturedCall):
 
     def _replays(
         self,
-        key: Situation,
+        key: GraphKey,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         settled: Callable[[], bool],

@@ -16,7 +16,13 @@ import torch
 
 from torchwise.compile.cuda_graphs.capture_errors import capture_error
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.graph_key import Situation, is_on_gpu, settings_now, situation_of, steps_aside
+from torchwise.compile.cuda_graphs.graph_key import (
+    GraphKey,
+    graph_key_of,
+    is_on_gpu,
+    is_unavailable,
+    make_settings_check,
+)
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, overlap, record, tensors_of
 from torchwise.compile.cuda_graphs.step_recording import Grads, StepRecording, detach_tensors
 from torchwise.compile.cuda_graphs.training_state import StateChange, TrainingState
@@ -96,8 +102,8 @@ class CapturedStep:
         self._recompiles = recompiles
         self._state = TrainingState(modules, optimizers, scalers)
         self._code = CodeGuard(step, *modules)
-        self._graphs: dict[Situation, RecordedStep] = {}
-        self._seen_keys: set[Situation] = set()
+        self._graphs: dict[GraphKey, RecordedStep] = {}
+        self._seen_keys: set[GraphKey] = set()
         self._warned: set[str] = set()
         self._refusal: str | None = None
         self._lock = threading.RLock()
@@ -113,12 +119,12 @@ class CapturedStep:
                 self._inside
                 or torch.is_inference_mode_enabled()
                 or not self._has_gpu_tensors(args, kwargs)
-                or steps_aside()
+                or is_unavailable()
             ):
                 return self._call_eager(args, kwargs)
             self._inside = True
             try:
-                return self._answer(situation_of(args, kwargs), args, kwargs)
+                return self._answer(graph_key_of(args, kwargs), args, kwargs)
             finally:
                 self._inside = False
 
@@ -128,7 +134,7 @@ class CapturedStep:
             self._graphs.clear()
             self._seen_keys.clear()
 
-    def _answer(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _answer(self, key: GraphKey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._refusal is not None:
             raise UnsupportedError(self._refusal)
         if change := self._state.find_change() or self._find_replaced_code():
@@ -148,7 +154,7 @@ class CapturedStep:
             return self._call_eager(args, kwargs)  # inputs may share memory, and a graph has copies of each
         return self._replay(recorded, args, kwargs)
 
-    def _first(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first(self, key: GraphKey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a step in eager, and accept its lazily initialized state. Start over if there was any."""
         self._state.check()
         before = self._state.settings()
@@ -237,4 +243,4 @@ class CapturedStep:
             self._warn_once(
                 f"{attempt.kept} changes in Python from step to step, but a replay runs no Python: it stays"
             )
-        return RecordedStep(graph, attempt.entry, [p.grad for p in attempt.parameters], settings_now())
+        return RecordedStep(graph, attempt.entry, [p.grad for p in attempt.parameters], make_settings_check())

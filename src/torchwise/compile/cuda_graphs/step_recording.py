@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.cuda_graphs.capture_errors import synchronisations, synchronises
+from torchwise.compile.cuda_graphs.capture_errors import make_wait_error, record_waits
 from torchwise.compile.cuda_graphs.python_state import find_difference, read_python_state
 from torchwise.compile.cuda_graphs.training_state import TrainingState
 from torchwise.errors import UnsupportedError
@@ -47,7 +47,7 @@ class StepRecording:
             if self._recording:
                 return detach_tensors(self._step(*args, **kwargs))
             before = read_python_state(self._step)
-            with synchronisations() as self._waits:
+            with record_waits() as self._waits:
                 answer = detach_tensors(self._step(*args, **kwargs))
             self.kept = find_difference(before, read_python_state(self._step))
         finally:
@@ -64,7 +64,7 @@ class StepRecording:
         reason = self._state.find_change()
         self.restore()
         if self._waits:
-            raise synchronises(self._waits, "the training step")
+            raise make_wait_error(self._waits, "the training step")
         if reason:
             raise UnsupportedError(f"the training step changes its own state, as {reason}: do that outside of it")
         first, second = self._left

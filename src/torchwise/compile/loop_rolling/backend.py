@@ -11,7 +11,7 @@ import torch
 
 from torchwise.compile.loop_rolling import private, repeated_subgraphs, split
 from torchwise.compile.loop_rolling.graph_index import GraphIndex
-from torchwise.compile.noop_check import effective
+from torchwise.compile.noop_check import assert_transform_applied
 from torchwise.errors import UnsupportedError
 
 LONG = 500
@@ -57,10 +57,10 @@ class LoopRolling:
         return compiled
 
     @contextlib.contextmanager
-    def effective(self) -> Iterator[None]:
-        """Watch a first call, and the reasons of the inner backend (see `effect.effective`)."""
-        inner = getattr(self._inner, "effective", contextlib.nullcontext)
-        with effective(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
+    def assert_applied(self) -> Iterator[None]:
+        """Watch a first call, and the reasons of the inner backend (see `noop_check.assert_transform_applied`)."""
+        inner = getattr(self._inner, "assert_applied", contextlib.nullcontext)
+        with assert_transform_applied(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
             yield
 
 

@@ -75,7 +75,7 @@ def isolate(call: Callable[..., Any]) -> tuple[torch.nn.Module, Callable[[Callab
         for name, child in parent._modules.items():
             if isinstance(child, torch.nn.RNNBase):  # one that hangs in two places stays one
                 parent._modules[name] = isolated.setdefault(id(child), IsolatedRNN(child, lambda: called.add(True)))
-    return model, lambda inner: _effective(inner, called)
+    return model, lambda inner: _assert_applied(inner, called)
 
 
 def has_rnn(module: torch.nn.Module) -> bool:
@@ -83,11 +83,11 @@ def has_rnn(module: torch.nn.Module) -> bool:
     return not isinstance(module, torch.nn.RNNBase) and any(isinstance(m, torch.nn.RNNBase) for m in module.modules())
 
 
-def _effective(inner: Callable[..., Any], called: set[bool]) -> Callable[..., Any]:
-    def effective(*args: Any, **kwargs: Any) -> Any:
+def _assert_applied(inner: Callable[..., Any], called: set[bool]) -> Callable[..., Any]:
+    def call_and_check(*args: Any, **kwargs: Any) -> Any:
         answer = inner(*args, **kwargs)
         if not called:
             raise no_effect(("transforms", "isolate_rnn"), "the call runs no nn.RNN, nn.GRU or nn.LSTM")
         return answer
 
-    return effective
+    return call_and_check

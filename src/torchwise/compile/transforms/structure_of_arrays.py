@@ -110,7 +110,7 @@ def graph_pass() -> Any:
             return private.look_up(_WHO, _HASH)((__file__,))
 
         @contextlib.contextmanager
-        def effective(self) -> Iterator[None]:
+        def assert_applied(self) -> Iterator[None]:
             """Watch a first call: at least one of the newly compiled graphs must be changed, cached ones aside."""
             seen, changed = self.seen, self.changed
             yield

@@ -1,1 +1,1 @@
-"""The doctor's checks, one file per subject. Each judges the `Facts` and gives advice."""
+"""The doctor's checks, one file per subject. Each judges the `SystemInfo` and gives advice."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwise.doctor.finding import Finding, bad, ok
-from torchwise.doctor.system_info import Facts
+from torchwise.doctor.system_info import SystemInfo
 
 INSTALL = "apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora, RHEL) or xcode-select --install (macOS)"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(facts: SystemInfo) -> Iterator[Finding]:
     """Judge the attempts to build, load and run a program."""
     compiler = facts.compiler
     if not compiler.error:

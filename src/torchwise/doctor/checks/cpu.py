@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from torchwise.doctor.finding import Finding, ok, warn
-from torchwise.doctor.system_info import Facts
+from torchwise.doctor.system_info import SystemInfo
 from torchwise.doctor.threads import read_cost
 from torchwise.records.cores import describe_contention
 
@@ -15,7 +15,7 @@ BUSY = 0.5
 SLOW_GOVERNORS = ("powersave", "conservative", "ondemand")
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(facts: SystemInfo) -> Iterator[Finding]:
     """Judge the number of threads, their waiting for cores, the load and the frequency policy."""
     yield _threads(facts)
     yield _load(facts)
@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield ok("CPU frequency", f"governor {facts.governor}")
 
 
-def _threads(facts: Facts) -> Finding:
+def _threads(facts: SystemInfo) -> Finding:
     topic, setting = "CPU threads", facts.environ.get("OMP_NUM_THREADS")
     usable = facts.cpus if facts.quota is None else min(facts.cpus, math.ceil(facts.quota))
     fix = f"set OMP_NUM_THREADS={usable}"
@@ -49,7 +49,7 @@ def _threads(facts: Facts) -> Finding:
     return ok(topic, f"{threads} on {usable} CPU{'s' * (usable > 1)}")
 
 
-def _cores(facts: Facts) -> Iterator[Finding]:
+def _cores(facts: SystemInfo) -> Iterator[Finding]:
     """Report the slow-down of a small model if its threads wait for cores, or that the cores are free."""
     timed = facts.probe.get("cores")
     if timed is None or timed.failed:
@@ -67,7 +67,7 @@ def _cores(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _load(facts: Facts) -> Finding:
+def _load(facts: SystemInfo) -> Finding:
     if facts.load is None:
         return ok("CPU load", "unknown on this system")
     found = f"{facts.load:.1f} processes run or wait on {facts.host_cpus} CPUs"

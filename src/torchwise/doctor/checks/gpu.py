@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from torchwise.doctor.finding import Finding, bad, ok, warn
-from torchwise.doctor.system_info import Facts
+from torchwise.doctor.system_info import SystemInfo
 
 BUSY_MIB = 2048
 """GPU memory in use, in MiB, from which another container must use the GPU if no process is visible."""
 BUSY_PERCENT = 10
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(facts: SystemInfo) -> Iterator[Finding]:
     """Judge the GPU, whether torch reaches it and can compile for it, and whether it is free."""
     if facts.gpu is None:
         yield _no_gpu(facts)
@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     yield _use(gpu, facts.gpu_processes)
 
 
-def _no_gpu(facts: Facts) -> Finding:
+def _no_gpu(facts: SystemInfo) -> Finding:
     hidden = facts.environ.get("CUDA_VISIBLE_DEVICES")
     if facts.driver and hidden is not None:
         return warn("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "unset it to use the GPU")
@@ -41,7 +41,7 @@ def _no_gpu(facts: Facts) -> Finding:
     return ok("GPU", "none; everything runs on the CPU")
 
 
-def _torch_on_gpu(facts: Facts) -> Iterator[Finding]:
+def _torch_on_gpu(facts: SystemInfo) -> Iterator[Finding]:
     for step_name, topic, advice in (
         ("cuda", "CUDA", "update the driver, or install a torch built for an older CUDA"),
         ("triton", "Triton", "reinstall torch with its dependencies: pip install --force-reinstall torch"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torchwise.doctor.checks.torch import release
 from torchwise.doctor.finding import Finding, Status, ok
-from torchwise.doctor.system_info import Facts
+from torchwise.doctor.system_info import SystemInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Problem:
         status: `OK` if it only affects code with a rare option.
     """
 
-    applies: Callable[[Facts], bool]
+    applies: Callable[[SystemInfo], bool]
     found: str
     advice: str
     status: Status = Status.WARN
@@ -54,7 +54,7 @@ PROBLEMS = (
 )
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(facts: SystemInfo) -> Iterator[Finding]:
     """Report each known problem of this machine."""
     if facts.torch == "absent":
         return

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwise.doctor.finding import Finding, bad, ok, warn
-from torchwise.doctor.system_info import Facts
+from torchwise.doctor.system_info import SystemInfo
 
 OLDEST, NEWEST = (3, 11), (3, 14)
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(facts: SystemInfo) -> Iterator[Finding]:
     """Judge the version of Python and the presence of Python.h."""
     version = ".".join(map(str, facts.python))
     if facts.python[:2] < OLDEST:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from torchwise.doctor.disk import GIB, MIB, Folder
 from torchwise.doctor.finding import Finding, bad, ok, warn
-from torchwise.doctor.system_info import Facts
+from torchwise.doctor.system_info import SystemInfo
 
 MIN_RECOMMENDED, MIN_REQUIRED = 2 * GIB, 256 * MIB
 """Free bytes below which tuning may run out of space, and below which it will."""
 MIN_SHARED = 128 * MIB
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(facts: SystemInfo) -> Iterator[Finding]:
     """Judge each folder for compilation."""
     yield _folder(
         "compile cache",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from torchwise.doctor.finding import Finding, bad, ok, warn
-from torchwise.doctor.system_info import Facts
+from torchwise.doctor.system_info import SystemInfo
 
 OLDEST, NEWEST = (2, 11), (2, 15)
 SUPPORTED = "Torchwise supports 2.11 to 2.15"
@@ -18,7 +18,7 @@ def release(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(facts: SystemInfo) -> Iterator[Finding]:
     """Judge the version, the build, and the probe's results."""
     yield _version(facts)
     if facts.torch == "absent":
@@ -27,7 +27,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     yield from _inductor_cpu(facts)
 
 
-def _version(facts: Facts) -> Finding:
+def _version(facts: SystemInfo) -> Finding:
     imported = facts.probe.get("import")
     if facts.torch == "absent":
         return bad("torch", "it is not installed for this Python", "pip install 'torch>=2.11'")
@@ -48,7 +48,7 @@ def _version(facts: Facts) -> Finding:
     return ok("torch", facts.torch)
 
 
-def _build(facts: Facts) -> Finding:
+def _build(facts: SystemInfo) -> Finding:
     if facts.cuda_build is not None:
         return ok("torch build", f"for CUDA {facts.cuda_build}" + ("" if facts.gpu else "; it also runs on the CPU"))
     if facts.gpu is not None:
@@ -60,7 +60,7 @@ def _build(facts: Facts) -> Finding:
     return ok("torch build", "for the CPU")
 
 
-def _inductor_cpu(facts: Facts) -> Iterator[Finding]:
+def _inductor_cpu(facts: SystemInfo) -> Iterator[Finding]:
     step = facts.probe.get("inductor_cpu")
     if step is None:
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchwise.doctor.finding import Finding, Status, ok
-from torchwise.doctor.system_info import Facts
+from torchwise.doctor.system_info import SystemInfo
 
 OFF = ("", "0", "false", "False")
 
@@ -72,7 +72,7 @@ VARIABLES = (
 )
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(facts: SystemInfo) -> Iterator[Finding]:
     """Report each variable whose value affects a study."""
     has_none = True
     for variable in VARIABLES:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.noop_check import effective
+from torchwise.compile.noop_check import assert_transform_applied
 from torchwise.compile.transforms.complex_to_real import private
 from torchwise.compile.transforms.complex_to_real.repeated_work import bound_repeated_work
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting, rewrite
@@ -64,9 +64,9 @@ class ComplexToReal:
                 decompositions=private.decompositions(),
             )
 
-    def effective(self) -> AbstractContextManager[None]:
-        """Watch a first call (see `effect.effective`)."""
-        return effective(("transforms", "complex_to_real"), lambda: self.rewritten, self.reasons)
+    def assert_applied(self) -> AbstractContextManager[None]:
+        """Watch a first call (see `noop_check.assert_transform_applied`)."""
+        return assert_transform_applied(("transforms", "complex_to_real"), lambda: self.rewritten, self.reasons)
 
     def _compile_graph(self, module: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         kwargs.pop("get_decomp_fn", None)  # Inductor's own table again, below this point
