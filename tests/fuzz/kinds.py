@@ -36,7 +36,15 @@ from torchwise.records.batchfit import BatchFit, SizeTried
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Step, Subgraph, Symptom
 from torchwise.records.codec import Document
-from torchwise.records.compile_events import Break, CodeFix, CompileEvents, Fallback, FallbackKind, Frame, Recompile
+from torchwise.records.compile_events import (
+    Break,
+    CodeFix,
+    CompileEvents,
+    Frame,
+    Recompile,
+    UncompiledKind,
+    UncompiledPart,
+)
 from torchwise.records.explanation import Explanation, Limits, SourceLocation
 from torchwise.report.bench import read_benchmark
 from torchwise.report.comparison import Comparison, compare
@@ -109,7 +117,7 @@ def _documents() -> dict[type[Document], tuple[Document, ...]]:
         ),
         (Recompile("forward", "model.py", 3, "L['x'].size()[0] == 8", stack=(frame,), compile_ids=("0/1",)),),
         (replace(COMPILATION, phases={"inductor": 2.0}, guard_us=3.0),),
-        (Fallback(FallbackKind.COMPLEX, "aten.mul"),),
+        (UncompiledPart(UncompiledKind.COMPLEX, "aten.mul"),),
     )
     explained = stored.an_explanation(
         TUNED, findings=(replace(make_finding(found=price(1e-3)),

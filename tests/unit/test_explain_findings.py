@@ -19,7 +19,15 @@ from torchwise.diagnose.op_trace import OpTrace, Wait
 from torchwise.diagnose.stages import Code
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval, Measurement
-from torchwise.records.compile_events import Break, CodeFix, CompileEvents, Fallback, FallbackKind, Frame, Recompile
+from torchwise.records.compile_events import (
+    Break,
+    CodeFix,
+    CompileEvents,
+    Frame,
+    Recompile,
+    UncompiledKind,
+    UncompiledPart,
+)
 from torchwise.records.explanation import Basis, Execution, Kernel, SourceLocation
 
 BRANCH = Break("model.py", 12, "forward", "GB0170", "Data-dependent branching", "It branches.", excerpt="if h > 0:")
@@ -133,7 +141,7 @@ def test_a_line_that_was_run_is_priced_and_recommended() -> None:
 
 
 def test_a_break_in_what_was_compiled_too_often_is_priced_as_left_to_eager() -> None:
-    limit = Fallback(FallbackKind.RECOMPILE_LIMIT, "compiled too often", "forward", "model.py", 10)
+    limit = UncompiledPart(UncompiledKind.RECOMPILE_LIMIT, "compiled too often", "forward", "model.py", 10)
     seen = evidence(
         watched=CompileEvents(5.0, (BRANCH,), compilations=(COMPILATION,), fallbacks=(limit,)),
         execution=replace(evidence().execution, regions=0.0),
@@ -324,7 +332,7 @@ def test_a_fallback_worth_its_time_is_found_and_a_library_call_is_not() -> None:
 
 
 def test_what_pytorch_gave_up_is_found() -> None:
-    gone = Fallback(FallbackKind.WHOLE_FUNCTION, "forward runs in eager", "forward", "model.py", 3)
+    gone = UncompiledPart(UncompiledKind.WHOLE_FUNCTION, "forward runs in eager", "forward", "model.py", 3)
     (found,) = fallbacks.find(evidence(watched=CompileEvents(5.0, compilations=(COMPILATION,), fallbacks=(gone,))))
     assert found.title == "whole function: forward runs in eager"
 
@@ -332,8 +340,8 @@ def test_what_pytorch_gave_up_is_found() -> None:
 def test_a_break_that_leaves_a_function_uncompiled_is_found_once_and_priced() -> None:
     whole = replace(BRANCH, whole=True)
     what = f"not compiled at all, because of the graph break at {whole.file}:{whole.line} in forward (it branches)"
-    gone = Fallback(FallbackKind.WHOLE_FUNCTION, what, "forward", whole.file, 10)
-    another = replace(gone, what=what.replace(f":{whole.line} ", f":{whole.line}1 "))
+    gone = UncompiledPart(UncompiledKind.WHOLE_FUNCTION, what, "forward", whole.file, 10, graph_break=whole.where)
+    another = replace(gone, graph_break=replace(whole.where, line=whole.line + 1))
     kernels = (Kernel("aten::mm", 2.0, 40e-6, 1e3, 1e6), Kernel("aten::sin", 2.0, 20e-6, 1e3))
     seen = evidence(
         watched=CompileEvents(5.0, (whole,), compilations=(COMPILATION,), fallbacks=(gone, another)),
@@ -347,6 +355,8 @@ def test_a_break_that_leaves_a_function_uncompiled_is_found_once_and_priced() ->
     )
     assert potential_saving(found).per_call_s.low == 0.0
     assert [one.title for one in fallbacks.find(seen)] == [f"whole function: {another.what}"]
+    reworded = replace(seen, watched=replace(seen.watched, fallbacks=(replace(gone, what="not compiled"),)))
+    assert not list(fallbacks.find(reworded)), "the place of the break decides, and no sentence"
 
 
 def test_a_kernel_far_from_the_roofline_is_found_and_a_near_one_is_not() -> None:

@@ -19,7 +19,7 @@ from torchwise.diagnose.fix_trials import Settled, find_varying_sizes, settle
 from torchwise.diagnose.trace import Trace
 from torchwise.plan import Plan
 from torchwise.records import Measurement
-from torchwise.records.compile_events import CompileEvents, Fallback, FallbackKind, Frame, Recompile
+from torchwise.records.compile_events import CompileEvents, Frame, Recompile, UncompiledKind, UncompiledPart
 from torchwise.records.explanation import Basis, FixTrial
 from torchwise.trial.loading import runner
 from torchwise.workload import Example, Workload
@@ -70,7 +70,7 @@ def try_fixes(model: Callable[..., Any], inputs: list[tuple[Any, ...]] | None = 
     arena = Arena(model, inputs or [(storms.X,)])
     with torch.no_grad():
         fixes, seen = run(arena)
-        assert any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in seen.watched.fallbacks)
+        assert any(one.kind is UncompiledKind.RECOMPILE_LIMIT for one in seen.watched.fallbacks)
         return {fix.kind: settle(fix, arena) for fix in fixes}  # type: ignore[arg-type]
 
 
@@ -160,7 +160,7 @@ COUNTER = Recompile(
     "forward", "model.py", 10, GUARD, "the value of self.calls", "self.calls", count=8, compile_ids=("0/1",)
 )
 AGAIN = replace(COMPILATION, compile_id="0/1", seconds=8.0)
-LIMIT = Fallback(FallbackKind.RECOMPILE_LIMIT, "compiled too often", "forward", "model.py", 10)
+LIMIT = UncompiledPart(UncompiledKind.RECOMPILE_LIMIT, "compiled too often", "forward", "model.py", 10)
 GIVEN_UP = CompileEvents(5.0, recompiles=(COUNTER,), compilations=(COMPILATION, AGAIN), fallbacks=(LIMIT,))
 REPEATED = replace(GIVEN_UP, fallbacks=())
 

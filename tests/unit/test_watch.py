@@ -21,7 +21,7 @@ from torchwise.diagnose import compilations, events, private, recompiles
 from torchwise.diagnose.trace import Trace
 from torchwise.diagnose.watch import Watch, watch
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.records.compile_events import CompileEvents, FallbackKind
+from torchwise.records.compile_events import CompileEvents, UncompiledKind
 
 ONES = torch.ones(3)
 TRACE = logging.getLogger("torch.__trace")
@@ -120,7 +120,7 @@ def test_reaching_the_limit_is_a_fallback() -> None:
             call(ONES, factor)
 
     (one,) = trace.fallbacks
-    assert (one.kind, one.function, one.file) == (FallbackKind.RECOMPILE_LIMIT, "select_wave", __file__)
+    assert (one.kind, one.function, one.file) == (UncompiledKind.RECOMPILE_LIMIT, "select_wave", __file__)
     assert len(trace.compilations) == 3
     assert "limit" in trace.compilations[-1].failed
 
@@ -136,8 +136,9 @@ def test_a_function_left_uncompiled_is_a_fallback() -> None:
     with Trace() as trace:
         compile_eager(print_then_add)(ONES)
 
-    assert [(one.kind, one.function) for one in trace.fallbacks] == [(FallbackKind.WHOLE_FUNCTION, "print_then_add")]
+    assert [(one.kind, one.function) for one in trace.fallbacks] == [(UncompiledKind.WHOLE_FUNCTION, "print_then_add")]
     assert [one.whole for one in trace.breaks] == [True]
+    assert [one.graph_break for one in trace.fallbacks] == [one.where for one in trace.breaks]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_complex_operators_that_run_as_in_eager_are_a_fallback() -> None:
     heard.add({"compilation_metrics": metrics}, None)
 
     (one,) = heard.fallbacks.values()
-    assert one.kind is FallbackKind.COMPLEX
+    assert one.kind is UncompiledKind.COMPLEX
     assert one.what.endswith(": abs, mul")
     assert not compilations.is_complex('x: "f32[3]"')
 
@@ -226,7 +227,7 @@ def test_a_cuda_graph_that_was_skipped_is_a_fallback_once() -> None:
     heard.add_skips(3)
 
     assert [(one.kind, one.count) for one in heard.fallbacks.values()] == [
-        (FallbackKind.CUDAGRAPH_SKIP, n) for n in (1, 2)
+        (UncompiledKind.CUDAGRAPH_SKIP, n) for n in (1, 2)
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from torchwise.diagnose.findings.evidence import Evidence
 from torchwise.plan import Plan
-from torchwise.records.compile_events import FallbackKind
+from torchwise.records.compile_events import UncompiledKind
 from torchwise.records.explanation import Basis, Capturable, Finding
 
 _STAYS = "the numbers that are read from the GPU can stay there (numbers_on_gpu)"
@@ -21,7 +21,7 @@ def capturable(evidence: Evidence, findings: Iterable[Finding], failures: Mappin
         failures: how the tried fixes failed, by plan.
     """
     reasons = [f"{wait.place}: {wait.what}" for wait in evidence.observed.waits]
-    reasons += [one.what for one in evidence.watched.fallbacks if one.kind is FallbackKind.CUDAGRAPH_SKIP]
+    reasons += [one.what for one in evidence.watched.fallbacks if one.kind is UncompiledKind.CUDAGRAPH_SKIP]
     if evidence.device != "cuda":
         return Capturable(False if reasons else None, tuple(reasons) or ("there are no CUDA graphs on a CPU",))
     if evidence.base.capture == "call" or (evidence.base.capture == "branches" and not reasons):

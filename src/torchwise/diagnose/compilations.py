@@ -8,7 +8,7 @@ from typing import Any
 
 from torchwise.diagnose import source_locations
 from torchwise.errors import first_line
-from torchwise.records.compile_events import Compilation, Fallback, FallbackKind, Frame
+from torchwise.records.compile_events import Compilation, Frame, UncompiledKind, UncompiledPart
 
 _PHASE = re.compile(r"^(?P<name>\w+?)(?:_cumulative)?(?:_compile)?_time_us$")
 _NOT_PHASES = ("start_time_us", "end_time_us")
@@ -50,19 +50,19 @@ def read(metrics: Mapping[str, Any], known: Frame | None) -> Compilation:
     )
 
 
-def fallbacks(metrics: Mapping[str, Any], compilation: Compilation) -> list[Fallback]:
+def fallbacks(metrics: Mapping[str, Any], compilation: Compilation) -> list[UncompiledPart]:
     """Return the parts of a compilation that do not run compiled, according to its metrics."""
     found = []
     if reason := metrics.get("cudagraph_skip_reason"):
-        found.append(_fallback(FallbackKind.CUDAGRAPH_SKIP, str(reason).strip(), compilation))
+        found.append(_make_part(UncompiledKind.CUDAGRAPH_SKIP, str(reason).strip(), compilation))
     if _LIMIT in compilation.failed:
         what = "compiled too often: every call that fits no compiled version runs in eager from now on"
-        found.append(_fallback(FallbackKind.RECOMPILE_LIMIT, what, compilation))
+        found.append(_make_part(UncompiledKind.RECOMPILE_LIMIT, what, compilation))
     elif (
         compilation.failed and metrics.get("fail_type") not in _EXPECTED
     ):  # those are graph breaks, and reported as such
         message = first_line(f"{metrics.get('fail_type')}: {compilation.failed}")
-        found.append(_fallback(FallbackKind.ERROR, message, compilation))
+        found.append(_make_part(UncompiledKind.ERROR, message, compilation))
     return found
 
 
@@ -85,8 +85,8 @@ def eager_operators(code: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hit["op"] for hit in _CALL.finditer(code)))
 
 
-def _fallback(kind: FallbackKind, what: str, compilation: Compilation) -> Fallback:
-    return Fallback(kind, what, compilation.function, compilation.file, compilation.line)
+def _make_part(kind: UncompiledKind, what: str, compilation: Compilation) -> UncompiledPart:
+    return UncompiledPart(kind, what, compilation.function, compilation.file, compilation.line)
 
 
 def _phases(metrics: Mapping[str, Any]) -> dict[str, float]:

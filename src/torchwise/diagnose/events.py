@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchwise.diagnose import breaks, compilations, recompiles
-from torchwise.records.compile_events import Break, Compilation, Fallback, FallbackKind, Frame, Recompile
+from torchwise.records.compile_events import Break, Compilation, Frame, Recompile, UncompiledKind, UncompiledPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Events:
         self.breaks: dict[object, Break] = {}
         self.recompiles: dict[object, Recompile] = {}
         self.compilations: list[Compilation] = []
-        self.fallbacks: dict[object, Fallback] = {}
+        self.fallbacks: dict[UncompiledPart, UncompiledPart] = {}
         self.artifacts: list[Artifact] = []
         self.spans: list[Span] = []
         self.notes: list[str] = []
@@ -104,10 +104,10 @@ class Events:
 
     def add_skips(self, count: int) -> None:
         """Add the CUDA-graph skips without a reason from a compilation: they happened when the code ran."""
-        reported = sum(one.count for one in self.fallbacks.values() if one.kind is FallbackKind.CUDAGRAPH_SKIP)
+        reported = sum(one.count for one in self.fallbacks.values() if one.kind is UncompiledKind.CUDAGRAPH_SKIP)
         if count > reported:
             what = "CUDA graphs were skipped when the code ran. For the reason, set TORCH_LOGS=perf_hints,cudagraphs"
-            self._add_fallback(Fallback(FallbackKind.CUDAGRAPH_SKIP, what, count=count - reported))
+            self._add_fallback(UncompiledPart(UncompiledKind.CUDAGRAPH_SKIP, what, count=count - reported))
 
     def count_unfinished(self) -> int:
         """Return how many compilations captured a graph, but have not reported their end."""
@@ -160,11 +160,20 @@ class Events:
                 if compilation.function
                 else uncompiled.where
             )
-            self._add_fallback(Fallback(FallbackKind.WHOLE_FUNCTION, what, place.function, place.file, place.line))
+            self._add_fallback(
+                UncompiledPart(
+                    UncompiledKind.WHOLE_FUNCTION,
+                    what,
+                    place.function,
+                    place.file,
+                    place.line,
+                    graph_break=uncompiled.where,
+                )
+            )
         if left := unfinished.lowered.left:
             what = f"complex operators run one by one in eager: {', '.join(left)}"
             self._add_fallback(
-                Fallback(FallbackKind.COMPLEX, what, compilation.function, compilation.file, compilation.line)
+                UncompiledPart(UncompiledKind.COMPLEX, what, compilation.function, compilation.file, compilation.line)
             )
 
     def _with_its_own_seconds(self, compilation: Compilation) -> Compilation:
@@ -192,8 +201,8 @@ class Events:
             compile_ids=(*(before.compile_ids if before else ()), compilation.compile_id),
         )
 
-    def _add_fallback(self, found: Fallback) -> None:
-        key = (found.kind, found.what, found.file, found.line, found.function)
+    def _add_fallback(self, found: UncompiledPart) -> None:
+        key = replace(found, count=1)
         before = self.fallbacks.get(key)
         self.fallbacks[key] = replace(found, count=before.count + found.count) if before else found
 

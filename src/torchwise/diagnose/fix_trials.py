@@ -21,7 +21,7 @@ from torchwise.diagnose.kernels import PROFILED
 from torchwise.diagnose.settings import patched
 from torchwise.diagnose.trace import Trace
 from torchwise.errors import UnsupportedError
-from torchwise.records.compile_events import FallbackKind, Frame
+from torchwise.records.compile_events import Frame, UncompiledKind
 from torchwise.trial.harness import Calls, Harness
 from torchwise.verify import Observation, mismatch, observation_of
 from torchwise.workload import Example, pytree
@@ -82,7 +82,7 @@ def settle(fix: Fix, harness: Harness) -> Settled:
             if quiet == QUIET_ROUNDS:
                 break
     events = trace.to_record()
-    in_eager = any(one.kind is FallbackKind.RECOMPILE_LIMIT and _is(fix.of, one) for one in events.fallbacks)
+    in_eager = any(one.kind is UncompiledKind.RECOMPILE_LIMIT and _is(fix.of, one) for one in events.fallbacks)
     recompilations = sum(one.count for one in events.recompiles if _is(fix.of, one))
     return Settled(
         calls, recompilations + 1, quiet > 0 and not in_eager, in_eager, alike or fix.kind not in ("hoist", "tensor")

@@ -17,9 +17,9 @@ from typing import Self
 
 from torchwise.diagnose import private
 from torchwise.diagnose.events import Artifact, Events, Span
-from torchwise.records.compile_events import Break, Compilation, CompileEvents, Fallback, Frame, Recompile
+from torchwise.records.compile_events import Break, Compilation, CompileEvents, Frame, Recompile, UncompiledPart
 
-__all__ = ["Artifact", "Break", "Compilation", "CompileEvents", "Fallback", "Frame", "Recompile", "Span", "Trace"]
+__all__ = ["Artifact", "Break", "Compilation", "CompileEvents", "Frame", "Recompile", "Span", "Trace", "UncompiledPart"]
 
 
 class Trace:
@@ -102,7 +102,7 @@ class Trace:
             return tuple(events.compilations)
 
     @property
-    def fallbacks(self) -> tuple[Fallback, ...]:
+    def fallbacks(self) -> tuple[UncompiledPart, ...]:
         """The parts of the program that do not run compiled, each once."""
         with self._handler.events() as events:
             return tuple(events.fallbacks.values())

@@ -162,7 +162,7 @@ class Compilation:
     trace_s: Seconds = 0.0
 
 
-class FallbackKind(StrEnum):
+class UncompiledKind(StrEnum):
     """Why something does not run compiled."""
 
     RECOMPILE_LIMIT = "recompile_limit"
@@ -173,7 +173,7 @@ class FallbackKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fallback:
+class UncompiledPart:
     """Something that does not run compiled, and that PyTorch says little or nothing about.
 
     Attributes:
@@ -183,14 +183,16 @@ class Fallback:
         file: the function's file.
         line: its first line.
         count: how often it was met while compiling.
+        graph_break: the place of the graph break that left the function uncompiled, or None.
     """
 
-    kind: FallbackKind
+    kind: UncompiledKind
     what: str
     function: str = ""
     file: str = ""
     line: Count = 0
     count: Positive = 1
+    graph_break: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,7 @@ class CompileEvents(Document):
     breaks: tuple[Break, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
     compilations: tuple[Compilation, ...] = ()
-    fallbacks: tuple[Fallback, ...] = ()
+    fallbacks: tuple[UncompiledPart, ...] = ()
     trace_s: Seconds = 0.0
     notes: tuple[str, ...] = ()
     schema: str = SCHEMA

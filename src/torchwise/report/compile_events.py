@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from torchwise.records.compile_events import Break, Compilation, CompileEvents, Fallback, Recompile
+from torchwise.records.compile_events import Break, Compilation, CompileEvents, Recompile, UncompiledPart
 from torchwise.report import format as show
 
 MAX_COUNT = 20
@@ -45,7 +45,7 @@ def print_compile_events(events: CompileEvents, console: Console) -> None:
     parts: list[RenderableType] = [Text(sentence(events), style="bold")]
     parts += _section("Graph breaks", [_break(one) for one in events.breaks])
     parts += _section("Recompilations", [_recompile(one) for one in events.recompiles])
-    parts += _section("Not compiled", [_fallback(one) for one in events.fallbacks])
+    parts += _section("Not compiled", [_render_part(one) for one in events.fallbacks])
     if events.compilations:
         parts += [Text("Compiled", style="bold"), _compilation_table(events.compilations)]
     parts += [Text(f"Note: {show.one_line(note)}", style="dim") for note in events.notes]
@@ -93,7 +93,7 @@ def _recompile(one: Recompile) -> RenderableType:
     return Group(_text(head), _text(f"    guard: {one.guard}", style="dim"))
 
 
-def _fallback(one: Fallback) -> RenderableType:
+def _render_part(one: UncompiledPart) -> RenderableType:
     place = f"{_place(one.file, one.line)} in {one.function}: " if one.file else ""
     often = f" ({show.pluralize(one.count, 'time')})" if one.count > 1 else ""
     return _text(f"{place}{one.what}{often}")

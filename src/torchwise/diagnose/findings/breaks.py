@@ -11,7 +11,7 @@ from torchwise.diagnose.findings.evidence import (
     make_estimate,
     place_of_line,
 )
-from torchwise.records.compile_events import Break, FallbackKind
+from torchwise.records.compile_events import Break, UncompiledKind
 from torchwise.records.explanation import Finding, FixTrial, Saving, SourceLocation
 from torchwise.report import format as show
 
@@ -77,7 +77,7 @@ def _describe_fix(one: Break, tried: dict[str, FixTrial]) -> str:
 
 def _has_hit_recompile_limit(evidence: Evidence) -> bool:
     """Return whether it was compiled too often, and so runs in eager without a graph that could break."""
-    limited = any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
+    limited = any(one.kind is UncompiledKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
     return limited and not evidence.execution.regions
 
 

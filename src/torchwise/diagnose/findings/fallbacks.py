@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence, make_estimate
-from torchwise.records.compile_events import Fallback, FallbackKind
+from torchwise.records.compile_events import UncompiledKind, UncompiledPart
 from torchwise.records.explanation import Finding, Kernel, Saving
 
 MIN_SHARE = 0.02
 _EXPECTED = re.compile(r"aten\.(\w*(convolution|attention|fft|embedding_bag|sort|pool)\w*|(add|badd)?b?mm|(add)?mv)$")
 """Operators that are expected to run a library's kernels."""
-_OWN_FINDINGS = (FallbackKind.COMPLEX, FallbackKind.RECOMPILE_LIMIT)
+_OWN_FINDINGS = (UncompiledKind.COMPLEX, UncompiledKind.RECOMPILE_LIMIT)
 """Kinds that have findings of their own."""
 
 
@@ -38,10 +38,11 @@ def find(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _is_covered_by_break(fallback: Fallback, evidence: Evidence) -> bool:
+def _is_covered_by_break(part: UncompiledPart, evidence: Evidence) -> bool:
     """Return whether a function is left uncompiled because of a break that has a finding of its own."""
-    places = [f"{one.file}:{one.line} " for one in evidence.watched.breaks if one.whole]
-    return fallback.kind is FallbackKind.WHOLE_FUNCTION and any(place in fallback.what for place in places)
+    return part.kind is UncompiledKind.WHOLE_FUNCTION and any(
+        one.whole and one.where == part.graph_break for one in evidence.watched.breaks
+    )
 
 
 def _estimate_saving(name: str, evidence: Evidence) -> Saving | None:

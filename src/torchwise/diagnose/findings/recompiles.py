@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torchwise.diagnose.findings.evidence import Evidence, Fix, Savings, estimate_compile_saving
 from torchwise.records import Interval
-from torchwise.records.compile_events import FallbackKind, Frame, Recompile
+from torchwise.records.compile_events import Frame, Recompile, UncompiledKind
 from torchwise.records.explanation import Basis, Finding, FixTrial, Saving, SourceLocation
 
 NUMBERS = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
@@ -45,7 +45,7 @@ def _group_by_function(evidence: Evidence) -> dict[Frame, list[Recompile]]:
 
 def has_hit_recompile_limit(of: Frame, evidence: Evidence) -> bool:
     """Return whether a function was compiled so often that PyTorch runs it in eager for good."""
-    limits = [one for one in evidence.watched.fallbacks if one.kind is FallbackKind.RECOMPILE_LIMIT]
+    limits = [one for one in evidence.watched.fallbacks if one.kind is UncompiledKind.RECOMPILE_LIMIT]
     return any((one.file, one.line, one.function) == (of.file, of.line, of.function) for one in limits)
 
 

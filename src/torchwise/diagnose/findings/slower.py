@@ -8,7 +8,7 @@ from dataclasses import replace
 from torchwise.diagnose.findings.evidence import Evidence
 from torchwise.diagnose.relative_saving import share_saved_anywhere
 from torchwise.plan import EAGER
-from torchwise.records.compile_events import FallbackKind
+from torchwise.records.compile_events import UncompiledKind
 from torchwise.records.explanation import Finding, make_saving
 
 
@@ -18,7 +18,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     if measurement.speedup.high >= 1 or not measurement.speedup.is_usable or evidence.base.is_eager:
         return
     swapped = replace(measurement, candidate_s=measurement.baseline_s, baseline_s=measurement.candidate_s)
-    in_eager = any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
+    in_eager = any(one.kind is UncompiledKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
     yield Finding(
         "slower than eager",
         f"compiled, it takes {1 / measurement.speedup.mid:.2f} times as long as in eager",
