@@ -15,7 +15,7 @@ from torchwise.diagnose.findings import breaks, complexes, fallbacks, guards, ho
 from torchwise.diagnose.findings import waits as waiting
 from torchwise.diagnose.findings.evidence import Evidence
 from torchwise.diagnose.kernels import Profiled
-from torchwise.diagnose.op_trace import OpTrace, Wait
+from torchwise.diagnose.op_trace import OpTrace, ReadKind, Wait
 from torchwise.diagnose.stages import Code
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval, Measurement
@@ -126,7 +126,7 @@ def test_a_setting_that_failed_is_not_recommended_and_one_that_was_not_tried_is_
     seen = evidence(watched=CompileEvents(5.0, (ITEM,), compilations=(COMPILATION,)))
     (found,) = breaks.find(seen, prices)
     assert f"Or set {SETTING} (not tried)" in found.fix
-    prices.failures = {SETTING: f"{SETTING}: not measured, because it failed with TypeError: no"}
+    prices.failures = {SETTING: "not measured, because it failed with TypeError: no"}
     (found,) = breaks.find(seen, prices)
     assert SETTING not in found.fix
     assert found.tried[0].seen == "not measured, because it failed with TypeError: no"
@@ -224,7 +224,7 @@ def test_a_call_whose_capture_failed_cannot_be_though_its_idle_time_was_estimate
     found = list(host.find(launch_bound(), FixedPrices(None)))
     assert found[0].plan == CAPTURED
     told = capturable(launch_bound(), found, {CAPTURED: "it failed"})
-    assert (told.answer, told.reasons) == (False, ("it failed",))
+    assert (told.answer, told.reasons) == (False, (f"plan {CAPTURED}: it failed",))
 
 
 def test_a_capture_that_the_budget_left_out_was_not_tried() -> None:
@@ -257,7 +257,10 @@ def test_a_wait_on_a_gpu_is_a_share_of_its_idle_time() -> None:
     assert potential_saving(found).per_call_s.high == pytest.approx(80e-6)
 
 
-def make_evidence(*reads: str, **changes: Any) -> Evidence:
+BOOL, COUNT, SCALAR, OTHER = ReadKind
+
+
+def make_evidence(*reads: ReadKind, **changes: Any) -> Evidence:
     waits = [Wait("a read", SourceLocation("m.py", line), 1, what) for line, what in enumerate(reads, 1)]
     return launch_bound(observed=OpTrace(waits=waits), **changes)
 
@@ -266,8 +269,8 @@ PIECES = Plan(backend="inductor", capture="branches")
 STAYING = Plan(capture="call", transforms=("numbers_on_gpu",))
 
 
-@pytest.mark.parametrize(("reads", "plan"), [("yes or no", PIECES), ("how many", PIECES), ("number", STAYING)])
-def test_a_wait_that_a_capture_can_do_without_is_priced_captured(reads: str, plan: Plan) -> None:
+@pytest.mark.parametrize(("reads", "plan"), [(BOOL, PIECES), (COUNT, PIECES), (SCALAR, STAYING)])
+def test_a_wait_that_a_capture_can_do_without_is_priced_captured(reads: ReadKind, plan: Plan) -> None:
     prices = FixedPrices(price(60e-6))
     seen = make_evidence(reads, reads)
     found = [*waiting.find(seen, prices), *host.find(seen, prices)]
@@ -277,18 +280,21 @@ def test_a_wait_that_a_capture_can_do_without_is_priced_captured(reads: str, pla
     assert found[-1].fix.startswith("the plan captures the call in several CUDA graphs") is (plan is PIECES)
     assert capturable(seen, found, {}).answer is (plan is STAYING)
     failed = capturable(seen, [], {plan: "it failed"})
-    assert (failed.answer, failed.reasons[-1]) == (False, "it failed")
+    assert (failed.answer, failed.reasons[-1]) == (False, f"plan {plan}: it failed")
 
 
-@pytest.mark.parametrize("reads", [("yes or no", ""), ("number", "yes or no"), ("number", "how many"), ("",)])
-def test_waits_of_which_one_must_be_answered_are_not_captured(reads: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "reads",
+    [(BOOL, OTHER), (SCALAR, BOOL), (SCALAR, COUNT), (OTHER,)],
+)
+def test_waits_of_which_one_must_be_answered_are_not_captured(reads: tuple[ReadKind, ...]) -> None:
     prices = FixedPrices(None)
     assert {one.plan for one in waiting.find(make_evidence(*reads), prices)} == {None}
     assert prices.asked == []
 
 
-@pytest.mark.parametrize("reads", ["yes or no", "number"])
-def test_a_capture_that_failed_is_no_mend_of_a_wait(reads: str) -> None:
+@pytest.mark.parametrize("reads", [BOOL, SCALAR])
+def test_a_capture_that_failed_is_no_mend_of_a_wait(reads: ReadKind) -> None:
     (found,) = waiting.find(make_evidence(reads), FixedPrices(None))
     assert found.plan is None
     assert found.fix.startswith("keep the decision on the device")
@@ -296,20 +302,20 @@ def test_a_capture_that_failed_is_no_mend_of_a_wait(reads: str) -> None:
 
 def test_what_a_run_lowers_is_kept_where_numbers_stay() -> None:
     base = Plan("tf32", backend="inductor")
-    assert make_evidence("number", plan=base).captured == replace(STAYING, precision="tf32")
+    assert make_evidence(SCALAR, plan=base).captured == replace(STAYING, precision="tf32")
 
 
 def test_a_run_that_is_captured_already_is_not_offered_a_capture() -> None:
     prices = FixedPrices(price(1e-6))
-    assert [one.plan for one in waiting.find(make_evidence("yes or no", plan=PIECES), prices)] == [None]
-    assert capturable(make_evidence("yes or no", plan=PIECES), [], {}).answer is False
+    assert [one.plan for one in waiting.find(make_evidence(BOOL, plan=PIECES), prices)] == [None]
+    assert capturable(make_evidence(BOOL, plan=PIECES), [], {}).answer is False
     assert capturable(launch_bound(plan=PIECES), [], {}).answer is True
-    dynamic = make_evidence("yes or no", plan=Plan(backend="inductor", shapes="dynamic"))
+    dynamic = make_evidence(BOOL, plan=Plan(backend="inductor", shapes="dynamic"))
     assert [(one.plan, one.fix[:7]) for one in host.find(dynamic, prices)] == [(None, "give it")]
 
 
 def test_waits_on_a_cpu_are_not_captured() -> None:
-    seen = evidence(observed=OpTrace(waits=[Wait("a read", SourceLocation("m.py", 1), 1, "yes or no")]))
+    seen = evidence(observed=OpTrace(waits=[Wait("a read", SourceLocation("m.py", 1), 1, BOOL)]))
     assert [one.plan for one in waiting.find(seen, FixedPrices(None))] == [None]
 
 

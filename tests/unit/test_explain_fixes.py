@@ -14,7 +14,7 @@ from explain_samples import COMPILATION, FixedPrices, evidence, potential_saving
 from targets import storms
 from torchwise.diagnose import fix_trials
 from torchwise.diagnose.findings import recompiles, slower
-from torchwise.diagnose.findings.evidence import Evidence, Fix
+from torchwise.diagnose.findings.evidence import Evidence, Fix, HeldNumber
 from torchwise.diagnose.fix_trials import Settled, find_varying_sizes, settle
 from torchwise.diagnose.trace import Trace
 from torchwise.plan import Plan
@@ -126,7 +126,8 @@ def test_dynamic_shapes_are_recommended_where_they_help_and_there_alone(inputs: 
 def test_the_model_itself_is_left_as_it_was() -> None:
     model = storms.Counts()
     arena = Arena(model, [(storms.X,)])
-    fix = Fix("tensor", "self.register_buffer('calls', torch.tensor(0))", "", of=_where(model))
+    code, number = "self.register_buffer('calls', torch.tensor(0))", HeldNumber("self", "", "calls")
+    fix = Fix("tensor", code, "", number=number, of=_where(model))
     with torch.no_grad():
         settle(fix, arena)  # type: ignore[arg-type]
     assert model.calls == 0

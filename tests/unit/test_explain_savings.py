@@ -86,8 +86,8 @@ def test_only_compiling_may_pass_the_limit_and_no_timed_call(monkeypatch: pytest
 def test_a_mend_that_fails_has_no_price_and_is_told() -> None:
     asked = prices(Stub(RuntimeError("no such kernel\nand a long trace")))
     assert asked.measure_setting(SETTING) is None
-    assert asked.failures == {SETTING: f"{SETTING}: not measured, because it failed with RuntimeError: no such kernel"}
-    assert asked.notes == [asked.failures[SETTING]]
+    assert asked.failures == {SETTING: "not measured, because it failed with RuntimeError: no such kernel"}
+    assert asked.notes == [f"{SETTING}: {asked.failures[SETTING]}"]
 
 
 def test_a_mend_that_the_budget_leaves_out_is_told_and_has_not_failed() -> None:

@@ -18,7 +18,7 @@ def capturable(evidence: Evidence, findings: Iterable[Finding], failures: Mappin
     Args:
         evidence: of the run.
         findings: of the run. One of them may have tried the capture.
-        failures: how the tried fixes failed, by plan.
+        failures: how the tried fixes failed, by plan. The texts do not name the plans.
     """
     reasons = [f"{wait.place}: {wait.what}" for wait in evidence.observed.waits]
     reasons += [one.what for one in evidence.watched.fallbacks if one.kind is UncompiledKind.CUDAGRAPH_SKIP]
@@ -32,5 +32,5 @@ def capturable(evidence: Evidence, findings: Iterable[Finding], failures: Mappin
     if plan is not None and plan.capture == "call" and plan in timed:
         return Capturable(True, (_STAYS,) if "numbers_on_gpu" in plan.transforms else tuple(reasons))
     if plan is not None and plan in failures:
-        reasons.append(failures[plan])
+        reasons.append(f"plan {plan}: {failures[plan]}")
     return Capturable(False if reasons else None, tuple(reasons))

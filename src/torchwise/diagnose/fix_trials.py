@@ -127,8 +127,9 @@ def _make_tensor(fix: Fix, model: Callable[..., Any]) -> None:
     Raises:
         UnsupportedError: no submodule of the model holds the number.
     """
-    root, _, path = fix.code.partition(".register_buffer(")[0].partition(".")
-    name = fix.code.partition("(")[2].partition(",")[0].strip("'\"")
+    if fix.number is None:
+        raise UnsupportedError("the fix names no number of the model")
+    root, path, name = fix.number.root, fix.number.path, fix.number.name
     holders = []
     for part in model.modules() if isinstance(model, torch.nn.Module) else ():
         code = getattr(type(part).forward, "__code__", None)

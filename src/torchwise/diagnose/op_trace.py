@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,6 +37,17 @@ _MACHINERY = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, 
 _ZOO = str(Path(torchwise.__file__).parent / "zoo") + os.sep
 
 
+class ReadKind(StrEnum):
+    """Kinds of values that Python reads from a tensor."""
+
+    BOOL = "bool"
+    COUNT = "count"
+    """A whole number, or a size."""
+    SCALAR = "scalar"
+    """A number of float32 or float64."""
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """A line at which the host waits for data.
@@ -44,14 +56,13 @@ class Wait:
         what: the cause of the wait.
         place: the line.
         times: number of waits in one call.
-        reads: the kind of value: "yes or no" (a bool), "how many" (a whole number, or a size), "number" (of float32 or
-            float64), or "" for something else.
+        reads: the kind of value.
     """
 
     what: str
     place: SourceLocation
     times: int
-    reads: str = ""
+    reads: ReadKind = ReadKind.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +112,30 @@ def users_place() -> SourceLocation | None:
     return None
 
 
+def _kind_of_read(tensor: torch.Tensor) -> ReadKind:
+    if tensor.dtype is torch.bool:
+        return ReadKind.BOOL
+    if tensor.dtype in WIDE:
+        return ReadKind.SCALAR
+    return ReadKind.OTHER if tensor.is_floating_point() or tensor.is_complex() else ReadKind.COUNT
+
+
 class _TraceMode(TorchDispatchMode):
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = OpTrace()
-        self.waits: dict[tuple[str, str, SourceLocation], int] = {}
+        self.waits: dict[tuple[str, ReadKind, SourceLocation], int] = {}
         self._device = device
-        self._reads = ""  # the kind of value that Python is about to read with the next operator
+        self._reads = ReadKind.OTHER  # the kind of value that Python is about to read with the next operator
 
     def read_bool(self, _tensor: torch.Tensor) -> Any:
         """Note that Python reads a bool, and leave the read to PyTorch."""
-        self._reads = "yes or no"
+        self._reads = ReadKind.BOOL
         return NotImplemented
 
     def read(self, tensor: torch.Tensor) -> Any:
         """Note that Python reads a number, and leave the read to PyTorch."""
-        whole = "" if tensor.is_floating_point() or tensor.is_complex() else "how many"
-        self._reads = "yes or no" if tensor.dtype is torch.bool else "number" if tensor.dtype in WIDE else whole
+        self._reads = _kind_of_read(tensor)
         return NotImplemented
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -131,9 +149,9 @@ class _TraceMode(TorchDispatchMode):
         trace.complex_operators += any(t.is_complex() for t in tensors)
         nbytes = 0.0 if name in VIEWS else float(sum(map(size_of, (*tensors, *_tensors((result,))))))
         trace.work[name, shapes_of(tensors)] = Work(nbytes, flops_of(func, args, kwargs, result))
-        reads, self._reads = self._reads, ""
+        reads, self._reads = self._reads, ReadKind.OTHER
         if (what := self._wait(name, tensors, result)) and (place := users_place()):
-            wait = what, "how many" if name in _HOST_READS and name != READS_ONE else reads, place
+            wait = what, ReadKind.COUNT if name in _HOST_READS and name != READS_ONE else reads, place
             self.waits[wait] = self.waits.get(wait, 0) + 1
         return result
 

@@ -37,7 +37,7 @@ class PairedSavings:
 
     Attributes:
         notes: why a saving is unknown.
-        failures: the notes about failed fixes, by fix.
+        failures: how fixes failed, by fix.
 
     Args:
         harness: the harness with the workload.
@@ -135,8 +135,8 @@ class PairedSavings:
             # user.
             return self._time_saving(fixed, run, words)
         except Exception as error:  # with a fix, any model may raise anything: the saving is then unknown
-            self.failures[fix] = f"{words}: not measured, because it failed with {first_line(format_error(error))}"
-            self.notes.append(self.failures[fix])
+            self.failures[fix] = f"not measured, because it failed with {first_line(format_error(error))}"
+            self.notes.append(f"{words}: {self.failures[fix]}")
             return None
 
     def _time_saving(self, fixed: Calls, run: Calls, words: str) -> Saving:

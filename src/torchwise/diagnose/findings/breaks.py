@@ -52,7 +52,7 @@ def _try_fixes(one: Break, savings: Savings) -> dict[str, FixTrial]:
         if saving:
             trials[code] = FixTrial(code, saving.per_call_s.low > 0, "the break is gone", saving)
         elif key in savings.failures:
-            trials[code] = FixTrial(code, False, savings.failures[key].removeprefix(f"{key}: "))
+            trials[code] = FixTrial(code, False, savings.failures[key])
     return trials
 
 

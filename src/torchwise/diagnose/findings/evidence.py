@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torchwise.diagnose.kernels import Profiled
-from torchwise.diagnose.op_trace import OpTrace
+from torchwise.diagnose.op_trace import OpTrace, ReadKind
 from torchwise.diagnose.stages import Code
 from torchwise.errors import PlanError
 from torchwise.plan import Plan
@@ -72,9 +72,9 @@ class Evidence:
         if self.device != "cuda" or self.base.capture != "none":
             return None
         reads = {wait.reads for wait in self.observed.waits}
-        if reads and reads <= {"yes or no", "how many"}:
+        if reads and reads <= {ReadKind.BOOL, ReadKind.COUNT}:
             return self.with_choice("capture", "branches")
-        if reads == {"number"}:
+        if reads == {ReadKind.SCALAR}:
             base, transforms = self.base, ("numbers_on_gpu",)
             return Plan(base.precision, base.memory_format, transforms, capture="call")
         return self.with_choice("capture", "call")
@@ -83,6 +83,26 @@ class Evidence:
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels of one call, the longest first."""
         return self.profiled.kernels
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNumber:
+    """A number that a submodule holds.
+
+    Attributes:
+        root: the model, as its code names it, such as "self".
+        path: the submodule's path in the model, or "" for the model itself.
+        name: the number's attribute.
+    """
+
+    root: str
+    path: str
+    name: str
+
+    @property
+    def holder(self) -> str:
+        """The submodule, as the model's code names it."""
+        return f"{self.root}.{self.path}" if self.path else self.root
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +117,7 @@ class Fix:
         advice: the recommendation as a sentence, for a fix that helps.
         sources: the varying values, as PyTorch names them.
         dims: for "mark", the tensors and dimensions.
+        number: for "tensor", the number that becomes a tensor.
         of: the function that is recompiled.
     """
 
@@ -105,6 +126,7 @@ class Fix:
     advice: str
     sources: tuple[str, ...] = ()
     dims: tuple[tuple[str, int], ...] = ()
+    number: HeldNumber | None = None
     of: Frame | None = None
 
 
@@ -125,7 +147,7 @@ class Savings(Protocol):
 
     @property
     def failures(self) -> Mapping[Plan | str, str]:
-        """The failures of tried fixes, by fix."""
+        """How tried fixes failed, by fix. The text does not name the fix."""
 
     def try_fix(self, fix: Fix) -> FixTrial | None:
         """Try a fix on a copy of the model: count its compilations, compare its answers, and measure its saving."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torchwise.diagnose.findings.evidence import Evidence, Fix, Savings, estimate_compile_saving
+from torchwise.diagnose.findings.evidence import Evidence, Fix, HeldNumber, Savings, estimate_compile_saving
 from torchwise.records import Interval
 from torchwise.records.compile_events import Frame, Recompile, UncompiledKind
 from torchwise.records.explanation import Basis, Finding, FixTrial, Saving, SourceLocation
@@ -18,7 +18,7 @@ _VALUE = re.compile(r"^(?P<source>[^=<>%()+*\n]+) == (?P<want>[^\n]+)$")
 _BY_VALUE = re.compile(r"^(?:len\(|not |___check_obj_id\()|== | is ")
 """Guards on a value, a length or an object: the varying value can perhaps be kept out of the compiled code."""
 _SIZE = re.compile(r"(size|stride) mismatch|\.size\(\)\[")
-_ATTRIBUTE = re.compile(r"^(?P<holder>.+)\.(?P<name>[^\W\d]\w*)$")
+_ATTRIBUTE = re.compile(r"^(?P<root>[^.]+)(?P<path>\..+)?\.(?P<name>[^\W\d]\w*)$")
 _SUBMODULE = re.compile(r"\._modules\['([^\W\d]\w*)'\]")
 
 
@@ -147,7 +147,7 @@ def fixes(of: Frame, again: list[Recompile], evidence: Evidence) -> list[Fix]:
     sources = tuple(dict.fromkeys(one.source for one in again if one.source and _BY_VALUE.search(one.guard)))
     if sources:
         found.append(_make_hoist_fix(sources, again))
-    found += [_tensor(one, number) for one in again if (number := _number(one)) is not None and _holder(one)]
+    found += filter(None, map(_make_tensor_fix, again))
     return [replace(fix, of=of) for fix in dict.fromkeys(found)]
 
 
@@ -186,16 +186,20 @@ def _make_hoist_fix(sources: tuple[str, ...], again: list[Recompile]) -> Fix:
     )
 
 
-def _tensor(one: Recompile, number: int | float) -> Fix:
-    holder, name = _holder(one) or ("", "")
-    code = f"{holder}.register_buffer({name!r}, torch.tensor({type(number)()}))"
-    return Fix("tensor", code, f"Make the number a tensor where it is set: `{code}`.", (one.source,))
+def _make_tensor_fix(one: Recompile) -> Fix | None:
+    number, held = _number(one), _held_number(one)
+    if number is None or held is None:
+        return None
+    code = f"{held.holder}.register_buffer({held.name!r}, torch.tensor({type(number)()}))"
+    return Fix("tensor", code, f"Make the number a tensor where it is set: `{code}`.", (one.source,), number=held)
 
 
-def _holder(one: Recompile) -> tuple[str, str] | None:
-    """Return the module that holds a number, as the code names it, and the number's name."""
+def _held_number(one: Recompile) -> HeldNumber | None:
+    """Return the number that PyTorch's expression names, or None if no submodule holds it."""
     hit = _ATTRIBUTE.match(_readable(one.source))
-    return (hit["holder"], hit["name"]) if hit and "[" not in one.source.replace("._modules[", "") else None
+    if hit is None or "[" in one.source.replace("._modules[", ""):
+        return None
+    return HeldNumber(hit["root"], (hit["path"] or "").removeprefix("."), hit["name"])
 
 
 def _readable(source: str) -> str:
