@@ -433,6 +433,13 @@ def test_a_finished_row_in_a_line_says_what_is_wrong_with_its_answers() -> None:
     assert re.fullmatch(r"x, so far: 2.*× \[.*\] in bf16, first call \+38.2 s, not right \(values: .*\)", line)
 
 
+def test_a_contenders_name_may_look_like_a_part_of_the_line() -> None:
+    row = a_row("team: ours", 2.0, verdict=WRONG)
+    line = to_log_line(line_of(row, a_benchmark((row,))))
+    assert line.startswith("team: ours, so far: ")
+    assert ", not right (values: " in line
+
+
 def test_reports_load_neither_torch_nor_the_benchmark_loop() -> None:
     code = (
         "import sys, torchwise.report, torchwise.report.comparison; "

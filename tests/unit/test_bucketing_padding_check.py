@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from torchwise.bucketing import Padding, verify_padding
+from torchwise.bucketing import Padding, padding_check, verify_padding
 from torchwise.errors import BaselineError, InputError
+from torchwise.verify.observe import Observation
 
 
 class Attention(torch.nn.Module):
@@ -85,6 +87,14 @@ def test_a_batch_is_padded_to_more_rows() -> None:
 def test_a_rule_that_changes_an_answer_is_refused(model: Any, example: Any, padding: Padding, said: str) -> None:
     with pytest.raises(InputError, match=said):
         verify_padding(model, example, padding=padding, buckets=BUCKETS)
+
+
+def test_only_outputs_are_searched_for_numbers_whatever_other_state_is_called() -> None:
+    theirs = Observation((("answer", 1), ("output_count", 1)), frozenset(), outputs=frozenset({"answer"}))
+    counted = replace(theirs, leaves=(("answer", 1), ("output_count", 4)))
+    assert padding_check._plainly_differs(counted, theirs) is None
+    longer = replace(theirs, leaves=(("answer", 4), ("output_count", 1)))
+    assert padding_check._plainly_differs(longer, theirs) == "answer is 4, without padding 1"
 
 
 def test_batch_norm_in_training_is_refused_with_the_way_out() -> None:

@@ -18,6 +18,7 @@ from torchwise.dynamo import lower, private
 from torchwise.dynamo.graph import Captured
 from torchwise.dynamo.options import Options
 from torchwise.errors import InputError
+from torchwise.once_log import OnceLog
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
 
@@ -51,7 +52,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench = Bench()
     module = importlib.import_module("torchwise.dynamo.graph_backend")
     monkeypatch.setattr(module, "decide", bench.decide)
-    monkeypatch.setattr(module, "_logged", set())
+    monkeypatch.setattr(module, "_logged", OnceLog())
     monkeypatch.setattr(private, "inductor", bench.compile)
     torch._dynamo.reset()
     yield bench

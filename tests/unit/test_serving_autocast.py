@@ -17,6 +17,7 @@ from dynamo_graphs import capture_graph, decision_for
 from torchwise.dynamo import backend, decide
 from torchwise.dynamo.graph import Captured, CastGraph, Graph
 from torchwise.dynamo.options import Options
+from torchwise.once_log import OnceLog
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
 from torchwise.store import open_storage
@@ -47,7 +48,7 @@ def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     door = importlib.import_module("torchwise.dynamo.graph_backend")
     monkeypatch.setattr(door, "decide", decide_plan)
-    monkeypatch.setattr(door, "_logged", set())
+    monkeypatch.setattr(door, "_logged", OnceLog())
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()

@@ -26,6 +26,7 @@ from torchwise.artifact.manifest import Manifest
 from torchwise.dynamo import backend
 from torchwise.dynamo.decide import SPENT
 from torchwise.errors import InputError, StorageError, TorchwiseError
+from torchwise.once_log import OnceLog
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
 from torchwise.store import open_storage, sqlite
@@ -93,7 +94,7 @@ def test_a_store_that_fails_under_torch_compile_leaves_the_graph_to_inductor(
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
     monkeypatch.setattr("torchwise.dynamo.private.inductor", lambda module, _inputs: module.forward)
-    monkeypatch.setattr("torchwise.dynamo.graph_backend._logged", set())
+    monkeypatch.setattr("torchwise.dynamo.graph_backend._logged", OnceLog())
     monkeypatch.setattr(SPENT, "seconds", 0.0)
     kept = fault(store)
     torch._dynamo.reset()

@@ -18,10 +18,11 @@ from torchwise.dynamo.decide import decide
 from torchwise.dynamo.graph import Captured
 from torchwise.dynamo.options import Options
 from torchwise.errors import UnsupportedError
+from torchwise.once_log import OnceLog
 
 logger = logging.getLogger("torchwise")
 
-_logged: set[str] = set()
+_logged = OnceLog()
 
 
 def backend(
@@ -65,8 +66,7 @@ def backend(
 
 
 def _log(reason: str, place: str) -> None:
-    if reason not in _logged:
-        _logged.add(reason)
+    if _logged.admit(reason):
         logger.warning("torchwise: the graph at %s is left to Inductor, unmeasured: %s", place, reason)
 
 

@@ -26,6 +26,7 @@ from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.compile.signature import opaque_leaves
 from torchwise.errors import InputError, UnsupportedError
+from torchwise.once_log import OnceLog
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.loop_state import LoopProgress, copies, find_tied_tensors
 from torchwise.workload import pytree
@@ -83,7 +84,7 @@ class Rollout:
         self._loops: dict[GraphKey, tuple[CapturedLoop, Callable[[], bool]]] = {}
         self._warm: dict[GraphKey, list[float]] = {}  # host seconds of the steps run as written
         self._refused: dict[GraphKey, str] = {}
-        self._logged: set[str] = set()
+        self._logged = OnceLog()
         self._pool: Any = None
         self._side = RecordingStream()
         self._last: torch.cuda.Stream | None = None
@@ -135,12 +136,14 @@ class Rollout:
             )  # in the grad mode that it is in, which a step may use within (forces)
         except UnsupportedError as error:
             self._refused[key] = self.reason = str(error)
-            if self.reason not in self._logged:
-                self._logged.add(self.reason)
-                logger.warning("torchwise: the loop runs step by step, because %s", self.reason)
+            self._warn_once(self.reason)
         finally:
             self._standing = self._plans()
             self._lock.release()
+
+    def _warn_once(self, reason: str) -> None:
+        if self._logged.admit(reason):
+            logger.warning("torchwise: the loop runs step by step, because %s", reason)
 
     def _plans(self) -> list[Any]:
         """Return the plans by which applied models answer, held so that no graph outlives their memory."""

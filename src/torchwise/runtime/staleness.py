@@ -15,13 +15,19 @@ import torch
 from torchwise import environment
 from torchwise.compile.guards.reachable_code import ReachableCode, find_names
 from torchwise.records import Decision
-from torchwise.workload.differences import CODE, Details, another_model, pack_details, unpack_details
+from torchwise.workload.differences import (
+    DetailKind,
+    DetailName,
+    Details,
+    another_model,
+    pack_details,
+    stands_for_code,
+    unpack_details,
+)
 from torchwise.workload.identity import Attributes, structure
 from torchwise.workload.structure_details import details_of
 from torchwise.workload.train_step import TrainStep
 
-ATTRIBUTE = "attribute "
-"""Prefix of the names of attributes in the details of a structure."""
 MAX_FUNCTIONS = 10_000
 
 
@@ -41,17 +47,19 @@ def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
 def find_marks(model: Callable[..., Any], before: Details, now: Details) -> Attributes:
     """Return differing attributes that no code reads, with their former values, or {} if anything else differs."""
     model = model.model if isinstance(model, TrainStep) else model
-    differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if not before or not isinstance(model, torch.nn.Module) or any(not n.startswith(ATTRIBUTE) for n in differing):
+    differing = {text: DetailName.from_text(text) for text in {**before, **now} if before.get(text) != now.get(text)}
+    if not before or not isinstance(model, torch.nn.Module):
+        return {}
+    if any(name.kind is not DetailKind.ATTRIBUTE for name in differing.values()):
         return {}
     parts, read = dict(model.named_modules()), names_read_by(model)
     if read is None:
         return {}
     marks: dict[int, dict[str, str | None]] = {}
-    for name in differing:
-        path, _, attribute = name.removeprefix(ATTRIBUTE).rpartition(".")
-        was = before.get(name)
-        if path not in parts or attribute in read or (was or "").startswith(CODE):
+    for text, name in differing.items():
+        path, _, attribute = name.path.rpartition(".")
+        was = before.get(text)
+        if path not in parts or attribute in read or stands_for_code(was):
             return {}
         marks.setdefault(id(parts[path]), {})[attribute] = was
     return marks

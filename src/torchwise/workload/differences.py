@@ -21,6 +21,11 @@ MAX_BYTES = 16 << 20
 """Maximum size of details as JSON, in bytes. Torchwise never wrote data that unpacks to more."""
 
 
+def stands_for_code(value: str | None) -> bool:
+    """Whether the value of a detail stands for code, of which only a digest is known."""
+    return value is not None and value.startswith(CODE)
+
+
 def pack_details(details: Details) -> str:
     """Return details as one short word, for a file that people read for other reasons."""
     return base64.b64encode(zlib.compress(json.dumps(details).encode(), 9)).decode()
@@ -122,9 +127,9 @@ def _difference(text: str, name: DetailName, all_before: Details, all_now: Detai
     if name.is_mode:
         return f"{name.owner} is in {now or EVAL}, but was in {before or EVAL}"
     if before is None:
-        return f"{text} is new" if (now or "").startswith(CODE) else f"{text} is new ({now})"
+        return f"{text} is new" if stands_for_code(now) else f"{text} is new ({now})"
     if now is None:
-        return f"{text} was removed" if before.startswith(CODE) else f"{text} was removed ({before})"
-    if CODE in (before[:1], now[:1]):
+        return f"{text} was removed" if stands_for_code(before) else f"{text} was removed ({before})"
+    if stands_for_code(before) or stands_for_code(now):
         return f"{text} changed"
     return f"{text} is {now}, and was {before}"

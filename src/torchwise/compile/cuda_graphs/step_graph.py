@@ -30,6 +30,7 @@ from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.varying_values import STATE, VaryingValue
 from torchwise.compile.recompiles import Recompiles
 from torchwise.errors import UnsupportedError
+from torchwise.once_log import OnceLog
 from torchwise.workload import pytree
 
 logger = logging.getLogger("torchwise")
@@ -104,7 +105,7 @@ class CapturedStep:
         self._code = CodeGuard(step, *modules)
         self._graphs: dict[GraphKey, RecordedStep] = {}
         self._seen_keys: set[GraphKey] = set()
-        self._warned: set[str] = set()
+        self._warned = OnceLog()
         self._refusal: str | None = None
         self._lock = threading.RLock()
         self._inside = False
@@ -187,9 +188,8 @@ class CapturedStep:
 
     def _warn_once(self, text: str, subject: str = "") -> None:
         """Warn once of each subject."""
-        subject = subject or text
-        logger.log(logging.INFO if subject in self._warned else logging.WARNING, "torchwise: %s", text)
-        self._warned.add(subject)
+        level = logging.WARNING if self._warned.admit(subject or text) else logging.INFO
+        logger.log(level, "torchwise: %s", text)
 
     def _call_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return detach_tensors(self._step(*args, **kwargs))

@@ -65,9 +65,9 @@ class BenchProgress(Progress):
 
 def to_log_line(line: Line) -> str:
     """Return a finished row as one log line, without times per call. Further processes may change its figures."""
-    head = f"{line.contender}: {line.answers}" + (f" ({line.why})" if line.why else "")
+    answers = f"{line.answers} ({line.why})" if line.why else line.answers
     if not line.row.is_timed:
-        return head
+        return f"{line.contender}: {answers}"
     precision = "" if line.precision == "native" else f" in {line.precision}"
     parts = [f"{line.contender}, so far: {line.speedup}{precision}", f"first call +{line.cold}"]
-    return ", ".join([*parts, head.partition(": ")[2], *filter(None, [line.choice])])
+    return ", ".join([*parts, answers, *filter(None, [line.choice])])
