@@ -38,6 +38,7 @@ from torchwise.trial import (
 )
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.launcher import WAITING
+from torchwise.trial.worker import MessageKind, UserError
 from torchwise.workload import WorkloadSpec
 
 TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
@@ -159,6 +160,22 @@ def test_what_is_the_users_own_fault_is_raised_with_what_was_found(
     inspection = Job("inspect", WorkloadSpec(target), effort=EFFORTS["quick"])
     with pytest.raises(error, match=re.escape(said)):
         inspect_workload(launcher, inspection, Limits(60, 8 * GIB), lambda stage: None)
+
+
+class OwnError(WorkloadError):
+    """A class of a plug-in."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"), [(TargetError("a|b: no\nsuch"), TargetError), (OwnError("a|b: no\nsuch"), WorkloadError)]
+)
+def test_an_error_of_the_users_crosses_whole_and_as_a_class_that_is_known(
+    raised: TargetError | OwnError, kind: type[Exception]
+) -> None:
+    message_kind, text = worker._report(raised, "load")
+    assert message_kind is MessageKind.ERROR
+    error = codec.from_json(text, UserError).to_error()
+    assert (type(error), str(error)) == (kind, str(raised))
 
 
 def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:

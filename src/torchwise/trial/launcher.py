@@ -26,10 +26,9 @@ from typing import Protocol
 
 import psutil
 
-from torchwise import errors
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.trial import worker
-from torchwise.trial.worker import Assignment
+from torchwise.trial.worker import Assignment, MessageKind, UserError
 
 PRELOAD = [
     *("torch", "torch._inductor.compile_fx", "torchwise.trial.candidate", "torchwise.trial.inspection"),
@@ -149,25 +148,25 @@ class _Conversation:
                 message = f"used {used / 2**30:.1f} GiB, its limit is {self._limits.memory_bytes / 2**30:.1f} GiB"
                 return Failure(FailureKind.OUT_OF_MEMORY, self._stage, message)
 
-    def _hear(self, kind: str, payload: str) -> str | Failure | None:
-        if kind == "stage":
+    def _hear(self, kind: MessageKind, payload: str) -> str | Failure | None:
+        if kind is MessageKind.STAGE:
             self._stage = WorkerStage(payload)
             self._on_stage(payload)
             return None
-        if kind == "waits":
+        if kind is MessageKind.WAITS:
             self._waits_since = time.monotonic()
             self._on_stage(WAITING)
             return None
-        if kind == "goes on" and self._waits_since is not None:  # others' work does not count as this worker's
-            self._deadline += time.monotonic() - self._waits_since
+        if kind is MessageKind.GOES_ON:
+            if self._waits_since is not None:  # others' work does not count as this worker's
+                self._deadline += time.monotonic() - self._waits_since
             self._waits_since = None
             self._on_stage(self._stage)
             return None
-        if kind == "failure":
+        if kind is MessageKind.FAILURE:
             return codec.from_json(payload, Failure)
-        if kind == "error":
-            name, _, message = payload.partition("|")
-            raise getattr(errors, name)(message)
+        if kind is MessageKind.ERROR:
+            raise codec.from_json(payload, UserError).to_error()
         return payload
 
     def _make_timeout_failure(self) -> Failure:

@@ -1,12 +1,6 @@
 """The child's side: do one job, report each stage, answer with one record, and end.
 
-Messages to the parent are pairs of strings:
-
-- ("stage", name).
-- ("waits", stage) and ("goes on", stage) around a wait for the device.
-- ("result", JSON).
-- ("failure", JSON of a `Failure`).
-- ("error", "ClassName|message") for an error of the user's that ends the whole study.
+Messages to the parent are pairs of a `MessageKind` and a text.
 """
 
 from __future__ import annotations
@@ -21,14 +15,60 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from torchwise import errors
 from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, format_error
 from torchwise.measure import device_lock
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
 
 Stage = Callable[[str], None]
+
+
+class MessageKind(StrEnum):
+    """Kinds of messages to the parent, by the text that comes with them."""
+
+    STAGE = "stage"
+    """The name of the stage that begins."""
+    WAITS = "waits"
+    """The stage in which the worker waits for the device."""
+    GOES_ON = "goes on"
+    """The stage that goes on after such a wait."""
+    RESULT = "result"
+    """The record as JSON."""
+    FAILURE = "failure"
+    """A `Failure` as JSON."""
+    ERROR = "error"
+    """A `UserError` as JSON, which ends the whole study."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserError:
+    """An error of the user's target or inputs.
+
+    Attributes:
+        kind: name of its class in `torchwise.errors`.
+        message: its message.
+    """
+
+    kind: str
+    message: str
+
+    @classmethod
+    def from_error(cls, error: TorchwiseError) -> UserError:
+        """Describe an error, by its closest class that the parent knows."""
+        known = next(kind for kind in type(error).__mro__ if kind.__module__ == TorchwiseError.__module__)
+        return cls(known.__name__, str(error))
+
+    def to_error(self) -> TorchwiseError:
+        """Return the error, to raise it in the parent."""
+        error: TorchwiseError = getattr(errors, self.kind)(self.message)
+        return error
+
+
 TRACEBACK_LINES = 40
 TELL_WHERE = signal.SIGUSR1
 """Makes a worker write the activity of each of its threads to its log, even if it hangs outside Python."""
@@ -69,11 +109,13 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
 
     def enter(name: str) -> None:
         stage[0] = name
-        connection.send(("stage", name))
+        connection.send((MessageKind.STAGE, name))
 
-    device_lock.configure_lock(lambda waits: connection.send(("waits" if waits else "goes on", stage[0])))
+    device_lock.configure_lock(
+        lambda waits: connection.send((MessageKind.WAITS if waits else MessageKind.GOES_ON, stage[0]))
+    )
     try:
-        connection.send(("result", codec.to_json(_run(job, enter))))
+        connection.send((MessageKind.RESULT, codec.to_json(_run(job, enter))))
     except BaseException as error:  # an exception of a candidate is this trial's result, and nobody else's problem
         connection.send(_report(error, stage[0]))
     sys.stdout.flush()
@@ -86,14 +128,14 @@ def _run(job: Assignment, stage: Stage) -> Any:
     return getattr(importlib.import_module(module), function)(job, stage)
 
 
-def _report(error: BaseException, stage: str) -> tuple[str, str]:
+def _report(error: BaseException, stage: str) -> tuple[MessageKind, str]:
     if isinstance(error, (InputError, BaselineError)):
-        return ("error", f"{type(error).__name__}|{error}")
+        return (MessageKind.ERROR, codec.to_json(UserError.from_error(error)))
     text = "".join(traceback.format_exception(error)[-TRACEBACK_LINES:])
     failure = Failure(_kind(error), WorkerStage(stage), format_error(error)[:2000], text[-8000:])
     if isinstance(error, TorchwiseError):
         failure = Failure(_kind(error), WorkerStage(stage), str(error), no_effect=getattr(error, "part", None))
-    return ("failure", codec.to_json(failure))
+    return (MessageKind.FAILURE, codec.to_json(failure))
 
 
 def _kind(error: BaseException) -> FailureKind:
