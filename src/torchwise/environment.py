@@ -103,8 +103,18 @@ class Environment:
 
     def differences(self, other: Environment) -> list[str]:
         """List each difference, such as "torch: 2.11.0 there, 2.13.0 here". `other` is here."""
+        return self.describe_differences(other, "there", "here")
+
+    def describe_differences(self, other: Environment, one: str, another: str) -> list[str]:
+        """List each difference, such as "torch: 2.11.0 before, 2.13.0 now".
+
+        Args:
+            other: the other environment.
+            one: the word for this environment, such as "before".
+            another: the word for the other, such as "now".
+        """
         return [
-            f"{_label(name)}: {self._format_field(name)} there, {other._format_field(name)} here"
+            f"{_label(name)}: {self._format_field(name)} {one}, {other._format_field(name)} {another}"
             for name in self.list_different_fields(other)
         ]
 

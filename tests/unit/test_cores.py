@@ -187,10 +187,10 @@ def test_cores_are_contended_where_threads_wait_for_one(cores: CoreUse, cause: s
 
 def test_the_cause_and_what_it_costs_are_one_sentence() -> None:
     assert describe_contention(HELD, {2: 0.088, 1: 1e-4}) == (
-        "Other programs hold 1.0 of 2 cores: eager with 2 threads takes 88.0 ms a call, with 1 thread 100 µs."
+        "Other programs hold 1.0 of 2 cores: eager with 2 threads takes 88.0 ms a call, with 1 thread 100 µs"
     )
     assert describe_contention(FREE, {2: 1e-4}, "a small model") == (
-        "All cores are free: a small model with 2 threads takes 100 µs a call."
+        "All cores are free: a small model with 2 threads takes 100 µs a call"
     )
 
 

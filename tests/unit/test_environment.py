@@ -99,6 +99,12 @@ def test_other_cpus_are_named_once() -> None:
     assert FREE.differences(replace(HERE, cpus=2, cores_allowed=2.0)) == ["cpus: 8 there, 2 here"]
 
 
+def test_both_sides_have_the_words_of_the_report_whatever_the_values_are_called() -> None:
+    odd = replace(HERE, cpu="Made there, not here")
+    words = HERE.describe_differences(odd, "before", "now")
+    assert words == [f"cpu: {HERE.cpu} before, Made there, not here now"]
+
+
 @pytest.mark.parametrize(("quota", "limit"), [(None, None), (0.5, 0.5), (1e3, None)])
 def test_the_limit_of_this_process_is_its_quota_where_that_is_below_its_cpus(
     quota: float | None, limit: float | None, monkeypatch: pytest.MonkeyPatch

@@ -163,7 +163,7 @@ def _waits(history: History, chosen: Plan = EAGER) -> str:
         way_out = " Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`."
     elif chosen.threads is not None and cores.has_other_load:
         way_out = " When those programs have ended, tune again: more threads may be faster then."
-    return f" {describe_contention(cores, by_threads)}{way_out}"
+    return f" {describe_contention(cores, by_threads)}.{way_out}"
 
 
 def _speed(trial: Trial) -> float:

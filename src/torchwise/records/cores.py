@@ -70,7 +70,7 @@ class CoreUse:
 
 
 def describe_contention(cores: CoreUse, seconds_by_threads: Mapping[int, float], model: str = "eager") -> str:
-    """Describe why threads wait for a core, and how long a call takes as a result.
+    """Describe why threads wait for a core, and how long a call takes as a result. No full stop ends the text.
 
     Args:
         cores: how the CPUs were shared.
@@ -79,7 +79,7 @@ def describe_contention(cores: CoreUse, seconds_by_threads: Mapping[int, float],
     """
     (first, taken), *others = [(_count(n, "thread"), seconds(each)) for n, each in seconds_by_threads.items()]
     costs = "".join(f", with {threads} {each}" for threads, each in others)
-    return f"{cores.cause or 'All cores are free'}: {model} with {first} takes {taken} a call{costs}."
+    return f"{cores.cause or 'All cores are free'}: {model} with {first} takes {taken} a call{costs}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -113,10 +113,7 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
     rows = [_Rows(judge, a, b).compare_rows(before[key], after[key]) for key in shared]
     rows += [_absent(row, b) for key, row in before.items() if key not in after]
     rows += [_make_comparison(row, Change.NOT_COMPARED, "only in B") for key, row in after.items() if key not in before]
-    differences = tuple(
-        line.replace(" there,", " in A,").removesuffix(" here") + " in B"
-        for line in a.environment.differences(b.environment)
-    )
+    differences = tuple(a.environment.describe_differences(b.environment, "in A", "in B"))
     ratios = [row.time if row.contender == EAGER else row.speedup for row in rows]
     observed = [ratio for benchmark in (a, b) for row in benchmark.rows for ratio in row.observed]
     trust = judge_trust([ratio for ratio in ratios if ratio], _causes(a, b), observed)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from torchwise.records import Study
+from torchwise.records import Outcome, Study
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
 from torchwise.report.plots.plot import Plot
@@ -129,12 +129,11 @@ def _point(judge: Judge, before: Study, after: Study) -> Point:
     is_eager = old.trial is None and new.trial is None
     found = judge.judge(a, b, eager=is_eager)
     figures = figures_of(found, eager=is_eager)
-    refused = next((row for row in rows(after) if row.plan == old.plan and row.verdict == "failed"), None)
+    refused = next((row for row in rows(after) if row.plan == old.plan and row.outcome is Outcome.FAIL), None)
     if refused:
         return Point(after, new, Change.WRONG, figures, f"{old.name} was verified before, and fails now: {refused.why}")
     return Point(after, new, found.change, figures, _describe_environment_changes(before, after))
 
 
 def _describe_environment_changes(before: Study, after: Study) -> str:
-    lines = before.environment.differences(after.environment)
-    return ", ".join(line.replace(" there,", " before,").removesuffix(" here") + " now" for line in lines)
+    return ", ".join(before.environment.describe_differences(after.environment, "before", "now"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchwise.records import Interval, Study
+from torchwise.records import Interval, Outcome, Study
 from torchwise.records.scale import EXACT
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
@@ -42,8 +42,7 @@ def differences(first: Study, second: Study) -> list[str]:
     Figures of different machines are hard to compare.
     """
     lines = [
-        f"environment: {line.replace(' there,', ' first,').replace(' here', ' second')}"
-        for line in first.environment.differences(second.environment)
+        f"environment: {line}" for line in first.environment.describe_differences(second.environment, "first", "second")
     ]
     pairs = [
         ("target", first.workload.target, second.workload.target),
@@ -130,7 +129,7 @@ def _diff_of_both(judge: Judge, before: tuple[Study, Row], after: tuple[Study, R
             one.name, one, other, judgement.change, judgement.time, figures_of(judgement, eager=one.trial is None)
         )
     change = Change.WRONG if a else Change.RIGHT if b else Change.NOT_COMPARED
-    if a and other.verdict != "failed":  # it died, took too long, or was stopped early
+    if a and other.outcome is not Outcome.FAIL:  # it died, took too long, or was stopped early
         change = Change.LOST
     return PlanDiff(one.name, one, other, change)
 

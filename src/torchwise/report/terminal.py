@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.panel import Panel
 from rich.text import Text
 
-from torchwise.records import Decision, Study, StudyState
+from torchwise.records import Decision, Outcome, Study, StudyState
 from torchwise.report import format as show
 from torchwise.report import layout, summary
 from torchwise.report.commands import Step, next_steps, wrap_command
@@ -109,8 +109,8 @@ class _Candidates:
 
 
 def _style(row: Row, column: str) -> str:
-    if column == "answer" and row.verdict in ("failed", "not comparable"):
-        return "red" if row.verdict == "failed" else "yellow"
+    if column == "answer" and row.outcome in (Outcome.FAIL, Outcome.NOT_COMPARABLE):
+        return "red" if row.outcome is Outcome.FAIL else "yellow"
     return "bold green" if row.is_decided else STYLES[row.standing]
 
 

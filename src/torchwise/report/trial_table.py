@@ -34,7 +34,8 @@ class Row:
         warm_s: cost of the first call with full caches.
         peak_memory: bytes at the peak.
         baseline_peak_memory: the same for eager, one figure for all rows (`Study.eager_peak_memory`).
-        verdict: "passed", "failed", "not comparable", "reference" for eager, or empty if not verified.
+        verdict: the outcome for people: "passed", "failed", "not comparable", "reference" for eager, or empty if not
+            verified.
         error: largest relative error against the reference.
         floor: eager's own error, the noise floor.
         why: why it won or lost.
@@ -58,6 +59,11 @@ class Row:
     floor: float | None = None
     why: str = ""
     trial: Trial | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome of verification, or None for eager and for plans that were not verified."""
+        return self.trial.verdict.outcome if self.trial and self.trial.verdict else None
 
     @property
     def memory(self) -> str:

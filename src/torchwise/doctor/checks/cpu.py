@@ -55,7 +55,7 @@ def _cores(facts: SystemInfo) -> Iterator[Finding]:
     if timed is None or timed.failed:
         return
     cost = read_cost(timed.detail)
-    found = describe_contention(cost.cores, cost.seconds, "a small model").removesuffix(".")
+    found = describe_contention(cost.cores, cost.seconds, "a small model")
     if not cost.cores.is_contended:
         yield ok("CPU cores", found)
         return

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torchwise.records import Interval, Outcome
 from torchwise.records.answer import Answer, exceeds
-from torchwise.records.benchmark import EAGER, Benchmark, Row
+from torchwise.records.benchmark import EAGER, Benchmark, Row, RowState
 from torchwise.records.processes import is_level_across
 from torchwise.records.scale import Scale, ScaledRow, scale_of
 from torchwise.report import format as show
@@ -69,6 +69,13 @@ class Line:
     def remarks(self) -> list[str]:
         """Remarks to show below the table, a line each."""
         return [text for text in (self.why, self.choice, self.caches, self.search, self.doubts) if text]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it failed, or its answers did. It may also be missing, or not comparable."""
+        if not self.row.is_timed or self.row.performance is None:
+            return self.row.state is RowState.FAILED
+        return self.row.performance.verdict.outcome is Outcome.FAIL
 
     @property
     def name(self) -> str:

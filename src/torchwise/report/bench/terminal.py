@@ -89,7 +89,7 @@ class _BlockView:
 
 def _style(line: Line, column: str) -> str:
     if column == "answers" and not line.row.is_right:
-        return "red" if line.answers in ("failed", "not right") else "yellow"
+        return "red" if line.is_wrong else "yellow"
     if line.is_inconclusive and line.row.is_right:
         return "yellow"
     return "bold green" if line.is_best else "" if line.row.is_right else "dim"

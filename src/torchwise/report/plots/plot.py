@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchwise.records import Measurement, Study
+from torchwise.records import Measurement, Outcome, Study
 from torchwise.report.trial_table import Row, rows
 
 MAX_COUNT = 12
@@ -50,7 +50,7 @@ class Series:
     @property
     def is_right(self) -> bool:
         """Whether its answers passed verification. A plan that was stopped early may have passed."""
-        return self.row.trial is None or self.row.verdict == "passed"
+        return self.row.trial is None or self.row.outcome is Outcome.PASS
 
     @property
     def is_ranked(self) -> bool:
