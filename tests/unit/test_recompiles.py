@@ -20,8 +20,8 @@ from torchwise.alerts import heard
 from torchwise.compile import compile_plan
 from torchwise.compile.backends import inductor
 from torchwise.compile.backends.inductor import count_compiled_graphs
-from torchwise.compile.guards.varying_values import NUMBER, TEXT, VaryingValue
-from torchwise.compile.recompiles import FIRST_WAIT_S, RecompileLimitError, Recompiles
+from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
+from torchwise.compile.recompiles import FIRST_WAIT_S, MAX_PLACES, RecompileLimitError, Recompiles
 from torchwise.plan import Plan
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule
@@ -394,7 +394,7 @@ def test_each_is_said_and_scraped(caplog: pytest.LogCaptureFixture) -> None:
     assert found == 1
 
 
-STYLED = VaryingValue("style", "`style`", TEXT, "'a'")
+STYLED = VaryingValue("style", "`style`", VaryingKind.TEXT, "'a'")
 
 
 def test_one_more_is_permitted_after_a_wait_that_doubles() -> None:
@@ -411,10 +411,26 @@ def test_one_more_is_permitted_after_a_wait_that_doubles() -> None:
     assert recompiles.count == 4
 
 
+def test_every_kind_that_varies_has_words() -> None:
+    for kind in VaryingKind:
+        recompiles = Recompiles(0)
+        with pytest.raises(RecompileLimitError, match=re.escape("`step` ")):
+            recompiles.again([VaryingValue("step", "`step`", kind)], at_start=True)
+
+
+def test_places_that_vary_once_each_are_forgotten_and_the_common_one_is_named() -> None:
+    recompiles = Recompiles(1 << 20)
+    for i in range(3 * MAX_PLACES):
+        entry = VaryingValue(f"sizes[{i}]", f"`sizes[{i}]`", VaryingKind.NUMBER, str(i))
+        recompiles.again([entry, *([STYLED] if i > MAX_PLACES else [])], at_start=True)
+    assert max(len(recompiles._times), len(recompiles._values)) <= MAX_PLACES
+    assert recompiles._error().reason.startswith("`style` is another string")
+
+
 def test_what_varied_most_often_is_named_with_its_last_values() -> None:
     recompiles = Recompiles(8)
     for i in range(8):
-        number = VaryingValue("step", "`step`", NUMBER, str(i))
+        number = VaryingValue("step", "`step`", VaryingKind.NUMBER, str(i))
         recompiles.again([number, STYLED] if i % 2 else [number], at_start=True)
     with pytest.raises(RecompileLimitError) as raised:
         recompiles.again([], at_start=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchwise.compile.guards.fast_module_guard import REGISTERED, STANDARD, DictContents, unwritten_since
-from torchwise.compile.guards.varying_values import OBJECT, STATE, ChangedModelError, VaryingValue
+from torchwise.compile.guards.varying_values import ChangedModelError, VaryingKind, VaryingValue
 from torchwise.compile.signature import is_plain, is_strided
 from torchwise.errors import UnsupportedError
 
@@ -73,7 +73,7 @@ class AttributeSync:
             if self._originals[place].is_same():
                 continue
             if any(vars(own)[kind] is not values for kind, values in self._registered[place].items()):
-                raise _change_error("the set of the model's submodules or weights", STATE)
+                raise _change_error("the set of the model's submodules or weights", VaryingKind.STATE)
             self._follow_one(own, part, self._original_state[place])
             self._original_state[place], self._copy_state[place] = (
                 _plain(own),
@@ -86,9 +86,13 @@ class AttributeSync:
         now = _plain(own)
         new = {name: value for name, value in now.items() if given.get(name, _MISSING) is not value}
         if type(own) is not type(part) or "training" in new:
-            raise _change_error("the mode of the model, or an attribute of a submodule that the plan replaces,", STATE)
+            raise _change_error(
+                "the mode of the model, or an attribute of a submodule that the plan replaces,", VaryingKind.STATE
+            )
         if inside := [name for name, value in new.items() if self._leads_to_weights(value)]:
-            raise _change_error(f"`{inside[0]}` of the model, which leads to its modules or weights,", OBJECT)
+            raise _change_error(
+                f"`{inside[0]}` of the model, which leads to its modules or weights,", VaryingKind.OBJECT
+            )
         for name in given.keys() - now.keys() - part._buffers.keys():
             vars(part).pop(name, None)
         vars(part).update(new)
@@ -137,7 +141,7 @@ class AttributeSync:
         return not isinstance(value, torch.Tensor) and not is_plain(value) and self._is_own(value)
 
 
-def _change_error(place: str, kind: str) -> ChangedModelError:
+def _change_error(place: str, kind: VaryingKind) -> ChangedModelError:
     return ChangedModelError(
         f"the plan runs a copy of the model, and {place} changed since it was compiled", VaryingValue("", place, kind)
     )

@@ -13,19 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchwise.compile.guards.varying_values import (
-    CONTENT,
-    FLAG,
-    LENGTH,
-    NUMBER,
-    OBJECT,
-    STATE,
-    TENSOR,
-    TEXT,
-    VALUE,
-    WEIGHT,
-    VaryingValue,
-)
+from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
 from torchwise.errors import UnsupportedError
 
 FIRST_WAIT_S, MAX_WAIT_S = 60.0, 3600.0
@@ -35,19 +23,30 @@ After an hour without a recompilation, the count starts again.
 """
 SHOWN = 4
 """Maximum number of varying values that a message shows."""
+MAX_PLACES = 64
+"""Maximum number of varying places that are counted. Each call may name others, such as entries of a growing list."""
 
 _FEW = "if it has few values, raise `torch._dynamo.config.recompile_limit`, otherwise keep it out of the compiled code"
 _WORDS = {
-    NUMBER: ("is another number on every call", "keep it in a tensor (`register_buffer`), which is an input"),
-    TEXT: ("is another string on every call", _FEW),
-    FLAG: ("changes from call to call", _FEW),
-    VALUE: ("is another value on every call", _FEW),
-    TENSOR: ("has other shapes or types from call to call", "convert it to one shape and dtype before the call"),
-    WEIGHT: ("is another tensor from call to call", "write to it in place, as `load_state_dict` does"),
-    CONTENT: ("change from call to call", "tune without the option `freezing`, which writes them into the code"),
-    LENGTH: ("has another length on every call", "keep growing data in a tensor of a fixed size"),
-    STATE: ("changes from call to call", "set it once, before the plan is applied"),
-    OBJECT: ("is another object on every call", "set it once, before the plan is applied"),
+    VaryingKind.NUMBER: (
+        "is another number on every call",
+        "keep it in a tensor (`register_buffer`), which is an input",
+    ),
+    VaryingKind.TEXT: ("is another string on every call", _FEW),
+    VaryingKind.FLAG: ("changes from call to call", _FEW),
+    VaryingKind.VALUE: ("is another value on every call", _FEW),
+    VaryingKind.TENSOR: (
+        "has other shapes or types from call to call",
+        "convert it to one shape and dtype before the call",
+    ),
+    VaryingKind.WEIGHT: ("is another tensor from call to call", "write to it in place, as `load_state_dict` does"),
+    VaryingKind.CONTENT: (
+        "change from call to call",
+        "tune without the option `freezing`, which writes them into the code",
+    ),
+    VaryingKind.LENGTH: ("has another length on every call", "keep growing data in a tensor of a fixed size"),
+    VaryingKind.STATE: ("changes from call to call", "set it once, before the plan is applied"),
+    VaryingKind.OBJECT: ("is another object on every call", "set it once, before the plan is applied"),
 }
 """The description of each kind of variation, and the remedy."""
 
@@ -92,7 +91,7 @@ class Recompiles:
         self._told, self._give_up = told or _ignore, give_up
         self._is_part, self._clock = is_part, clock
         self._lock = threading.Lock()
-        self._times: Counter[tuple[str, str]] = Counter()
+        self._times: Counter[tuple[str, VaryingKind]] = Counter()
         self._values: defaultdict[str, list[str]] = defaultdict(list)
         self._lately = 0  # since the last quiet hour
         self._last = -MAX_WAIT_S
@@ -132,6 +131,10 @@ class Recompiles:
     def _note(self, varied: Sequence[VaryingValue]) -> None:
         for one in varied:
             self._times[one.place, one.kind] += 1
+            if len(self._times) > MAX_PLACES:
+                rarest = min(self._times, key=self._times.__getitem__)  # the oldest of them
+                del self._times[rarest]
+                self._values.pop(rarest[0], None)
             if one.value and one.value not in (shown := self._values[one.place]):
                 shown.append(one.value)
                 del shown[:-SHOWN]

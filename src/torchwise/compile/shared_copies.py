@@ -13,7 +13,7 @@ import torch
 from torchwise.compile.attribute_sync import AttributeSync, as_original
 from torchwise.compile.guards.fast_module_guard import STANDARD, Reads
 from torchwise.compile.guards.module_guard import ModuleGuard
-from torchwise.compile.guards.varying_values import CONTENT, STATE, ChangedModelError, VaryingValue
+from torchwise.compile.guards.varying_values import ChangedModelError, VaryingKind, VaryingValue
 from torchwise.errors import UnsupportedError, WorkloadError
 from torchwise.plan import Plan
 from torchwise.workload import pytree
@@ -170,7 +170,7 @@ class DerivedWeights:
             for source, target in zip(self._original.parameters(), self.copy.parameters(), strict=True):
                 if source.shape != target.shape:
                     message = f"a weight changed shape from {tuple(target.shape)} to {tuple(source.shape)}"
-                    raise ChangedModelError(message, VaryingValue("", "the shape of a weight", STATE))
+                    raise ChangedModelError(message, VaryingValue("", "the shape of a weight", VaryingKind.STATE))
                 target.copy_(source)
             for own, copied, name in self._buffers:
                 self._refresh_buffer(own[name], copied, name)
@@ -227,7 +227,7 @@ class ModuleChangeGuard:
 
     def _check(self) -> None:
         if self._values and self._watch.versions() != self._versions:
-            varied = VaryingValue("", "the values of the weights", CONTENT)
+            varied = VaryingValue("", "the values of the weights", VaryingKind.CONTENT)
             raise ChangedModelError("the weights changed since they were frozen into the plan", varied)
         if self._set is not None:
             self._set.follow()

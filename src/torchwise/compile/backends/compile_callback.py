@@ -21,7 +21,7 @@ import torch
 
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.guards.guard_bypass import GuardBypass
-from torchwise.compile.guards.varying_values import NUMBER, STATE, TENSOR, Noted, VaryingValue, find_varied, note
+from torchwise.compile.guards.varying_values import Noted, VaryingKind, VaryingValue, find_varied, note
 from torchwise.compile.private import Name, look_up
 from torchwise.compile.recompiles import Recompiles
 from torchwise.errors import UnsupportedError
@@ -103,14 +103,16 @@ class CompileCallback:
             others = [one for one in varied if one.name not in self._numbers] or varied
             self.recompiles.again(others or [_find_failed_guard(cache_entry, frame)], at_start=is_whole)
             self._counted = self.calls
-        self._numbers |= {one.name: one.is_integer for one in varied if one.kind == NUMBER}
-        self._is_buffer_varying |= any(one.kind == TENSOR and "._buffers[" in one.name for one in varied)
+        self._numbers |= {one.name: one.is_integer for one in varied if one.kind is VaryingKind.NUMBER}
+        self._is_buffer_varying |= any(one.kind is VaryingKind.TENSOR and "._buffers[" in one.name for one in varied)
 
     def _find_varied(self, frame: Any) -> list[VaryingValue]:
         """Compare with the earlier compilation that has the fewest differences, and among those the fewest tensors."""
         scope = {"L": frame.f_locals, "G": frame.f_globals}
         by_compilation = [find_varied(noted, scope, self._bypass.own) for noted in self._noted[frame.f_code]]
-        return min(by_compilation, key=lambda varied: (len(varied), sum(one.kind == TENSOR for one in varied)))
+        return min(
+            by_compilation, key=lambda varied: (len(varied), sum(one.kind is VaryingKind.TENSOR for one in varied))
+        )
 
     @contextlib.contextmanager
     def _numbers_as_inputs(self) -> Iterator[None]:
@@ -202,4 +204,4 @@ def _find_failed_guard(cache_entry: Any, frame: Any) -> VaryingValue:
         text = parts[0].partition("  # ")[0].strip()
     except Exception:  # a private API, and nothing depends on its answer
         text = "unknown"
-    return VaryingValue("", f"the condition of PyTorch's guard `{text}`", STATE)
+    return VaryingValue("", f"the condition of PyTorch's guard `{text}`", VaryingKind.STATE)

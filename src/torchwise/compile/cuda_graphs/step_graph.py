@@ -27,7 +27,7 @@ from torchwise.compile.cuda_graphs.recorded_graph import Graph, overlap, record,
 from torchwise.compile.cuda_graphs.step_recording import Grads, StepRecording, detach_tensors
 from torchwise.compile.cuda_graphs.training_state import StateChange, TrainingState
 from torchwise.compile.guards.code_guard import CodeGuard
-from torchwise.compile.guards.varying_values import STATE, VaryingValue
+from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
 from torchwise.compile.recompiles import Recompiles
 from torchwise.errors import UnsupportedError
 from torchwise.once_log import OnceLog
@@ -178,7 +178,7 @@ class CapturedStep:
     def _start_over(self, change: StateChange) -> None:
         if self._graphs:
             if self._recompiles is not None:
-                self._recompiles.again([VaryingValue(change.subject, change.subject, STATE)], at_start=True)
+                self._recompiles.again([VaryingValue(change.subject, change.subject, VaryingKind.STATE)], at_start=True)
             hint = ". To avoid that, use a tensor on CUDA for this value" if change.is_setting else ""
             self._warn_once(f"the training step is captured again, because {change}{hint}", change.subject)
         self._graphs.clear()

@@ -18,7 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchwise.compile.guards.fast_module_guard import STANDARD, Reads, make_quick_check, names_read
-from torchwise.compile.guards.varying_values import STATE, WEIGHT, VaryingValue, value_varied
+from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue, value_varied
 from torchwise.compile.retry_pace import Pace
 from torchwise.compile.signature import is_equal, is_strided
 
@@ -184,8 +184,8 @@ class ModuleGuard:
         addresses = self._fingerprint[2] if self._fingerprint else ()
         for (holder, name), address in zip(self._places.tensors, addresses, strict=False):
             if not isinstance(now := holder.get(name), torch.Tensor) or _address(now) != address:
-                return VaryingValue(name, place(holder, name), WEIGHT)
-        return VaryingValue("", self._find_changed_module(named), STATE)
+                return VaryingValue(name, place(holder, name), VaryingKind.WEIGHT)
+        return VaryingValue("", self._find_changed_module(named), VaryingKind.STATE)
 
     def _find_changed_module(self, named: list[tuple[str, torch.nn.Module]]) -> str:
         """Name the first module with another class, mode or list of submodules."""

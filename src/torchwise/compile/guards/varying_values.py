@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -17,12 +18,32 @@ import torch
 from torchwise.compile.signature import is_plain, is_strided, plain_key
 from torchwise.errors import StalePlanError
 
-Noted = dict[str, tuple[str, Any]]
-"""By Dynamo's expression: the kind of a value, and the part of it to compare."""
 
-NUMBER, TEXT, FLAG, VALUE, TENSOR, LENGTH, OBJECT = "number", "text", "flag", "value", "tensor", "length", "object"
-WEIGHT, CONTENT, STATE = "weight", "content", "state"
-"""A setting of PyTorch's, or any other subject of a guard that is no value."""
+class VaryingKind(StrEnum):
+    """Kinds of values on which compiled code depends."""
+
+    NUMBER = "number"
+    TEXT = "text"
+    FLAG = "flag"
+    VALUE = "value"
+    """Any other plain value."""
+    TENSOR = "tensor"
+    """A tensor's shape, dtype, device or strides."""
+    LENGTH = "length"
+    OBJECT = "object"
+    WEIGHT = "weight"
+    """Another tensor in the place of a weight."""
+    CONTENT = "content"
+    """The values in weights."""
+    STATE = "state"
+    """A setting of PyTorch's, or any other subject of a guard that is no value."""
+
+
+Summary = tuple[VaryingKind, Any]
+"""The kind of a value, and the part of it to compare."""
+Noted = dict[str, Summary]
+"""Summaries by Dynamo's expressions."""
+
 _MODULES = re.compile(r"\._modules\['([^']*)'\]")
 _HELD = re.compile(r"\._(?:parameters|buffers)\['([^']*)'\]")
 _OF_CLASS = re.compile(r"dict\(type\((.+)\)\.__dict__\)\['(\w+)'\]")
@@ -37,14 +58,14 @@ class VaryingValue:
     Attributes:
         name: as Dynamo writes it.
         place: its description, such as "`step` on the model".
-        kind: the kind of the value, such as `NUMBER`.
+        kind: the kind of the value.
         value: its present value, to show, or "" if there is nothing to show.
         is_integer: whether it is one now, and was.
     """
 
     name: str
     place: str
-    kind: str
+    kind: VaryingKind
     value: str = ""
     is_integer: bool = False
 
@@ -81,7 +102,7 @@ def find_varied(noted: Noted, scope: Mapping[str, Any], owner: str | None) -> li
         except Exception:  # it is gone, or its expression uses helpers of Dynamo's own
             continue
         if now != before:
-            kind = now[0] if now[0] == before[0] else OBJECT
+            kind = now[0] if now[0] == before[0] else VaryingKind.OBJECT
             found.append(
                 VaryingValue(
                     name,
@@ -124,28 +145,36 @@ def place_of(name: str, owner: str | None, variables: Mapping[str, Any]) -> str:
     return f"`{root['name']}{root['rest']}`"
 
 
-def _summary(value: Any) -> tuple[str, Any]:
+def _summary(value: Any) -> Summary:
     if isinstance(value, torch.Tensor):
         strides = value.stride() if is_strided(value) else ()
-        return TENSOR, (value.dtype, tuple(value.shape), strides, value.device, value.requires_grad)
+        return VaryingKind.TENSOR, (value.dtype, tuple(value.shape), strides, value.device, value.requires_grad)
     if is_plain(value):
-        kind = FLAG if isinstance(value, bool) else NUMBER if isinstance(value, (int, float, complex)) else None
-        return kind or (TEXT if isinstance(value, str) else VALUE), plain_key(value)
+        return _kind_of_plain(value), plain_key(value)
     if isinstance(value, (tuple, list, dict, set)):
-        return LENGTH, (type(value), len(value))
-    return OBJECT, (type(value), id(value))
+        return VaryingKind.LENGTH, (type(value), len(value))
+    return VaryingKind.OBJECT, (type(value), id(value))
 
 
-def _is_integer(summary: tuple[str, Any]) -> bool:
-    return summary[0] == NUMBER and summary[1][0] is int
+def _kind_of_plain(value: Any) -> VaryingKind:
+    if isinstance(value, bool):
+        return VaryingKind.FLAG
+    if isinstance(value, (int, float, complex)):
+        return VaryingKind.NUMBER
+    return VaryingKind.TEXT if isinstance(value, str) else VaryingKind.VALUE
 
 
-def _format_value(summary: tuple[str, Any]) -> str:
+def _is_integer(summary: Summary) -> bool:
+    return summary[0] is VaryingKind.NUMBER and summary[1][0] is int
+
+
+def _format_value(summary: Summary) -> str:
     kind, value = summary
-    if kind == TENSOR:
+    if kind is VaryingKind.TENSOR:
         return f"{str(value[0]).removeprefix('torch.')}{list(value[1])}"
-    if kind == OBJECT:
+    if kind is VaryingKind.OBJECT:
         return ""
     last = value[-1] if isinstance(value, tuple) else value
-    text = last if kind == NUMBER and isinstance(last, str) else repr(last)  # floats are compared by their text
+    is_float = kind is VaryingKind.NUMBER and isinstance(last, str)  # floats are compared by their text
+    text = last if is_float else repr(last)
     return text if len(text) <= 40 else f"{text[:37]}..."
