@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
+ERROR_FILE = "TORCHWISE_ERROR_FILE"
+"""Environment variable that names a file for the message of the error that ends a command."""
+
+
 class TorchwiseError(Exception):
     """Base of every error raised on purpose. The command line returns `exit_code`."""
 

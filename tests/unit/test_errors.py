@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import re
 import sys
 
@@ -93,6 +94,22 @@ def test_the_command_line_says_it_and_exits_with_its_code(error, monkeypatch, ca
     shown = capsys.readouterr()
     assert shown.err == "torchwise: calls is 0, but must be at least 1\n"
     assert shown.out == ""
+
+
+def test_a_program_that_runs_the_command_reads_the_message_from_a_file(tmp_path, monkeypatch) -> None:
+    """Processes of the command do not inherit the variable, and so never write their own errors there."""
+    seen: list[str | None] = []
+
+    def fail() -> None:
+        seen.append(os.environ.get(errors.ERROR_FILE))
+        raise InputError("calls is 0,\nbut must be at least 1")
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setenv(errors.ERROR_FILE, str(tmp_path / "error"))
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert seen == [None]
+    assert (tmp_path / "error").read_text() == "calls is 0,\nbut must be at least 1"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:

@@ -45,8 +45,13 @@ with log.open("a") as out:
     if target == "unnamed":
         os.kill(os.getpid(), signal.SIGRTMIN + 1)
     if target == "broken":
-        print("torchwise: the model itself raised: no weights", file=sys.stderr)
+        error = "torchwise: the model itself raised:\\nno weights"
+        pathlib.Path(os.environ["TORCHWISE_ERROR_FILE"]).write_text(error)
+        print("a thread of the model ends", file=sys.stderr)
         sys.exit(3)
+    if target == "breaks_off":
+        print("torchwise: no memory", file=sys.stderr)
+        sys.exit(1)
     if target == "deaf":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -125,9 +130,14 @@ def test_a_signal_without_a_name_ends_one_study_and_not_the_sweep(sweep: Sweep) 
 
 def test_a_study_that_fails_ends_alone_with_its_error(sweep: Sweep) -> None:
     failed, good = sweep.run(tasks("broken", "a"), [CPU])
-    assert (failed.exit_code, failed.reason) == (3, "the model itself raised: no weights")
+    assert (failed.exit_code, failed.reason) == (3, "torchwise: the model itself raised:\nno weights")
     assert failed.study is None
     assert good.exit_code == 0
+
+
+def test_a_study_that_ends_without_an_error_of_its_own_is_described_by_its_last_line(sweep: Sweep) -> None:
+    (failed,) = sweep.run(tasks("breaks_off"), [CPU])
+    assert (failed.exit_code, failed.reason) == (1, "torchwise: no memory")
 
 
 @pytest.mark.parametrize("target", ["long", "deaf"])

@@ -6,8 +6,10 @@ Heavy imports stay inside the commands, so that `--help` is instant.
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +33,7 @@ from torchwise.cli.store import store
 from torchwise.cli.sweep import sweep
 from torchwise.cli.tune import tune
 from torchwise.cli.zoo import zoo
-from torchwise.errors import TorchwiseError
+from torchwise.errors import ERROR_FILE, TorchwiseError
 
 
 class Commands(Group):
@@ -95,16 +97,20 @@ def options(
 def main(run: Callable[[], None] | None = None) -> None:
     """Run the command line.
 
-    Exit codes: 0 decided, 2 invalid input, 3 the model itself fails, 130 interrupted.
+    Exit codes: 0 decided, 2 invalid input, 3 the model itself fails, 130 interrupted. A program that runs the command,
+    as `torchwise sweep` does, finds the message of an error in the file that `ERROR_FILE` names.
 
     Args:
         run: the function that parses the arguments and runs the command, by default `app`.
     """
     _replace_unencodable()
+    error_file = os.environ.pop(ERROR_FILE, "")  # processes that the command starts do not write there
     try:
         (run or app)()
     except TorchwiseError as error:
         typer.echo(f"torchwise: {error}", err=True)
+        if error_file:
+            Path(error_file).write_text(str(error), encoding="utf-8")
         sys.exit(error.exit_code)
 
 

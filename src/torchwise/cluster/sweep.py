@@ -22,6 +22,7 @@ import msgspec
 
 from torchwise import parsing
 from torchwise.cluster.manifest import Task
+from torchwise.errors import ERROR_FILE
 from torchwise.records.answer import EXIT_INCONCLUSIVE
 from torchwise.trial.launcher import signal_name
 
@@ -56,7 +57,7 @@ class SweepResult:
         task: the task.
         exit_code: exit code of `torchwise tune`: 0 decided, 2 bad input, 3 the model itself fails, 4 inconclusive. A
             negative one is the signal that killed it.
-        reason: the decision in a sentence, or the error.
+        reason: the decision in a sentence, or the error. Without either it is the last line of the output.
         seconds: wall time, including restarts.
         study: the study in schema `torchwise.study/1`, or None without a decision.
     """
@@ -145,11 +146,11 @@ class _Sweep:
     def _tune(self, task: Task, slot: Slot) -> SweepResult:
         start, code, last = time.monotonic(), 0, ""
         with tempfile.TemporaryDirectory(prefix="torchwise-sweep-") as folder:
-            file = Path(folder, "study.json")
+            file, error_file = Path(folder, "study.json"), Path(folder, "error")
             for _ in range(1 + RETRIES):
-                code, last = self._run(
-                    [*self._command, *_add_options(task, "--json", str(file), *slot.options)], task, slot
-                )
+                command = [*self._command, *_add_options(task, "--json", str(file), *slot.options)]
+                error_file.unlink(missing_ok=True)
+                code, last = self._run(command, task, {**slot.variables, ERROR_FILE: str(error_file)})
                 if code >= 0 or self._is_stopped:
                     break
                 self._say(f"{task.name}: its process was killed by {signal_name(-code)}")
@@ -157,15 +158,17 @@ class _Sweep:
             if code in (0, EXIT_INCONCLUSIVE) and file.exists():
                 study = parsing.read(file, parsing.parse_json)
                 return SweepResult(task, code, study["decision"]["reason"], seconds, study)
-        return SweepResult(task, code, last.removeprefix("torchwise: ") or f"exit code {code}", seconds)
+            if error_file.exists():
+                last = error_file.read_text(encoding="utf-8", errors="replace")
+        return SweepResult(task, code, last or f"exit code {code}", seconds)
 
-    def _run(self, command: list[str], task: Task, slot: Slot) -> tuple[int, str]:
+    def _run(self, command: list[str], task: Task, variables: dict[str, str]) -> tuple[int, str]:
         """Run one process, and return its exit code and the last line of its progress output."""
         last = ""
         with (
             subprocess.Popen(
                 command,
-                env={**self._environment, **slot.variables},
+                env={**self._environment, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the table of the study; the file has the decision
                 stderr=subprocess.PIPE,
