@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from string import Template
 
+from torchwise.records.bisection import Symptom
+
+MARKS = {
+    Symptom.WRONG: "FAULT: value",
+    Symptom.NAN: "FAULT: value",
+    Symptom.CRASH: "FAULT: the compiled call raises",
+    Symptom.HANG: "Timeout (",  # printed by Python's faulthandler
+    Symptom.SLOW: "FAULT: a call takes",
+}
+"""Beginning of the line that a repro prints for each fault.
+
+A program that cannot even be imported also exits with 1, and prints no such line.
+"""
+
 PROGRAM = Template('''\
 """$about
 
@@ -150,7 +164,7 @@ def main():
         compiled_values = [run(compiled, *example) for example in examples]
     except Exception:
         traceback.print_exc()
-        print("FAULT: the compiled call raises")
+        print("$crash_mark")
         return 1
     faulthandler.cancel_dump_traceback_later()
     for number, (values, eager, exact) in enumerate(zip(compiled_values, eager_values, exact_values)):
@@ -159,10 +173,10 @@ def main():
             problems.append(f"is missing or too much: there are {len(values)} values, in eager {len(eager)}")
         for index, problem in enumerate(problems):
             if problem:
-                print(f"FAULT: value {index} of example {number} {problem}")
+                print(f"$value_mark {index} of example {number} {problem}")
                 return 1
     if SLOW and (ratio := time_ratio(compiled, call, *examples[0])) > 1.1:
-        print(f"FAULT: a call takes {ratio:.2f} times eager's time")
+        print(f"$slow_mark {ratio:.2f} times eager's time")
         return 1
     print("right: the fault is gone")
     return 0

@@ -44,6 +44,9 @@ def write(probe: Probe, stage: Callable[[str], None]) -> Written:
     if probe.to_load:
         imports += Template(program.PREAMBLE).substitute(_target(probe))
     text = program.PROGRAM.substitute(
+        crash_mark=program.MARKS[Symptom.CRASH],
+        value_mark=program.MARKS[Symptom.WRONG],
+        slow_mark=program.MARKS[Symptom.SLOW],
         about="\n".join(probe.about),
         imports=imports,
         training=probe.job.workload.mode == "training",

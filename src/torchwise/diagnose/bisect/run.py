@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from torchwise.diagnose.bisect.ddmin import minimal
 from torchwise.diagnose.bisect.isolate import find_cause
 from torchwise.diagnose.bisect.job import Graphs, Part, Probe, ProbeResult, Written
 from torchwise.diagnose.bisect.probe_runner import BisectListener, ProbeRunner
+from torchwise.diagnose.bisect.program import MARKS
 from torchwise.diagnose.bisect.request import BisectRequest
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
@@ -25,14 +25,6 @@ from torchwise.trial import Job, Launcher, own_caches
 LOWER: tuple[Stage, ...] = ("dynamo", "aot_eager", "aot_eager_decomp_partition")
 """The stages below Inductor, each with all stages before it."""
 REPRO_LIMIT_S = 900.0
-SHOWN = {
-    Symptom.WRONG: r"FAULT: value",
-    Symptom.NAN: r"FAULT: value",
-    Symptom.CRASH: r"FAULT: the compiled call raises",
-    Symptom.HANG: r"Timeout \(",
-    Symptom.SLOW: r"FAULT: a call takes",
-}
-"""The output of a repro for each fault. A program that cannot even be imported also exits with 1, and shows nothing."""
 OUTPUT_TAIL = 1500
 
 
@@ -204,7 +196,7 @@ class _BisectionSearch:
         except subprocess.TimeoutExpired:
             return Repro(file, confirmed=False, standalone=standalone, output=f"ran longer than {REPRO_LIMIT_S:.0f} s")
         output = (done.stdout + done.stderr)[-OUTPUT_TAIL:].strip()
-        shows_fault = done.returncode < 0 or re.search(SHOWN[symptom], done.stdout + done.stderr) is not None
+        shows_fault = done.returncode < 0 or MARKS[symptom] in done.stdout + done.stderr
         return Repro(file, done.returncode not in (0, 2) and shows_fault, standalone, output)
 
 

@@ -47,9 +47,8 @@ def describe_saving(found: Saving | None) -> str:
     once = f"saves {show.seconds(found.once_s)} once in each process" if found.once_s else ""
     if found.answer is Answer.INCONCLUSIVE:
         return f"{once}, measured. Its saving per call {UNMEASURED}" if once else UNMEASURED
-    words = [_each_call(found)]
-    if once:
-        words = [once] if words == [NONE_SAVED] else [*words, once]
+    is_once_alone = bool(once) and found.per_call_s.high == 0
+    words = [once] if is_once_alone else [_each_call(found), *([once] if once else [])]
     return f"{' and '.join(words)}, {found.basis.value}"
 
 
