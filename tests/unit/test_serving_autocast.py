@@ -123,7 +123,7 @@ def test_it_is_tuned_in_workers_under_its_autocast_and_found_again(
             torch._dynamo.reset()
             same(torch.compile(net, backend=backend, options=options)(X), net(X))
     (study,) = searched
-    assert {str(t.plan): t.is_proven for t in study.trials} == {str(THREADS): True, str(INDUCTOR): True}
+    assert {str(t.plan): t.is_verified for t in study.trials} == {str(THREADS): True, str(INDUCTOR): True}
     assert "left to Inductor" not in caplog.text
     with open_storage(options["store"]) as storage:
         assert len(storage.list_studies()) == 1
