@@ -50,12 +50,12 @@ def test_the_first_answer_is_held_against_later_ones(answer: Any, outcome: Outco
 def test_only_the_first_answer_is_kept() -> None:
     answers = iter([X.clone(), X + 1, X + 2])
     kept = FirstAnswer(lambda: next(answers))
-    assert kept.seen is None
+    assert kept.observation is None
     first = kept()
     kept()
     first.zero_()  # as a plan that reuses its memory does
-    assert kept.seen is not None
-    assert torch.equal(dict(kept.seen.leaves)["output"], X)
+    assert kept.observation is not None
+    assert torch.equal(dict(kept.observation.leaves)["output"], X)
 
 
 def wrong_at_first(times: int) -> Callable[[Callable[..., Any], Plan], Callable[..., Any]]:

@@ -114,7 +114,7 @@ class _ContenderHarness:
             stochastic=Trait.STOCHASTIC in job.traits,
             training=self.harness.mode == "training",
         )
-        observed = [answer.seen for answer in first]
+        observed = [answer.observation for answer in first]
         options = {"extra_draws": job.effort.extra_draws, "noise_budget_s": job.effort.noise_s}
         verdict = run_checks(
             lambda: verify(replace(eager, candidate=_copy_answers(call), first=observed), **options),  # type: ignore[arg-type]

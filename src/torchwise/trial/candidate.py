@@ -183,7 +183,7 @@ class _CandidateTrial:
             stochastic,
             self.harness.mode == "training",
             Trait.STATEFUL in self._job.traits,
-            [answer.seen for answer in self._answers],
+            [answer.observation for answer in self._answers],
         )
         plain = replace(subject, candidate=workload.call, floor=workload.call, precision="native", reproducible=None)
         plain = replace(plain, first=())

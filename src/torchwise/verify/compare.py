@@ -57,10 +57,10 @@ def is_eagers_own(candidate: Observation, native: Observation) -> bool:
 
     pairs = zip(candidate.leaves, native.leaves, strict=True)
     return all(
-        ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-        if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)
-        else is_value(ours) and type(ours) is type(theirs) and ours == theirs
-        for (_, ours), (_, theirs) in pairs
+        value.dtype == expected.dtype and torch.equal(value, expected)
+        if isinstance(value, torch.Tensor) and isinstance(expected, torch.Tensor)
+        else is_value(value) and type(value) is type(expected) and value == expected
+        for (_, value), (_, expected) in pairs
     )
 
 
@@ -72,60 +72,62 @@ def check_structure(candidate: Observation, native: Observation) -> Check:
 
     if candidate.form != native.form:
         return make_failure(f"the outputs differ in structure: {_first_difference(candidate.form, native.form)}")
-    ours, theirs = dict(candidate.leaves), dict(native.leaves)
-    if list(ours) != list(theirs):
-        odd = sorted(set(ours) ^ set(theirs)) or ["their order"]
+    leaves, expected = dict(candidate.leaves), dict(native.leaves)
+    if list(leaves) != list(expected):
+        odd = sorted(set(leaves) ^ set(expected)) or ["their order"]
         return make_failure(f"the outputs differ in structure at {odd[0]}")
-    for name, leaf in ours.items():
-        if problem := _form_problem(leaf, theirs[name]):
-            return make_failure(f"{name} {problem}", CheckCause.NONE_IN_EAGER if theirs[name] is None else None)
-    for name, leaf in ours.items():
-        if _lies_otherwise(leaf, theirs[name]):
-            strides = tuple(leaf.stride()), tuple(theirs[name].stride())
+    for name, leaf in leaves.items():
+        if problem := _form_problem(leaf, expected[name]):
+            return make_failure(f"{name} {problem}", CheckCause.NONE_IN_EAGER if expected[name] is None else None)
+    for name, leaf in leaves.items():
+        if _has_other_strides(leaf, expected[name]):
+            strides = tuple(leaf.stride()), tuple(expected[name].stride())
             # Buffers and inputs are never laid out again.
             kind = CheckName.STRIDES if name in candidate.outputs else CheckName.STRUCTURE
             return Check(kind, Outcome.FAIL, f"{name} has strides {strides[0]}, in eager {strides[1]}")
     if candidate.aliases != native.aliases:
-        return make_failure(f"outputs share memory with inputs at {_pairs(candidate)}, in eager at {_pairs(native)}")
+        return make_failure(
+            f"outputs share memory with inputs at {_describe_pairs(candidate)}, in eager at {_describe_pairs(native)}"
+        )
     if shared := candidate.shared - native.shared:
         one, other = min(shared)
         return make_failure(f"outputs {one} and {other} share memory, in eager they do not")
-    detail = f"{len(ours)} values agree in form, dtype, shape, strides and aliasing"
-    return Check(CheckName.STRUCTURE, Outcome.PASS, detail, figures={Figure.SAMPLES: len(ours)})
+    detail = f"{len(leaves)} values agree in form, dtype, shape, strides and aliasing"
+    return Check(CheckName.STRUCTURE, Outcome.PASS, detail, figures={Figure.SAMPLES: len(leaves)})
 
 
-def _first_difference(ours: tuple[str, ...], theirs: tuple[str, ...]) -> str:
+def _first_difference(candidate: tuple[str, ...], eager: tuple[str, ...]) -> str:
     """Return the first difference of two forms. Outer containers come first, then arrays and objects in the outputs."""
-    pairs = itertools.zip_longest(ours, theirs, fillvalue="nothing")
-    mine, eagers = next((one, other) for one, other in pairs if one != other)
-    return f"{mine}, in eager {eagers}"
+    pairs = itertools.zip_longest(candidate, eager, fillvalue="nothing")
+    own, expected = next((one, other) for one, other in pairs if one != other)
+    return f"{own}, in eager {expected}"
 
 
-def _pairs(observation: Observation) -> str:
+def _describe_pairs(observation: Observation) -> str:
     return ", ".join(f"output {o} / input {i}" for o, i in sorted(observation.aliases)) or "none"
 
 
-def _form_problem(ours: Any, theirs: Any) -> str | None:
+def _form_problem(value: Any, expected: Any) -> str | None:
     import torch
 
-    if not isinstance(theirs, torch.Tensor):
-        if isinstance(ours, torch.Tensor) or type(ours) is not type(theirs):
-            return f"is of type {type(ours).__name__}, in eager {type(theirs).__name__}"
+    if not isinstance(expected, torch.Tensor):
+        if isinstance(value, torch.Tensor) or type(value) is not type(expected):
+            return f"is of type {type(value).__name__}, in eager {type(expected).__name__}"
         return None
-    if not isinstance(ours, torch.Tensor):
-        return f"is of type {type(ours).__name__}, in eager a tensor"
-    for what in ("dtype", "shape", "device", "layout"):
-        if getattr(ours, what) != getattr(theirs, what):
-            return f"has {what} {getattr(ours, what)}, in eager {getattr(theirs, what)}"
+    if not isinstance(value, torch.Tensor):
+        return f"is of type {type(value).__name__}, in eager a tensor"
+    for attribute in ("dtype", "shape", "device", "layout"):
+        if getattr(value, attribute) != getattr(expected, attribute):
+            return f"has {attribute} {getattr(value, attribute)}, in eager {getattr(expected, attribute)}"
     return None
 
 
-def _lies_otherwise(ours: Any, theirs: Any) -> bool:
+def _has_other_strides(value: Any, expected: Any) -> bool:
     import torch
 
-    if not isinstance(ours, torch.Tensor) or ours.layout is not torch.strided:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    return _strides(ours) != _strides(theirs)
+    return _strides(value) != _strides(expected)
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:
@@ -145,7 +147,7 @@ def _values(
 
     worst: Errors | None = None
     normal, limit, unseen, count = Errors(0.0, 0.0), 0.0, "", 0
-    void: Check | None = None
+    undecided: Check | None = None
     plain, floors, references = dict(native.leaves), dict(floor.leaves), dict((reference or native).leaves)
     for name, leaf in candidate.leaves:
         if not isinstance(leaf, torch.Tensor):
@@ -158,22 +160,22 @@ def _values(
         if not isinstance(against, torch.Tensor) or against.shape != leaf.shape:
             return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, f"{name} has no counterpart in the reference")
         bounds = Bounds.from_tensor(leaf, epsilon, has_reference=reference is not None)
-        found = judge(name, leaf, floors[name], against, bounds, moved)
-        if found.outcome is not Outcome.PASS:
-            detail, figures = f"{name} {found.detail}", {Figure.LIMIT: found.limit}
+        judged = judge(name, leaf, floors[name], against, bounds, moved)
+        if judged.outcome is not Outcome.PASS:
+            detail, figures = f"{name} {judged.detail}", {Figure.LIMIT: judged.limit}
             check = Check(
-                CheckName.VALUES, found.outcome, detail, found.errors.rms, found.usual.rms, found.cause, figures
+                CheckName.VALUES, judged.outcome, detail, judged.errors.rms, judged.usual.rms, judged.cause, figures
             )
-            if found.outcome is Outcome.FAIL:
+            if judged.outcome is Outcome.FAIL:
                 return check
-            void = void or check
+            undecided = undecided or check
         count += 1
-        telling = found.usual.rms < BLIND, found.errors.rms  # the error of a tensor that is all rounding says nothing
-        if worst is None or telling > (normal.rms < BLIND, worst.rms):
-            worst, normal, limit = found.errors, found.usual, found.limit
+        key = judged.usual.rms < BLIND, judged.errors.rms  # the error of a tensor that is all rounding says nothing
+        if worst is None or key > (normal.rms < BLIND, worst.rms):
+            worst, normal, limit = judged.errors, judged.usual, judged.limit
     # Reported last: comparable values may be wrong, which says more.
-    if void:
-        return void
+    if undecided:
+        return undecided
     if unseen:
         return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, unseen)
     if worst is None:
@@ -190,10 +192,12 @@ def _why_unseen(leaf: Any) -> str:
     return "cannot be looked into: return a dataclass, tensors or arrays"
 
 
-def _plain_problem(ours: Any, theirs: Any) -> str | None:
-    if isinstance(ours, float) and isinstance(theirs, float):
-        close = math.isclose(ours, theirs, rel_tol=1e-4, abs_tol=1e-16) or (math.isnan(ours) and math.isnan(theirs))
-        return None if close else f"is {ours!r}, in eager {theirs!r}"
-    if is_value(ours) and ours != theirs:
-        return f"is {ours!r}, in eager {theirs!r}"
+def _plain_problem(value: Any, expected: Any) -> str | None:
+    if isinstance(value, float) and isinstance(expected, float):
+        close = math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-16) or (
+            math.isnan(value) and math.isnan(expected)
+        )
+        return None if close else f"is {value!r}, in eager {expected!r}"
+    if is_value(value) and value != expected:
+        return f"is {value!r}, in eager {expected!r}"
     return None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 NUMBERS = (CheckName.VALUES, CheckName.GRADIENTS, CheckName.GRADIENT_SCALE)
-"""Names of the checks that hold numbers against the reference."""
+"""Names of the checks that compare numbers with the reference."""
 MAX_S = 0.1
 """Seconds that float64 may take on the device: a CPU takes hundreds of times as long as a GPU made for it."""
 LARGEST = 2**31
@@ -36,7 +36,7 @@ DIFFERENT = 1e-6
 AGREES, WORSE = 5e-2, 10.0
 """Relative error from the CPU's float64 up to which a candidate is right, and times it that the device's is wrong."""
 NOTHING = 1e-6
-"""Size of a tensor, beside that of all, from which it is a rounding of zero and tells nothing."""
+"""Size of a tensor, relative to all tensors, up to which it is a rounding of zero and says nothing."""
 
 
 def is_doubtful(check: Check, example: Example, tensors: Iterable[torch.Tensor]) -> bool:
@@ -49,9 +49,9 @@ def is_doubtful(check: Check, example: Example, tensors: Iterable[torch.Tensor])
     """
     if check.outcome is not Outcome.FAIL or check.name not in NUMBERS:
         return False
-    held = list(tensors)
-    used = [*held, *example.tensors()]
-    return not is_on_cpu(used) and sum(8 * t.numel() for t in held) <= LARGEST
+    state = list(tensors)
+    used = [*state, *example.tensors()]
+    return not is_on_cpu(used) and sum(8 * t.numel() for t in state) <= LARGEST
 
 
 def is_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
@@ -66,26 +66,26 @@ def to_cpu(example: Example) -> Example:
 
 def compare_with_cpu(
     check: Check,
-    ours: Callable[[], Observation],
-    here: Callable[[], Observation | None],
-    elsewhere: Callable[[], Observation | None],
+    observe_candidate: Callable[[], Observation],
+    observe_here: Callable[[], Observation | None],
+    observe_on_cpu: Callable[[], Observation | None],
 ) -> Check:
     """Return a failed check, with the CPU's answer in its detail if that speaks against the device.
 
     Args:
         check: the check that failed.
-        ours: observes the candidate on an example.
-        here: observes float64 on the device, or returns None if it cannot run.
-        elsewhere: observes float64 on the CPU.
+        observe_candidate: observes the candidate on an example.
+        observe_here: observes float64 on the device, or returns None if it cannot run.
+        observe_on_cpu: observes float64 on the CPU.
     """
     try:
         start = time.perf_counter()
-        reference = _numbers(here())
+        reference = _numbers(observe_here())
         took = time.perf_counter() - start  # copying to the CPU has waited for the device
         if not reference or took > MAX_S:
             return check
-        exact = _numbers(elsewhere(), "cpu")
-        mine = _numbers(ours())
+        exact = _numbers(observe_on_cpu(), "cpu")
+        candidate = _numbers(observe_candidate())
     except Exception:  # a model may insist on its device, or refuse float64, in any way, and memory may be full
         return check
     whole = max((float(leaf.abs().square().mean().sqrt()) for leaf in exact.values()), default=0.0)
@@ -94,7 +94,7 @@ def compare_with_cpu(
     name = max(wrong, key=lambda name: wrong[name], default=None)
     if name is None or not DIFFERENT < wrong[name] < math.inf:
         return check
-    right = max(_relative_error(mine.get(other), exact[other]) for other in judged)
+    right = max(_relative_error(candidate.get(other), exact[other]) for other in judged)
     if not (right < AGREES and WORSE * right < wrong[name]):
         return check
     return replace(
@@ -104,7 +104,7 @@ def compare_with_cpu(
     )
 
 
-def _numbers(seen: Observation | None, device: str | None = None) -> dict[str, torch.Tensor]:
+def _numbers(observation: Observation | None, device: str | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors that can be off by a little, in float64 on the CPU.
 
     Raises:
@@ -112,7 +112,9 @@ def _numbers(seen: Observation | None, device: str | None = None) -> dict[str, t
     """
     import torch
 
-    leaves = [(name, leaf) for name, leaf in seen.leaves if isinstance(leaf, torch.Tensor)] if seen else []
+    leaves = (
+        [(name, leaf) for name, leaf in observation.leaves if isinstance(leaf, torch.Tensor)] if observation else []
+    )
     if device and any(leaf.device.type != device for _, leaf in leaves):
         raise ValueError(f"the model keeps a tensor elsewhere than on {device}")
     numbers = [(n, t) for n, t in leaves if t.layout is torch.strided and not t.is_nested and t.numel()]

@@ -61,22 +61,22 @@ def legible(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
-def problem_of(ours: torch.Tensor, errors: Errors, usual: Errors, granted: float) -> str | None:
+def problem_of(candidate: torch.Tensor, errors: Errors, usual: Errors, granted: float) -> str | None:
     """Describe the problem of a tensor with these errors, compared with eager's errors, or return None."""
-    if not is_rounded(ours):
-        if errors.rms > limit_of(ours, usual, granted):
+    if not is_rounded(candidate):
+        if errors.rms > limit_of(candidate, usual, granted):
             return f"differs in {errors.rms:.2%} of its elements, eager in {usual.rms:.2%}"
         return None
-    if errors.rms > limit_of(ours, usual, granted):
+    if errors.rms > limit_of(candidate, usual, granted):
         return f"is off by {errors.rms:.2g} (root mean square), eager by {usual.rms:.2g}"
     if errors.worst > WORST_FACTOR * (usual.worst + granted):
         return f"is off by {errors.worst:.2g} in its worst element, eager by {usual.worst:.2g}"
     return None
 
 
-def limit_of(ours: torch.Tensor, usual: Errors, granted: float) -> float:
-    """Return the largest error (root mean square, or share of elements) that a tensor may have beside eager's."""
-    return RMS_FACTOR * usual.rms + granted if is_rounded(ours) else most_flipped(usual)
+def limit_of(candidate: torch.Tensor, usual: Errors, granted: float) -> float:
+    """Return the largest error (root mean square, or share of elements) that a tensor may have, given eager's."""
+    return RMS_FACTOR * usual.rms + granted if is_rounded(candidate) else most_flipped(usual)
 
 
 def most_flipped(usual: Errors) -> float:
@@ -87,20 +87,20 @@ def most_flipped(usual: Errors) -> float:
     return min(RMS_FACTOR * usual.rms, (1 + usual.rms) / 2)
 
 
-def finiteness_problem(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> str | None:
+def finiteness_problem(candidate: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> str | None:
     """Describe the problem with the infinities and NaN of a tensor, if there is one."""
-    if not is_rounded(ours):
+    if not is_rounded(candidate):
         return None
-    ours, floor, reference = map(legible, (ours, floor, reference))
-    wrong = reference.isfinite() & ~ours.isfinite()
+    candidate, floor, reference = map(legible, (candidate, floor, reference))
+    wrong = reference.isfinite() & ~candidate.isfinite()
     if bool(wrong.any()):
         return f"is not finite in {int(wrong.sum())} of {wrong.numel()} elements where the reference is"
-    if bool(_other_infinity(ours, floor, reference).any()):
+    if bool(_other_infinity(candidate, floor, reference).any()):
         return "has other infinities or NaN than eager and the reference"
     return None
 
 
-def _other_infinity(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+def _other_infinity(candidate: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Return a mask of elements, not finite in the reference, whose kind is neither the reference's nor eager's."""
     import torch
 
@@ -109,8 +109,8 @@ def _other_infinity(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Te
         kinds = real.isnan() * 1 + real.isposinf() * 2 + real.isneginf() * 3
         return kinds.sum(-1) if tensor.is_complex() else kinds
 
-    mine = kind(ours)
-    return ~reference.isfinite() & (mine != kind(reference)) & (mine != kind(floor))
+    own = kind(candidate)
+    return ~reference.isfinite() & (own != kind(reference)) & (own != kind(floor))
 
 
 def errors_of(tensor: torch.Tensor, reference: torch.Tensor, scale: float | None = None) -> Errors:

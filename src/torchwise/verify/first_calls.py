@@ -1,4 +1,4 @@
-"""Check first calls: a plan's answers while it compiles are served too, and may differ from its later ones.
+"""Check first calls: a program also uses the answers that a plan gives while it compiles, and they may be wrong.
 
 Compiled complex `linalg.pinv` is such a case (torch 2.13, https://github.com/pytorch/pytorch/issues/198118): its first
 call runs in a context that changes the answers of operators.
@@ -21,33 +21,39 @@ class FirstAnswer:
     """A call that keeps its first answer, in the host's memory.
 
     Attributes:
-        seen: the observation of that answer, or None before it.
+        observation: the observation of that answer, or None before it.
         at: the time of that answer.
 
     Args:
         call: the call to make.
-        look: makes an observation of an answer, by default of its outputs alone.
+        observe: makes an observation of an answer, by default of its outputs alone.
     """
 
-    def __init__(self, call: Callable[[], Any], look: Callable[[Any], Observation] | None = None) -> None:
-        self.seen: Observation | None = None
+    def __init__(self, call: Callable[[], Any], observe: Callable[[Any], Observation] | None = None) -> None:
+        self.observation: Observation | None = None
         self.at = math.inf
         self._call = call
-        self._look = look or _observe_outputs
+        self._observe = observe or _observe_outputs
 
     def __call__(self) -> Any:
         """Call it."""
         answer = self._call()
-        if self.seen is None:
-            seen, self.at = self._look(answer), time.monotonic()
-            self.seen = replace(seen, leaves=tuple((name, _to_host(leaf)) for name, leaf in seen.leaves))
+        if self.observation is None:
+            observation, self.at = self._observe(answer), time.monotonic()
+            self.observation = replace(
+                observation, leaves=tuple((name, _to_host(leaf)) for name, leaf in observation.leaves)
+            )
         return answer
 
 
 def very_first(answers: Sequence[FirstAnswer]) -> tuple[int, Observation] | None:
-    """Return the number and the answer of the earliest of these calls, or None if none was made."""
-    made = [(answer.at, number, answer.seen) for number, answer in enumerate(answers) if answer.seen is not None]
-    return min(made, key=lambda one: one[0])[1:] if made else None
+    """Return the number and the answer of the earliest of these calls, or None if none was answered."""
+    answered = [
+        (answer.at, number, answer.observation)
+        for number, answer in enumerate(answers)
+        if answer.observation is not None
+    ]
+    return min(answered, key=lambda one: one[0])[1:] if answered else None
 
 
 def check_first(first: Observation, later: Observation, error: float) -> Check:

@@ -23,8 +23,8 @@ TINY = 2.0**-24
 class GradientScales:
     """The size of each gradient along the reference's: rounding moves it at random, and a wrong factor does not.
 
-    Some numbers affect everything, such as a loss. A rounding of them moves all gradients of a step alike, and moves
-    them far: 15 % were seen under bfloat16. So the median of all gradients is judged by the variation of eager's from
+    Some numbers affect everything, such as a loss. A rounding of them moves all gradients of a step alike, and far:
+    15 % were measured under bfloat16. So the median of all gradients is judged by the variation of eager's from
     step to step. Each gradient is then compared with the median. There the roundings of its elements average out, the
     better the more there are. Eager's worst may exceed that noise, and the candidate's may then exceed it as far. Over
     several draws the median one counts. A gradient that is mostly rounding, as when the true one is zero, has no scale.
@@ -33,7 +33,7 @@ class GradientScales:
     def __init__(self) -> None:
         self._draws: list[dict[str, tuple[float, float, float]]] = []
 
-    def add(self, ours: dict[str, Any], floor: dict[str, Any], reference: dict[str, Any]) -> None:
+    def add(self, candidate: dict[str, Any], floor: dict[str, Any], reference: dict[str, Any]) -> None:
         """Add the gradients of one draw of the batch."""
         draw = {}
         for name, exact in reference.items():
@@ -41,7 +41,7 @@ class GradientScales:
                 continue
             if not is_rounding(floor[name], exact):
                 noise = errors_of(floor[name], exact).rms / max(exact.shape) ** 0.5
-                draw[name] = projection_ratio(ours[name], exact), projection_ratio(floor[name], exact), noise
+                draw[name] = projection_ratio(candidate[name], exact), projection_ratio(floor[name], exact), noise
         if draw:
             self._draws.append(draw)
 
@@ -56,26 +56,30 @@ class GradientScales:
             return Check(
                 CheckName.GRADIENT_SCALE, Outcome.FAIL, detail, abs(shared - 1), usual, figures={Figure.LIMIT: limit}
             )
-        beside: dict[str, list[tuple[float, float, float]]] = {}
-        for draw, (our_middle, their_middle, _) in zip(self._draws, middles, strict=True):
-            for name, (ours, theirs, noise) in draw.items():
-                beside.setdefault(name, []).append((ours - our_middle, theirs - their_middle, noise))
-        return self._compare_with_median(beside, abs(shared - 1))
+        offsets: dict[str, list[tuple[float, float, float]]] = {}
+        for draw, (candidate_middle, eager_middle, _) in zip(self._draws, middles, strict=True):
+            for name, (candidate, eager, noise) in draw.items():
+                offsets.setdefault(name, []).append((candidate - candidate_middle, eager - eager_middle, noise))
+        return self._compare_with_median(offsets, abs(shared - 1))
 
     @staticmethod
-    def _compare_with_median(seen: dict[str, list[tuple[float, float, float]]], worst: float) -> Check:
+    def _compare_with_median(offsets: dict[str, list[tuple[float, float, float]]], worst: float) -> Check:
         found = {}
-        for name, draws in seen.items():
-            ours, theirs, noise = (statistics.median(column) for column in zip(*draws, strict=True))
-            found[name] = ours, theirs, max(noise, TINY) / len(draws) ** 0.5
-        times = max((abs(theirs) / noise for _, theirs, noise in found.values()), default=1.0)
-        for name, (ours, theirs, noise) in found.items():
+        for name, draws in offsets.items():
+            candidate, eager, noise = (statistics.median(column) for column in zip(*draws, strict=True))
+            found[name] = candidate, eager, max(noise, TINY) / len(draws) ** 0.5
+        times = max((abs(eager) / noise for _, eager, noise in found.values()), default=1.0)
+        for name, (candidate, eager, noise) in found.items():
             limit = max(SCALE, max(4.0, 2 * times) * noise)
-            if not abs(ours) <= limit:
-                detail = f"{name} is {1 + ours:.4f} times as large as the reference's, eager's off by {abs(theirs):.4f}"
+            if not abs(candidate) <= limit:
+                detail = (
+                    f"{name} is {1 + candidate:.4f} times as large as the reference's, eager's off by {abs(eager):.4f}"
+                )
                 figures = {Figure.LIMIT: limit}
-                return Check(CheckName.GRADIENT_SCALE, Outcome.FAIL, detail, abs(ours), abs(theirs), figures=figures)
-            worst = max(worst, abs(ours))
+                return Check(
+                    CheckName.GRADIENT_SCALE, Outcome.FAIL, detail, abs(candidate), abs(eager), figures=figures
+                )
+            worst = max(worst, abs(candidate))
         return Check(
             CheckName.GRADIENT_SCALE, Outcome.PASS, f"each is as large as the reference's, to {worst:.2g}", worst
         )

@@ -2,8 +2,8 @@
 
 Some models make decisions: where to look closely, or on which side of a kink an activation lies. Once in a while a
 rounding changes such a decision. A whole gradient is then off by far more than usual, eager's as often as a
-candidate's, on other draws. So the draws are judged together: the typical error beside eager's typical one, and the
-worst beside eager's worst. More draws settle the cases that a few leave open.
+candidate's, on other draws. So the draws are judged together: the typical error is compared with eager's typical one,
+and the worst with eager's worst. More draws settle the cases that a few leave open.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torchwise.verify.noise_floor import Bounds, Sensitivity, why_in_doubt
 from torchwise.verify.observe import Observation
 
 NEGLIGIBLE = 1e-5
-"""Size, beside that of the whole gradient, up to which a gradient that is all rounding in eager may be any rounding."""
-MAX_ASKED = 3
-"""Draws on which it is asked whether eager's error of a gradient is rounding."""
+"""Size, relative to the whole gradient, up to which a gradient that is all rounding in eager may be any rounding."""
+MAX_EXAMINED = 3
+"""Draws on which eager's error of a gradient is examined: is it rounding?"""
 IDLE = (
     ": a compiled model gives zeros to weights that the loss does not use, and weight decay then acts on them; with "
     "scope 'loss' it does not"
@@ -36,31 +36,31 @@ IDLE = (
 class _GradientErrors:
     """One gradient on all draws: the error granted in any case, the candidate's errors, and eager's.
 
-    `void` has the reasons why eager's errors tell nothing, for the draws that were examined. It gets no more entries
-    once they have told something.
+    `void` has the reasons why eager's errors are no yardstick, for the draws that were examined. It gets no more
+    entries once they are one.
     """
 
     granted: float
-    ours: list[Errors] = field(default_factory=list)
+    candidate: list[Errors] = field(default_factory=list)
     usual: list[Errors] = field(default_factory=list)
     void: list[str | None] = field(default_factory=list)
 
     def find_excess(self, of: Callable[[Iterable[float]], float]) -> tuple[float, float] | None:
         """Return the candidate's and eager's error (root mean square) if the candidate's is too large."""
-        ours, usual = (of(one.rms for one in side) for side in (self.ours, self.usual))
-        return None if ours <= RMS_FACTOR * usual + self.granted else (ours, usual)
+        candidate, usual = (of(one.rms for one in side) for side in (self.candidate, self.usual))
+        return None if candidate <= RMS_FACTOR * usual + self.granted else (candidate, usual)
 
     def find_excess_in_worst(self) -> tuple[float, float] | None:
-        ours, usual = (max(one.worst for one in side) for side in (self.ours, self.usual))
-        return None if ours <= WORST_FACTOR * (usual + self.granted) else (ours, usual)
+        candidate, usual = (max(one.worst for one in side) for side in (self.candidate, self.usual))
+        return None if candidate <= WORST_FACTOR * (usual + self.granted) else (candidate, usual)
 
     @property
     def is_open_to_doubt(self) -> bool:
-        return len(self.void) < MAX_ASKED and None not in self.void
+        return len(self.void) < MAX_EXAMINED and None not in self.void
 
     @property
     def why_void(self) -> str | None:
-        """Why eager's errors tell nothing, if that holds on every draw examined, and on most of all draws."""
+        """Why eager's errors are no yardstick, if that holds on every draw examined, and on most of all draws."""
         return (
             self.void[0]
             if self.void and None not in self.void and 2 * len(self.void) > min(len(self.usual), 3)
@@ -69,8 +69,8 @@ class _GradientErrors:
 
     @property
     def is_off_always(self) -> bool:
-        """Whether the candidate is too far off on every draw, even beside eager's worst."""
-        return min(one.rms for one in self.ours) > RMS_FACTOR * max(one.rms for one in self.usual) + self.granted
+        """Whether the candidate is too far off on every draw, even compared with eager's worst."""
+        return min(one.rms for one in self.candidate) > RMS_FACTOR * max(one.rms for one in self.usual) + self.granted
 
 
 class Gradients:
@@ -90,7 +90,7 @@ class Gradients:
 
     def add(
         self,
-        ours: Observation,
+        candidate: Observation,
         native: Observation,
         floor: Observation,
         reference: Observation | None,
@@ -99,13 +99,13 @@ class Gradients:
         """Add a draw.
 
         Args:
-            ours: the candidate's observation.
+            candidate: the candidate's observation.
             native: eager's: decides structure, dtypes and shapes.
             floor: eager's at the candidate's precision: decides how large an error is normal.
             reference: in float64, or None if there is none. Then `native` replaces it.
             moved: how far rounding moves eager's at the candidate's precision.
         """
-        structure = check_structure(ours, native)
+        structure = check_structure(candidate, native)
         if structure.outcome is not Outcome.PASS:
             hint = IDLE if structure.cause == CheckCause.NONE_IN_EAGER else ""
             self._problem = replace(structure, name=CheckName.GRADIENT_STRUCTURE, detail=structure.detail + hint)
@@ -114,25 +114,25 @@ class Gradients:
         rounding = {name for name, leaf in exact.items() if is_rounding(usual.get(name), leaf)}
         self._rounding.update(rounding)
         self._draws += 1
-        for name, leaf in _replace_roundings(ours, usual, exact, rounding).leaves:
+        for name, leaf in _replace_roundings(candidate, usual, exact, rounding).leaves:
             if (true := exact[name]) is not None:
                 bounds = Bounds.from_tensor(leaf, self._epsilon, has_reference=reference is not None)
                 self._compare(name, leaf, usual[name], true, bounds, moved or Sensitivity())
-        self._scales.add(dict(ours.leaves), usual, exact)
+        self._scales.add(dict(candidate.leaves), usual, exact)
 
-    def _compare(self, name: str, ours: Any, floor: Any, exact: Any, bounds: Bounds, moved: Sensitivity) -> None:
-        if problem := finiteness_problem(ours, floor, exact):
+    def _compare(self, name: str, candidate: Any, floor: Any, exact: Any, bounds: Bounds, moved: Sensitivity) -> None:
+        if problem := finiteness_problem(candidate, floor, exact):
             detail, cause = f"{name} {problem}", CheckCause.NOT_FINITE
             self._problem = Check(CheckName.GRADIENTS, Outcome.FAIL, detail, cause=cause)
-        seen = self._seen.setdefault(name, _GradientErrors(bounds.granted))
-        errors, usual = errors_of(ours, exact), errors_of(floor, exact)
-        if bounds.is_own and problem_of(ours, errors, usual, bounds.granted):
+        record = self._seen.setdefault(name, _GradientErrors(bounds.granted))
+        errors, usual = errors_of(candidate, exact), errors_of(floor, exact)
+        if bounds.is_own and problem_of(candidate, errors, usual, bounds.granted):
             usual = usual.or_larger(moved.measure_rounding_move(name, exact))
-        is_asked = usual.rms > bounds.plausible or problem_of(ours, errors, usual, bounds.granted)
-        if is_asked and seen.is_open_to_doubt:
-            seen.void.append(why_in_doubt(name, ours, floor, exact, (errors, usual), bounds, moved))
-        seen.ours.append(errors)
-        seen.usual.append(usual)
+        is_doubtful = usual.rms > bounds.plausible or problem_of(candidate, errors, usual, bounds.granted)
+        if is_doubtful and record.is_open_to_doubt:
+            record.void.append(why_in_doubt(name, candidate, floor, exact, (errors, usual), bounds, moved))
+        record.candidate.append(errors)
+        record.usual.append(usual)
 
     def checks(self) -> list[Check]:
         """Judge all draws together. The last check is the one that fails, if any does."""
@@ -145,7 +145,7 @@ class Gradients:
     def is_open(self) -> bool:
         """Whether the candidate fails, but further draws might show that eager does the same."""
         fails = self.checks()[-1].outcome is Outcome.FAIL
-        return fails and self._problem is None and not any(seen.is_off_always for seen in self._seen.values())
+        return fails and self._problem is None and not any(record.is_off_always for record in self._seen.values())
 
     @property
     def rounding(self) -> set[str]:
@@ -155,39 +155,46 @@ class Gradients:
     @property
     def decides(self) -> bool:
         """Whether eager's own errors differ from draw to draw as those of a model that decides something do."""
-        errors = [[one.rms for one in seen.usual] for seen in self._seen.values()]
+        errors = [[one.rms for one in record.usual] for record in self._seen.values()]
         return statistics.median(max(e) / max(min(e), TINY) for e in errors) > RMS_FACTOR if errors else False
 
     def _values(self) -> Check:
-        for name, seen in self._seen.items():
-            if seen.why_void:
+        for name, record in self._seen.items():
+            if record.why_void:
                 continue
             for found, where in (
-                (seen.find_excess(statistics.median), "(root mean square)"),
-                (seen.find_excess(max), "(root mean square) on its worst draw"),
-                (seen.find_excess_in_worst(), "in its worst element"),
+                (record.find_excess(statistics.median), "(root mean square)"),
+                (record.find_excess(max), "(root mean square) on its worst draw"),
+                (record.find_excess_in_worst(), "in its worst element"),
             ):
                 if found:
                     detail = f"{name} is off by {found[0]:.2g} {where}, eager by {found[1]:.2g}"
                     return Check(
-                        CheckName.GRADIENTS, Outcome.FAIL, detail, *found, figures={Figure.SAMPLES: len(seen.ours)}
+                        CheckName.GRADIENTS,
+                        Outcome.FAIL,
+                        detail,
+                        *found,
+                        figures={Figure.SAMPLES: len(record.candidate)},
                     )
-        for name, seen in self._seen.items():
-            if why := seen.why_void:
-                errors = seen.ours[0].rms, seen.usual[0].rms
+        for name, record in self._seen.items():
+            if why := record.why_void:
+                errors = record.candidate[0].rms, record.usual[0].rms
                 return Check(CheckName.GRADIENTS, Outcome.NOT_COMPARABLE, f"{name} {why}", *errors)
-        telling = [seen for seen in self._seen.values() if max(one.rms for one in seen.usual) < MAX_ROUNDING]
-        worst = max(telling or self._seen.values(), key=lambda seen: max(one.rms for one in seen.ours))
-        ours, usual = (max(one.rms for one in side) for side in (worst.ours, worst.usual))
-        detail = f"{len(self._seen)} values are off by {ours:.2g} at most over {len(worst.ours)} draws, eager's by "
-        figures = {Figure.LIMIT: RMS_FACTOR * usual + worst.granted, Figure.SAMPLES: len(worst.ours)}
-        return Check(CheckName.GRADIENTS, Outcome.PASS, f"{detail}{usual:.2g}", ours, usual, figures=figures)
+        telling = [record for record in self._seen.values() if max(one.rms for one in record.usual) < MAX_ROUNDING]
+        worst = max(telling or self._seen.values(), key=lambda record: max(one.rms for one in record.candidate))
+        candidate, usual = (max(one.rms for one in side) for side in (worst.candidate, worst.usual))
+        drawn = len(worst.candidate)
+        detail = (
+            f"{len(self._seen)} values are off by {candidate:.2g} at most over {drawn} draws, eager's by {usual:.2g}"
+        )
+        figures = {Figure.LIMIT: RMS_FACTOR * usual + worst.granted, Figure.SAMPLES: drawn}
+        return Check(CheckName.GRADIENTS, Outcome.PASS, detail, candidate, usual, figures=figures)
 
 
 def _replace_roundings(
-    ours: Observation, floor: dict[str, Any], reference: dict[str, Any], names: set[str]
+    candidate: Observation, floor: dict[str, Any], reference: dict[str, Any], names: set[str]
 ) -> Observation:
-    """Replace the candidate's roundings by eager's if they are negligible beside the gradient as a whole.
+    """Replace the candidate's roundings by eager's if they are negligible relative to the gradient as a whole.
 
     If a sum should be zero, the size of its roundings is chance, and no fault of a candidate.
     """
@@ -203,4 +210,4 @@ def _replace_roundings(
         size = float(leaf.double().square().mean().sqrt())
         return floor[name].to(leaf.dtype) if size <= NEGLIGIBLE * whole else leaf
 
-    return replace(ours, leaves=tuple((name, replace_leaf(name, leaf)) for name, leaf in ours.leaves))
+    return replace(candidate, leaves=tuple((name, replace_leaf(name, leaf)) for name, leaf in candidate.leaves))

@@ -45,12 +45,12 @@ def _trial_of(workload: Workload) -> Callable[[Example], bool]:
     call = step or workload.call
 
     def takes(example: Example) -> bool:
-        given = example.clone()
-        device = "cuda" if any(tensor.is_cuda for tensor in given.tensors()) else "cpu"
-        kept = kept_state(None if step else call, given.args, given.kwargs)
+        copy = example.clone()
+        device = "cuda" if any(tensor.is_cuda for tensor in copy.tensors()) else "cpu"
+        kept = kept_state(None if step else call, copy.args, copy.kwargs)
         try:
             with preserve_generators(device), kept, torch.set_grad_enabled(step is not None):
-                call(*given.args, **given.kwargs)
+                call(*copy.args, **copy.kwargs)
         except Exception:  # the user's model may refuse made-up values in any way
             return False
         finally:

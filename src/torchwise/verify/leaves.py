@@ -107,9 +107,9 @@ def is_value(leaf: Any) -> bool:
     return isinstance(leaf, (*VALUES, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format))
 
 
-def is_same_code(ours: Any, theirs: Any) -> bool:
+def is_same_code(one: Any, other: Any) -> bool:
     """Whether both are one function, class or module."""
-    return ours is theirs and isinstance(ours, CODE)
+    return one is other and isinstance(one, CODE)
 
 
 def _kind(leaf: Any) -> str:
@@ -127,15 +127,15 @@ def _array_contents(array: Any) -> list[tuple[str, Any]]:
 
     if isinstance(array, np.ma.MaskedArray):
         return [(".data", array.filled(0)), (".mask", np.ma.getmaskarray(array))]
-    given = np.asarray(array)
-    if given.dtype.names:
-        return [(f"[{name!r}]", given[name]) for name in given.dtype.names]
-    if given.dtype.kind in "mM":  # times: whole numbers of a unit, which the dtype names
-        given = given.view(np.int64)
-    if given.dtype.kind in "OUSV":
-        held = given.tobytes() if given.dtype.kind == "V" else given.tolist()
-        return [(".shape", given.shape), ("", held)]
-    return [("", torch.from_numpy(_readable(given)))]
+    contents = np.asarray(array)
+    if contents.dtype.names:
+        return [(f"[{name!r}]", contents[name]) for name in contents.dtype.names]
+    if contents.dtype.kind in "mM":  # times: whole numbers of a unit, which the dtype names
+        contents = contents.view(np.int64)
+    if contents.dtype.kind in "OUSV":
+        values = contents.tobytes() if contents.dtype.kind == "V" else contents.tolist()
+        return [(".shape", contents.shape), ("", values)]
+    return [("", torch.from_numpy(_readable(contents)))]
 
 
 def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -162,28 +162,28 @@ def _object_contents(leaf: Any) -> list[tuple[str, Any]] | None:
     if isinstance(leaf, (bytearray, memoryview)):
         return [("", bytes(leaf))]
     try:
-        told = leaf.__reduce_ex__(4)
-        return [("", told)] if isinstance(told, str) else list(_unpack_reduced(*told[1:]))
+        reduced = leaf.__reduce_ex__(4)
+        return [("", reduced)] if isinstance(reduced, str) else list(_unpack_reduced(*reduced[1:]))
     except Exception:  # a custom object may raise anything here, and then nothing is known of it
         return None
 
 
 def _unpack_reduced(
-    given: tuple[Any, ...], state: Any = None, items: Any = None, entries: Any = None, _setter: Any = None
+    arguments: tuple[Any, ...], state: Any = None, items: Any = None, entries: Any = None, _setter: Any = None
 ) -> Iterator[tuple[str, Any]]:
     """Yield an object's description for `pickle`: constructor arguments, attributes, and items as a container."""
-    yield from ((f"({place})", value) for place, value in enumerate(given) if not isinstance(value, type))
+    yield from ((f"({place})", value) for place, value in enumerate(arguments) if not isinstance(value, type))
     slots: Any = None
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # attributes, and `__slots__`
         state, slots = state
-    for held in (state, slots):
-        if isinstance(held, dict):
-            yield from _attributes(held)
-        elif held is not None:
-            yield ".state", held
+    for attributes in (state, slots):
+        if isinstance(attributes, dict):
+            yield from _attributes(attributes)
+        elif attributes is not None:
+            yield ".state", attributes
     yield from ((f"[{place}]", value) for place, value in enumerate(items or ()))
     yield from ((f"[{key!r}]", value) for key, value in entries or ())
 
 
-def _attributes(held: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    return ((f".{name}", value) for name, value in held.items())
+def _attributes(attributes: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    return ((f".{name}", value) for name, value in attributes.items())

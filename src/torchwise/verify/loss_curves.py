@@ -23,15 +23,15 @@ MARGIN, MARGIN_REDUCED = 0.01, 0.02
 """Relative difference of the mean loss that is granted, at the model's own and at a lower precision."""
 
 
-def check_trajectories(ours: list[list[float]], theirs: list[list[float]], *, reduced: bool) -> Check:
+def check_trajectories(candidate_losses: list[list[float]], eager_losses: list[list[float]], *, reduced: bool) -> Check:
     """Compare the losses of a candidate and of eager, one list for each seed.
 
     Args:
-        ours: the candidate's.
-        theirs: eager's, on the same batches.
+        candidate_losses: losses of the candidate, by seed and step.
+        eager_losses: losses of eager, on the same batches.
         reduced: whether the candidate computes in a lower precision than the step as written.
     """
-    candidate, eager = np.array(ours), np.array(theirs)
+    candidate, eager = np.array(candidate_losses), np.array(eager_losses)
     if bool((np.isfinite(eager) & ~np.isfinite(candidate)).any()):
         return Check(
             CheckName.LOSS_CURVES,
@@ -47,7 +47,7 @@ def check_trajectories(ours: list[list[float]], theirs: list[list[float]], *, re
     mean, margin = float(differences.mean()), MARGIN_REDUCED if reduced else MARGIN
     spread = float(differences.std(ddof=1)) / math.sqrt(len(differences))
     reach = float(stats.t.ppf(1 - FALSE_ALARM_RATE, len(differences) - 1)) * spread
-    told = (
+    detail = (
         f"over {eager.shape[0]} seeds of {eager.shape[1]} steps the mean loss differs from eager's by {mean:+.2%} ± "
         f"{reach:.2%}, and {margin:.0%} is granted (false alarms: {FALSE_ALARM_RATE:g})"
     )
@@ -61,5 +61,5 @@ def check_trajectories(ours: list[list[float]], theirs: list[list[float]], *, re
         Figure.LAST_LOSS: float(candidate[:, -1].mean()),
     }
     outcome = Outcome.FAIL if abs(mean) - reach > margin else Outcome.PASS
-    check = Check(CheckName.LOSS_CURVES, outcome, told, abs(mean), figures=figures)
-    return replace(check, detail=f"{told}; {check.describe_loss()}")
+    check = Check(CheckName.LOSS_CURVES, outcome, detail, abs(mean), figures=figures)
+    return replace(check, detail=f"{detail}; {check.describe_loss()}")

@@ -44,13 +44,13 @@ EXPLAINED = 16.0
 """Maximum error of eager as a multiple of its move under perturbed roundings: an operator may round many times inside.
 """
 COARSE = 128.0
-"""Roundings at once that have to be noticed, or the noise floor is too high to tell anything."""
+"""Roundings at once that have to be noticed. Otherwise the noise floor is too high, and wrong answers pass."""
 NOTICED_IN_THE_MIDDLE = 16.0
 """Multiple of eager's error in the middle element that is noticed if a few elements decide otherwise."""
 FLIPPED = 0.05
-"""Share of whole numbers and booleans that eager may have otherwise than the reference without a question."""
+"""Share of whole numbers and booleans in which eager may differ from the reference without being examined."""
 BLIND = 0.25
-"""Error of eager's own from which zeros would pass if there are no perturbed runs."""
+"""Eager's error from which an answer of zeros would pass if there are no perturbed runs."""
 
 PLAIN = (bool, int, float, str, tuple)
 """Leaves that are no tensors, and are equal or not."""
@@ -141,11 +141,11 @@ def _is_rounded(leaf: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds that a tensor is judged by, beside eager's error.
+    """The bounds that a tensor is judged by, in addition to eager's error.
 
     Attributes:
         granted: relative error that it may have in any case.
-        plausible: error of eager's own up to which no question is asked.
+        plausible: eager's error up to which it is not examined.
         is_own: whether eager is its own reference, so that its error is unknown and not zero. It is never so if a
             rounding is so coarse that several would let much pass.
     """
@@ -181,34 +181,36 @@ class Judgement:
 
 
 def judge(
-    name: str, ours: torch.Tensor, floor: torch.Tensor, exact: torch.Tensor, bounds: Bounds, moved: Sensitivity
+    name: str, candidate: torch.Tensor, floor: torch.Tensor, exact: torch.Tensor, bounds: Bounds, moved: Sensitivity
 ) -> Judgement:
     """Judge one tensor of a candidate.
 
     Args:
         name: the tensor's name.
-        ours: the candidate's.
-        floor: eager's at the candidate's precision.
-        exact: the reference's.
+        candidate: the candidate's tensor.
+        floor: eager's tensor at the candidate's precision.
+        exact: the reference's tensor.
         bounds: the bounds to judge by.
         moved: how far eager moves by rounding.
     """
-    errors, usual = errors_of(ours, exact), errors_of(floor, exact)
-    if problem := finiteness_problem(ours, floor, exact):
+    errors, usual = errors_of(candidate, exact), errors_of(floor, exact)
+    if problem := finiteness_problem(candidate, floor, exact):
         cause = CheckCause.NOT_FINITE
-        return Judgement(Outcome.FAIL, problem, Errors(1.0, 1.0), usual, limit_of(ours, usual, bounds.granted), cause)
-    problem = problem_of(ours, errors, usual, bounds.granted)
+        return Judgement(
+            Outcome.FAIL, problem, Errors(1.0, 1.0), usual, limit_of(candidate, usual, bounds.granted), cause
+        )
+    problem = problem_of(candidate, errors, usual, bounds.granted)
     if bounds.is_own and problem:
         usual = usual.or_larger(moved.measure_rounding_move(name, exact))
-        problem = problem_of(ours, errors, usual, bounds.granted)
-    why = why_in_doubt(name, ours, floor, exact, (errors, usual), bounds, moved)
+        problem = problem_of(candidate, errors, usual, bounds.granted)
+    why = why_in_doubt(name, candidate, floor, exact, (errors, usual), bounds, moved)
     outcome = Outcome.NOT_COMPARABLE if why else Outcome.FAIL if problem else Outcome.PASS
-    return Judgement(outcome, why or problem or "", errors, usual, limit_of(ours, usual, bounds.granted))
+    return Judgement(outcome, why or problem or "", errors, usual, limit_of(candidate, usual, bounds.granted))
 
 
 def why_in_doubt(
     name: str,
-    ours: torch.Tensor,
+    candidate: torch.Tensor,
     floor: torch.Tensor,
     exact: torch.Tensor,
     errors: tuple[Errors, Errors],
@@ -219,29 +221,31 @@ def why_in_doubt(
 
     Args:
         name: the tensor's name.
-        ours: the candidate's.
-        floor: eager's at the candidate's precision.
-        exact: the reference's.
-        errors: the candidate's, and eager's.
+        candidate: the candidate's tensor.
+        floor: eager's tensor at the candidate's precision.
+        exact: the reference's tensor.
+        errors: the candidate's errors, and eager's.
         bounds: the bounds to judge by.
         moved: how far eager moves by rounding.
     """
     mine, usual = errors
-    if usual.rms > bounds.plausible and not _is_near(ours, floor, bounds):
+    if usual.rms > bounds.plausible and not _is_near(candidate, floor, bounds):
         return why_void(name, floor, exact, usual, bounds, moved)
-    return why_unsteady(name, exact, mine, bounds, moved) if problem_of(ours, mine, usual, bounds.granted) else None
+    return (
+        why_unsteady(name, exact, mine, bounds, moved) if problem_of(candidate, mine, usual, bounds.granted) else None
+    )
 
 
-def _is_near(ours: torch.Tensor, floor: torch.Tensor, bounds: Bounds) -> bool:
+def _is_near(candidate: torch.Tensor, floor: torch.Tensor, bounds: Bounds) -> bool:
     """Whether a tensor is eager's own but for roundings, so that it needs no noise floor."""
-    apart = errors_of(ours, floor)
+    apart = errors_of(candidate, floor)
     return apart.rms <= bounds.plausible and apart.worst <= WORST_FACTOR * bounds.plausible
 
 
 def why_void(
     name: str, floor: torch.Tensor, exact: torch.Tensor, usual: Errors, bounds: Bounds, moved: Sensitivity
 ) -> str | None:
-    """Say why eager's error tells nothing of a candidate's, or return None if it does.
+    """Say why eager's error is no yardstick for a candidate's, or return None if it is one.
 
     Args:
         name: the tensor's name.

@@ -71,7 +71,7 @@ def observe(
     example = example.clone()
     inputs = (example.args, dict(example.kwargs))
     module = original if isinstance(original, torch.nn.Module) else None
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     with kept_state(original, *inputs) as state, under or nullcontext():
         torch.manual_seed(seed)
         for number in range(calls):
@@ -84,20 +84,26 @@ def observe(
                     raise
                 break
             after = [*_buffers(module), *state_leaves(state, original, inputs, outputs)]
-            seen.append(observation_of(outputs, inputs, [*after, *gradients]))
-    return _merge_observations(seen)
+            observations.append(observation_of(outputs, inputs, [*after, *gradients]))
+    return _merge_observations(observations)
 
 
-def _merge_observations(seen: list[Observation]) -> Observation:
+def _merge_observations(observations: list[Observation]) -> Observation:
     """Return one observation of several successive calls."""
-    if len(seen) == 1:
-        return seen[0]
-    leaves = [(_name_in_call(name, number), leaf) for number, one in enumerate(seen, 1) for name, leaf in one.leaves]
-    outputs = frozenset(_name_in_call(name, number) for number, one in enumerate(seen, 1) for name in one.outputs)
-    form = tuple(
-        kind if number == 1 else f"{kind} in call {number}" for number, one in enumerate(seen, 1) for kind in one.form
+    if len(observations) == 1:
+        return observations[0]
+    leaves = [
+        (_name_in_call(name, number), leaf) for number, one in enumerate(observations, 1) for name, leaf in one.leaves
+    ]
+    outputs = frozenset(
+        _name_in_call(name, number) for number, one in enumerate(observations, 1) for name in one.outputs
     )
-    return Observation(tuple(leaves), seen[0].aliases, seen[0].shared, form, len(seen), outputs)
+    form = tuple(
+        kind if number == 1 else f"{kind} in call {number}"
+        for number, one in enumerate(observations, 1)
+        for kind in one.form
+    )
+    return Observation(tuple(leaves), observations[0].aliases, observations[0].shared, form, len(observations), outputs)
 
 
 def _name_in_call(name: str, number: int) -> str:
@@ -105,7 +111,7 @@ def _name_in_call(name: str, number: int) -> str:
 
 
 def state_leaves(state: State, original: Any, inputs: Any, outputs: Any) -> list[tuple[str, Any]]:
-    """Return the state that a call changed beside buffers and input tensors, and the outputs in its memory.
+    """Return the state that a call changed besides buffers and input tensors, and the outputs in its memory.
 
     Args:
         state: the state before the call.
@@ -121,22 +127,22 @@ def state_leaves(state: State, original: Any, inputs: Any, outputs: Any) -> list
     found = {path: leaf for path, leaf in state.changes().items() if path not in shown}
     lies = {place: path for path, leaf in found.items() if _is_tensor(leaf) and (place := _storage(leaf))}
     memory = [(n, lies[_storage(t)]) for n, t in enumerate(pytree.tensors(outputs)) if _storage(t) in lies]
-    held = [(f"output {number} in the memory of state {path}", True) for number, path in memory]
+    in_state = [(f"output {number} in the memory of state {path}", True) for number, path in memory]
     named = (leaves_of(leaf, f"state {path} after the call", objects=False).named for path, leaf in found.items())
-    return [*itertools.chain.from_iterable(named), *held]
+    return [*itertools.chain.from_iterable(named), *in_state]
 
 
 def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = ()) -> Observation:
     """Copy the outputs of a call, its inputs as they are after it, and more leaves by name."""
     returned, after = leaves_of(outputs, "output"), leaves_of(inputs, "input after the call ", objects=False)
-    beside = [leaves_of(leaf, name, objects=False) for name, leaf in more]
-    leaves = [*returned.named, *after.named, *(pair for found in beside for pair in found.named)]
+    added = [leaves_of(leaf, name, objects=False) for name, leaf in more]
+    leaves = [*returned.named, *after.named, *(pair for found in added for pair in found.named)]
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
-    given = [part for tensor in pytree.tensors(inputs) for _, part in layouts.list_strided_parts(tensor)]
-    form = [*returned.form, *(kind for found in (after, *beside) for kind in found.form[1:])]
+    input_parts = [part for tensor in pytree.tensors(inputs) for _, part in layouts.list_strided_parts(tensor)]
+    form = [*returned.form, *(kind for found in (after, *added) for kind in found.form[1:])]
     return Observation(
         copied,
-        _aliases(returned.tensors, given),
+        _aliases(returned.tensors, input_parts),
         _find_shared_pairs(returned.tensors),
         tuple(form),
         outputs=frozenset(name for name, _ in returned.named),

@@ -44,8 +44,8 @@ SEED = 20_261_125
 class PerturbRounding(TorchDispatchMode):
     """Moves the result of every operator that rounds by up to `roundings` of its precision, at random.
 
-    Operators that sum or solve are moved further, the longer their sums are, and so are their inputs: if terms cancel,
-    a rounding is large beside the remainder. Small whole numbers stay: they are exact for the most part, and become
+    Operators that sum or solve are moved further, the longer their sums are, and so are their inputs. If terms cancel,
+    a rounding is large relative to the rest. Small whole numbers stay: they are exact for the most part, and become
     indices.
 
     Args:
@@ -66,11 +66,11 @@ class PerturbRounding(TorchDispatchMode):
         kwargs = kwargs or {}
         if not self._roundings or not isinstance(func, torch._ops.OpOverload) or _is_exact(func):
             return func(*args, **kwargs)
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        written = list(_find_written(func, given))
+        arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        written = list(_find_written(func, arguments))
         length = 0
         if not _is_pointwise(func):
-            length = _length(func, given)
+            length = _length(func, arguments)
             kept = {id(tensor) for tensor in written}
 
             def perturb_input(tensor: torch.Tensor) -> torch.Tensor:
@@ -131,29 +131,29 @@ def _is_rounded(tensor: torch.Tensor) -> bool:
     return is_floating and tensor.layout is torch.strided and tensor.element_size() > 1 and tensor.numel() > 0
 
 
-def _find_written(func: Any, given: dict[str, Any]) -> Iterator[torch.Tensor]:
+def _find_written(func: Any, arguments: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator writes to."""
     import torch
 
     for argument in func._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from (t for t in tree_leaves(given.get(argument.name)) if isinstance(t, torch.Tensor))
+            yield from (t for t in tree_leaves(arguments.get(argument.name)) if isinstance(t, torch.Tensor))
 
 
-def _length(func: Any, given: dict[str, Any]) -> int:
+def _length(func: Any, arguments: dict[str, Any]) -> int:
     """Return about how many terms an operator adds up for each number that it returns."""
     import torch
 
-    tensors = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor) and _is_rounded(t) and t.dim()]
+    tensors = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor) and _is_rounded(t) and t.dim()]
     if not tensors:
         return 1
     name, longest = _name(func), max(tensors, key=lambda tensor: tensor.numel())
-    dims = given.get("dim")
+    dims = arguments.get("dim")
     if isinstance(dims, int) or dims:
         over = [dims] if isinstance(dims, int) else dims
         return math.prod(longest.shape[d] for d in over)
-    if "normalized_shape" in given:
-        return math.prod(given["normalized_shape"])
+    if "normalized_shape" in arguments:
+        return math.prod(arguments["normalized_shape"])
     if "mm" in name and len(tensors) > 1:
         return tensors[-2].shape[-1]
     return longest.numel() if any(word in name for word in SUMS) else max(longest.shape)

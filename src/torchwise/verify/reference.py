@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 WIDE_ARRAYS = {"f": "float64", "c": "complex128"}
-"""Dtype of the reference for arrays of NumPy, by the kind of theirs."""
+"""Dtype of the reference for arrays of NumPy, by the kind of the array's dtype."""
 
 
 class Reference:

@@ -1,4 +1,4 @@
-"""Outputs held across calls: an answer must not change when the next call is made."""
+"""Check outputs that a program keeps across calls: an answer must not change when the next call is made."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 def check_retained_outputs(
     call: Callable[..., Any], eager: Callable[..., Any], first: Example, second: Example
 ) -> Check:
-    """Hold the outputs for `first` while `second` is answered twice. They must stay as they were.
+    """Keep the outputs for `first` while `second` is answered twice. They must not change.
 
-    If both inputs are alike, values would not tell. So memory shared between the answers counts too, unless eager's
-    answers share theirs (a model may return a constant).
+    If both inputs are alike, values do not show an overwritten output. So memory shared between the answers counts too,
+    unless eager's answers also share memory (a model may return a constant).
     """
-
     try:
         same, shares = _hold(call, first, second)
     except RuntimeError as error:  # PyTorch's CUDA-graph trees raise on the access itself
-        _hold(eager, first, second)  # which raises if it is no fault of the candidate's
+        _hold(eager, first, second)  # raises, too, if the candidate is not at fault
         return _make_check(Outcome.FAIL, f"an output cannot be read after the next call: {error}"[:300])
     if same and not shares:
         return _make_check(Outcome.PASS, "outputs stay as they are while later calls are made")
@@ -44,10 +43,10 @@ def _make_check(outcome: Outcome, detail: str) -> Check:
 
 def _hold(call: Callable[..., Any], first: Example, second: Example) -> tuple[bool, bool]:
     """Return whether the outputs for `first` stay the same while `second` is answered, and share its memory."""
-    held = _run(call, first)
-    kept = [t.detach().clone() for t in held]
+    outputs = _run(call, first)
+    copies = [t.detach().clone() for t in outputs]
     later = [*_run(call, second), *_run(call, second)]
-    return all(pytree.equal(now, then) for now, then in zip(held, kept, strict=True)), _share(held, later)
+    return all(pytree.equal(now, then) for now, then in zip(outputs, copies, strict=True)), _share(outputs, later)
 
 
 def _run(call: Callable[..., Any], example: Example) -> list[torch.Tensor]:
@@ -58,9 +57,9 @@ def _run(call: Callable[..., Any], example: Example) -> list[torch.Tensor]:
         return leaves_of(call(*example.args, **example.kwargs)).tensors
 
 
-def _share(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
-    places = {_place(t) for t in ours if t.numel()} - {0}
-    return any(_place(t) in places for t in theirs if t.numel())
+def _share(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    places = {_place(t) for t in some if t.numel()} - {0}
+    return any(_place(t) in places for t in others if t.numel())
 
 
 def _place(tensor: torch.Tensor) -> int:

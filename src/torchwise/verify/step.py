@@ -1,15 +1,15 @@
 """Run all checks of a candidate for a training step, cheapest first. The first that does not pass ends them.
 
-1. Gradients of single steps against float64 (`gradients`), each tensor's error and its scale (`scales`). A gradient
-   that is 1 % too large lies within the rounding of a low precision, element by element. But rounding averages out over
-   a tensor, and a factor does not.
+1. Gradients of single steps against float64 (`gradients`), each tensor's error and its scale (`gradient_scale`). A
+   gradient that is 1 % too large lies within the rounding of a low precision, element by element. But rounding averages
+   out over a tensor, and a factor does not.
 2. Parameters, buffers and the optimizer's state after a few steps, against float64.
-3. The loss of a step, held while later steps are taken.
-4. Curves of the loss over several seeds against eager's (`trajectory`).
+3. The loss of a step, which must not change while later steps are taken.
+4. Curves of the loss over several seeds against eager's (`loss_curves`).
 5. The trained weights, in the plain model.
 
-A step that draws random numbers is verified twice. Checks 1 and 2 run with its dropout turned off. Beside 3 and 4, it
-is verified as it is by the distribution of its losses and gradients (`stochastic`).
+A step that draws random numbers is verified twice. Checks 1 and 2 run with its dropout turned off. In addition to 3
+and 4, the distribution of its losses and gradients is compared with eager's (`stochastic`).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _checks(subject: StepSubject, extra_draws: int, budget_s: float) -> Iterator
 def _arithmetic(
     subject: StepSubject,
     base: TrainStep,
-    ours: StepRunner,
+    candidate: StepRunner,
     inputs: list[Example],
     more: Iterable[Example],
     budget_s: float,
@@ -152,8 +152,8 @@ def _arithmetic(
     gradients, start, is_open = Gradients(subject.epsilon), time.perf_counter(), False
     later: Observation | None = None
     for seed, example in enumerate(itertools.chain(inputs, more)):
-        own, plain, usual = (who.gradients(example, seed) for who in (ours, native, floor))
-        if subject.first and subject.first[0] == seed and ours is subject.candidate:
+        own, plain, usual = (who.gradients(example, seed) for who in (candidate, native, floor))
+        if subject.first and subject.first[0] == seed and candidate is subject.candidate:
             later = own
         exact = reference.gradients(example, seed) if reference else None
         gradients.add(own, plain, usual, exact, _make_sensitivity(floor, partial(_leaves, floor, example, seed)))
@@ -164,11 +164,13 @@ def _arithmetic(
         if not is_open or time.perf_counter() - start >= PATIENCE * budget_s:
             break
     checks = gradients.checks()
-    yield from (_recheck_on_cpu(check, base, ours, reference, inputs[0]) for check in checks)
+    yield from (_recheck_on_cpu(check, base, candidate, reference, inputs[0]) for check in checks)
     if subject.first and later:
         yield check_first(subject.first[1], later, checks[0].error or 0.0)
-    rounding = {name for name in ours.list_parameter_names() if name_gradient(name) in gradients.rounding}
-    yield _updates((ours, floor, reference or native), inputs, rounding, subject.bounds(has_reference=bool(reference)))
+    rounding = {name for name in candidate.list_parameter_names() if name_gradient(name) in gradients.rounding}
+    yield _updates(
+        (candidate, floor, reference or native), inputs, rounding, subject.bounds(has_reference=bool(reference))
+    )
 
 
 def _updates(sides: tuple[StepRunner, ...], inputs: list[Example], rounding: Collection[str], bounds: Bounds) -> Check:
@@ -198,9 +200,9 @@ def _updates_in(
     *,
     with_slots: bool = True,
 ) -> tuple[Check, bool]:
-    made = Sides(*(who.take_steps(order, seed) for who in sides))
+    sides_after = Sides(*(who.take_steps(order, seed) for who in sides))
     moved = _make_sensitivity(sides[1], lambda: sides[1].take_steps(order, seed).leaves())
-    return compare_updates(made if with_slots else made.drop_slots(), len(order), rounding, bounds, moved)
+    return compare_updates(sides_after if with_slots else sides_after.drop_slots(), len(order), rounding, bounds, moved)
 
 
 def _leaves(trainee: StepRunner, example: Example, seed: int) -> Mapping[str, Any]:
@@ -222,7 +224,7 @@ def _is_shared(step: TrainStep) -> bool:
 
 
 def _recheck_on_cpu(
-    check: Check, base: TrainStep, ours: StepRunner, reference: ReferenceStepRunner | None, example: Example
+    check: Check, base: TrainStep, candidate: StepRunner, reference: ReferenceStepRunner | None, example: Example
 ) -> Check:
     """Run the step in float64 on the CPU to find out who is right, if a check failed on another device.
 
@@ -236,17 +238,17 @@ def _recheck_on_cpu(
         return there.gradients(to_cpu(example), seed=0) if there else None
 
     return compare_with_cpu(
-        check, lambda: ours.gradients(example, seed=0), lambda: reference.gradients(example, seed=0), elsewhere
+        check, lambda: candidate.gradients(example, seed=0), lambda: reference.gradients(example, seed=0), elsewhere
     )
 
 
 def check_retained_loss(candidate: StepRunner, inputs: list[Example]) -> Check:
-    """Hold the loss of a step while two more are taken."""
+    """Check that the loss of a step stays the same while two more are taken."""
     candidate.restart(seed=0)
-    held = candidate.take(inputs[0])
-    kept = held.detach().clone()
+    loss = candidate.take(inputs[0])
+    copy = loss.detach().clone()
     later = [candidate.take(example) for example in (inputs * 2)[-2:]]
-    if not pytree.equal(held, kept) or held.data_ptr() in {loss.data_ptr() for loss in later}:
+    if not pytree.equal(loss, copy) or loss.data_ptr() in {other.data_ptr() for other in later}:
         return Check(
             CheckName.RETAINED_LOSS, Outcome.FAIL, "a loss that the caller holds is overwritten by a later step"
         )
@@ -281,14 +283,14 @@ def _is_still(step: TrainStep, example: Example) -> bool:
 
 
 def _trajectories(
-    subject: StepSubject, ours: StepRunner, eager: StepRunner, inputs: list[Example], seeds: int, budget_s: float
+    subject: StepSubject, candidate: StepRunner, eager: StepRunner, inputs: list[Example], seeds: int, budget_s: float
 ) -> Check:
     start = time.perf_counter()
     eager.losses([inputs[0]] * 2, seed=0)
     each = (time.perf_counter() - start) / 2
     steps = int(min(max(budget_s / (2 * seeds * max(each, 1e-6)), MIN_STEPS), MAX_STEPS))
     orders = [random.Random(seed).choices(inputs, k=steps) for seed in range(seeds)]
-    curves = [[who.losses(order, seed) for seed, order in enumerate(orders)] for who in (ours, eager)]
+    curves = [[who.losses(order, seed) for seed, order in enumerate(orders)] for who in (candidate, eager)]
     return check_trajectories(curves[0], curves[1], reduced=subject.precision != "native")
 
 

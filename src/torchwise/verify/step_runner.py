@@ -352,6 +352,6 @@ def _copy_value(value: Any) -> Any:
 
 
 def _is_quiet(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a mask of elements so small beside the others of their tensor that roundings decide, without zeros."""
+    """Return a mask of nonzero elements that roundings decide, as they are small relative to others of their tensor."""
     dense = widen_tensor(_dense(gradient)).abs()
     return (dense > 0) & (dense <= QUIET * dense.square().mean().sqrt())

@@ -38,9 +38,9 @@ It applies at a lower precision than the model's own, however significant the ch
 STILL, STILL_REDUCED = 1e-3, 5e-2
 """Relative error that an element which does not vary in eager may have, at the model's own and at a lower precision."""
 MIN_STILL = 1e-2
-"""Size of such elements beside their tensor's to which errors are relative at least."""
+"""Least size of such elements, relative to their tensor's, that errors are divided by."""
 FAINT = 1e-6
-"""Maximum size of a tensor, beside the largest of its answer, that consists of roundings alone.
+"""Maximum size, relative to the largest tensor of an answer, of a tensor that consists of roundings alone.
 
 The gradient of a bias that a softmax or a normalisation takes away again is such a tensor. It need only stay small.
 """
@@ -109,8 +109,8 @@ def check_noise(
     calibration, tensor_of = collect(eager, MIN_CALLS, seed=1)
     each = (time.perf_counter() - start) / MIN_CALLS
     calls = int(np.clip(budget_s / max(each, 1e-6) / 2, MIN_CALLS, MAX_CALLS))
-    ours, theirs = (collect(call, calls, seed)[0] for call, seed in ((candidate, 2), (eager, 3)))
-    return judge(ours, theirs, calibration, tensor_of, exact=exact_precision)
+    candidate_outputs, eager_outputs = (collect(call, calls, seed)[0] for call, seed in ((candidate, 2), (eager, 3)))
+    return judge(candidate_outputs, eager_outputs, calibration, tensor_of, exact=exact_precision)
 
 
 def collect(call: Callable[[], Any], calls: int, seed: int) -> tuple[Samples, NDArray[np.intp]]:
@@ -152,7 +152,7 @@ def _list_real_tensors(outputs: Any) -> list[torch.Tensor]:
 
 
 def _choose_elements(elements: int) -> torch.Tensor:
-    """Return which elements are looked at: runs of neighbours, so that dependence between them shows."""
+    """Return the elements to compare: runs of neighbours, so that dependence between them shows."""
     import torch
 
     run = 100
@@ -165,7 +165,7 @@ def judge(
 ) -> list[Check]:
     """Compare two matrices of outputs (calls, elements), standardised by a third.
 
-    Small and negligible values are told apart within each tensor: a loss and its gradients differ by many orders.
+    Values count as negligible relative to their own tensor: a loss and its gradients differ by many orders.
 
     Returns:
         A check of the distribution and one of the independence of successive calls.
@@ -183,24 +183,29 @@ def judge(
                 CheckName.DISTRIBUTION, Outcome.NOT_COMPARABLE, "eager's outputs do not vary in the calibration calls"
             )
         ]
-    ours, theirs, known = (side[:, ~noisy] for side in (candidate, eager, calibration))
-    if problem := _still_problem(ours, theirs, known, tensor_of[~noisy], exact=exact):
+    candidate_still, eager_still, calibration_still = (side[:, ~noisy] for side in (candidate, eager, calibration))
+    if problem := _still_problem(candidate_still, eager_still, calibration_still, tensor_of[~noisy], exact=exact):
         return [Check(CheckName.DISTRIBUTION, Outcome.FAIL, problem)]
     middle = calibration.mean(axis=0)[noisy]
-    ours, theirs = ((s[:, noisy] - middle) / spread[noisy] for s in (candidate, eager))
+    candidate, eager = ((s[:, noisy] - middle) / spread[noisy] for s in (candidate, eager))
     tests = [
-        *((CheckName.DISTRIBUTION, *test) for test in (*_scalars(ours.shape[1]), *_tensor_scalars(tensor_of[noisy]))),
+        *(
+            (CheckName.DISTRIBUTION, *test)
+            for test in (*_scalars(candidate.shape[1]), *_tensor_scalars(tensor_of[noisy]))
+        ),
         (CheckName.INDEPENDENCE, "products of successive calls", _successive),
     ]
     level = FALSE_ALARM_RATE / len(tests)
     failures: dict[CheckName, Check] = {}
     for kind, name, scalar in tests:
-        if kind not in failures and (failure := _differs(kind, name, scalar(ours), scalar(theirs), level, exact)):
+        if kind not in failures and (failure := _differs(kind, name, scalar(candidate), scalar(eager), level, exact)):
             failures[kind] = failure
-    said = f"no difference over {len(tests)} tests of {len(ours)} calls each, false-alarm rate {FALSE_ALARM_RATE:g}"
-    figures = {Figure.TESTS: len(tests), Figure.SAMPLES: len(ours), Figure.LEVEL: FALSE_ALARM_RATE}
+    detail = (
+        f"no difference over {len(tests)} tests of {len(candidate)} calls each, false-alarm rate {FALSE_ALARM_RATE:g}"
+    )
+    figures = {Figure.TESTS: len(tests), Figure.SAMPLES: len(candidate), Figure.LEVEL: FALSE_ALARM_RATE}
     passed = (
-        Check(CheckName.DISTRIBUTION, Outcome.PASS, said, figures=figures),
+        Check(CheckName.DISTRIBUTION, Outcome.PASS, detail, figures=figures),
         Check(CheckName.INDEPENDENCE, Outcome.PASS, "successive calls vary as eager's do"),
     )
     return [failures.get(check.name, check) for check in passed]
@@ -210,7 +215,7 @@ def _units(calibration: Samples, tensor_of: NDArray[np.intp]) -> Samples:
     """Return for each element the root mean square of its tensor, or of the largest one if that is faint."""
     squares = np.where(np.isfinite(calibration), calibration, 0.0) ** 2
     sizes = np.sqrt(_means(squares.mean(axis=0), tensor_of))
-    many = sizes[np.bincount(tensor_of) > 1]  # a loss beside its gradients says nothing of their sizes
+    many = sizes[np.bincount(tensor_of) > 1]  # the size of a loss says nothing about that of its gradients
     largest = float((many if many.size else sizes).max(initial=0.0))
     return np.where(sizes > FAINT * largest, sizes, largest or 1.0)[tensor_of]
 
@@ -235,19 +240,20 @@ def _still_problem(
     expected, tensor_of = expected[finite], tensor_of[finite]
     scale = np.maximum(np.sqrt(_means(expected**2, tensor_of)), MIN_STILL)[tensor_of]
     most = (STILL if exact else STILL_REDUCED) * scale
-    ours, theirs = (np.abs(side[:, finite] - expected) > most for side in (candidate, eager))
-    if (always := ours.mean(axis=0) > 0.5).any():
+    candidate_off, eager_off = (np.abs(side[:, finite] - expected) > most for side in (candidate, eager))
+    if (always := candidate_off.mean(axis=0) > 0.5).any():
         off = float((np.abs(candidate[:, finite] - expected) / scale)[:, always].max())
         return f"elements that do not vary in eager are off by {off:.2g}"
-    if _p_value(ours.mean(axis=1), theirs.mean(axis=1)) < FALSE_ALARM_RATE / 20:
-        return f"elements that rarely vary are off in {ours.mean():.2%} of all cases, in eager in {theirs.mean():.2%}"
+    if _p_value(candidate_off.mean(axis=1), eager_off.mean(axis=1)) < FALSE_ALARM_RATE / 20:
+        own, usual = candidate_off.mean(), eager_off.mean()
+        return f"elements that rarely vary are off in {own:.2%} of all cases, in eager in {usual:.2%}"
     return None
 
 
-def _p_value(ours: Samples, theirs: Samples) -> float:
+def _p_value(candidate: Samples, eager: Samples) -> float:
     from scipy.stats import ks_2samp
 
-    return float(ks_2samp(ours, theirs).pvalue)
+    return float(ks_2samp(candidate, eager).pvalue)
 
 
 Scalar = Callable[[Samples], Samples]
@@ -286,17 +292,17 @@ def _successive(z: Samples) -> Samples:
     return np.asarray((z[0:even:2] * z[1:even:2]).mean(axis=1))
 
 
-def _differs(kind: CheckName, name: str, ours: Samples, theirs: Samples, level: float, exact: bool) -> Check | None:
-    p_value = _p_value(ours, theirs)
+def _differs(kind: CheckName, name: str, candidate: Samples, eager: Samples, level: float, exact: bool) -> Check | None:
+    p_value = _p_value(candidate, eager)
     if p_value >= level:
         return None
     # Differences of medians and of spreads, in units of the noise (the samples are standardised).
-    shift, scale = float(np.median(ours) - np.median(theirs)), float(ours.std() - theirs.std())
+    shift, scale = float(np.median(candidate) - np.median(eager)), float(candidate.std() - eager.std())
     if not exact and max(abs(shift), abs(scale)) < NEGLIGIBLE:
         return None
     detail = (
-        f"{name} differs from eager's: median {np.median(ours):.3g} against {np.median(theirs):.3g} in units of "
+        f"{name} differs from eager's: median {np.median(candidate):.3g} against {np.median(eager):.3g} in units of "
         f"eager's noise, p = {p_value:.1g} below {level:.1g}"
     )
-    figures = {Figure.P_VALUE: p_value, Figure.LEVEL: level, Figure.SAMPLES: len(ours)}
+    figures = {Figure.P_VALUE: p_value, Figure.LEVEL: level, Figure.SAMPLES: len(candidate)}
     return Check(kind, Outcome.FAIL, detail, figures=figures)

@@ -44,18 +44,18 @@ class Sides:
     """The state after some steps, on each side.
 
     Attributes:
-        ours: the candidate's.
-        floor: eager's at its precision.
-        reference: in float64.
+        candidate: state of the candidate.
+        floor: state of eager at the candidate's precision.
+        reference: state in float64.
     """
 
-    ours: StateAfter
+    candidate: StateAfter
     floor: StateAfter
     reference: StateAfter
 
     def drop_slots(self) -> Sides:
         """Return the state that can be compared if the optimizer's state cannot."""
-        return Sides(*(_drop_slots(side) for side in (self.ours, self.floor, self.reference)))
+        return Sides(*(_drop_slots(side) for side in (self.candidate, self.floor, self.reference)))
 
 
 def compare_updates(
@@ -96,9 +96,11 @@ class _Comparison:
         self._worst, self._usual = 0.0, 0.0
 
     def check(self) -> Check:
-        ours, reference = self._sides.ours, self._sides.reference
+        candidate, reference = self._sides.candidate, self._sides.reference
         self.undecided = {number for number, _ in self._find_undecided()}
-        mine, names = ([name for name in side.state if not self._is_left_out(name, side)] for side in (ours, reference))
+        mine, names = (
+            [name for name in side.state if not self._is_left_out(name, side)] for side in (candidate, reference)
+        )
         if missing := set(mine) ^ set(names):
             return Check(CheckName.STATE, Outcome.FAIL, f"{min(missing)} is there on one side alone")
         void = None
@@ -118,12 +120,14 @@ class _Comparison:
 
     def _find_undecided(self) -> set[tuple[int, str]]:
         """Return the slots whose form differs between sides, if rounding alone explains that."""
-        ours, floor, reference = (side.forms() for side in (self._sides.ours, self._sides.floor, self._sides.reference))
+        candidate, floor, reference = (
+            side.forms() for side in (self._sides.candidate, self._sides.floor, self._sides.reference)
+        )
         return {
             slot
-            for slot in {*ours, *floor, *reference}
+            for slot in {*candidate, *floor, *reference}
             if floor.get(slot) != reference.get(slot)
-            or (ours.get(slot) != reference.get(slot) and self._moved.is_decided_by_rounding(form_of(slot)))
+            or (candidate.get(slot) != reference.get(slot) and self._moved.is_decided_by_rounding(form_of(slot)))
         }
 
     def _is_left_out(self, name: str, side: StateAfter) -> bool:
@@ -133,7 +137,7 @@ class _Comparison:
         """Return a check that speaks against a leaf, or None."""
         import torch
 
-        value, eagers = self._sides.ours.state[name], self._sides.floor.state.get(name)
+        value, eagers = self._sides.candidate.state[name], self._sides.floor.state.get(name)
         if not isinstance(exact, torch.Tensor) or not (exact.is_floating_point() or exact.is_complex()):
             same = _equal(value, exact)
             detail = f"{name} is {value}, in the reference {exact}"

@@ -71,7 +71,7 @@ class Subject:
         return self.workload.module
 
     def reference(self, device: str | None = None) -> Reference:
-        """Return the model in float64, on another device if one is given."""
+        """Return the model in float64, on another device if one is named."""
         return Reference(self.workload.call, training=self.training, device=device)
 
 
@@ -114,15 +114,15 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
         if floor is None:
             yield Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, f"eager fails at precision {subject.precision}")
             return
-        ours = _observe_call(subject, candidate, example, position, native.calls)
+        observation = _observe_call(subject, candidate, example, position, native.calls)
         exact = reference.observe_example(example, position, native.calls)
         moved = Sensitivity(partial(_run_in_context, subject, example, position, native.calls))
-        checks = compare(ours, native, floor, exact, EPSILON.get(subject.precision), moved)
+        checks = compare(observation, native, floor, exact, EPSILON.get(subject.precision), moved)
         yield from (_recheck_on_cpu(subject, check, reference, example, position) for check in checks)
         if checks[-1].outcome is Outcome.NOT_COMPARABLE and checks[-1].error is not None:
             return  # there is no yardstick, and finding that out takes many runs
         if position < len(subject.first) and (first := subject.first[position]) and candidate is subject.candidate:
-            yield check_first(first, ours, checks[-1].error or 0.0)
+            yield check_first(first, observation, checks[-1].error or 0.0)
 
 
 def _run_in_context(
@@ -164,8 +164,8 @@ def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator
         if native is None:
             yield Check(CheckName.STRUCTURE, Outcome.NOT_COMPARABLE, _why_unseen(subject, example, number))
             return
-        ours = _observe_call(subject, subject.candidate, example, number)
-        yield check_structure(ours, native)
+        observation = _observe_call(subject, subject.candidate, example, number)
+        yield check_structure(observation, native)
         yield from check_noise(
             _once(subject, subject.candidate, example),
             _once(subject, subject.floor, example),
@@ -178,14 +178,14 @@ def _once(subject: Subject, call: Callable[..., Any], example: Example) -> Calla
     import torch
 
     def run() -> Any:
-        given = example.clone()
+        copy = example.clone()
         with torch.no_grad():
-            return call(*given.args, **given.kwargs)
+            return call(*copy.args, **copy.kwargs)
 
     if not subject.stateful:
         return run
-    given = example.clone()
-    return torch.no_grad()(from_one_state(call, subject.workload.call, given.args, given.kwargs))
+    copy = example.clone()
+    return torch.no_grad()(from_one_state(call, subject.workload.call, copy.args, copy.kwargs))
 
 
 def _check_with_eager_noise(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
@@ -241,15 +241,15 @@ def _why_unseen(subject: Subject, example: Example, seed: int) -> str:
     """Say whose error it is that eager cannot be observed on its own example."""
     import torch
 
-    call, given = subject.workload.call, example.clone()
+    call, copy = subject.workload.call, example.clone()
     try:
-        with torch.set_grad_enabled(subject.training), kept_state(call, given.args, given.kwargs):
-            call(*given.args, **given.kwargs)
+        with torch.set_grad_enabled(subject.training), kept_state(call, copy.args, copy.kwargs):
+            call(*copy.args, **copy.kwargs)
     except Exception as error:  # the model may raise anything
         return f"eager fails on its own example: {format_error(error)}"
     try:
         _observe_call(subject, call, example, seed)
-    except Exception as error:  # and may not stand how it is looked at
+    except Exception as error:  # the model may run, but not allow its observation
         return f"eager runs on its own example, but cannot be observed on it: {format_error(error)}"
     return "eager fails on its own example at times"
 
