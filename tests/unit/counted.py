@@ -1,4 +1,4 @@
-"""Calls on the straight way past Dynamo's guards, counted."""
+"""Calls that bypass Dynamo's guards, counted."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Counted:
     """Compiled calls, by Dynamo with a backend that compiles nothing, and how many went Dynamo's way."""
 
     def __init__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        self.straight = GuardBypass(call)
-        compiled, self.callback = compile_with(call, eager, self.straight, settings, is_dynamic=False)
+        self.bypass = GuardBypass(call)
+        compiled, self.callback = compile_with(call, eager, self.bypass, settings, is_dynamic=False)
         self.steady_calls = -1
 
         def steady(*args: Any, **kwargs: Any) -> Any:
@@ -33,9 +33,9 @@ class Counted:
             self.callback.calls += 1
             return compiled(*args, **kwargs)
 
-        before = self.straight.prepare_bypass(args, kwargs)
+        before = self.bypass.prepare_bypass(args, kwargs)
         steady(*args, **kwargs)
-        self.way = self.straight.path(steady, args, kwargs, before)
+        self.path = self.bypass.path(steady, args, kwargs, before)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.way(*args, **kwargs)
+        return self.path(*args, **kwargs)

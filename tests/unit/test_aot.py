@@ -86,11 +86,11 @@ def test_what_changed_in_the_module_is_noticed(models: Any, made: dict[str, list
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before the first call", "after it"])
-@pytest.mark.parametrize("straight", [True, False])
+@pytest.mark.parametrize("can_skip_guards", [True, False])
 def test_a_hook_that_was_registered_since_is_noticed(
-    models: Any, made: dict[str, list[Code]], when: str, straight: bool
+    models: Any, made: dict[str, list[Code]], when: str, can_skip_guards: bool
 ) -> None:
-    made = {"module": [replace(code, straight=straight) for code in made["module"]]}
+    made = {"module": [replace(code, can_skip_guards=can_skip_guards) for code in made["module"]]}
     call, realized, inputs = load_compiled(models, made, "module")
     with torch.no_grad():
         if when == "after it":

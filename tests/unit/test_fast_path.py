@@ -81,7 +81,7 @@ UNREAD: dict[str, Callable[[Any, int], object]] = {
 @torch.no_grad()
 def test_what_the_code_never_reads_is_no_change(net: Net, change: Callable[[Any, int], object]) -> None:
     counted = Counted(net.forward, X)
-    assert counted.straight.reason == ""
+    assert counted.bypass.reason == ""
     for i in range(20):
         change(net, i)
         assert torch.equal(counted(X), net(X))
@@ -178,11 +178,11 @@ def test_code_of_another_backend_is_not_taken_for_the_plans(net: Net) -> None:
     other = GuardBypass(net.forward)
     compiled, _ = compile_with(net.forward, negate_outputs, other, settings, is_dynamic=False)
     assert torch.equal(compiled(X), -net(X))
-    straight = GuardBypass(net.forward)
-    mine, _ = compile_with(net.forward, eager, straight, settings, is_dynamic=False)
-    before = straight.prepare_bypass((X,), {})
+    bypass = GuardBypass(net.forward)
+    mine, _ = compile_with(net.forward, eager, bypass, settings, is_dynamic=False)
+    before = bypass.prepare_bypass((X,), {})
     assert torch.equal(mine(X), net(X))
-    assert torch.equal(straight.path(mine, (X,), {}, before)(X), net(X))
+    assert torch.equal(bypass.path(mine, (X,), {}, before)(X), net(X))
 
 
 @torch.no_grad()

@@ -47,7 +47,7 @@ def net() -> Net:
 
 def test_an_unchanged_module_is_called_straight_and_answers_alike(net: Net) -> None:
     counted = Counted(net.forward, X)
-    assert counted.straight.reason == ""
+    assert counted.bypass.reason == ""
     for _ in range(3):
         other = torch.randn(3, 4)
         assert torch.equal(counted(other), net(other))
@@ -62,7 +62,7 @@ def test_modules_of_one_class_and_shapes_of_one_module_have_ways_of_their_own() 
     with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
         found = {(n, i): Counted(nets[n].forward, given[i]) for n in range(3) for i in range(2)}
     for (n, i), counted in found.items():
-        assert counted.straight.reason == ""
+        assert counted.bypass.reason == ""
         assert torch.equal(counted(given[i]), nets[n](given[i]))
         assert counted.steady_calls == 0
 
@@ -127,7 +127,7 @@ def plain(x: torch.Tensor, factor: float = 1.5, *, shift: float = 0.0) -> torch.
 
 def test_a_function_is_called_straight_with_its_defaults() -> None:
     counted = Counted(plain, X)
-    assert counted.straight.reason == ""
+    assert counted.bypass.reason == ""
     assert torch.equal(counted(X), plain(X))
     counted = Counted(plain, X, 2.0, shift=1.0)
     assert torch.equal(counted(X, 2.0, shift=1.0), plain(X, 2.0, shift=1.0))
@@ -268,19 +268,19 @@ def reads_a_setting(x: torch.Tensor) -> torch.Tensor:
 )
 def test_what_nothing_else_looks_at_is_left_to_dynamo(call: Any, args: tuple[Any, ...], reason: str) -> None:
     counted = Counted(call, *args)
-    assert re.search(reason, counted.straight.reason), counted.straight.reason
+    assert re.search(reason, counted.bypass.reason), counted.bypass.reason
     counted(*args)
     assert counted.steady_calls == 1
 
 
 def test_a_default_that_was_given_is_an_input_like_any_other() -> None:
     counted = Counted(has_a_default, X, {"scale": 2.0})
-    assert counted.straight.reason == ""
+    assert counted.bypass.reason == ""
 
 
 def test_the_setting_that_attention_layers_read_is_looked_at() -> None:
     counted = Counted(reads_a_setting, X)
-    assert counted.straight.reason == ""
+    assert counted.bypass.reason == ""
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         assert torch.equal(counted(X), X * 3)
@@ -302,13 +302,13 @@ def reads_all_of_a_tree(batch: Batch, pair: list[torch.Tensor], *more: Any, **na
 def test_what_a_signature_tells_of_inputs_in_containers_needs_no_guards() -> None:
     given = [torch.randn(3, 4) for _ in range(4)]
     counted = Counted(reads_all_of_a_tree, Batch(given[0]), [given[1]], {"a": given[2]}, b=(given[3],))
-    assert counted.straight.reason == ""
+    assert counted.bypass.reason == ""
 
 
 def test_calls_with_gradients_have_no_straight_way(net: Net) -> None:
     with torch.enable_grad():
         counted = Counted(net.forward, X)
-        assert "gradients are enabled" in counted.straight.reason
+        assert "gradients are enabled" in counted.bypass.reason
         net.body[0].requires_grad_(False)
         counted(X).sum().backward()
         assert counted.steady_calls == 1
@@ -321,7 +321,7 @@ def test_what_was_noted_of_the_inputs_is_let_go() -> None:
     del given
     gc.collect()
     assert seen() is None
-    assert counted.straight.reason == ""
+    assert counted.bypass.reason == ""
 
 
 def test_what_goes_through_numpy_is_compiled_though_its_guards_are_noted() -> None:
@@ -350,7 +350,7 @@ def test_a_module_that_finds_its_class_compiled_takes_the_straight_way_too() -> 
     first, second = Net().eval(), Net().eval()
     Counted(first.forward, X)
     counted = Counted(second.forward, X)
-    assert counted.straight.reason == ""
+    assert counted.bypass.reason == ""
     assert torch.equal(counted(X), second(X))
     assert counted.steady_calls == 0
     second.scale = 9.0
@@ -361,21 +361,21 @@ def test_a_module_that_finds_its_class_compiled_takes_the_straight_way_too() -> 
 def test_what_others_compiled_is_not_trusted(net: Net) -> None:
     torch.compile(net.forward, backend="eager")(X)  # whose guards nobody noted
     counted = Counted(net.forward, X)
-    assert counted.straight.reason in ("", "its code was compiled outside of this plan, so its guards are unknown")
+    assert counted.bypass.reason in ("", "its code was compiled outside of this plan, so its guards are unknown")
     assert torch.equal(counted(X), net(X))
 
 
 def test_what_serves_a_given_argument_does_not_serve_a_default_that_may_change() -> None:
     Counted(has_a_default, X, CONFIG)
     counted = Counted(has_a_default, X)
-    assert counted.straight.reason != ""
+    assert counted.bypass.reason != ""
 
 
 def test_what_was_not_just_compiled_has_no_straight_way() -> None:
-    straight = GuardBypass(plain)
-    before = straight.prepare_bypass((X,), {})
-    assert straight.path(plain, (X,), {}, before) is plain
-    assert "compiled outside of this plan" in straight.reason
+    bypass = GuardBypass(plain)
+    before = bypass.prepare_bypass((X,), {})
+    assert bypass.path(plain, (X,), {}, before) is plain
+    assert "compiled outside of this plan" in bypass.reason
 
 
 class Silent(TorchFunctionMode):
@@ -391,7 +391,7 @@ def test_another_mode_in_the_place_of_one_is_not_taken_for_it() -> None:
     with Silent():
         call = Counted(sine, X)
         call(X)
-        assert call.steady_calls == 0, call.straight.reason
+        assert call.steady_calls == 0, call.bypass.reason
     with Silent():
         call(X)
     assert call.steady_calls == 1

@@ -225,7 +225,7 @@ def test_a_batch_that_shares_memory_is_taken_as_written_where_it_is_written_to()
 
 
 def test_code_made_ahead_is_for_inputs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aot, "_compile_ahead", lambda *_: aot.Code(b"", straight=False))
+    monkeypatch.setattr(aot, "_compile_ahead", lambda *_: aot.Code(b"", can_skip_guards=False))
     monkeypatch.setattr(aot, "_load_function", lambda _: read_inputs)
     maker = Maker()
     made = maker(read_inputs, PLAN)

@@ -26,7 +26,7 @@ import torch
 from torchwise.compile import private
 from torchwise.compile.backends.inductor import aot_backend, while_compiling
 from torchwise.compile.guards.fast_module_guard import make_quick_check
-from torchwise.compile.guards.guard_bypass import FastPath, GuardBypass, aim, fast_path
+from torchwise.compile.guards.guard_bypass import FastPath, GuardBypass, fast_path, make_fast_path
 from torchwise.compile.signature import Signature, overlap_in, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -72,13 +72,13 @@ class Code:
 
     Attributes:
         data: as PyTorch writes it. It is a pickle, and so it is code: only the program that requested it may read it.
-        straight: whether the signature, the module guard and the constants notice as much as Dynamo's guards.
+        can_skip_guards: whether the signature, the module guard and the constants notice as much as Dynamo's guards.
         constants: global variables that are compiled into it.
         hooks: the number of hooks of each of the module's modules, as they are compiled into it, too.
     """
 
     data: bytes
-    straight: bool
+    can_skip_guards: bool
     constants: tuple[Constant, ...] = ()
     hooks: tuple[int, ...] = ()
 
@@ -196,7 +196,7 @@ class _Loaded:
         raise UnsupportedError("no code was compiled ahead for a call of this signature")
 
     def _make_fast_path(self, function: Any, code: Code, own: tuple[Any, ...]) -> Call:
-        inner, owner = function.fn if code.straight else function, self._owner
+        inner, owner = function.fn if code.can_skip_guards else function, self._owner
 
         def call_guarded(*args: Any, **kwargs: Any) -> Any:
             self._check_hooks(code)
@@ -205,10 +205,10 @@ class _Loaded:
         def call_unguarded(*args: Any, **kwargs: Any) -> Any:
             return inner(*own, *args, **kwargs)
 
-        def aim_again(*_: Any) -> FastPath:
-            return aim(call_unguarded, make_quick_check(owner) if owner is not None else None)
+        def make_path_again(*_: Any) -> FastPath:
+            return make_fast_path(call_unguarded, make_quick_check(owner) if owner is not None else None)
 
-        return fast_path(call_guarded, aim_again(), lambda _args, _kwargs: aim_again)
+        return fast_path(call_guarded, make_path_again(), lambda _args, _kwargs: make_path_again)
 
     def _check_hooks(self, code: Code) -> None:
         if code.hooks != _hooks_of(self._owner):

@@ -48,8 +48,8 @@ class AttributeSync:
         self._copy_state = [_snapshot_module(part) for part in modules]
         self._original_state = [_plain(own) for own, _ in self._pairs]
         self._registered = [{kind: vars(own)[kind] for kind in REGISTERED} for own, _ in self._pairs]
-        self._copies = [DictContents(vars(part), apart=_EXCLUDED) for part in modules]
-        self._originals = [DictContents(vars(own), apart=_EXCLUDED - {*REGISTERED}) for own, _ in self._pairs]
+        self._copies = [DictContents(vars(part), ignored=_EXCLUDED) for part in modules]
+        self._originals = [DictContents(vars(own), ignored=_EXCLUDED - {*REGISTERED}) for own, _ in self._pairs]
         registered = [DictContents(own) for part in modules for own in (part._buffers, part._modules, part._parameters)]
         self._unwritten = unwritten_since([*self._copies, *registered], [])
         self._is_followed = unwritten_since(self._originals, [])

@@ -175,7 +175,7 @@ def _select_callables(reachable: list[Any]) -> list[Any]:
 def _find_namespaces(reachable: list[Any], reached: ReachableCode) -> Iterator[_Names]:
     """Yield the dicts, other than those of classes, in which called code is looked up by name."""
     for space in reached.namespaces:
-        yield _Names.from_names(space.owner, space.held, frozenset(space.names))
+        yield _Names.from_names(space.owner, space.variables, frozenset(space.names))
     for function in reached.functions:
         if defaults := function.__kwdefaults__:
             yield _Names.from_names(f"a default of {function.__qualname__}", defaults, frozenset(defaults))
@@ -201,7 +201,7 @@ def _names(calls: Sequence[Any], reachable: list[Any]) -> Iterator[_Names]:
 def _methods_of(cls: type, named: set[str]) -> frozenset[str]:
     """Return the methods that code calls on such an object, and that an attribute of the object would replace.
 
-    Python looks special methods up only in the class.
+    Python takes special methods only from the class.
     """
     value_dict = (item for base in cls.__mro__ for item in vars(base).items())
     kinds = (staticmethod, classmethod)

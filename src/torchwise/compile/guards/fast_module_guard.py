@@ -38,24 +38,26 @@ class DictContents:
     """The contents of a dict.
 
     Args:
-        held: the dict.
+        contents: the dict.
         names: the keys to compare, present or not. By default all of them, and nothing may be added.
-        apart: the keys that are left out in that case.
+        ignored: the keys that are left out in that case.
     """
 
-    __slots__ = ("_all", "_apart", "_names", "_values", "held")
+    __slots__ = ("_all", "_ignored", "_names", "_values", "contents")
 
-    def __init__(self, held: dict[str, Any], names: Iterable[str] | None = None, apart: Collection[str] = ()) -> None:
-        self.held = held
-        self._apart = apart if names is None else None
+    def __init__(
+        self, contents: dict[str, Any], names: Iterable[str] | None = None, ignored: Collection[str] = ()
+    ) -> None:
+        self.contents = contents
+        self._ignored = ignored if names is None else None
         self._names = list(names or ())
         self.take_snapshot()
 
     def take_snapshot(self) -> None:
         """Take the present contents as the reference."""
-        self._all = list(self.held)  # in their order, in which a Sequential calls its modules
-        if self._apart is not None:
-            self._names = [name for name in self._all if name not in self._apart]
+        self._all = list(self.contents)  # in their order, in which a Sequential calls its modules
+        if self._ignored is not None:
+            self._names = [name for name in self._all if name not in self._ignored]
         self._values = self._now()
 
     def is_same(self) -> bool:
@@ -65,10 +67,10 @@ class DictContents:
             if not all(a is b or is_equal(a, b) for a, b in zip(now, self._values, strict=True)):
                 return False
             self._values = now
-        return self._apart is None or [*self.held] == self._all
+        return self._ignored is None or [*self.contents] == self._all
 
     def _now(self) -> list[Any]:
-        get = self.held.get
+        get = self.contents.get
         return [get(name, _MISSING) for name in self._names]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -95,7 +97,7 @@ def make_quick_check(module: torch.nn.Module, reads: Reads | None = None) -> Cal
     hooks = [state[kind] for state in states for kind in ("_forward_hooks", "_forward_pre_hooks")]
     if reads is None or reads:
         dicts += [_attributes(*each) for each in zip(states, names_read(module, children, reads), strict=True)]
-    tensors = [*_flat(held.tensors() for held in dicts)]
+    tensors = [*_flat(one.tensors() for one in dicts)]
     guards = _guards(tensors)
     if guards is None:
         return lambda: False
@@ -135,7 +137,7 @@ def _attributes(state: dict[str, Any], names: Collection[str] | None) -> DictCon
     A deletion from a Sequential replaces the dict `_modules`.
     """
     return (
-        DictContents(state, apart=STANDARD - {*REGISTERED})
+        DictContents(state, ignored=STANDARD - {*REGISTERED})
         if names is None
         else DictContents(state, {*REGISTERED, *names})
     )
@@ -150,14 +152,14 @@ def unwritten_since(dicts: Sequence[DictContents], hooks: Sequence[Any]) -> Call
     try:
         version = look_up("watching modules", DICT_VERSION)
     except UnsupportedError:  # this torch has no dict versions
-        return lambda: [*map(len, hooks)] == lengths and all(held.is_same() for held in dicts)
-    raw_dicts = [held.held for held in dicts]
+        return lambda: [*map(len, hooks)] == lengths and all(one.is_same() for one in dicts)
+    raw_dicts = [one.contents for one in dicts]
     versions = [*map(version, raw_dicts)]
 
     def unwritten() -> bool:
         now = [*map(version, raw_dicts)]
         if now != versions:
-            if not all(held.is_same() for held, a, b in zip(dicts, now, versions, strict=True) if a != b):
+            if not all(one.is_same() for one, a, b in zip(dicts, now, versions, strict=True) if a != b):
                 return False
             versions[:] = now
         return [*map(len, hooks)] == lengths

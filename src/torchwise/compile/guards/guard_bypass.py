@@ -134,11 +134,11 @@ class GuardBypass:
                 self.reason = "it writes to its inputs, which may share memory"
             if not self.reason and _writes_to(own) != own_versions:
                 self.reason = "it writes to its own tensors, and an input may be one of them"
-            return None if self.reason else self._aim(args, kwargs)
+            return None if self.reason else self._find_fast_path(args, kwargs)
 
         return find
 
-    def _aim(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FastPath | None:
+    def _find_fast_path(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FastPath | None:
         """Return the bypass to the code object for this call, or None, with `reason`, if there is none."""
         arguments, _, local = _bound(self._function, self._owner, args, kwargs)
         # The code may have been compiled for another module of the class.
@@ -156,8 +156,8 @@ class GuardBypass:
         inner = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
         inner.__kwdefaults__ = function.__kwdefaults__
         if not isinstance(self._owner, torch.nn.Module):
-            return aim(inner, None)
-        return aim(types.MethodType(inner, self._owner), make_quick_check(self._owner, facts.reads))
+            return make_fast_path(inner, None)
+        return make_fast_path(types.MethodType(inner, self._owner), make_quick_check(self._owner, facts.reads))
 
     def find_refusal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Return a reason why this call can have no bypass, whatever its guards."""
@@ -244,7 +244,7 @@ def _bound(
 class FastPath:
     """A direct call of compiled code, with checks that nothing changed since it was found."""
 
-    straight: Call
+    call_unguarded: Call
     settings: Callable[[], bool]
     fastpath: bool
     modes: list[Any]
@@ -260,16 +260,16 @@ Finish = Callable[[tuple[Any, ...], Mapping[str, Any]], FastPath | None]
 """Finds the bypass for an answered call, or None if there is none."""
 
 
-def aim(straight: Call, unchanged: Callable[[], bool] | None) -> FastPath:
-    """Return a fast path to `straight` that is valid for PyTorch's present settings and modes."""
+def make_fast_path(call_unguarded: Call, unchanged: Callable[[], bool] | None) -> FastPath:
+    """Return a fast path to `call_unguarded` that is valid for PyTorch's present settings and modes."""
     from torch._C._dynamo.guards import GlobalStateGuard
 
     modes = _function_modes()  # such as the mode of `torch.device(...)` as a context, or `torch.set_default_device`
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    return FastPath(straight, GlobalStateGuard().check, fastpath, modes, unchanged or _always)
+    return FastPath(call_unguarded, GlobalStateGuard().check, fastpath, modes, unchanged or _always)
 
 
-def fast_path(steady: Call, aimed: FastPath, prepare: Callable[[tuple[Any, ...], Mapping[str, Any]], Finish]) -> Call:
+def fast_path(steady: Call, path: FastPath, prepare: Callable[[tuple[Any, ...], Mapping[str, Any]], Finish]) -> Call:
     """Return a callable that uses the bypass while PyTorch's settings and the module are unchanged, or else `steady`.
 
     After a change a new bypass is found after a call of `steady`. Bypasses for the last few states are kept, as a
@@ -277,22 +277,22 @@ def fast_path(steady: Call, aimed: FastPath, prepare: Callable[[tuple[Any, ...],
     """
     stacked, fastpath_now = torch._C._len_torch_function_stack, torch.backends.mha.get_fastpath_enabled
     pace = Pace()
-    current = _unpack(aimed)
-    known = [aimed]  # the current one is the first
+    current = _unpack(path)
+    known = [path]  # the current one is the first
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        straight, settings, fastpath, count, unchanged, modes = current
+        call_unguarded, settings, fastpath, count, unchanged, modes = current
         if not settings() or fastpath_now() is not fastpath:
             return call_after_change(*args, **kwargs)
         if not unchanged() or stacked() != count or (count and _function_modes() != modes):
             return call_after_change(*args, **kwargs)
-        return straight(*args, **kwargs)
+        return call_unguarded(*args, **kwargs)
 
     def call_after_change(*args: Any, **kwargs: Any) -> Any:
         for other in known[1:]:
             if other.holds():
                 take(other)
-                return other.straight(*args, **kwargs)
+                return other.call_unguarded(*args, **kwargs)
         if not pace.is_due():
             return steady(*args, **kwargs)
         find = prepare(args, kwargs)
@@ -314,8 +314,8 @@ def fast_path(steady: Call, aimed: FastPath, prepare: Callable[[tuple[Any, ...],
     return call
 
 
-def _unpack(aimed: FastPath) -> tuple[Any, ...]:
-    return aimed.straight, aimed.settings, aimed.fastpath, len(aimed.modes), aimed.unchanged, aimed.modes
+def _unpack(path: FastPath) -> tuple[Any, ...]:
+    return path.call_unguarded, path.settings, path.fastpath, len(path.modes), path.unchanged, path.modes
 
 
 def _always() -> bool:

@@ -141,18 +141,18 @@ class ModuleGuard:
         self._addresses = frozenset(self._fingerprint[2]) if self._fingerprint is not None else frozenset()
         self._structure = _structure_of(self._module)
         self._registered = _locate_tensors(self._module)
-        self._looked_for = reads
+        self._last_reads = reads
         self._unchanged = make_quick_check(self._module, reads) if self._module is not None else lambda: True
 
     def has_changed(self) -> bool:
-        """Whether anything moved, came, went, was rebound or switched mode."""
+        """Whether anything was moved, added, removed, rebound or switched to another mode."""
         if self._unchanged():
             return False
         if fingerprint(self._places) != self._fingerprint or rebound(self._places):
             return True
-        if self._module is not None and self._pace.is_due():  # from now on a glance is enough again
+        if self._module is not None and self._pace.is_due():  # from now on the quick check is enough again
             with self._pace:
-                self._unchanged = make_quick_check(self._module, self._looked_for)
+                self._unchanged = make_quick_check(self._module, self._last_reads)
         return False
 
     def has_moved(self) -> bool:

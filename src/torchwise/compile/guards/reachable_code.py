@@ -28,7 +28,7 @@ class Namespace:
     """A module's global variables, with the names of functions and classes that a call's code looks up there."""
 
     owner: str
-    held: dict[str, Any]
+    variables: dict[str, Any]
     names: set[str] = field(default_factory=set)
 
 
@@ -42,7 +42,7 @@ class ReachableCode:
 
     Attributes:
         functions: the functions, each once.
-        namespaces: the namespaces in which they look up others by global names.
+        namespaces: the namespaces in which they find others by global names.
         names: all names in their code.
     """
 
@@ -100,17 +100,17 @@ class ReachableCode:
             self._pending += self._members.pop(name, [])
         self.names |= names
         self._pending += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        held = function.__globals__
-        for module in self._look_up(str(held.get("__name__")), held, names):
+        variables = function.__globals__
+        for module in self._look_up(str(variables.get("__name__")), variables, names):
             self._look_up(module.__name__, vars(module), names)
 
-    def _look_up(self, owner: str, held: dict[str, Any], names: set[str]) -> list[types.ModuleType]:
+    def _look_up(self, owner: str, variables: dict[str, Any], names: set[str]) -> list[types.ModuleType]:
         """Note the code that is looked up in a module, and return the modules among it."""
-        found = {name: held[name] for name in names if name in held}
+        found = {name: variables[name] for name in names if name in variables}
         modules = [m for m in found.values() if isinstance(m, types.ModuleType) and not _is_library(m.__name__)]
         code = {name: value for name, value in found.items() if is_code(value)}
         if code:
-            self._spaces.setdefault(id(held), Namespace(owner, held)).names.update(code)
+            self._spaces.setdefault(id(variables), Namespace(owner, variables)).names.update(code)
             self._pending += code.values()
         return modules
 

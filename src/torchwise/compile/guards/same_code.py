@@ -14,10 +14,10 @@ from torchwise.compile.signature import is_equal, is_plain
 from torchwise.workload.closure import globals_of
 from torchwise.workload.identity import bytecode
 
-Seen = set[tuple[int, int]]
+Pairs = set[tuple[int, int]]
 
 
-def is_same_code(now: Any, before: Any, compared: Seen | None = None) -> bool:
+def is_same_code(now: Any, before: Any, compared: Pairs | None = None) -> bool:
     """Return whether two objects run the same code: functions, methods, descriptors, classes, or containers of them.
 
     Args:
@@ -63,7 +63,7 @@ def _parts_to_compare(thing: Any) -> tuple[Any, ...] | None:
     return None
 
 
-def _are_same(now: Any, before: Any, compared: Seen) -> bool:
+def _are_same(now: Any, before: Any, compared: Pairs) -> bool:
     return len(now) == len(before) and all(is_same_code(a, b, compared) for a, b in zip(now, before, strict=True))
 
 
@@ -72,7 +72,7 @@ def _form(code: types.CodeType) -> list[Any]:
     return [counts, bytecode(code)]
 
 
-def _is_same_function(now: types.FunctionType, before: types.FunctionType, compared: Seen) -> bool:
+def _is_same_function(now: types.FunctionType, before: types.FunctionType, compared: Pairs) -> bool:
     cells = [function.__closure__ or () for function in (now, before)]
     if not (
         is_same_code(now.__code__, before.__code__, compared)
@@ -92,7 +92,7 @@ def _content(cell: types.CellType) -> Any:
         return types.CellType
 
 
-def _is_same_class(now: type, before: type, compared: Seen) -> bool:
+def _is_same_class(now: type, before: type, compared: Pairs) -> bool:
     named = [(cls.__qualname__, cls.__module__) for cls in (now, before)]
     attributes = [{name: value for name, value in vars(cls).items() if _counts(name, value)} for cls in (now, before)]
     return (
