@@ -95,21 +95,21 @@ class Canary:
         inputs.restore()
         return self._original(*args, **kwargs)
 
-    def _find_mismatch(self, ours: Observation, copied: Example, model: State) -> str | None:
+    def _find_mismatch(self, candidate: Observation, copied: Example, model: State) -> str | None:
         """Return the plan's error, if there is one. The model's state is left as the plan left it.
 
         Args:
-            ours: the observation of the plan.
+            candidate: the observation of the plan.
             copied: the inputs as they were.
             model: its state as it was when the plan started.
         """
-        after, given = State({"": self._original}), _inputs(copied.args, dict(copied.kwargs))
+        after, call_inputs = State({"": self._original}), _inputs(copied.args, dict(copied.kwargs))
         try:
             model.restore()
-            right, drew = self._call_original(copied)
-            theirs = _observe_answer(right, copied.args, dict(copied.kwargs), given, model, self._original)
-            moved = None if drew else Sensitivity(partial(self._run_perturbed, copied, given, model))
-            found = mismatch(ours, theirs, self._decision.error or 0.0, moved)
+            expected, drew = self._call_original(copied)
+            original = _observe_answer(expected, copied.args, dict(copied.kwargs), call_inputs, model, self._original)
+            moved = None if drew else Sensitivity(partial(self._run_perturbed, copied, call_inputs, model))
+            found = mismatch(candidate, original, self._decision.error or 0.0, moved)
         finally:
             after.restore()
         self._statistics.compared += 1
@@ -125,10 +125,10 @@ class Canary:
         inputs.restore()
         model.restore()
         with context:
-            right, _ = self._call_original(copied)
-        return dict(_observe_answer(right, copied.args, dict(copied.kwargs), inputs, model, self._original).leaves)
+            expected, _ = self._call_original(copied)
+        return dict(_observe_answer(expected, copied.args, dict(copied.kwargs), inputs, model, self._original).leaves)
 
-    def _call_original(self, given: Example) -> tuple[Any, bool]:
+    def _call_original(self, call_inputs: Example) -> tuple[Any, bool]:
         """Return the original's answer, and whether it drew random numbers, which are put back."""
         devices = [torch.cuda.current_device()] if self._decision.workload.device == "cuda" else []
 
@@ -137,7 +137,7 @@ class Canary:
 
         with torch.random.fork_rng(devices), torch.no_grad():
             before = states()
-            answer = self._original(*given.args, **given.kwargs)
+            answer = self._original(*call_inputs.args, **call_inputs.kwargs)
             drew = not all(map(torch.equal, before, states()))
         return answer, drew
 
@@ -164,6 +164,6 @@ def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
 def _observe_answer(
     answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: State, model: State, original: Any
 ) -> Observation:
-    given = (args, kwargs)
-    moved = [leaf for state in (inputs, model) for leaf in state_leaves(state, original, given, answer)]
-    return observation_of(answer, given, moved)
+    call_inputs = (args, kwargs)
+    moved = [leaf for state in (inputs, model) for leaf in state_leaves(state, original, call_inputs, answer)]
+    return observation_of(answer, call_inputs, moved)

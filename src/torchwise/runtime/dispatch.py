@@ -138,7 +138,7 @@ class Dispatcher:
             if call is None:
                 key = signature_of(args, kwargs)
                 call = self._calls.get(key)
-        except Exception:  # an input may be of any kind, and refuse to be looked at
+        except Exception:  # an input may be of any kind, and fail when it is described
             return self._original(Fallback(FallbackReason.INPUTS_UNREADABLE), args, kwargs)
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
             return self._slow(key or signature_of(args, kwargs), args, kwargs)
@@ -146,7 +146,7 @@ class Dispatcher:
         try:
             result = call(*args, **kwargs) if counts.optimized % EVERY else self._time_call(call, args, kwargs)
         except Exception as error:  # a plan may fail in any way: the call is answered, the failure counted and logged
-            call = last = None  # or memory that may have to be freed would be held from here
+            call = last = None  # they refer to memory that may have to be freed
             return self._handle_failure(error, key or signature_of(args, kwargs), args, kwargs)
         counts.optimized += 1
         return result
@@ -164,7 +164,7 @@ class Dispatcher:
         is_first = key not in self._served
         if not (self._has_verified_overlap if is_first else self._writes.may_go_on)(key, args, kwargs):
             return self._writes.learn_from_call(key, self._original, OVERLAPS, args, kwargs)
-        look = self._writes.take_snapshot(args, kwargs) if is_first else None
+        snapshot = self._writes.take_snapshot(args, kwargs) if is_first else None
         start, undo = time.perf_counter(), InputSnapshot(self.original, args, kwargs) if is_first else None
         try:
             compiled, result = self._run_plan(args, kwargs)
@@ -181,7 +181,7 @@ class Dispatcher:
         if self._refusal is None and self._compiled is compiled and is_of(key, args, kwargs):
             if is_first:
                 self._served.add(key)
-                self._writes.note(key, look)
+                self._writes.note(key, snapshot)
                 self.statistics.first_calls += 1
                 self.statistics.first_calls_s += time.perf_counter() - start
             self._add_fast_path(compiled, key, args, kwargs)
@@ -268,8 +268,10 @@ class Dispatcher:
             self._last = None
             self.statistics.opened += 1
             wait_s = circuit.wait_s
-            said = f"plan {plan} failed again ({kind}): calls of that signature go to the original for {wait_s:.0f} s"
-            alert("plan_failed", said, error, plan=plan, failure=kind, wait_s=wait_s)
+            message = (
+                f"plan {plan} failed again ({kind}): calls of that signature go to the original for {wait_s:.0f} s"
+            )
+            alert("plan_failed", message, error, plan=plan, failure=kind, wait_s=wait_s)
         return result
 
     def _count_recompile(self, what: str) -> None:
@@ -289,9 +291,9 @@ class Dispatcher:
         if not self._fallbacks.is_said(fallback):
             self._fallbacks.note_said(fallback)
             plan, count = str(self.decision.plan), self.statistics.recompiles
-            said = f"plan {plan}: {error}; the original answers"
+            message = f"plan {plan}: {error}; the original answers"
             reason = fallback.reason.value
-            alert("recompile_limit", said, plan=plan, reason=reason, sentence=error.reason, recompiles=count)
+            alert("recompile_limit", message, plan=plan, reason=reason, sentence=error.reason, recompiles=count)
         return fallback
 
     def _release(self, plan: str) -> None:
@@ -303,8 +305,8 @@ class Dispatcher:
         if not is_first:  # another thread's call failed for the same reason at once
             return
         self.statistics.opened += 1
-        said = f"the GPU ran out of memory under plan {plan}: its memory is freed, and the original answers for now"
-        alert("out_of_memory", said, plan=plan)
+        message = f"the GPU ran out of memory under plan {plan}: its memory is freed, and the original answers for now"
+        alert("out_of_memory", message, plan=plan)
 
     @property
     def refusal(self) -> Fallback | None:

@@ -153,7 +153,7 @@ _WORDS = {
         "a CUDA graph is being recorded, or a transform of functions is active, and no search can start now"
     ),
     FallbackReason.SEARCH_FAILED: _Words("the search for a plan failed"),
-    FallbackReason.NOT_FAST_ENOUGH: _Words("the plan is not surely as much faster as minimum_speedup asks for"),
+    FallbackReason.NOT_FAST_ENOUGH: _Words("the low end of the plan's speed-up interval is below minimum_speedup"),
     FallbackReason.NESTED_COMPONENT: _Words(
         "a component around it runs by a plan, which was verified with the original code of this one"
     ),

@@ -59,5 +59,7 @@ class Fallbacks:
             self._is_alarmed = True
             [(reason, times)] = statistics.original.most_common(1)
             plan, sentence = str(self._decision.plan), statistics.sentences[reason]
-            said = f"{rate:.0%} of {statistics.calls:,} calls went to the original and not to plan {plan}: {sentence}"
-            alert("fallback_rate", said, plan=plan, rate=rate, reason=reason.value, sentence=sentence, times=times)
+            message = (
+                f"{rate:.0%} of {statistics.calls:,} calls went to the original and not to plan {plan}: {sentence}"
+            )
+            alert("fallback_rate", message, plan=plan, rate=rate, reason=reason.value, sentence=sentence, times=times)

@@ -34,11 +34,11 @@ def answers_alike(dispatcher: Dispatcher, workload: Workload) -> str | None:
     """Call the plan once on each example, which makes it ready. Return how an answer differs from the original's."""
     with torch.no_grad():
         for example in workload.examples:
-            right, ours = _observe_call(workload.call, example), _observe_call(dispatcher, example)
+            original, candidate = _observe_call(workload.call, example), _observe_call(dispatcher, example)
             if dispatcher.statistics.original:
                 return f"it does not answer the example inputs: {next(iter(dispatcher.statistics.sentences.values()))}"
             moved = Sensitivity(partial(_run_perturbed, workload.call, example))
-            if found := mismatch(ours, right, dispatcher.decision.error or 0.0, moved):
+            if found := mismatch(candidate, original, dispatcher.decision.error or 0.0, moved):
                 return f"on the example inputs its answer differs from the original's: {found}"
     return None
 
@@ -49,6 +49,6 @@ def _run_perturbed(call: Any, example: Example, context: AbstractContextManager[
 
 
 def _observe_call(call: Any, example: Example) -> Any:
-    given = example.clone()
-    answer = call(*given.args, **given.kwargs)
-    return observation_of(answer, (given.args, dict(given.kwargs)))
+    copy = example.clone()
+    answer = call(*copy.args, **copy.kwargs)
+    return observation_of(answer, (copy.args, dict(copy.kwargs)))

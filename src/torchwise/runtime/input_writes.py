@@ -24,7 +24,7 @@ logger = logging.getLogger("torchwise")
 
 OVERLAPS = Fallback(FallbackReason.INPUTS_SHARE_MEMORY)
 MAX_READING = 1024
-"""Signatures that are remembered to write nothing: views of one memory may lie in any number of ways."""
+"""Maximum number of signatures remembered as writing nothing: views of one memory may overlap in many ways."""
 Slot = tuple[Mapping[str, Any], str]
 """The place of a tensor in a module: its dict of parameters or buffers, and the name."""
 
@@ -73,9 +73,9 @@ class InputWrites:
             logger.debug("torchwise: the writes of a call could not be observed", exc_info=error)
             return None
 
-    def note(self, key: Signature, look: TensorSnapshot | None) -> None:
-        """Note the writes of the plan's first call of a signature. Without a look, they may be to any tensor."""
-        written = _slots(self._module) if look is None or look.inputs_written() else look.own_written()
+    def note(self, key: Signature, snapshot: TensorSnapshot | None) -> None:
+        """Note the writes of the plan's first call of a signature. Without a snapshot, they may be to any tensor."""
+        written = _slots(self._module) if snapshot is None or snapshot.inputs_written() else snapshot.own_written()
         if written:
             self._written[key] = written
 
@@ -87,15 +87,15 @@ class InputWrites:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Have the original answer a call, and see whether it writes nothing: the plan may then answer the next.
+        """Have the original answer a call, and observe whether it writes nothing: the plan may then answer the next.
 
-        Each signature is looked at once.
+        Each signature is observed once.
         """
         if key in self._reading or key in self._written:
             return original(fallback, args, kwargs)
-        look = self.take_snapshot(args, kwargs, closely=True)
+        snapshot = self.take_snapshot(args, kwargs, closely=True)
         answer = original(fallback, args, kwargs)
-        self._reading[key] = look is not None and not look.inputs_written() and not look.own_written()
+        self._reading[key] = snapshot is not None and not snapshot.inputs_written() and not snapshot.own_written()
         if len(self._reading) > MAX_READING:
             del self._reading[next(iter(self._reading))]
         return answer
@@ -118,10 +118,10 @@ class InputWrites:
 
     def _meet(self, own: list[Slot], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an input shares memory with one of the module's tensors."""
-        given = pytree.tensors((args, kwargs))
-        theirs = {place for tensor in given if (place := _place(tensor))}
-        near = [tensor for tensor in _tensors(own) if _place(tensor) in theirs]
-        return any(overlap_of([tensor, one]) is not None for tensor in near for one in given)
+        inputs = pytree.tensors((args, kwargs))
+        input_storages = {place for tensor in inputs if (place := _place(tensor))}
+        near = [tensor for tensor in _tensors(own) if _place(tensor) in input_storages]
+        return any(overlap_of([tensor, one]) is not None for tensor in near for one in inputs)
 
 
 class TensorSnapshot:
@@ -147,8 +147,8 @@ class TensorSnapshot:
 
 def _slots(module: torch.nn.Module | None) -> list[Slot]:
     parts = module.modules() if module is not None else ()
-    held = (holder for part in parts for holder in (part._parameters, part._buffers))
-    return [(holder, name) for holder in held for name, tensor in holder.items() if tensor is not None]
+    dicts = (holder for part in parts for holder in (part._parameters, part._buffers))
+    return [(holder, name) for holder in dicts for name, tensor in holder.items() if tensor is not None]
 
 
 def _tensors(slots: list[Slot]) -> list[torch.Tensor]:
@@ -171,7 +171,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def _slot_version(slot: Slot) -> tuple[int, int | None]:
-    """Return which tensor hangs in a place, and how often it was written to."""
+    """Return the identity of the tensor in a slot, and the number of writes to it."""
     tensor = _tensor(slot)
     return id(tensor), _count(tensor) if tensor is not None else None
 

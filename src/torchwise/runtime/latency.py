@@ -22,7 +22,7 @@ BOUNDS_S = tuple(float(f"{digit}e{power}") for power in range(-6, 2) for digit i
 RECENT = 64
 """Timed calls of which the median is compared with the measurement of the decision."""
 SLOWER = 1.5
-"""Times the measured duration beyond which an alert says that the plan is slower: one machine differs by less."""
+"""Multiple of the measured duration from which an alert says that the plan is slower: one machine varies by less."""
 
 
 class Histogram:
@@ -47,10 +47,10 @@ class Histogram:
 
         The largest bound stands for all longer durations.
         """
-        total, seen = sum(self.counts), 0
+        total, cumulated = sum(self.counts), 0
         for count, bound in zip(self.counts, (*BOUNDS_S, BOUNDS_S[-1]), strict=True):
-            seen += count
-            if total and seen >= share * total:
+            cumulated += count
+            if total and cumulated >= share * total:
                 return bound
         return None
 
@@ -61,13 +61,13 @@ class Latency:
     Args:
         device: "cpu" or "cuda".
         histogram: counts durations.
-        look: called with the median of the last `RECENT` timed calls after each `RECENT` new ones.
+        on_median: called with the median of the last `RECENT` timed calls after each `RECENT` new ones.
     """
 
-    def __init__(self, device: str, histogram: Histogram, look: Callable[[float], None]) -> None:
+    def __init__(self, device: str, histogram: Histogram, on_median: Callable[[float], None]) -> None:
         self._histogram = histogram
         self._is_cuda = device == "cuda"
-        self._look = look
+        self._on_median = on_median
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._since = 0
         self._pending: tuple[Any, Any] | None = None
@@ -104,7 +104,7 @@ class Latency:
         self._since += 1
         if self._since >= RECENT:
             self._since = 0
-            self._look(median(self._recent))
+            self._on_median(median(self._recent))
 
 
 class SpeedMonitor:
@@ -122,10 +122,10 @@ class SpeedMonitor:
         elif not self._is_slower:
             self._is_slower = True
             plan = str(self._decision.plan)
-            said = (
+            message = (
                 f"plan {plan} takes {seconds * 1e3:.3g} ms, but {promised * 1e3:.3g} ms were measured for the decision"
             )
-            alert("slow_down", said, plan=plan, seconds=seconds, promised_s=promised)
+            alert("slow_down", message, plan=plan, seconds=seconds, promised_s=promised)
 
     def _plan_duration_s(self) -> float | None:
         speedup = self._decision.speedup

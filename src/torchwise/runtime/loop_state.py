@@ -28,7 +28,7 @@ class LoopProgress:
         every: steps between snapshots, or None.
         done: how many were taken.
         snapshots: copies of the state after each `every` steps.
-        varies: whether something beside the tensors changed from step to step, such as a count kept as a number.
+        varies: whether anything but tensors changed from step to step, such as a count kept as a number.
     """
 
     state: Any
@@ -42,7 +42,7 @@ class LoopProgress:
         """Take one step as written.
 
         Raises:
-            InputError: it returns another structure, shape, dtype or device than it was given.
+            InputError: it returns another structure, shape, dtype or device than it received.
         """
         before = self.state
         expected = _list_layouts(before)  # first, for a step may change its state in place
@@ -65,10 +65,10 @@ class LoopProgress:
     def _check(self, before: Any, expected: list[Any], found: list[Any]) -> None:
         if (was := _container(before)) != (now := _container(self.state)):
             raise InputError(f"step {self.done} returns {now}, but was given {was}: return the state as it came")
-        names, given = [name for name, _ in found], [name for name, _ in expected]
-        if names != given:
+        names, received = [name for name, _ in found], [name for name, _ in expected]
+        if names != received:
             raise InputError(
-                f"step {self.done} returns a state of {names}, but was given {given}: return the state as it came"
+                f"step {self.done} returns a state of {names}, but was given {received}: return the state as it came"
             )
         for (name, was), (_, now) in zip(expected, found, strict=True):
             if was != now and (isinstance(was, TensorLayout) or isinstance(now, TensorLayout)):

@@ -1,4 +1,4 @@
-"""Give a wrapper's class the methods that the original's class defines, as Python and PyTorch look methods up there."""
+"""Give a wrapper's class the methods of the original's class, as Python and PyTorch take methods from the class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 CONTAINER = frozenset(
     {"__contains__", "__delitem__", "__getitem__", "__iter__", "__len__", "__reversed__", "__setitem__"}
 )
-"""Methods of Sequential, ModuleList and ModuleDict, which Python never looks up on an instance."""
+"""Methods of Sequential, ModuleList and ModuleDict, which Python takes from the class and never from an instance."""
 
 CALLING = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward"})
 """Methods by which a module is called. A wrapper's own hooks run around its call, and the original's within."""
@@ -28,9 +28,9 @@ def like(kind: type, original: type) -> type:
 
 def _own(kind: type, original: type) -> tuple[str, ...]:
     mro = original.__mro__
-    theirs = {name for each in mro[: mro.index(torch.nn.Module)] for name in vars(each)}
-    overridden = {name for name in theirs if not name.startswith("__") and hasattr(torch.nn.Module, name)}
-    found = (overridden | theirs & CONTAINER) - set(vars(kind)) - CALLING
+    defined = {name for each in mro[: mro.index(torch.nn.Module)] for name in vars(each)}
+    overridden = {name for name in defined if not name.startswith("__") and hasattr(torch.nn.Module, name)}
+    found = (overridden | defined & CONTAINER) - set(vars(kind)) - CALLING
     return tuple(sorted(name for name in found if callable(getattr(original, name))))
 
 

@@ -1,4 +1,4 @@
-"""Drop-in wrappers: a module that is optimised and looks like the original, and the same for functions."""
+"""Drop-in wrappers: an optimised module with the original's attributes and methods, and the same for functions."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class OptimizedModule(torch.nn.Module):
         return getattr(self._dispatcher.original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set the attribute on the original, where its code looks for it, except marks of this wrapper's own hooks."""
+        """Set the attribute on the original, whose code reads it, except marks of this wrapper's own hooks."""
         if "_torchwise" in self.__dict__ and name != "_is_full_backward_hook":
             setattr(self._dispatcher.original, name, value)
         else:

@@ -96,7 +96,7 @@ class Rollout:
             The last state, or with `every` the last state and the list of those kept.
 
         Raises:
-            InputError: a number is out of range, or the step returns another kind of state than it is given.
+            InputError: a number is out of range, or the step returns another kind of state than it receives.
         """
         if _to_int("steps", steps) < 0:
             raise InputError(f"steps is {steps}, but must be at least 0")
@@ -146,7 +146,7 @@ class Rollout:
             logger.warning("torchwise: the loop runs step by step, because %s", reason)
 
     def _plans(self) -> list[Any]:
-        """Return the plans by which applied models answer, held so that no graph outlives their memory."""
+        """Return the plans by which applied models answer. References keep their memory as long as the graphs."""
         return [*self._watch.versions(), *(d.active_plan for d in self._applied)] if self._applied else []
 
     def _replay_or_record(self, key: GraphKey, progress: LoopProgress) -> None:

@@ -18,10 +18,10 @@ Known = tuple[Recognizer, Callable[..., Any]]
 
 
 def is_of(key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call has this signature still, and a signature that can be looked up."""
+    """Whether a call still has this signature, and the signature is hashable."""
     try:
         return signature_of(args, kwargs) == key and hash(key) is not None
-    except Exception:  # an input may be of any kind, and refuse to be looked at
+    except Exception:  # an input may be of any kind, and fail when it is described
         return False
 
 

@@ -66,17 +66,17 @@ def find_marks(model: Callable[..., Any], before: Details, now: Details) -> Attr
 
 
 def names_read_by(model: torch.nn.Module) -> set[str] | None:
-    """Return the names that code mentions which a call of a model may run, hooks and the objects it holds included.
+    """Return the names in all code that a call of a model may run, its hooks and objects included.
 
-    None where that is too much code to look through.
+    The result is None if that is too much code to search.
     """
     parts = list(model.modules())
     kinds = {cls for part in parts for cls in type(part).__mro__}
     hooks = [
-        hook for part in parts for held in (part._forward_hooks, part._forward_pre_hooks) for hook in held.values()
+        hook for part in parts for each in (part._forward_hooks, part._forward_pre_hooks) for hook in each.values()
     ]
-    held_kinds = {type(value) for part in parts for value in vars(part).values()}
-    reached = ReachableCode(hooks, kinds | held_kinds, most=MAX_FUNCTIONS)
+    attribute_types = {type(value) for part in parts for value in vars(part).values()}
+    reached = ReachableCode(hooks, kinds | attribute_types, most=MAX_FUNCTIONS)
     if len(reached.functions) >= MAX_FUNCTIONS:
         return None
     of_torch = [cls for cls in kinds if cls.__module__.startswith("torch.") and cls is not torch.nn.Module]

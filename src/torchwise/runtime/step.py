@@ -1,4 +1,4 @@
-"""A training step that runs by a decided plan, and looks like the step it was made from."""
+"""A training step that runs by a decided plan, with the attributes of the original step."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ logger = logging.getLogger("torchwise")
 FIRST_CALLS = 2
 """Calls of a kind of batch by which something is compiled and then captured: before each, the state is copied."""
 MADE_OF = ("model", "loss", "optimizer", "accumulate", "autocast", "scaler")
-"""Attributes of a step that a plan is made of, and does not look at again."""
+"""Attributes of a step that a plan reads once, when it is compiled."""
 RECORDED = ("clip_norm", "clip_value")
-"""Those that it looks at on each step, unless that is a graph."""
+"""Attributes that it reads on each step, unless the step is a graph."""
 
 
 class OptimizedStep:
@@ -139,7 +139,7 @@ class OptimizedStep:
         return getattr(self.original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set the attribute on the original, where its steps look for it, except this object's own attributes."""
+        """Set the attribute on the original, whose steps read it, except this object's own attributes."""
         is_own = name.startswith("_") or name in ("original", "decision", "statistics") or hasattr(type(self), name)
         if is_own:
             super().__setattr__(name, value)
@@ -157,12 +157,12 @@ class OptimizedStep:
     def _plan(self, batch: tuple[Any, ...]) -> CompiledStep:
         if self._compiled is None:
             device = self.decision.workload.device
-            plan, given = self.decision.plan, Example(batch)
-            made = compile_plan(
-                self.original, plan, given, device=device, mode="training", recompiles=self._recompiles
+            plan, example = self.decision.plan, Example(batch)
+            compiled = compile_plan(
+                self.original, plan, example, device=device, mode="training", recompiles=self._recompiles
             ).call
-            assert isinstance(made, CompiledStep), "a plan that is not eager changes something of a step"
-            self._compiled = made
+            assert isinstance(compiled, CompiledStep), "a plan that is not eager changes something of a step"
+            self._compiled = compiled
             called = (unwrap_ddp(self.original.model), self.original.loss)
             self._changes = [CallGuard(call, inference=False) for call in called if call is not None]
         return self._compiled
@@ -176,7 +176,7 @@ class OptimizedStep:
         return self._writes.is_verified(key, specify_inputs(Example(batch)), batch, {})
 
     def _find_changed_attribute(self) -> str | None:
-        """Return the name of a part that the plan was not made of, and does not look at."""
+        """Return the name of a changed part that the plan does not read again."""
         made_of = self._made_of
         if self._compiled is not None:  # a plan in float16 implies a scaler
             made_of = {**made_of, "scaler": self._compiled.parts.scaler}

@@ -11,9 +11,9 @@ def pop_traceback(error: BaseException) -> str:
     Frames hold tensors, and the code that was run, with weights that may be frozen into it.
     """
     text = "\n" + "".join(traceback.format_exception(error))
-    seen: BaseException | None = error
-    while seen is not None:
-        behind = seen.__cause__ or seen.__context__
-        seen.__traceback__ = seen.__cause__ = seen.__context__ = None  # so that a circle ends, too
-        seen = behind
+    current: BaseException | None = error
+    while current is not None:
+        next_error = current.__cause__ or current.__context__
+        current.__traceback__ = current.__cause__ = current.__context__ = None  # so that a circle ends, too
+        current = next_error
     return text
