@@ -41,7 +41,7 @@ def bare(step: TrainStep) -> TrainStep:
 
 @contextlib.contextmanager
 def as_decided_for(step: TrainStep) -> Iterator[TrainStep]:
-    """Make a step look as before its model was wrapped or sharded, to compare it with a decision's step.
+    """Give a step the form from before its model was wrapped or sharded, to compare it with a decision's step.
 
     `fully_shard` gives a module a derived class, and marks the module and its submodules.
     """
@@ -54,8 +54,8 @@ def as_decided_for(step: TrainStep) -> Iterator[TrainStep]:
     finally:
         for part, sharded in classes:
             part.__class__ = sharded
-        for attributes, held in marks:
-            attributes.update(held)
+        for attributes, values in marks:
+            attributes.update(values)
 
 
 def find_rank_refusal(plan: Plan) -> Fallback | None:
@@ -70,7 +70,7 @@ def find_rank_refusal(plan: Plan) -> Fallback | None:
 
 @contextlib.contextmanager
 def rehearsing(model: torch.nn.Module, patience: float) -> Iterator[None]:
-    """Take steps in which a rank may be much slower than others: without exchange, or with a wait of `patience`.
+    """Return a context for steps in which a rank may be slow: without exchange, or with a time-out of `patience`.
 
     Sharded weights must be exchanged in any case. For them, code that cannot be compiled runs as written, as a rank
     that stopped would leave the others waiting.

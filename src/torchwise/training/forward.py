@@ -34,11 +34,10 @@ from torchwise.workload.train_step import find_sharded_modules, unwrap_ddp
 
 logger = logging.getLogger("torchwise")
 
-_APART = ("forward", "_call_impl", "_compiled_call_impl", "_is_accelerate_prepared")
-"""Attributes that differ between a model and its twin, or that the twin lacks: replaced ones, and those that loops add.
-"""
-_OF_A_LOOP = "_current_fx_name"
-"""Lightning's position in its loop, set on a LightningModule at every hook. A plan that checked it would never hold."""
+_NOT_SHARED = ("forward", "_call_impl", "_compiled_call_impl", "_is_accelerate_prepared")
+"""Attributes that a model does not share with its copy: replaced ones, and those that loops add."""
+_LOOP_POSITION = "_current_fx_name"
+"""Lightning's position in its loop, set on a LightningModule at every hook. A plan that checks it would never hold."""
 
 
 class PlannedForward:
@@ -54,7 +53,7 @@ class PlannedForward:
         planned.close()
 
     The first step shows the kind of the model's inputs and its precision (autocast). Before the second step, the plan
-    is tuned if no decision is given. It is tested on the first step's inputs, on every rank, without side effects. If
+    is tuned if there is no decision. It is tested on the first step's inputs, on every rank, without side effects. If
     it fails on one rank, no rank uses it. From then on the plan answers training calls of that kind. All other calls
     run the original forward.
 
@@ -77,7 +76,7 @@ class PlannedForward:
         self._before = vars(self._model).get("forward")
         self._written: Callable[..., Any] = self._model.forward
         functools.update_wrapper(self, self._written)
-        self._seen: _Seen | None = None
+        self._first_inputs: _FirstInputs | None = None
         self._steps = 0
         self._dispatcher: Dispatcher | None = None
         self._statistics = Statistics()
@@ -97,12 +96,16 @@ class PlannedForward:
         """Answer as the model's forward does."""
         if not (self._model.training and torch.is_grad_enabled()):
             return self._written(*args, **kwargs)
-        if self._dispatcher is not None and self._seen is not None and self._seen.autocast == _autocast(self._device):
+        if (
+            self._dispatcher is not None
+            and self._first_inputs is not None
+            and self._first_inputs.autocast == _autocast(self._device)
+        ):
             same = _same_attributes(self._model, _unwrap_autocast(self._dispatcher.original))
             with same, torch.autocast(self._device, enabled=False):  # the dispatched call enters autocast itself
                 return self._dispatcher(*args, **kwargs)
-        if self._seen is None and self._steps < 2:
-            self._seen = _Seen(Example(args, kwargs).clone(), _autocast(self._device))
+        if self._first_inputs is None and self._steps < 2:
+            self._first_inputs = _FirstInputs(Example(args, kwargs).clone(), _autocast(self._device))
         return self._written(*args, **kwargs)
 
     def between_steps(self) -> None:
@@ -138,16 +141,16 @@ class PlannedForward:
         return next((p.device.type for p in self._model.parameters()), "cpu")
 
     def _meet(self, ranks: Ranks) -> None:
-        (are_ready,) = ranks.everywhere(self._seen is not None)
-        if not are_ready or self._seen is None:
+        (are_ready,) = ranks.everywhere(self._first_inputs is not None)
+        if not are_ready or self._first_inputs is None:
             name = type(self._model).__name__
             logger.warning("torchwise: no search runs, as the first step did not call the forward of %s", name)
             return
-        call = _scene(self._model, self._written, self._seen.autocast, self._device)
+        call = _make_shared_copy(self._model, self._written, self._first_inputs.autocast, self._device)
         if self._decision is None:
-            example = self._seen.example
-            asked: dict[str, Any] = {**self._options, "mode": "training", "patience": self._patience}
-            self._decision = tune(call, example.args, dict(example.kwargs), **asked)
+            example = self._first_inputs.example
+            tune_options: dict[str, Any] = {**self._options, "mode": "training", "patience": self._patience}
+            self._decision = tune(call, example.args, dict(example.kwargs), **tune_options)
         decided = self._decision
         approved = ranks.broadcast_from_rank0(
             lambda: apply_stored_approvals(decided, self._options.get("store")).decision.to_json()
@@ -165,20 +168,20 @@ class PlannedForward:
 
     def _find_refusal(self, found: Dispatcher, call: torch.nn.Module) -> Fallback | None:
         """Return why the plan cannot be used here, or None."""
-        assert self._seen is not None, "seen before they meet"
+        assert self._first_inputs is not None, "the first step comes before the ranks meet"
         if found.decision.plan.is_eager:
             return EAGER_DECISION
         if stale := stale_because(call, found.decision):
             return Fallback(FallbackReason.STALE_DECISION, stale)
         try:
-            _rehearse(found, call, self._seen.example, self._device)
+            _rehearse(found, call, self._first_inputs.example, self._device)
         except Exception as error:  # compilation and backward may raise any error: train with the original
             return Fallback(FallbackReason.PLAN_FAILED, f"{type(error).__name__}: {error}")
         counts = found.statistics
         return None if counts.optimized else next(iter(counts.latest.values()), NOT_VERIFIED)
 
 
-class _Seen:
+class _FirstInputs:
     def __init__(self, example: Example, autocast: torch.dtype | None) -> None:
         self.example = example
         self.autocast = autocast
@@ -207,7 +210,7 @@ def _check(model: torch.nn.Module, decision: Decision | None, options: dict[str,
             "with torchwise.training.apply"
         )
     if decision is not None and options:
-        raise InputError(f"a decision is given, and so nothing is tuned, but so is {', '.join(options)}: leave it out")
+        raise InputError(f"the options are {', '.join(options)}, but with a decision nothing is tuned: leave them out")
     if decision is not None and decision.workload.mode != "training":
         raise InputError(f"the decision is for {decision.workload.mode}, but training needs one of mode='training'")
     if isinstance(vars(model).get("forward"), PlannedForward):
@@ -218,20 +221,20 @@ def _autocast(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def _scene(
+def _make_shared_copy(
     model: torch.nn.Module, written: Callable[..., Any], autocast: torch.dtype | None, device: str
 ) -> torch.nn.Module:
-    """Return a twin of a model that shares its attributes and calls its original forward, without hooks.
+    """Return a copy of a model that shares its attributes and calls its original forward, without hooks.
 
     The model itself runs its hooks.
     """
     plain: Any = _make_plain_class(model.__class__)
-    twin: torch.nn.Module = plain.__new__(plain)
-    names = vars(twin)
-    names.update({n: type(v)() if _is_of_hooks(n, v) else v for n, v in vars(model).items() if n not in _APART})
+    shared_copy: torch.nn.Module = plain.__new__(plain)
+    names = vars(shared_copy)
+    names.update({n: type(v)() if _is_of_hooks(n, v) else v for n, v in vars(model).items() if n not in _NOT_SHARED})
     if getattr(written, "__self__", None) is not model:  # it had been replaced before
         names["forward"] = written
-    return twin if autocast is None else UnderAutocast(twin, device, autocast)
+    return shared_copy if autocast is None else UnderAutocast(shared_copy, device, autocast)
 
 
 def _make_plain_class(cls: Any) -> Any:
@@ -243,27 +246,31 @@ def _make_plain_class(cls: Any) -> Any:
     return types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update({**names, **plain}))
 
 
-def _unwrap_autocast(scene: Any) -> torch.nn.Module:
-    found: torch.nn.Module = scene.model if type(scene) is UnderAutocast else scene
+def _unwrap_autocast(shared_copy: Any) -> torch.nn.Module:
+    found: torch.nn.Module = shared_copy.model if type(shared_copy) is UnderAutocast else shared_copy
     return found
 
 
 @contextlib.contextmanager
-def _same_attributes(model: torch.nn.Module, twin: torch.nn.Module) -> Iterator[None]:
-    """Copy changed attributes from the model to its twin, and after the call from the twin to the model."""
-    _follow(vars(model), vars(twin))
+def _same_attributes(model: torch.nn.Module, shared_copy: torch.nn.Module) -> Iterator[None]:
+    """Copy changed attributes from the model to its shared copy, and back after the call."""
+    _follow(vars(model), vars(shared_copy))
     try:
         yield
     finally:
-        _follow(vars(twin), vars(model))
+        _follow(vars(shared_copy), vars(model))
 
 
 def _follow(source: dict[str, Any], target: dict[str, Any]) -> None:
     """Copy the attributes that differ. This runs on every call."""
-    for name in [name for name in target if name not in source and name not in _APART]:
+    for name in [name for name in target if name not in source and name not in _NOT_SHARED]:
         del target[name]
     for name, value in source.items():
-        if target.get(name, _APART) is value or name in (*_APART, _OF_A_LOOP) or _is_of_hooks(name, value):
+        if (
+            target.get(name, _NOT_SHARED) is value
+            or name in (*_NOT_SHARED, _LOOP_POSITION)
+            or _is_of_hooks(name, value)
+        ):
             continue
         target[name] = value
 
@@ -272,12 +279,12 @@ def _is_of_hooks(name: str, value: Any) -> bool:
     return name.startswith(("_forward_", "_backward_")) and isinstance(value, dict)
 
 
-def _rehearse(found: Dispatcher, call: torch.nn.Module, seen: Example, device: str) -> None:
+def _rehearse(found: Dispatcher, call: torch.nn.Module, example: Example, device: str) -> None:
     """Run forward and backward by the plan, so that all code is compiled, without side effects or stored gradients."""
     trained = [p for p in call.parameters() if p.requires_grad]
     with kept_state(call), preserve_generators(device), torch.enable_grad(), torch.autocast(device, enabled=False):
         for _ in range(2):
-            example = seen.clone()
-            loss = loss_of(found(*example.args, **example.kwargs))
+            copy = example.clone()
+            loss = loss_of(found(*copy.args, **copy.kwargs))
             if loss is not None:
                 torch.autograd.grad(loss, trained, allow_unused=True)

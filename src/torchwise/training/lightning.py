@@ -41,12 +41,12 @@ def lightning_callback(decision: Decision | None = None, *, part: str | None = N
 class _Hooks:
     def __init__(self, base: type, decision: Decision | None, part: str | None, options: dict[str, Any]) -> None:
         self._base, self._part = base, part
-        self._given, self._options = decision, options
+        self._decision, self._options = decision, options
         self.planned: PlannedForward | None = None
 
     def on_train_start(self, _trainer: Any, module: Any) -> None:
         """Replace the forward."""
-        self.planned = PlannedForward(self._find_submodule(module), self._given, **self._options)
+        self.planned = PlannedForward(self._find_submodule(module), self._decision, **self._options)
 
     def on_train_batch_start(self, *_args: Any, **_kwargs: Any) -> None:
         """Tune the plan, before the second batch."""

@@ -43,7 +43,7 @@ def trainer_callback(decision: Decision | None = None, **options: Any) -> Any:
 
 class _Hooks:
     def __init__(self, decision: Decision | None, options: dict[str, Any]) -> None:
-        self._given, self._options = decision, options
+        self._decision, self._options = decision, options
         self._is_open = False
         self.planned: PlannedForward | None = None
 
@@ -74,7 +74,7 @@ class _Hooks:
 
     def _open(self, model: Any) -> None:
         if model is not None:
-            self.planned = PlannedForward(model, self._given, **self._options)
+            self.planned = PlannedForward(model, self._decision, **self._options)
             self._is_open = True
 
     def _close(self) -> None:
