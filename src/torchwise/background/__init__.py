@@ -1,7 +1,7 @@
 """Tune while a program serves: another process searches, compiles and verifies, and this one loads and swaps.
 
-`search` is the other process, `prepare` the work of its workers, `messages` their protocol, `tuning` the program's
-handle.
+`search` is the other process, `aot_worker` the work of its workers, `protocol` their messages, and `tuning` the
+program's handle.
 """
 
 from torchwise.background.protocol import Order

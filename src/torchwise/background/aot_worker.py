@@ -77,8 +77,8 @@ def make(preparation: Preparation, stage: Callable[[str], None]) -> AotCode:
             workload.call, job.plan, workload.examples[0], device=harness.device, mode=harness.mode, backend=maker
         )
         for example in workload.examples:
-            given = example.clone()
-            plan.call(*given.args, **given.kwargs)
+            copy = example.clone()
+            plan.call(*copy.args, **copy.kwargs)
     return AotCode(write_code(Path(preparation.file), maker.made), checks)
 
 
@@ -111,7 +111,7 @@ def check(preparation: Preparation, stage: Callable[[str], None]) -> CheckResult
 
 
 def _name_in_main(call: Callable[..., Any]) -> None:
-    """Put the classes of the user's script, which workers receive by value, into `__main__`, for look-up by name."""
+    """Put the classes of the user's script into `__main__`: workers receive them by value, but look them up there."""
     main = sys.modules["__main__"]
     kinds = {type(child) for child in call.modules()} if isinstance(call, torch.nn.Module) else {call}
     for kind in kinds:
@@ -121,7 +121,7 @@ def _name_in_main(call: Callable[..., Any]) -> None:
 
 
 def _keeps_no_state(workload: Workload) -> bool:
-    given, state = workload.examples[0].clone(), State.from_call(workload.call)
+    copy, state = workload.examples[0].clone(), State.from_call(workload.call)
     with torch.no_grad():
-        workload.call(*given.args, **given.kwargs)
+        workload.call(*copy.args, **copy.kwargs)
     return not state.has_changed()

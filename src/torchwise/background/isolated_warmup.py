@@ -34,9 +34,9 @@ def warm_up_plan(call: Callable[..., Any], plan: Plan, backend: Backend, workloa
     compiled = compile_plan(call, plan, workload.examples[0], device=device, mode="inference", backend=backend)
     try:
         for example in workload.examples:
-            given = example.clone()
+            copy = example.clone()
             with torch.no_grad(), isolate_rng(device):
-                compiled.call(*given.args, **given.kwargs)
+                compiled.call(*copy.args, **copy.kwargs)
     finally:
         compiled.close()
 
@@ -77,7 +77,7 @@ class _OwnGenerator(TorchDispatchMode):
 
 def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     """Return whether an operator draws only for dropout, as attention and RNNs do, and has no dropout."""
-    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    arguments = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     default = {argument.name: argument.default_value for argument in func._schema.arguments}
-    found = [{**default, **given}[name] for name in ("dropout_p", "dropout") if name in default]
+    found = [{**default, **arguments}[name] for name in ("dropout_p", "dropout") if name in default]
     return bool(found) and not any(found)

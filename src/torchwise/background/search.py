@@ -174,12 +174,12 @@ def _compile_and_verify(
 def _update_decision(decision: Decision, plan: Plan, attempt: Attempt) -> Decision:
     """Return the decision with the measurements of the loaded code."""
     assert attempt.measurement is not None
-    said = f"prepared beside the program: {attempt.measurement.speedup}× eager's speed, as loaded"
+    measured = f"prepared in the background: {attempt.measurement.speedup}× eager's speed, as loaded"
     reason = decision.reason if plan == decision.plan else f"{decision.reason} In its place {plan}"
     return replace(
         decision,
         plan=plan,
-        reason=f"{reason.rstrip('.')}; {said}.",
+        reason=f"{reason.rstrip('.')}; {measured}.",
         speedup=attempt.measurement.speedup,
         cold_s=attempt.costs.cold_s,
         warm_s=None,
