@@ -250,7 +250,7 @@ def test_a_store_that_shows_halves_is_given_another_name_first(slow: str, monkey
     assert len(Slow.wrote) == 2
     assert not any(path.endswith((".tw", USED)) for path in Slow.wrote)
     monkeypatch.setattr(Slow, "cut", True)
-    with pytest.raises(InputError, match=r"cannot be written \(ConnectionError: cut off\): see whether the address"):
+    with pytest.raises(InputError, match=r"cannot be written \(ConnectionError: cut off\): check the address"):
         put(slow, a_decision(), b"other code")
     assert package.unpack(name, RemoteFolder(slow).read(name)).code == {"inductor/ab/c.so": b"code"}
 

@@ -98,5 +98,5 @@ def test_a_server_that_is_down_is_an_error_with_its_cause(client: object, monkey
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
         place = RemoteFolder("s3://fleet/models")
         place._store.clear_instance_cache()
-        with pytest.raises(InputError, match=r"cannot be read \(.*[Cc]onnect.*see whether the address"):
+        with pytest.raises(InputError, match=r"cannot be read \(.*[Cc]onnect.*check the address"):
             RemoteFolder("s3://fleet/models").read("a.tw")

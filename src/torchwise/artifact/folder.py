@@ -1,4 +1,4 @@
-"""One folder for a fleet: an artifact lies where only the machines that can use it look.
+"""One folder for a fleet. Each machine reads only the subfolder of the artifacts that it can use.
 
 ::
 
@@ -10,8 +10,8 @@
 There is no index that could disagree with the files. If two processes save the same at once, the later wins, and both
 files are whole.
 
-The least recently used artifact goes first. The time of writing does not tell that, and an object store knows no other
-time. So each use writes a marker of one byte, if the reader may write.
+The least recently used artifact is removed first. An object store only knows the time of writing. So each use writes a
+marker of one byte, if the reader may write.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torchwise.records import Decision
 logger = logging.getLogger("torchwise")
 
 USED = ".used"
-OURS = re.compile(r"(?P<artifact>[\w.+-]+-[0-9a-f]{12}/\.?\w+-\w+\.tw)(\.\w+)*")
+ARTIFACT_FILE = re.compile(r"(?P<artifact>[\w.+-]+-[0-9a-f]{12}/\.?\w+-\w+\.tw)(\.\w+)*")
 """An artifact, its marker, and the remains of a writer that was killed. Nothing else is ever removed."""
 NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -88,7 +88,7 @@ class Folder:
         found = [
             Entry(f"{self.place.url}/{name}", size, self._last_use(name), here.get(name.partition("/")[0]))
             for name, size in self.place.sizes().items()
-            if name.endswith(SUFFIX) and OURS.fullmatch(name) and "/." not in name
+            if name.endswith(SUFFIX) and ARTIFACT_FILE.fullmatch(name) and "/." not in name
         ]
         return sorted(found, key=lambda entry: entry.used or NEVER, reverse=True)
 
@@ -102,25 +102,24 @@ class Folder:
     def evict(self, limit_bytes: int, keep: str) -> None:
         """Remove the least recently used artifacts until the rest keeps to a limit. `keep` stays at any size.
 
-        Other processes that evict meanwhile remove the same. An artifact that is saved or loaded at that very moment
-        may go,
-        too: then it is compiled again.
+        Other processes that evict meanwhile remove the same artifacts. An artifact that is saved or loaded at that very
+        moment may be removed, too. Then it is compiled again.
         """
-        held: dict[str, dict[str, int]] = defaultdict(dict)
+        artifacts: dict[str, dict[str, int]] = defaultdict(dict)
         for name, size in self.place.sizes().items():
-            if ours := OURS.fullmatch(name):
-                # A file being written shares the marker of its final name. That marker is new, so it is not the first
-                # to go.
-                held[ours["artifact"].replace("/.", "/")][name] = size
-        total = sum(sum(files.values()) for files in held.values())
+            if match := ARTIFACT_FILE.fullmatch(name):
+                # A file being written shares the marker of its final name. That marker is new, so other artifacts are
+                # removed first.
+                artifacts[match["artifact"].replace("/.", "/")][name] = size
+        total = sum(sum(files.values()) for files in artifacts.values())
         if total <= limit_bytes:
             return
-        for artifact in sorted(held.keys() - {keep}, key=lambda name: self._last_use(name) or NEVER):
+        for artifact in sorted(artifacts.keys() - {keep}, key=lambda name: self._last_use(name) or NEVER):
             if total <= limit_bytes:
                 return
-            for name in held[artifact]:
+            for name in artifacts[artifact]:
                 self.place.remove(name)
-            total -= sum(held[artifact].values())
+            total -= sum(artifacts[artifact].values())
 
     def _last_use(self, artifact: str) -> datetime | None:
         return self.place.modification_time(artifact + USED) or self.place.modification_time(artifact)
@@ -136,7 +135,7 @@ def name_of(decision: Decision) -> str:
         InputError: the decision's digests are invalid, so that they could lead elsewhere.
     """
     name = f"{_home(decision.workload.device)}/{decision.structure}-{decision.identity}{SUFFIX}"
-    if not OURS.fullmatch(name):
+    if not ARTIFACT_FILE.fullmatch(name):
         raise InputError(
             f"structure and identity are {decision.structure!r} and {decision.identity!r}, but must be digests"
         )

@@ -81,7 +81,7 @@ def load(
     if not is_folder(path):
         if model is not None:
             raise InputError(
-                f"{hide_password(path)} is one artifact, but a model is given, which is for the URL of a folder"
+                f"{hide_password(path)} is one artifact, but a model is given: leave it out, it is for a folder's URL"
             )
         return _install_code(hide_password(path), _read(path, sha256), trust)
     if model is None:
@@ -146,7 +146,7 @@ def _workload(model: Callable[..., Any], args: Any, kwargs: dict[str, Any] | Non
 
 
 def _find_artifact(folder: Folder, workload: Workload, sha256: str | None, any_inputs: bool) -> tuple[str, Package]:
-    """Return the newest whole artifact for a model on this machine, verified on these inputs if they are given."""
+    """Return the newest undamaged artifact for a model on this machine, verified on these inputs if there are any."""
     inputs = set() if any_inputs else {describe_example(example) for example in workload.examples}
     damaged: list[InputError] = []
     for name in folder.find(_device(workload), structure(workload.call)):
@@ -203,7 +203,7 @@ def _set_up_compiler(device: str) -> None:
     """Import the modules that the first call would import, and compile a graph that needs no code generated.
 
     For its first graph of any kind, the compiler imports many more modules and makes its patterns. The graph is for the
-    CPU even on a GPU. The caller may be about to fork, and CUDA does not bear that once it was used.
+    CPU even on a GPU. The caller may be about to fork, and CUDA fails in a fork once it was used.
     """
     import torch
 

@@ -34,10 +34,10 @@ class Manifest(Document):
         torchwise: the version that wrote it. No other version reads the compiled code.
         environment: the machine and software that the code was compiled on.
         members: every other file in the artifact, by name.
-        checks: Inductor's findings about the CPU's instruction sets and the C++ compiler (`isa.py`).
+        checks: Inductor's findings about the CPU's instruction sets and the C++ compiler (`cpu_isa_cache.py`).
         cold_s: seconds of the first calls beyond steady ones when nothing was compiled yet.
         warm_s: the same in a second process, with this artifact's contents, or None for a plan that compiles nothing.
-        compiled_anew: graphs that this second process still compiled, because PyTorch does not keep them.
+        compiled_anew: graphs that this second process compiled again, because PyTorch does not store them.
     """
 
     torchwise: str

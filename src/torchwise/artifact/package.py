@@ -103,22 +103,22 @@ def unpack(path: str, data: bytes, sha256: str | None = None) -> Package:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file beside its place, and move it there.
+    """Write a file under a temporary name in the same folder, and rename it.
 
     Raises:
         InputError: it cannot be written. The old file is still there.
     """
     # A plain open, unlike tempfile's, leaves the file readable by whomever the umask lets: a fleet has several users.
-    beside = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}")
     try:
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise InputError(f"{path} cannot be written: {error.strerror}; nothing was changed there") from None
 
 

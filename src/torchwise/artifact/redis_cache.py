@@ -62,7 +62,7 @@ def use_redis(url: str, *, timeout_s: float = 2.0) -> bool:
     os.environ[URL] = f"{url}{'&' if '?' in url else '?'}{limits}"
     for variable, (module, setting) in SETTINGS.items():
         os.environ[variable] = "1"
-        # An assignment would be seen by this thread alone since torch 2.13: what must change is the default.
+        # Since torch 2.13, an assignment holds for this thread alone. So the default must change.
         name((module, "_config"))[setting].default = True
     return True
 
@@ -85,7 +85,7 @@ class _Server:
         except ValueError as error:
             raise InputError(f"url cannot be used: {error}") from None
         self._lock = threading.Lock()
-        self._given_up = False
+        self._is_disabled = False
 
     def answers(self) -> bool:
         """Ask the server whether it is there."""
@@ -93,13 +93,13 @@ class _Server:
 
     def ask(self, command: str, *arguments: Any) -> Any:
         """Return the server's answer, or None if it has none, or was disabled."""
-        if self._given_up:
+        if self._is_disabled:
             return None
         try:
             return getattr(self._client, command)(*arguments)
         except self._failures as error:
             with self._lock:
-                first, self._given_up = not self._given_up, True
+                first, self._is_disabled = not self._is_disabled, True
             if first:
                 logger.warning(
                     "torchwise: the Redis server is no longer asked, and all is compiled here, because of %s: %s",
@@ -110,7 +110,7 @@ class _Server:
 
 
 def _backend(server: _Server) -> Any:
-    """Return the object that Inductor asks, made here because its base class is PyTorch's."""
+    """Return the object that Inductor reads from and writes to. Its base class is PyTorch's, so it is defined here."""
 
     class Backend(name(BACKEND)):  # type: ignore[misc]
         def _get(self, key: str) -> Any:

@@ -40,7 +40,7 @@ def hide_password(path: str | Path) -> str:
 
 
 class RemoteFolder:
-    """A folder given by URL. Its files are named relative to it.
+    """A folder by its URL. Its files are named relative to it.
 
     Every method raises InputError, with the URL and the cause, if the store refuses or cannot be reached.
 
@@ -66,7 +66,7 @@ class RemoteFolder:
         self._root: str = root.rstrip("/")
 
     def check(self) -> None:
-        """Refuse a missing folder on a disk, as it cannot be told from an empty one. Other stores have no folders.
+        """Refuse a missing folder on a disk, as it would seem empty. Other stores have no folders.
 
         Raises:
             InputError: it is not there, or is a file.
@@ -77,13 +77,13 @@ class RemoteFolder:
 
     def read(self, name: str) -> bytes:
         """Return the contents of a file."""
-        with self._asking(name, "read"):
+        with self._reporting_errors(name, "read"):
             return bytes(self._store.cat_file(self._path(name)))
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file. It replaces an old one when all of it is written."""
         path = self._path(name)
-        with self._asking(name, "written"):
+        with self._reporting_errors(name, "written"):
             if self._scheme in ARRIVES_WHOLE:
                 self._store.pipe_file(path, data)
                 return
@@ -92,15 +92,15 @@ class RemoteFolder:
             if self._scheme in DISK:
                 package.put(Path(path), data)
                 return
-            beside = f"{folder}/.{last}.{uuid.uuid4().hex}"
-            self._store.pipe_file(beside, data)
-            self._store.mv(beside, path)
+            temporary = f"{folder}/.{last}.{uuid.uuid4().hex}"
+            self._store.pipe_file(temporary, data)
+            self._store.mv(temporary, path)
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Return the sizes of all files in the folder, or in one within it, by name, or none if there is no folder."""
         path = self._path(folder).rstrip("/")
-        with self._asking(folder, "listed"):
-            self._store.invalidate_cache()  # so that files of other writers are seen
+        with self._reporting_errors(folder, "listed"):
+            self._store.invalidate_cache()  # to list files of other writers, too
             try:
                 found = self._store.find(path, detail=True)
             except FileNotFoundError:
@@ -109,7 +109,7 @@ class RemoteFolder:
 
     def modification_time(self, name: str) -> datetime | None:
         """Return when a file was written, by the store's clock, or None if it is gone."""
-        with self._asking(name, "looked at"):
+        with self._reporting_errors(name, "found"):
             try:
                 found: datetime = self._store.modified(self._path(name))
             except FileNotFoundError:
@@ -118,14 +118,14 @@ class RemoteFolder:
 
     def remove(self, name: str) -> None:
         """Remove a file, which may be gone already."""
-        with self._asking(name, "removed"), contextlib.suppress(FileNotFoundError):
+        with self._reporting_errors(name, "removed"), contextlib.suppress(FileNotFoundError):
             self._store.rm_file(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     @contextlib.contextmanager
-    def _asking(self, name: str, what: str) -> Iterator[None]:
+    def _reporting_errors(self, name: str, what: str) -> Iterator[None]:
         where = f"{self.url}/{name}".rstrip("/")
         try:
             yield
@@ -135,8 +135,8 @@ class RemoteFolder:
             raise InputError(f"{where} cannot be {what}: it, or its folder, is missing") from None
         except Exception as error:  # each store's library has its own errors: the cause is named
             raise InputError(
-                f"{where} cannot be {what} ({type(error).__name__}: {error}): see whether the address, the "
-                "credentials and the network are right"
+                f"{where} cannot be {what} ({type(error).__name__}: {error}): check the address, the credentials and "
+                "the network"
             ) from error
 
 
