@@ -42,7 +42,7 @@ class Spent:
 SPENT = Spent()
 
 
-def decide(captured: Captured, asked: Options) -> Decision:
+def decide(captured: Captured, options: Options) -> Decision:
     """Return the stored decision for a graph, or tune the graph now, within the limits of approvals.
 
     Raises:
@@ -50,27 +50,27 @@ def decide(captured: Captured, asked: Options) -> Decision:
         InputError: the store or the graph cannot be used.
         BaselineError: the graph fails in a worker.
     """
-    request = _request(captured, asked)
-    with open_storage(asked.store) as storage:
-        decision = _find_decision(captured, request, storage) or _tune_graph(captured, request, asked, storage)
+    request = _request(captured, options)
+    with open_storage(options.store) as storage:
+        decision = _find_decision(captured, request, storage) or _tune_graph(captured, request, options, storage)
         return apply_approvals(decision, storage).decision
 
 
-def _request(captured: Captured, asked: Options) -> Request:
+def _request(captured: Captured, options: Options) -> Request:
     digest = structure(captured.graph)
     # The name identifies the graph: if sizes or machine changed, decisions for the same name are tried first.
     spec = WorkloadSpec(
         f"live:graph-{digest[:8]}",
         device=captured.device,  # type: ignore[arg-type]
         mode=captured.mode,  # type: ignore[arg-type]
-        calls=asked.calls,
+        calls=options.calls,
     )
     return Request(
         spec,
-        Numerics.of(asked.allow),
-        asked.effort,
+        Numerics.of(options.allow),
+        options.effort,
         plans=DYNAMIC if captured.dynamic else None,
-        limit_s=TRIAL_S[asked.effort],  # the user named no plan, and is waiting
+        limit_s=TRIAL_S[options.effort],  # the user named no plan, and is waiting
         structure=digest,
         settings=ProcessSettings.from_this_process(),
     )
@@ -98,19 +98,19 @@ def _find_decision(captured: Captured, request: Request, storage: Storage) -> De
     return study.decision if holds and stale_because(captured.graph, study.decision) is None else None
 
 
-def _tune_graph(captured: Captured, request: Request, asked: Options, storage: Storage) -> Decision:
-    if SPENT.seconds >= asked.budget:
+def _tune_graph(captured: Captured, request: Request, options: Options, storage: Storage) -> Decision:
+    if SPENT.seconds >= options.budget:
         raise UnsupportedError(
-            f"the budget of {asked.budget:.0f} s for tuning graphs in this process is spent: "
+            f"the budget of {options.budget:.0f} s for tuning graphs in this process is spent: "
             "run again to go on, or give options={'budget': seconds}"
         )
     start = time.monotonic()
     try:
-        shown: AbstractContextManager[Any] = Progress() if asked.progress else nullcontext(Silent())
+        shown: AbstractContextManager[Any] = Progress() if options.progress else nullcontext(Silent())
         with kept_random(), tempfile.TemporaryDirectory(prefix="torchwise-graph-") as folder, shown as listener:
             source = str(Path(folder, "graph.pt"))
             save(replace(captured.workload, name=request.workload.target), source)
-            request = replace(request, source=source, budget_s=min(asked.budget, BUDGET_S[request.effort]))
+            request = replace(request, source=source, budget_s=min(options.budget, BUDGET_S[request.effort]))
             decision = run_study(request, storage, ProcessLauncher(), listener).decision
     finally:
         SPENT.seconds += time.monotonic() - start

@@ -1,7 +1,7 @@
 """The backend function that Dynamo calls for every captured graph.
 
 If the store holds a decision for the graph, it is applied at once. Otherwise workers tune the graph, while Dynamo
-waits. Dynamo's guards come before all of this, so the returned callable only receives inputs of this kind.
+waits. Dynamo checks its guards first, so the returned callable only receives inputs of this kind.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def backend(
     Raises:
         InputError: an option is unknown, or its value is invalid.
     """
-    asked = Options.read(options, mode)
+    parsed = Options.read(options, mode)
     place = _place_of(module)
     try:
         captured = Captured.from_graph(module, inputs)
-        decision = decide(captured, asked)
+        decision = decide(captured, parsed)
         served = lower.lower_graph(captured, decision)
     except UnsupportedError as error:
         _log(str(error), place)

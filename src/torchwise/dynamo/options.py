@@ -54,21 +54,21 @@ class Options:
             locate(self.store)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any] | None, mode: str | None) -> Options:
+    def read(cls, options: Mapping[str, Any] | None, mode: str | None) -> Options:
         """Read the options that the user passed to `torch.compile`.
 
         Raises:
-            InputError: an option is unknown or invalid, or a mode is given.
+            InputError: an option is unknown or invalid, or `mode` is not None.
         """
         if mode is not None:
             raise InputError(
                 f"mode is {mode!r}, but the backend torchwise measures which mode is best: leave it out, or set effort"
             )
         known = [field.name for field in fields(cls)]
-        for name in given or {}:
+        for name in options or {}:
             if name not in known:
                 near = did_you_mean(str(name), known)
                 raise InputError(
                     f"options has {short_repr(name)}, but the backend torchwise has {', '.join(known)}{near}"
                 )
-        return cls(**(given or {}))
+        return cls(**(options or {}))
