@@ -144,7 +144,7 @@ def test_a_model_that_fails_ends_it() -> None:
         def run(self, job: Any, limits: Any, on_stage: Any) -> Any:
             return CRASH
 
-    with pytest.raises(BaselineError, match="the model itself, run plainly, died in compile"):
+    with pytest.raises(BaselineError, match="the original model, run without a plan, died in compile"):
         run(Broken())
 
 

@@ -103,7 +103,7 @@ def test_without_a_folder_for_locks_nobody_waits(monkeypatch: pytest.MonkeyPatch
     device_lock.join("cpu")
     with device_lock.alone():
         pass
-    assert device_lock._turns is None
+    assert device_lock._joined is None
     device_lock.configure_lock(None)
 
 
@@ -116,7 +116,7 @@ def test_a_program_that_is_no_worker_takes_no_part() -> None:
         with device_lock.alone():
             pass
     mine.leave()
-    assert device_lock._turns is None
+    assert device_lock._joined is None
 
 
 def test_waiting_is_not_on_the_workers_account() -> None:
@@ -192,8 +192,8 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         return told
 
     yield join
-    if device_lock._turns:
-        device_lock._turns.leave()
+    if device_lock._joined:
+        device_lock._joined.leave()
     device_lock.configure_lock(None)
 
 
@@ -385,7 +385,7 @@ def test_where_kernels_are_timed_elsewhere_nobody_steps_aside(
 ) -> None:
     worker()
     found: list[bool] = []
-    compiler.works = lambda: found.append(device_lock._turns._is_away())  # type: ignore[union-attr]
+    compiler.works = lambda: found.append(device_lock._joined._is_away())  # type: ignore[union-attr]
     with compile_lock.compiling_aside(), inductor.patch(setting):
         compiler.compile()
     monkeypatch.setattr(compile_lock, "NAMES", (*compile_lock.NAMES, ("torch._inductor", "no_such_name")))
@@ -400,13 +400,13 @@ def test_inductor_compiles_forward_and_backward_by_the_names_that_are_looked_up(
 ) -> None:
     worker()
     away: list[int] = []
-    leave = device_lock._turns.leave  # type: ignore[union-attr]
-    monkeypatch.setattr(device_lock._turns, "leave", lambda: (away.append(0), leave()))
+    leave = device_lock._joined.leave  # type: ignore[union-attr]
+    monkeypatch.setattr(device_lock._joined, "leave", lambda: (away.append(0), leave()))
     compiled = torch.compile(lambda x: (x.sin() * 2).sum(0))
     with inductor.patch(force_disable_caches=True), compile_lock.compiling_aside():
         compiled(torch.ones(4, 4, requires_grad=True)).sum().backward()
     assert len(away) >= 2  # for the frame, and for the backward pass, which is compiled when it runs
-    assert not device_lock._turns._is_away()  # type: ignore[union-attr]
+    assert not device_lock._joined._is_away()  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

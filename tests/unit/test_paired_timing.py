@@ -13,7 +13,7 @@ import pytest
 from torchwise.measure import paired_timing, quality
 from torchwise.measure.clock import Clock, Reading
 from torchwise.measure.paired_timing import (
-    MAX_LOOKS,
+    MAX_CALIBRATION_CALLS,
     MAX_ROUNDS,
     MIN_ROUND_S,
     MIN_ROUNDS,
@@ -74,7 +74,7 @@ def test_the_side_that_is_looked_at_first_has_as_many_calls_to_a_block() -> None
 def test_short_calls_are_not_looked_at_for_as_long_as_a_block_lasts() -> None:
     side, clock = Mix((lambda: 1e-6,), (1.0,)), Steady()
     assert _repeats((side, side), clock, 1.0) == {id(side): [20_000]}
-    assert len(clock.log) <= 4 * MAX_LOOKS  # type: ignore[attr-defined]
+    assert len(clock.log) <= 4 * MAX_CALIBRATION_CALLS  # type: ignore[attr-defined]
 
 
 def test_a_block_lasts_as_long_as_is_asked() -> None:
@@ -159,9 +159,8 @@ def test_what_held_up_the_candidate_alone_counts_where_its_usual_time_is_known(m
     candidate = Mix((lambda: 8.0 if len(begun) <= 1 else 2.0,), (1.0,))
     found = measure_pair(candidate, Mix((lambda: 1.0,), (1.0,)), Steady(), Precision(), expected_s=(2.0, 1.0))
     assert (found.speedup.mid, len(begun)) == (0.5, 2)
-    assert [note for note in found.notes if "held it up" in note] == [
-        "measured 2 times, as at first one of the two took 4.0 times as long as when it was looked at: something held "
-        "it up"
+    assert [note for note in found.notes if "slowed it down" in note] == [
+        "measured 2 times, as at first one of the two took 4.0 times as long as before: something slowed it down"
     ]
 
 

@@ -93,7 +93,7 @@ def test_a_step_in_the_mode_for_answers_is_refused() -> None:
 
 @pytest.mark.parametrize("look", [torchwise.explain, torchwise.bisect])
 def test_what_looks_at_calls_of_a_model_refuses_a_step(look: Callable[..., Any]) -> None:
-    with pytest.raises(InputError, match="looks at calls of a model: give the model that it trains"):
+    with pytest.raises(InputError, match="needs calls of a model: give the model that it trains"):
         look(TARGET, mode="training", device="cpu")
 
 

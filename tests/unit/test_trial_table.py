@@ -319,7 +319,7 @@ def test_where_eager_was_held_up_when_it_was_looked_at_every_figure_is_from_besi
     assert told.time == quickest.baseline_time
     assert series_of(study)[0].measurement == quickest
     assert study.to_dict()["baseline"]["seconds_per_call"]["mid"] == eager.mid
-    assert "something held eager up while it was profiled" in study.trust.sentence
+    assert "something slowed eager down while it was profiled" in study.trust.sentence
 
 
 def test_what_disturbed_is_said_once_at_the_top_and_by_the_decided_plan_first() -> None:
@@ -359,7 +359,7 @@ def test_a_report_goes_by_the_baseline_of_its_decision_whatever_was_tried_since(
     assert study.decision is not None
     assert study.eager.baseline_time.mid == study.decision.baseline_s == study.inspection.measurement.baseline_time.mid
     assert replace(study, decision=None).eager == quick
-    assert not any("held it up" in note for note in notes(study))
+    assert not any("slowed it down" in note for note in notes(study))
 
 
 def test_break_even_is_never_where_nothing_is_gained_and_at_once_where_nothing_is_paid() -> None:

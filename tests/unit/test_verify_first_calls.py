@@ -93,12 +93,12 @@ def test_the_first_step_is_held_against_later_ones(factor: float, outcome: Outco
     step = torchwise.TrainStep(net, torch.nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
     batch = X, X[:, :1]
     step(*batch)
-    workload, trainee = Workload(step, (Example(batch),)), StepRunner(step)
-    loss = trainee.take(workload.examples[0])
-    trainee.step.model.weight.grad.mul_(factor)  # type: ignore[operator, union-attr]
-    first = 0, trainee.observe_gradients(loss)
+    workload, runner = Workload(step, (Example(batch),)), StepRunner(step)
+    loss = runner.take(workload.examples[0])
+    runner.step.model.weight.grad.mul_(factor)  # type: ignore[operator, union-attr]
+    first = 0, runner.observe_gradients(loss)
     verdict = verify_step(
-        StepSubject(workload, trainee, lambda copy: copy, first=first), extra_draws=1, noise_budget_s=0.1
+        StepSubject(workload, runner, lambda copy: copy, first=first), extra_draws=1, noise_budget_s=0.1
     )
     assert [check.outcome for check in first_call_checks(verdict)] == [outcome]
     assert verdict.outcome is outcome

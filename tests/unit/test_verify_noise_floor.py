@@ -1,4 +1,4 @@
-"""Eager's own error as the yardstick: when it is void, and the limit for a model without anything more precise."""
+"""Eager's own error as the noise floor: when it is void, and the limit for a model without anything more precise."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_reference_that_is_wrong_is_no_licence(by: float) -> None:
     assert verdict.outcome is Outcome.NOT_COMPARABLE
     assert "rounding explains" in verdict.reason
     assert verify_candidate(call, call, draw_values(64)).outcome is Outcome.PASS, (
-        "what is eager's own but for roundings needs no yardstick"
+        "what is eager's own but for roundings needs no noise floor"
     )
 
 

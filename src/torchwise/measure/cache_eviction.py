@@ -22,11 +22,11 @@ from torchwise.errors import UnsupportedError
 TIMES = 2
 """Size of the buffer as a multiple of the cache."""
 UNKNOWN_BYTES = 64 << 20
-"""Assumed size of a CPU's last-level cache if the system does not tell it."""
+"""Assumed size of a CPU's last-level cache if the system does not report it."""
 MAX_BUFFER_BYTES = 1 << 30
 """Largest size of the buffer, which two cores write in 0.1 s.
 
-A virtual machine may report the whole cache of a host that it has a part of.
+A virtual machine may report its host's whole cache, although it has a part of it.
 """
 CPUS = Path("/sys/devices/system/cpu")
 
@@ -52,7 +52,7 @@ def make_eviction(device: str) -> Callable[[], None]:
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
 
     def evict() -> None:
-        buffer.zero_()  # on a CPU all threads of an operator do it, and each so empties caches of its own
+        buffer.zero_()  # on a CPU all threads of an operator write, and so each empties its own caches
 
     return evict
 

@@ -1,4 +1,4 @@
-"""Time calls: wall clock everywhere, CUDA events beside it on a GPU, so that host-bound work is visible."""
+"""Time calls by the wall clock, and on a GPU by CUDA events too, so that host-bound work is visible."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Clock:
         """Run `call` `calls` times, and return the seconds per call."""
         if self.evict is not None:
             self.evict()
-            self.synchronize()  # or the call would be enqueued behind it, and the host's part of the call hidden
+            self.synchronize()  # or the GPU would still evict while the host starts the call, whose time would not show
         return self._time_cuda(call, calls) if self.device == "cuda" else self._time_cpu(call, calls)
 
     def once(self, call: Callable[[], Any]) -> float:

@@ -27,7 +27,7 @@ WORKS = ("user", "nice", "system", "irq", "softirq", "steal")
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """The system's counters so far, in seconds, or None if it does not tell."""
+    """The system's counters so far, in seconds, or None if it does not report them."""
 
     wall: float
     own: float  # of all threads of this process

@@ -1,4 +1,4 @@
-"""Locks on a device: a process that measures is alone on it, the others wait, and compiling goes on side by side.
+"""Locks on a device: a process that measures is alone on it, the others wait, and several may compile at once.
 
 Two searches at once on one GPU would time each other's kernels, as would two benchmarks that share it to save time. So
 every worker shares the device from when it loads a model, and has it alone while it measures. That is a lock for
@@ -34,24 +34,24 @@ OWN_CORES = "TORCHWISE_OWN_CORES"
 
 
 class DeviceLock:
-    """This process's turns at one device.
+    """This process's lock on one device.
 
     Args:
         device: the device's name, the same in every process. See `name_of`.
-        waiting: told True before this process waits for others, and False when it has its turn.
+        report_wait: called with True before this process waits for others, and with False when it has the lock.
         folder: the folder of the locks, the same for all participants.
 
     Attributes:
         waited_s: seconds that this process has waited for others.
     """
 
-    def __init__(self, device: str, waiting: Callable[[bool], None], folder: Path | None = None) -> None:
+    def __init__(self, device: str, report_wait: Callable[[bool], None], folder: Path | None = None) -> None:
         folder = folder or Path(tempfile.gettempdir(), f"torchwise-turns-{os.getuid()}")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._door, self._room = (os.open(folder / f"{device}.{part}", flags, 0o600) for part in ("door", "room"))
-        self._waiting = waiting
-        self._told = False
+        self._report_wait = report_wait
+        self._has_reported = False
         self.waited_s = 0.0
         self._asides, self._moments = 0, 0
         # A lock belongs to the process: its threads must neither drop each other's, nor wait at the door for one that
@@ -59,7 +59,7 @@ class DeviceLock:
         self._counting = threading.Lock()
 
     def share(self) -> None:
-        """Work on the device beside others, from now on, while none of them measures."""
+        """Share the device with others, from now on, while none of them measures."""
         self.leave()  # A process that waits at the door must have left the room: the one inside waits for that.
         with self._wait():
             self._lock(self._door, fcntl.LOCK_EX)
@@ -116,17 +116,17 @@ class DeviceLock:
         start = time.monotonic()
         yield
         self.waited_s += time.monotonic() - start
-        if self._told:
-            self._told = False
-            self._waiting(False)
+        if self._has_reported:
+            self._has_reported = False
+            self._report_wait(False)
 
     def _lock(self, file: int, kind: int) -> None:
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not self._told:
-                self._told = True
-                self._waiting(True)
+            if not self._has_reported:
+                self._has_reported = True
+                self._report_wait(True)
             fcntl.flock(file, kind)
 
 
@@ -136,45 +136,45 @@ def name_of(device: str) -> str:
         return device
     import torch
 
-    # CUDA_VISIBLE_DEVICES numbers the devices anew for each process.
+    # CUDA_VISIBLE_DEVICES numbers the devices differently in each process.
     return f"cuda-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
-_turns: DeviceLock | None = None
-_tell: Callable[[bool], None] | None = None
+_joined: DeviceLock | None = None
+_report_wait: Callable[[bool], None] | None = None
 _may_step_aside = False
 
 
-def configure_lock(tell: Callable[[bool], None] | None) -> None:
-    """Have this process take its turns from when it joins a device, or with None take no part, as before.
+def configure_lock(report_wait: Callable[[bool], None] | None) -> None:
+    """Have this process use the lock from when it joins a device, or with None use no lock, as before.
 
-    Only workers do, on one device each, and their end gives their turn back. A program that measures parts of itself
-    must not. Its timed call may wait for another of its processes, which would wait for its turn.
+    Only workers use it, on one device each, and their end releases it. A program that measures parts of itself must
+    not. Its timed call may wait for another of its processes, which would wait for the lock.
 
     Args:
-        tell: hears when this process begins (True) and ceases (False) to wait.
+        report_wait: called when this process begins (True) and ceases (False) to wait.
     """
-    global _turns, _tell, _may_step_aside
-    _turns, _tell, _may_step_aside = None, tell, False
+    global _joined, _report_wait, _may_step_aside
+    _joined, _report_wait, _may_step_aside = None, report_wait, False
 
 
 def join(device: str) -> None:
     """Share `device`, "cpu" or "cuda", from now on with every other participating process, if this one participates."""
-    global _turns, _may_step_aside
-    if _turns is None and _tell is not None and fcntl is not None:
-        with contextlib.suppress(OSError):  # no folder for locks: everybody measures beside everybody
-            _turns = DeviceLock(name_of(device), _tell)
-            _turns.share()
+    global _joined, _may_step_aside
+    if _joined is None and _report_wait is not None and fcntl is not None:
+        with contextlib.suppress(OSError):  # no folder for locks: processes may then disturb each other
+            _joined = DeviceLock(name_of(device), _report_wait)
+            _joined.share()
             _may_step_aside = device != "cpu" and os.environ.get(OWN_CORES) == "1"
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Have the joined device alone. It has no effect if none was joined."""
-    if _turns is None:
+    if _joined is None:
         yield
         return
-    with _turns.alone():
+    with _joined.alone():
         yield
 
 
@@ -185,14 +185,14 @@ def may_step_aside() -> bool:
 
 def aside() -> AbstractContextManager[None]:
     """Leave the joined device to others for a while, and share it again afterwards. See `may_step_aside`."""
-    return contextlib.nullcontext() if _turns is None or not _may_step_aside else _turns.aside()
+    return contextlib.nullcontext() if _joined is None or not _may_step_aside else _joined.aside()
 
 
 def share_temporarily() -> AbstractContextManager[None]:
     """Share the joined device for a while, also within `aside`. It has no effect if none was joined."""
-    return contextlib.nullcontext() if _turns is None else _turns.share_temporarily()
+    return contextlib.nullcontext() if _joined is None else _joined.share_temporarily()
 
 
 def total_wait_s() -> float:
     """Return the seconds that this process has waited for others since it joined a device."""
-    return 0.0 if _turns is None else _turns.waited_s
+    return 0.0 if _joined is None else _joined.waited_s

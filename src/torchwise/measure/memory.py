@@ -24,7 +24,7 @@ def peak_memory(call: Callable[[], Any], device: str) -> int | None:
 def measure_memory_use(device: str) -> int | None:
     """Return the bytes of GPU memory that this process holds, or None on the CPU.
 
-    They are the tensors and the private pools of captured CUDA graphs. A graph's memory is nobody else's between
+    They are the tensors and the private pools of captured CUDA graphs. Nothing else uses a graph's memory between
     replays, and the peak of a replay does not show it. On the CPU, a compiler's own memory would count.
     """
     if device != "cuda":
@@ -64,7 +64,7 @@ def _linux_peak(call: Callable[[], Any]) -> int | None:
 
 
 def _status(field: str) -> int:
-    """Read a field of /proc/self/status, given in kB, as bytes."""
+    """Read a field of /proc/self/status, which is in kB, and return it in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:

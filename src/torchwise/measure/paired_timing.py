@@ -37,7 +37,7 @@ CHECK_EVERY = 5
 A check leaves the processor's caches full of other data. When the candidate always came first, eager came out at 0.98
 of itself in blocks of 2 ms.
 """
-MAX_LOOKS = 500
+MAX_CALIBRATION_CALLS = 500
 """Calls of one example that determine how many fill a block: the clock itself takes longer than short ones."""
 AGAIN, PAUSE_S = 2, 1.0
 """How many times a disturbed measurement is repeated, and the seconds until then: the machine may be quieter."""
@@ -52,8 +52,8 @@ class Precision:
         budget_s: seconds after which measuring stops, with any width of the interval.
         block_s: least seconds of a block of calls. The first call of a block finds the other side's data in the
             processor's caches. The longer the block, the less that weighs.
-        rounds: how many are always made. If threads wait for cores, most blocks take long and some do not, and a few
-            rounds cannot tell that from the contrary.
+        rounds: how many are always made. If threads wait for cores, most blocks take long and some do not. A few rounds
+            cannot show which.
     """
 
     half_width: float = 0.02
@@ -122,7 +122,7 @@ def _disturbance(found: Measurement, expected_s: tuple[float | None, float | Non
     """Describe a disturbance of a measurement that makes another one worthwhile, or return "" if there was none."""
     if (times := found.times_as_long(expected_s)) > INTERFERENCE_FACTOR:
         which = "eager" if expected_s[0] is None else "one of the two"
-        return f"{which} took {times:.1f} times as long as when it was looked at: something held it up"
+        return f"{which} took {times:.1f} times as long as before: something slowed it down"
     return "" if found.pruned or found.speedup.is_usable else "the times were too far apart to tell a ratio"
 
 
@@ -183,11 +183,11 @@ def _repeats(sides: Sequence[Mix], clock: Clock, block_s: float) -> dict[int, li
 
 
 def _shortest(clock: Clock, call: Callable[[], Any], block_s: float) -> float:
-    """Return the seconds of the shortest of the calls that fill a block, one by one, or of the first `MAX_LOOKS`."""
-    shortest, spent, looks = float("inf"), 0.0, 0
-    while spent < block_s and looks < MAX_LOOKS:
+    """Return the seconds of the shortest call: of those that fill a block, at most `MAX_CALIBRATION_CALLS`."""
+    shortest, spent, calls_made = float("inf"), 0.0, 0
+    while spent < block_s and calls_made < MAX_CALIBRATION_CALLS:
         seconds = max(clock.time(call, 1).wall_s, 1e-7)
-        shortest, spent, looks = min(shortest, seconds), spent + seconds, looks + 1
+        shortest, spent, calls_made = min(shortest, seconds), spent + seconds, calls_made + 1
     return shortest
 
 

@@ -51,10 +51,10 @@ class Watch:
         states = [state for state in (*self._gpu, _read_gpu()) if state] if self._gpu else []
         clocks = sorted(state[0] for state in states)
         throttling = tuple(why for why in Throttling if any(why in reasons for _, reasons in states))
-        seen = replace(measurement, sm_clock_mhz=tuple(clocks[:1] + clocks[-1:]), throttling=throttling, cores=cores)
-        gpu = _gpu(seen) if self._device == "cuda" else []
-        notes = (*_load(cores), *gpu, *_spread(seen))  # causes first
-        return replace(seen, notes=notes, width_note=_describe_width(seen, target))
+        result = replace(measurement, sm_clock_mhz=tuple(clocks[:1] + clocks[-1:]), throttling=throttling, cores=cores)
+        gpu = _gpu(result) if self._device == "cuda" else []
+        notes = (*_load(cores), *gpu, *_spread(result))  # causes first
+        return replace(result, notes=notes, width_note=_describe_width(result, target))
 
 
 def _describe_width(measurement: Measurement, target: float) -> str:

@@ -112,7 +112,7 @@ class Study:
         ratios = [*eager, *(trial.speedup for trial in timed if trial.speedup)]
         observed = [*eager, *(process.speedup for trial in timed for process in trial.processes)]
         found = (own, *(trial.measurement for trial in timed if trial.measurement))
-        held_up = [] if self.eager is own else ["something held eager up while it was profiled"]
+        held_up = [] if self.eager is own else ["something slowed eager down while it was profiled"]
         notes = [note for measurement in found for note in measurement.notes]
         return judge_trust(ratios, [*notes, *held_up], observed)
 

@@ -54,20 +54,20 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
 
 
 def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
-    """Start the plan in this fresh process from the caches in the job's folder, and time it beside eager once more.
+    """Start the plan in this fresh process from the caches in the job's folder, and time it against eager once more.
 
-    With `job.cold` with cold processor caches as well.
+    If `job.cold` is set, it is timed with cold processor caches as well.
     """
     trial = _CandidateTrial(job)
     with trial.harness.gradients():
         stage(WorkerStage.WARM_COMPILE)
         warm_s = trial.first_calls()
         stage(WorkerStage.MEASURE)
-        found = trial.measurement()
+        measurement = trial.measurement()
         if job.cold:
             stage(WorkerStage.MEASURE_COLD)
-            found = trial.harness.with_cold(found, trial.candidate, trial.harness.eager)
-        return Restart(warm_s, found)
+            measurement = trial.harness.with_cold(measurement, trial.candidate, trial.harness.eager)
+        return Restart(warm_s, measurement)
 
 
 def duel(job: Job, stage: Callable[[str], None]) -> Measurement:
@@ -96,15 +96,15 @@ class _CandidateTrial:
         self._job = job
         self._is_compiled_here = backend is None and job.plan.backend != "eager"
         self.harness = Harness(job)
-        self._trainee: StepRunner | None = None
+        self._step_runner: StepRunner | None = None
         self._answers: list[FirstAnswer] = []
         with self.harness.gradients():
             if step := self.harness.workload.step:
-                self._trainee = StepRunner(step, lambda copy: self._compile_plan(job.plan, of=copy).call)
-                call = self._trainee.call
+                self._step_runner = StepRunner(step, lambda copy: self._compile_plan(job.plan, of=copy).call)
+                call = self._step_runner.call
             else:
-                self._realized = self._compile_plan(job.plan, backend)
-                call = self._realized.call
+                self._compiled = self._compile_plan(job.plan, backend)
+                call = self._compiled.call
         self.candidate = self.harness.runners(call)
 
     def _compile_plan(
@@ -120,8 +120,8 @@ class _CandidateTrial:
         Raises:
             UnsupportedError: the plan compiles, but nothing was compiled.
         """
-        look = self._trainee.observe_gradients if self._trainee else None
-        self._answers = [FirstAnswer(call, look) for call in self.candidate]
+        observe = self._step_runner.observe_gradients if self._step_runner else None
+        self._answers = [FirstAnswer(call, observe) for call in self.candidate]
         seconds = self.harness.first_calls(list(self._answers))
         if self._is_compiled_here and count_compiled_graphs() == 0:
             workload = self.harness.workload
@@ -144,9 +144,9 @@ class _CandidateTrial:
         Raises:
             UnsupportedError: the calls go on compiling, as the values that they change are compiled in.
         """
-        if not self._is_compiled_here or Trait.STATEFUL not in self._job.traits or self._trainee is not None:
+        if not self._is_compiled_here or Trait.STATEFUL not in self._job.traits or self._step_runner is not None:
             return
-        call, example = self._realized.call, self.harness.workload.examples[0].clone()
+        call, example = self._compiled.call, self.harness.workload.examples[0].clone()
         compiled = [count_compiled_graphs()]
         with kept_state(self.harness.workload.call, example.args, example.kwargs) as state:
             try:
@@ -169,14 +169,14 @@ class _CandidateTrial:
         raise UnsupportedError(f"every call compiles again, for each changes what the code depends on: {named}")
 
     def verdict(self, stage: Callable[[str], None]) -> Verdict:
-        if self._trainee is not None:
-            return self._step_verdict(self._trainee, stage)
+        if self._step_runner is not None:
+            return self._step_verdict(self._step_runner, stage)
         plan, workload = self._job.plan, self.harness.workload
         stochastic = Trait.STOCHASTIC in self._job.traits
         floor = workload.call if plan.precision == "native" else self._compile_plan(_floor_of(plan)).call
         subject = Subject(
             workload,
-            self._realized.call,
+            self._compiled.call,
             floor,
             plan.precision,
             self._reproducible() if stochastic else None,
@@ -193,7 +193,7 @@ class _CandidateTrial:
             lambda: verify(plain, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
         )
 
-    def _step_verdict(self, trainee: StepRunner, stage: Callable[[str], None]) -> Verdict:
+    def _step_verdict(self, step_runner: StepRunner, stage: Callable[[str], None]) -> Verdict:
         plan, effort = self._job.plan, self._job.effort
 
         def maker(plan: Plan) -> Maker:
@@ -202,7 +202,7 @@ class _CandidateTrial:
         floor = None if plan.precision == "native" else maker(_floor_of(plan))
         stochastic = Trait.STOCHASTIC in self._job.traits
         first = None if stochastic else self._first_step
-        subject = StepSubject(self.harness.workload, trainee, maker(plan), floor, plan.precision, stochastic, first)
+        subject = StepSubject(self.harness.workload, step_runner, maker(plan), floor, plan.precision, stochastic, first)
 
         def verify_eager() -> Verdict:
             eager = StepRunner(self.harness.workload.step)  # type: ignore[arg-type]
@@ -223,7 +223,7 @@ class _CandidateTrial:
         if plan.backend != "eager" and Trait.NOISE_NOT_REPRODUCIBLE in self._job.traits:
             return None  # an earlier trial of this study found out
         if plan.backend == "eager":
-            return self._realized.call
+            return self._compiled.call
         # CUDA graphs keep their own count of random numbers, so the arithmetic is verified without them.
         plain = replace(plan, capture="none", mode=plan.mode.replace("reduce-overhead", "default"))
         plain = replace(plain, mode="max-autotune-no-cudagraphs") if plain.mode == "max-autotune" else plain
@@ -232,9 +232,9 @@ class _CandidateTrial:
     def measurement(self) -> Measurement:
         job, eager = self._job, self.harness.eager
         # If threads wait for cores, eager's time varies widely: no time is its usual one.
-        usual = None if Trait.CONTENDED_CORES in job.traits else job.baseline_s
-        found = self.harness.measure(self.candidate, eager, prune_below=job.prune_below, expected_s=(None, usual))
-        return replace(found, busy_s=profile_of(self.candidate[0], self.harness.device).busy_s)
+        expected_s = None if Trait.CONTENDED_CORES in job.traits else job.baseline_s
+        measurement = self.harness.measure(self.candidate, eager, prune_below=job.prune_below, expected_s=(None, expected_s))
+        return replace(measurement, busy_s=profile_of(self.candidate[0], self.harness.device).busy_s)
 
 
 def _floor_of(plan: Plan) -> Plan:

@@ -21,7 +21,7 @@ from torchwise.compile.private import check, look_up
 from torchwise.errors import UnsupportedError
 from torchwise.measure import device_lock
 
-WHO = "compiling beside whoever measures"
+WHO = "compiling while another process measures"
 _TRACER = ("torch._dynamo.convert_frame", "_compile")
 """Traces one frame, and has its graphs compiled."""
 _COMPILER = ("torch._inductor.compile_fx", "fx_codegen_and_compile")
@@ -42,7 +42,7 @@ ELSEWHERE = ("autotune_in_subproc", "pipeline_max_autotune_gemm", "profile_bandw
 def compiling_aside() -> Iterator[None]:
     """Step aside from the device while Dynamo traces and Inductor compiles, except when they use it.
 
-    It has no effect if `turns.may_step_aside` says no, or if this torch lacks a name that this needs.
+    It has no effect if `device_lock.may_step_aside` returns False, or if this torch lacks a name that this needs.
     """
     if not (device_lock.may_step_aside() and _is_known()):
         yield
@@ -77,7 +77,7 @@ def _release_for_trace() -> AbstractContextManager[None]:
 
 
 def _release_for_compile() -> AbstractContextManager[None]:
-    """Step aside for one graph, unless its options, which are set during its compilation, move the timing elsewhere."""
+    """Step aside for one graph, unless its options let Inductor time kernels elsewhere. They are set meanwhile."""
     config = look_up(WHO, _CONFIG)
     elsewhere = any(getattr(config, name, False) for name in ELSEWHERE)
     elsewhere |= bool(getattr(config.triton, "autotune_at_compile_time", False))  # torch 2.11, with cpp_wrapper

@@ -1,6 +1,7 @@
-"""Decide whose error it is: the model's only if the model, run plainly on its own example, raises it.
+"""Decide whose error it is: the model's only if the original model raises it on its own example.
 
-Plainly means outside all of Torchwise's instruments: dispatch modes, the profiler, copies, generated inputs, float64.
+The model then runs without any of Torchwise's instruments: dispatch modes, the profiler, copies, generated inputs,
+float64.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torchwise.workload import Example, Workload
 
 PLAIN = (WorkerStage.START, WorkerStage.LOAD, WorkerStage.RUN_EAGER, WorkerStage.EAGER, WorkerStage.MEASURE)
-"""Stages of a worker in which the model runs plainly, or not at all."""
+"""Stages of a worker in which the model runs without instruments, or not at all."""
 T = TypeVar("T")
 
 
@@ -43,41 +44,41 @@ def make_baseline_error(error: Exception, example: Example) -> BaselineError:
     from torchwise.workload.identity import describe_example
 
     place = place_of(error)
-    told = format_error(error) + (f" ({place})" if place else "")
-    return BaselineError(f"the model raised {told}; its inputs were {describe_example(example) or 'none'}")
+    message = format_error(error) + (f" ({place})" if place else "")
+    return BaselineError(f"the model raised {message}; its inputs were {describe_example(example) or 'none'}")
 
 
 class Instruments:
-    """Applies instruments that not every model tolerates. Those that fail are left out, and noted.
+    """Applies instruments that not every model tolerates. An instrument that fails is left out, and noted.
 
     Attributes:
-        notes: the facts that stay unknown for that, and why.
+        notes: the facts that are unknown because an instrument failed, and why.
 
     Args:
-        plain: runs the model plainly.
+        plain: runs the model without instruments.
     """
 
     def __init__(self, plain: Callable[[], Any]) -> None:
         self.notes: list[str] = []
         self._plain = plain
 
-    def use(self, what: str, look: Callable[[], T], otherwise: T) -> T:
-        """Return the result of `look`, or `otherwise` if only the instrument raises.
+    def use(self, what: str, instrument: Callable[[], T], otherwise: T) -> T:
+        """Return the result of `instrument`, or `otherwise` if only the instrument raises.
 
         Args:
             what: the name of the result, for the note.
-            look: the instrument.
-            otherwise: stands for an unknown result.
+            instrument: returns the result.
+            otherwise: the value for an unknown result.
 
         Raises:
             BaselineError: the model raises without it, too.
         """
         try:
-            return look()
+            return instrument()
         except Exception as error:  # a model may fail under our instruments in any way
             self._plain()
-            told = first_line(format_error(error))
-            self.notes.append(f"{what} is not known: looking for it raised {told}, though the model runs by itself")
+            message = first_line(format_error(error))
+            self.notes.append(f"{what} is not known: looking for it raised {message}, though the model runs by itself")
             return otherwise
 
 
@@ -92,11 +93,11 @@ def run_checks(judge: Callable[[], T], judge_eager: Callable[[], Any]) -> T:
     except Exception as error:  # a candidate may raise anything: the error is its own unless eager fails as well
         try:
             judge_eager()
-        except Exception as ours:  # likewise
+        except Exception as eager_error:  # likewise
             raise InternalError(
                 "the checks cannot be made of this model: with eager in the candidate's place they raise "
-                f"{format_error(ours)}; please report it"
-            ) from ours
+                f"{format_error(eager_error)}; please report it"
+            ) from eager_error
         raise error
 
 
@@ -105,7 +106,7 @@ def make_failure_error(failure: Failure, run_again: Callable[[], str | Failure] 
 
     Args:
         failure: how it ended.
-        run_again: runs the model plainly in a worker of its own, or None if that is impossible.
+        run_again: runs the model without instruments in another worker, or None if that is impossible.
     """
     if failure.kind is not FailureKind.RAISED:  # an error that the model raises by itself comes as a `BaselineError`
         if failure.stage not in PLAIN and run_again is not None:
@@ -113,7 +114,7 @@ def make_failure_error(failure: Failure, run_again: Callable[[], str | Failure] 
             if not isinstance(again, Failure):
                 return _make_internal_error(failure)
             failure = again
-        return BaselineError(f"the model itself, run plainly, {failure}{_format_traceback(failure)}")
+        return BaselineError(f"the original model, run without a plan, {failure}{_format_traceback(failure)}")
     return _make_internal_error(failure)
 
 

@@ -186,9 +186,9 @@ def _largest_first(workload: Workload) -> list[int]:
 def measure_memory_with_inputs(workload: Workload, device: str) -> int | None:
     """Return the bytes held with one more copy of the inputs, as every candidate's calls have one."""
     copies = [example.clone() for example in workload.examples]
-    held = measure_memory_use(device)
+    used = measure_memory_use(device)
     del copies
-    return held
+    return used
 
 
 def memory_growth(before: int | None, device: str) -> int:

@@ -70,9 +70,9 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     stage(WorkerStage.RUN_EAGER)
     instruments = Instruments(lambda: check_plainly(workload))
     with torch.set_grad_enabled(mode == "training"):
-        seen_once = run_plainly(workload, mode)
+        plain_call = run_plainly(workload, mode)
         taken, how = (workload.step.copy(), "inference") if workload.step else (workload.call, mode)
-        restores = seen_once.writes or bool(seen_once.moves)
+        restores = plain_call.writes or bool(plain_call.moves)
         original = None if workload.step else workload.call
         calls = [runner(taken, e, how, original=original, restores=restores) for e in workload.examples]
         first = sum(clock.once(call) for call in calls)
@@ -81,9 +81,9 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         stochastic, unsteady = instruments.use(
             "whether it draws random numbers", lambda: _is_stochastic(workload, calls[0]), (False, False)
         )
-        speaks = instruments.use("whether it prints", lambda: any(prints(call) for call in calls), False)
-        seen, counted = _trace_operators(calls[0])
-        counts = [counted, *(_trace_operators(call)[1] for call in calls[1:])]
+        does_print = instruments.use("whether it prints", lambda: any(prints(call) for call in calls), False)
+        operator_traits, operator_count = _trace_operators(calls[0])
+        counts = [operator_count, *(_trace_operators(call)[1] for call in calls[1:])]
         work = work_of(workload, calls[0], instruments) if workload.step else None
         stage(WorkerStage.MEASURE)
         mix = mix_of(calls, workload)
@@ -101,10 +101,10 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         description=_describe(workload),
         inputs=tuple(describe_example(example) for example in workload.examples),
         traits=_compatible(
-            seen.union(
-                _traits(workload, shares, seen_once, instruments, stochastic=stochastic),
+            operator_traits.union(
+                _traits(workload, shares, plain_call, instruments, stochastic=stochastic),
                 instruments.use("how its batch may be cut", lambda: step_traits(workload), frozenset()),
-                [Trait.PRINTS] if speaks else [],
+                [Trait.PRINTS] if does_print else [],
                 _core_traits(job.workload.device, measurement, steady / len(calls)),
             )
         ),
@@ -113,7 +113,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         peak_memory=memory,
         shares=shares,
         operators=None if None in counts else max(count for count in counts if count is not None),
-        notes=(*_notes(workload, mode, seen_once, stochastic=stochastic, unsteady=unsteady), *instruments.notes),
+        notes=(*_notes(workload, mode, plain_call, stochastic=stochastic, unsteady=unsteady), *instruments.notes),
         work=work,
     )
 
@@ -140,12 +140,12 @@ def _is_stochastic(workload: Workload, call: Callable[[], Any]) -> tuple[bool, b
     """Return whether a call draws random numbers, and whether it is unsteady, starting a step from one state."""
     if workload.step is None:
         return is_stochastic(call, workload.call)
-    trainee = StepRunner(with_optimizer_state(workload).step)  # type: ignore[arg-type]
-    return is_stochastic(lambda: trainee.answer(workload.examples[0]))
+    step_runner = StepRunner(with_optimizer_state(workload).step)  # type: ignore[arg-type]
+    return is_stochastic(lambda: step_runner.answer(workload.examples[0]))
 
 
 def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | None]:
-    """Return the traits that need a visit to every operator of a call, and the number of operators.
+    """Return the traits that show only in the operators of a call, and the number of operators.
 
     The traits are:
 
@@ -153,20 +153,20 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
     - The same operators repeat.
     - Rows of a few elements are read again and again.
     - A mean is taken over labels of which some may be ignored, or weigh more than others.
-    - Python asks the GPU for a yes or no, or a count, or reads numbers from it.
+    - Python reads a value from the GPU: a yes or no, a count, or numbers.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    is_complex = has_short_rows = has_uneven_mean = asks = reads = is_whole = False
+    is_complex = has_short_rows = has_uneven_mean = reads_bool = reads_scalar = is_whole = False
     operators = 0
     labels: list[int] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal is_complex, has_short_rows, has_uneven_mean, asks, operators
+            nonlocal is_complex, has_short_rows, has_uneven_mean, reads_bool, operators
             operators += 1
-            asks = asks or (waits(func, args, kwargs or {}, DEVICE) and not reads_numbers(func, args))
+            reads_bool = reads_bool or (waits(func, args, kwargs or {}, DEVICE) and not reads_numbers(func, args))
             result = func(*args, **(kwargs or {}))
             is_complex |= any(t.is_complex() for t in pytree.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in pytree.tensors(args))
@@ -176,13 +176,13 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
             return result
 
     def record_read(tensor: torch.Tensor) -> Any:
-        nonlocal asks
-        asks = asks or not tensor.is_cpu
+        nonlocal reads_bool
+        reads_bool = reads_bool or not tensor.is_cpu
         return NotImplemented
 
     def read(tensor: torch.Tensor) -> Any:
-        nonlocal reads
-        reads = reads or (not tensor.is_cpu and tensor.is_floating_point())
+        nonlocal reads_scalar
+        reads_scalar = reads_scalar or (not tensor.is_cpu and tensor.is_floating_point())
         return record_read(tensor) if tensor.dtype is torch.bool else NotImplemented
 
     # Some operators refuse to be watched, with any error. The model itself ran before, and its traits so far count.
@@ -195,8 +195,8 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
         Trait.UNEVEN_MEAN: has_uneven_mean,
         Trait.REPEATS: _repeats(labels),
         Trait.LONG: operators >= MANY_OPERATORS,
-        Trait.READS_BOOL: asks,
-        Trait.READS_SCALAR: reads,
+        Trait.READS_BOOL: reads_bool,
+        Trait.READS_SCALAR: reads_scalar,
     }
     return frozenset(trait for trait, present in found.items() if present), operators if is_whole else None
 
@@ -216,8 +216,8 @@ def _compatible(traits: frozenset[Trait]) -> frozenset[Trait]:
     """Drop traits that a model only seems to have.
 
     Repeated steps in an RNN, however many, are its own, and Dynamo never sees them. A batch is divisible, but an uneven
-    mean over it is not the mean of its pieces' means. Questions of a model with static shapes do not arise in its
-    static form.
+    mean over it is not the mean of its pieces' means. In its static form, a model with static shapes reads no values
+    from the GPU.
     """
     if Trait.RNN in traits:
         traits -= {Trait.REPEATS, Trait.LONG}
@@ -249,8 +249,8 @@ def _traits(
 ) -> list[Trait]:
     import torch
 
-    def has(what: str, look: Callable[[Any], Any]) -> bool:
-        return instruments.use(f"whether it has {what}", lambda: bool(look(module)), False)
+    def has(what: str, find: Callable[[Any], Any]) -> bool:
+        return instruments.use(f"whether it has {what}", lambda: bool(find(module)), False)
 
     module = workload.module
     tensors = [t for example in workload.examples for t in example.tensors()]

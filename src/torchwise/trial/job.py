@@ -25,7 +25,7 @@ class Effort:
         extra_draws: inputs to verify on, beyond the examples.
         noise_s: seconds for the calls of the distribution tests.
         reproduce_noise: whether a stochastic candidate is compiled once more with eager's own random numbers.
-        duels: at most how many times two plans are timed beside each other, if trials may not tell them apart.
+        duels: at most how many times two plans are timed against each other, if trials do not show which is faster.
         processes: in at most how many fresh processes a plan is timed, if the decision depends on its speed.
     """
 
@@ -178,7 +178,7 @@ class Restart:
 
     Attributes:
         warm_s: seconds that the first calls took beyond steady ones, from the existing caches.
-        measurement: of the plan beside eager, in this process.
+        measurement: of the plan against eager, in this process.
     """
 
     warm_s: Seconds

@@ -35,8 +35,8 @@ PRELOAD = [
     "torchwise.trial.server",  # comes last
 ]
 SERVER_VARIABLES = {
-    # Importing Inductor asks whether there is a GPU. In torch 2.11 that alone initialises the driver, after which no
-    # fork of the server can use CUDA. With this PyTorch asks NVML instead.
+    # Importing Inductor checks for a GPU. In torch 2.11 that alone initialises the driver, after which no fork of the
+    # server can use CUDA. With this variable, PyTorch checks by NVML instead.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     # A killed worker leaves its semaphores to Python's tracker, which removes them, and need not report it.
     "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
@@ -248,7 +248,7 @@ def _clean_start() -> Iterator[None]:
     multiprocessing would run the script again in the worker. A script that calls `tune` without an `if __name__ ==
     "__main__"` guard would call it again there. The worker needs nothing of it, as models travel by value.
 
-    The first start begins the server, which sees `SERVER_VARIABLES` beside the user's own.
+    The first start begins the server, whose environment has `SERVER_VARIABLES` besides the user's variables.
     """
     with _start_lock:
         main, nobody = sys.modules["__main__"], ModuleType("__main__")

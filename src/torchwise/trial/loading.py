@@ -79,7 +79,7 @@ def refuse_step(workload: Workload, who: str) -> None:
     """
     if workload.step:
         raise InputError(
-            f"the workload is a training step, but {who} looks at calls of a model: give the model that it trains"
+            f"the workload is a training step, but {who} needs calls of a model: give the model that it trains"
         )
 
 
@@ -99,7 +99,7 @@ def _load_workload(job: Job) -> Workload:
 
 
 def _give_main_its_names() -> None:
-    """Put the names that the user's script refers to into `__main__`, where Dynamo looks them up.
+    """Put the names that the user's script refers to into `__main__`, where Dynamo searches for them.
 
     Functions that travel by value bring their globals along, in dicts of their own.
     """
@@ -180,7 +180,7 @@ def runner(
         original: the model, whose state the call changes.
         restores: whether each call begins from the same state of the model and the inputs, if it changes them. Putting
             them back is timed with it, on both sides alike.
-        goes_on: whether each call goes on from the state that the one before it left, as long as that can be.
+        goes_on: whether each call starts from the state that the call before left, as long as that is possible.
     """
     import torch
 

@@ -38,7 +38,7 @@ class Method:
 
 
 def methods_put_in(things: Iterable[Any]) -> list[Method]:
-    """List the methods added to the classes of some objects, as far as they differ: decorated ones look the same."""
+    """List the methods added to the classes of some objects, and decorated ones, which cannot be distinguished."""
     classes = dict.fromkeys(cls for thing in things for cls in type(thing).__mro__ if _is_imported(cls))
     return [_method(cls, *found) for cls in classes for found in _put_in(cls)]
 

@@ -16,9 +16,9 @@ NOT_THE_MODELS = "torch"
 
 
 def prints(call: Callable[[], Any]) -> bool:
-    """Make the call once, and say whether it prints or logs in this thread, except by writing to a stream directly.
+    """Make the call once, and return whether it prints or logs in this thread. Writing to a stream does not count.
 
-    Loggers count whether they are switched on or not: that is another matter in the process that will make the calls.
+    Loggers count even if they are disabled here, as they may be enabled in the program.
     """
     thread, heard = threading.get_ident(), False
     shown, is_enabled = builtins.print, logging.Logger.isEnabledFor

@@ -58,13 +58,13 @@ def run_plainly(workload: Workload, mode: str) -> PlainCall:
     moves: dict[str, None] = {}
     call = workload.step.copy() if workload.step else workload.call
     for example in workload.examples:
-        given = example.clone()
-        state = State.from_call(None if workload.step else call, given.args, given.kwargs)
-        answer = _answer(workload, call, given, example)
+        copy = example.clone()
+        state = State.from_call(None if workload.step else call, copy.args, copy.kwargs)
+        answer = _answer(workload, call, copy, example)
         answers |= any(map(_tells, leaves_of(answer).named))
-        pairs = zip(given.tensors(), example.tensors(), strict=False)
+        pairs = zip(copy.tensors(), example.tensors(), strict=False)
         writes |= any(not pytree.equal(now, then) for now, then in pairs)
-        moved, has_grown = _moves_on(workload, call, given, state)
+        moved, has_grown = _moves_on(workload, call, copy, state)
         grows |= has_grown
         if mode == "training" and workload.step is None:
             _check_trains(call, answer, example)
@@ -72,9 +72,9 @@ def run_plainly(workload: Workload, mode: str) -> PlainCall:
     return PlainCall(writes, answers, tuple(moves), grows)
 
 
-def _answer(workload: Workload, call: Callable[..., Any], given: Example, example: Example) -> Any:
+def _answer(workload: Workload, call: Callable[..., Any], copy: Example, example: Example) -> Any:
     try:
-        return call_plainly(call, given)
+        return call_plainly(call, copy)
     except BaselineError as error:
         if workload.step is None:
             raise
@@ -97,45 +97,45 @@ def _check_trains(call: Callable[..., Any], answer: Any, example: Example) -> No
 
 
 def _moves_on(
-    workload: Workload, call: Callable[..., Any], given: Example, first: State
+    workload: Workload, call: Callable[..., Any], copy: Example, first: State
 ) -> tuple[dict[str, None], bool]:
     """Call once more, and return the paths of the changes, and whether a tensor there took another shape.
 
     Changes by the first call alone are made for good, such as a cache of positions, and stay. If a second call fails,
     as the first one filled a cache, its changes are undone.
     """
-    moved, grown = _moves(workload, given, first), bool(first.find_grown())
+    moved, grown = _moves(workload, copy, first), bool(first.find_grown())
     if not moved:
         return {}, False
-    second = State.from_call(None if workload.step else call, given.args, given.kwargs)
+    second = State.from_call(None if workload.step else call, copy.args, copy.kwargs)
     try:
-        call(*given.args, **given.kwargs)
+        call(*copy.args, **copy.kwargs)
     except Exception:  # a model may raise anything, and may allow only one call
         first.restore()
     else:
-        moved, grown = _moves(workload, given, second), bool(second.find_grown())
+        moved, grown = _moves(workload, copy, second), bool(second.find_grown())
         if moved and grown:
-            grown = _still_grows(workload, call, given)
+            grown = _still_grows(workload, call, copy)
         second.restore()
     return dict.fromkeys(moved), bool(moved) and grown
 
 
-def _still_grows(workload: Workload, call: Callable[..., Any], given: Example) -> bool:
+def _still_grows(workload: Workload, call: Callable[..., Any], copy: Example) -> bool:
     """Call on, and return whether the last call still gave the state another shape.
 
     A window, such as the last four calls, is full after a few. Calls that fail meanwhile did grow so far.
     """
     try:
         for _ in range(MAX_WINDOW):
-            call(*given.args, **given.kwargs)
-        before = State.from_call(None if workload.step else call, given.args, given.kwargs)
-        call(*given.args, **given.kwargs)
+            call(*copy.args, **copy.kwargs)
+        before = State.from_call(None if workload.step else call, copy.args, copy.kwargs)
+        call(*copy.args, **copy.kwargs)
     except Exception:  # a model may raise anything, such as where a cache is full
         return True
     return bool(before.find_grown())
 
 
-def _moves(workload: Workload, given: Example, state: State) -> list[str]:
+def _moves(workload: Workload, copy: Example, state: State) -> list[str]:
     """Return the paths of a call's changes for the next one.
 
     Input tensors, which are passed each time, do not count. Neither do the counts of batch normalisation in training,
@@ -145,7 +145,7 @@ def _moves(workload: Workload, given: Example, state: State) -> list[str]:
 
     tensors = (
         path
-        for path, leaf in pytree.list_named_leaves((given.args, dict(given.kwargs)))
+        for path, leaf in pytree.list_named_leaves((copy.args, dict(copy.kwargs)))
         if isinstance(leaf, torch.Tensor)
     )
     known = {f"input {path}" for path in tensors}

@@ -79,7 +79,7 @@ def try_plan(
 def hold_duel(
     launcher: Launcher, job: Job, rival: Plan, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
 ) -> Duel:
-    """Time `job.plan` beside a rival, both in one worker.
+    """Time `job.plan` against a rival, both in one worker.
 
     Args:
         launcher: where the worker runs.
@@ -137,7 +137,7 @@ def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, 
 def measure_again(
     launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
 ) -> Measurement | Failure:
-    """Time the job's verified plan beside eager in one more fresh process.
+    """Time the job's verified plan against eager in one more fresh process.
 
     Args:
         launcher: where the worker runs.

@@ -1,7 +1,7 @@
 """Compare two observations against a third: is the candidate no further from the reference than eager is?
 
 A candidate passes if each tensor's error is within a stated factor of eager's, plus a few roundings (`deviation`).
-Eager's error must be that of rounding (`yardstick`).
+Eager's error must be that of rounding (`noise_floor`).
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ def _values(
         return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, unseen)
     if worst is None:
         return Check(CheckName.VALUES, Outcome.PASS, "every value is equal (there is no tensor among them)")
-    yardstick = "the float64 reference" if reference else "eager (there is no float64 reference)"
-    detail = f"error {worst.rms:.2g} against {yardstick}, eager's own is {normal.rms:.2g}"
+    compared_with = "the float64 reference" if reference else "eager (there is no float64 reference)"
+    detail = f"error {worst.rms:.2g} against {compared_with}, eager's own is {normal.rms:.2g}"
     figures = {Figure.LIMIT: limit, Figure.SAMPLES: count}
     return Check(CheckName.VALUES, Outcome.PASS, detail, worst.rms, normal.rms, figures=figures)
 

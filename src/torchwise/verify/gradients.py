@@ -36,7 +36,7 @@ IDLE = (
 class _GradientErrors:
     """One gradient on all draws: the error granted in any case, the candidate's errors, and eager's.
 
-    `void` has the reasons why eager's errors are no yardstick, for the draws that were examined. It gets no more
+    `void` has the reasons why eager's errors are no noise floor, for the draws that were examined. It gets no more
     entries once they are one.
     """
 
@@ -60,7 +60,7 @@ class _GradientErrors:
 
     @property
     def why_void(self) -> str | None:
-        """Why eager's errors are no yardstick, if that holds on every draw examined, and on most of all draws."""
+        """Why eager's errors are no noise floor, if that holds on every draw examined, and on most of all draws."""
         return (
             self.void[0]
             if self.void and None not in self.void and 2 * len(self.void) > min(len(self.usual), 3)

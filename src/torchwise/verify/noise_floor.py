@@ -245,7 +245,7 @@ def _is_near(candidate: torch.Tensor, floor: torch.Tensor, bounds: Bounds) -> bo
 def why_void(
     name: str, floor: torch.Tensor, exact: torch.Tensor, usual: Errors, bounds: Bounds, moved: Sensitivity
 ) -> str | None:
-    """Say why eager's error is no yardstick for a candidate's, or return None if it is one.
+    """Say why eager's error is no noise floor for a candidate, or return None if it is one.
 
     Args:
         name: the tensor's name.

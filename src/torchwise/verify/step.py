@@ -131,7 +131,7 @@ def _checks(subject: StepSubject, extra_draws: int, budget_s: float) -> Iterator
     else:
         yield from _noisy(subject, candidate, inputs, more, budget_s)
     yield check_retained_loss(candidate, inputs)
-    eager = _settle_trainee(StepRunner(subject.base), inputs)
+    eager = _settle_runner(StepRunner(subject.base), inputs)
     yield _trajectories(subject, candidate, eager, inputs, MIN_SEEDS + extra_draws, budget_s)
     if not subject.stochastic:
         yield _weights(subject, candidate, inputs)
@@ -146,8 +146,8 @@ def _arithmetic(
     budget_s: float,
 ) -> Iterator[Check]:
     """Compare gradients and updates of a step that draws no random numbers, on `more` inputs if needed."""
-    native = _settle_trainee(StepRunner(base), inputs)
-    floor = _settle_trainee(StepRunner(base, subject.floor), inputs) if subject.floor else native
+    native = _settle_runner(StepRunner(base), inputs)
+    floor = _settle_runner(StepRunner(base, subject.floor), inputs) if subject.floor else native
     reference = ReferenceStepRunner.from_step(base, inputs[0])
     gradients, start, is_open = Gradients(subject.epsilon), time.perf_counter(), False
     later: Observation | None = None
@@ -205,8 +205,8 @@ def _updates_in(
     return compare_updates(sides_after if with_slots else sides_after.drop_slots(), len(order), rounding, bounds, moved)
 
 
-def _leaves(trainee: StepRunner, example: Example, seed: int) -> Mapping[str, Any]:
-    return dict(trainee.gradients(example, seed).leaves)
+def _leaves(runner: StepRunner, example: Example, seed: int) -> Mapping[str, Any]:
+    return dict(runner.gradients(example, seed).leaves)
 
 
 def _make_sensitivity(floor: StepRunner, run: Callable[[], Mapping[str, Any]]) -> Sensitivity:
@@ -255,9 +255,9 @@ def check_retained_loss(candidate: StepRunner, inputs: list[Example]) -> Check:
     return Check(CheckName.RETAINED_LOSS, Outcome.PASS, "a loss stays as it is while later steps are taken")
 
 
-def _settle_trainee(trainee: StepRunner, inputs: list[Example]) -> StepRunner:
-    trainee.settle(inputs)
-    return trainee
+def _settle_runner(runner: StepRunner, inputs: list[Example]) -> StepRunner:
+    runner.settle(inputs)
+    return runner
 
 
 def _noisy(
@@ -266,9 +266,9 @@ def _noisy(
     still, had_dropout = quiet(subject.base)
     if had_dropout and _is_still(still, inputs[0]):
         yield from _arithmetic(
-            subject, still, _settle_trainee(StepRunner(still, subject.make), inputs), inputs, more, budget_s
+            subject, still, _settle_runner(StepRunner(still, subject.make), inputs), inputs, more, budget_s
         )
-    floor = _settle_trainee(StepRunner(subject.base, subject.floor), inputs)
+    floor = _settle_runner(StepRunner(subject.base, subject.floor), inputs)
     yield from check_noise(
         lambda: candidate.answer(inputs[0]),
         lambda: floor.answer(inputs[0]),
@@ -278,8 +278,8 @@ def _noisy(
 
 
 def _is_still(step: TrainStep, example: Example) -> bool:
-    trainee = StepRunner(step)
-    return not is_stochastic(lambda: trainee.answer(example))[0]
+    runner = StepRunner(step)
+    return not is_stochastic(lambda: runner.answer(example))[0]
 
 
 def _trajectories(

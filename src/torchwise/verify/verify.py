@@ -120,7 +120,7 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
         checks = compare(observation, native, floor, exact, EPSILON.get(subject.precision), moved)
         yield from (_recheck_on_cpu(subject, check, reference, example, position) for check in checks)
         if checks[-1].outcome is Outcome.NOT_COMPARABLE and checks[-1].error is not None:
-            return  # there is no yardstick, and finding that out takes many runs
+            return  # nothing can be compared, and finding that out takes many runs
         if position < len(subject.first) and (first := subject.first[position]) and candidate is subject.candidate:
             yield check_first(first, observation, checks[-1].error or 0.0)
 
