@@ -268,10 +268,8 @@ class Dispatcher:
             self._last = None
             self.statistics.opened += 1
             wait_s = circuit.wait_s
-            message = (
-                f"plan {plan} failed again ({kind}): calls of that signature go to the original for {wait_s:.0f} s"
-            )
-            alert("plan_failed", message, error, plan=plan, failure=kind, wait_s=wait_s)
+            note = f"plan {plan} failed again ({kind}): calls of that signature go to the original for {wait_s:.0f} s"
+            alert("plan_failed", note, error, plan=plan, failure=kind, wait_s=wait_s)
         return result
 
     def _count_recompile(self, what: str) -> None:
