@@ -28,7 +28,7 @@ Data Analysis, 1977)."""
 CALLS_PER_TURN = 20
 """Calls of one side before it is the other's turn: enough that each finds the processor's caches as its own."""
 MARGIN = 0.2
-"""Share to reserve on top of the peaks seen: for fragmentation, and for calls that were not seen."""
+"""Share to reserve on top of the measured peaks: for fragmentation, and for calls that were not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Analysis(Document):
         steady: the plan, warm, or None if it was not verified, or failed.
         batches: one for each batch size that was asked for.
         batch_note: which dimension was scaled, or why none was.
-        batch_size: batch size of the given inputs, or None if none was found, and in analyses of earlier versions.
+        batch_size: batch size of the example inputs, or None if none was found, and in analyses of earlier versions.
         advice: most important first.
         effort: "quick", "standard" or "thorough".
         created_at: seconds since the epoch.
@@ -252,7 +252,7 @@ class Analysis(Document):
 
     @property
     def eager(self) -> Measurement:
-        """The measurement of eager that every other time is scaled by: beside the plan, unless disturbed there."""
+        """The measurement of eager that scales every other time: in the trial, unless it was disturbed there."""
         looked_at = self.inspection.measurement
         return eager_measured(self.trial.measurement, [looked_at]) if self.trial.measurement else looked_at
 
@@ -318,7 +318,7 @@ class Analysis(Document):
 
     @property
     def batch_figures(self) -> list[BatchFigures]:
-        """The timed batch sizes in figures. At the batch size of the given inputs they are the plan's own figures."""
+        """The timed batch sizes in figures. At the batch size of the examples they are the plan's own figures."""
         return [self._figures(batch, batch.measurement) for batch in self.timed_batches if batch.measurement]
 
     def _figures(self, batch: Batch, measured: Measurement) -> BatchFigures:

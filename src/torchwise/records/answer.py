@@ -89,7 +89,7 @@ def judge_trust(
     widths = sorted(ratio.half_width for ratio in ratios)
     if not widths:
         return Trust(Reliability.UNUSABLE, "Nothing was timed.")
-    seen = widths if observed is None else sorted(ratio.half_width for ratio in observed)
+    observed_widths = widths if observed is None else sorted(ratio.half_width for ratio in observed)
     typical = widths[len(widths) // 2]
     unusable = sum(width > MAX_HALF_WIDTH for width in widths)
     cause = next((f": {text}" for text in causes), "")
@@ -100,7 +100,7 @@ def judge_trust(
             Reliability.UNUSABLE, f"The measurements are too uncertain{cause}; {share} cannot be told.", typical
         )
     width = f"ratios hold within about ±{typical:.1%}" if len(widths) > 1 else f"the ratio holds within ±{typical:.1%}"
-    if seen[len(seen) // 2] > QUIET_HALF_WIDTH or unusable:
+    if observed_widths[len(observed_widths) // 2] > QUIET_HALF_WIDTH or unusable:
         left = f"; {unusable} of {len(widths)} cannot be told" if unusable else ""
         return Trust(
             Reliability.LIMITED,

@@ -93,7 +93,7 @@ class Row:
         performance: the worker's findings, if it was timed.
         failure: how it ended, if it failed.
         plan: for Torchwise, the chosen plan.
-        search_s: for Torchwise, seconds of search, or None if it was given the plans to choose from.
+        search_s: for Torchwise, seconds of search, or None if the request listed the plans.
         searched: for Torchwise, every plan that was tried or left out, with its outcome or the reason.
         rival: for Torchwise, the fastest other contender of its class with right answers. If two may be the fastest, it
             is the one against which Torchwise does worse.
@@ -221,25 +221,25 @@ class Benchmark(Document):
                 )
 
 
-def rival_of(rows: tuple[Row, ...], ours: Row) -> Row | None:
-    """Return the fastest other contender of our precision class whose answers are right, by speed-up over eager."""
-    return max(_others(rows, ours), key=lambda row: row.speedup.mid if row.speedup else 0.0, default=None)
+def rival_of(rows: tuple[Row, ...], own: Row) -> Row | None:
+    """Return the fastest other contender of the same precision class with right answers, by speed-up over eager."""
+    return max(_others(rows, own), key=lambda row: row.speedup.mid if row.speedup else 0.0, default=None)
 
 
-def rivals_of(rows: tuple[Row, ...], ours: Row) -> list[Row]:
+def rivals_of(rows: tuple[Row, ...], own: Row) -> list[Row]:
     """Return the one or two other contenders that may be the fastest: by speed-up over eager, and by time per call.
 
     Each can mislead, as every contender has a process of its own. A speed-up includes eager's time, which an unsteady
     host changes by half from one process to the next. A time includes every delay of the host meanwhile.
     """
-    by_speedup = rival_of(rows, ours)
+    by_speedup = rival_of(rows, own)
     if by_speedup is None or by_speedup.time is None:
         return []
-    quickest = min(_others(rows, ours), key=lambda row: row.time.mid if row.time else math.inf)
+    quickest = min(_others(rows, own), key=lambda row: row.time.mid if row.time else math.inf)
     if quickest.time is None or quickest.time.mid >= (1 - TIED) * by_speedup.time.mid:
         return [by_speedup]
     return [by_speedup, quickest]
 
 
-def _others(rows: tuple[Row, ...], ours: Row) -> list[Row]:
-    return [row for row in rows if row.contender != ours.contender and row.precision == ours.precision and row.is_right]
+def _others(rows: tuple[Row, ...], own: Row) -> list[Row]:
+    return [row for row in rows if row.contender != own.contender and row.precision == own.precision and row.is_right]

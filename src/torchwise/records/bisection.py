@@ -54,7 +54,7 @@ class Observation:
         return self.symptom not in (Symptom.NONE, Symptom.NOT_COMPARABLE)
 
     def is_same(self, other: Observation) -> bool:
-        """Whether both are the same fault, as far as can be told from outside."""
+        """Whether both are the same fault, as far as their symptoms show."""
         return (self.symptom, self.kind) == (other.symptom, other.kind)
 
 
@@ -136,7 +136,7 @@ class Repro:
     """A program that shows the fault.
 
     Attributes:
-        file: its path. Its inputs lie beside it.
+        file: its path. Its inputs are in the same folder.
         confirmed: whether it was run in a fresh process, and showed the fault.
         standalone: whether it needs torch alone. Otherwise it loads the target, or Torchwise for its plan.
         output: the end of what it printed.
@@ -160,7 +160,7 @@ class Bisection(Document):
         what: the symptom searched for, or "auto" for any symptom but "slow".
         observation: the fault, or that there is none, or that the answers cannot be compared.
         stage: the stage at which it enters, or None if there is no fault.
-        cause: the cause within the stage, if it could be told.
+        cause: the cause within the stage, or None if it is unknown.
         subgraph: the smallest part that shows the fault, if there is a graph to reduce.
         repro: a program that shows the fault.
         steps: every step, in order.
@@ -189,5 +189,5 @@ class Bisection(Document):
 
     @property
     def is_comparable(self) -> bool:
-        """Whether the symptom searched for could be told. If not, nobody knows whether there is a fault."""
+        """Whether the search had a result. If not, it is unknown whether there is a fault."""
         return self.observation.symptom is not Symptom.NOT_COMPARABLE

@@ -33,7 +33,7 @@ class CodeFix:
         text: instructions for the line at hand.
         setting: a setting of PyTorch that fixes it without a change of the code, or empty if there is none.
         consequence: side effects of that setting.
-        line: replacement for the line, or empty if that cannot be told. `explain` runs it before it says so.
+        line: replacement for the line, or empty if it is unknown. `explain` runs it before it recommends it.
         condition: the line's condition as a tensor, likewise.
     """
 
@@ -65,7 +65,7 @@ class Break:
         reason: PyTorch's name of the kind of break.
         explanation: PyTorch's own words.
         hints: PyTorch's own advice, without its requests for a bug report.
-        context: the object that PyTorch was looking at, for its developers.
+        context: the object that PyTorch was tracing, for its developers.
         stack: the frames of the program down to the break, outermost first, without those of torch's compiler.
         library: the innermost frame, if it lies in an installed library and not in the user's code.
         excerpt: the source line as it stands, or empty if it cannot be read.
@@ -105,7 +105,7 @@ class Recompile:
         line: its first line.
         guard: the guard that failed, as PyTorch writes it.
         varies: the difference from call to call, in words.
-        source: the expression that the guard checks, such as "L['x']", or empty if it cannot be told.
+        source: the expression that the guard checks, such as "L['x']", or empty if it is unknown.
         stack: the lines of the program that the guard was made for.
         count: how often it failed.
         compile_ids: the compilations that it led to.

@@ -19,38 +19,38 @@ from torchwise.records.statistics import Interval
 from torchwise.records.trial import Trial
 
 
-def eager_measured(looked_at: Measurement, beside: Iterable[Measurement]) -> Measurement:
-    """Return the measurement that tells how long eager takes.
+def eager_measured(inspected: Measurement, in_trials: Iterable[Measurement]) -> Measurement:
+    """Return the measurement that gives eager's time.
 
     Args:
-        looked_at: from the inspection. It counts, unless eager was far quicker beside a plan: then it was disturbed.
-        beside: from the timed plans. If the inspection was disturbed, the one in which eager was quickest counts.
+        inspected: from the inspection. It counts unless eager was far quicker in a trial: then it was disturbed.
+        in_trials: from the trials. If the inspection was disturbed, the one in which eager was quickest counts.
 
     If threads wait for cores, eager's time varies from one moment to the next, and that is its real time. If they
     waited in most of the measurements, the median of those counts. If they waited in a few, the others count.
     """
-    timed = [measurement for measurement in (looked_at, *beside) if measurement.baseline_s]
+    timed = [measurement for measurement in (inspected, *in_trials) if measurement.baseline_s]
     waited = sorted((m for m in timed if m.is_contended), key=lambda m: m.baseline_time.mid)
-    if looked_at.is_contended and 2 * len(waited) > len(timed):
+    if inspected.is_contended and 2 * len(waited) > len(timed):
         return waited[len(waited) // 2]
     timed = [measurement for measurement in timed if not measurement.is_contended] or timed
-    quickest = min(timed, key=lambda measurement: measurement.baseline_time.mid, default=looked_at)
-    if not looked_at.baseline_s or looked_at.baseline_time.mid <= INTERFERENCE_FACTOR * quickest.baseline_time.mid:
-        return looked_at
+    quickest = min(timed, key=lambda measurement: measurement.baseline_time.mid, default=inspected)
+    if not inspected.baseline_s or inspected.baseline_time.mid <= INTERFERENCE_FACTOR * quickest.baseline_time.mid:
+        return inspected
     return quickest
 
 
-def eager_peak_memory(looked_at: int | None, beside: Iterable[int | None]) -> int | None:
+def eager_peak_memory(inspected: int | None, in_trials: Iterable[int | None]) -> int | None:
     """Return the peak bytes of an eager call, or None if that was never measured.
 
-    The peak is measured in the inspection and beside every plan. The least of them counts, since anything else that a
-    process does at that time can only add.
+    The peak is measured in the inspection and in every trial. The least counts, since anything else that a process does
+    at that time can only add.
 
     Args:
-        looked_at: from the inspection.
-        beside: from the trials.
+        inspected: from the inspection.
+        in_trials: from the trials.
     """
-    return min((peak for peak in (looked_at, *beside) if peak is not None), default=None)
+    return min((peak for peak in (inspected, *in_trials) if peak is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

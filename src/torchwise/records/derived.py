@@ -36,7 +36,7 @@ def _drop_value(data: Any, path: str) -> Any:
 
 
 def check(data: dict[str, Any], derived: dict[str, Any]) -> None:
-    """Refuse figures that do not follow from the samples beside them.
+    """Refuse figures that do not follow from the samples in the same data.
 
     Args:
         data: the data read.
@@ -45,9 +45,9 @@ def check(data: dict[str, Any], derived: dict[str, Any]) -> None:
     Raises:
         InputError: a figure does not follow. The error names its place.
     """
-    for place, told in _find_derived(data):
-        if not _is_consistent(told, _value_at(derived, place)):
-            raise InputError(f"$.{place} is {short_repr(told)}, but must follow from the samples")
+    for place, stored in _find_derived(data):
+        if not _is_consistent(stored, _value_at(derived, place)):
+            raise InputError(f"$.{place} is {short_repr(stored)}, but must follow from the samples")
 
 
 def _find_derived(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -55,8 +55,8 @@ def _find_derived(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     trials = range(len(data.get("trials", ())))
     of_trials = (f"trials.{index}.{path}" for index in trials for path in _OF_TRIALS)
     for place in ("baseline.seconds_per_call", "trust", *of_trials):
-        if (told := _value_at(data, place)) is not _ABSENT:
-            yield place, told
+        if (stored := _value_at(data, place)) is not _ABSENT:
+            yield place, stored
 
 
 def _value_at(data: Any, place: str) -> Any:
@@ -71,31 +71,31 @@ def _value_at(data: Any, place: str) -> Any:
 _ABSENT = object()
 
 
-def _is_consistent(told: Any, derived: Any) -> bool:
+def _is_consistent(stored: Any, derived: Any) -> bool:
     """Whether a stored value matches the derived one. NumPy draws an interval's ends, and its versions may differ."""
     if not isinstance(derived, dict):
-        return bool(told == derived)
+        return bool(stored == derived)
     if "sentence" in derived:
         return (
-            isinstance(told, dict)
-            and told.keys() == derived.keys()
+            isinstance(stored, dict)
+            and stored.keys() == derived.keys()
             # In the words, and by the rule, of the version that wrote it.
-            and isinstance(told["sentence"], str)
-            and told["reliability"] in list(Reliability)
-            and all(_is_same(told[name], derived[name]) for name in told if name not in ("sentence", "reliability"))
+            and isinstance(stored["sentence"], str)
+            and stored["reliability"] in list(Reliability)
+            and all(_is_same(stored[name], derived[name]) for name in stored if name not in ("sentence", "reliability"))
         )
-    if not isinstance(told, dict) or told.keys() != derived.keys() or not all(map(_is_number, told.values())):
+    if not isinstance(stored, dict) or stored.keys() != derived.keys() or not all(map(_is_number, stored.values())):
         return False
-    if not math.isclose(told["mid"], derived["mid"], rel_tol=1e-6):
+    if not math.isclose(stored["mid"], derived["mid"], rel_tol=1e-6):
         return False
     width = derived["high"] - derived["low"] + 1e-6 * abs(derived["mid"])
-    return all(abs(told[end] - derived[end]) <= width for end in ("low", "high"))
+    return all(abs(stored[end] - derived[end]) <= width for end in ("low", "high"))
 
 
-def _is_same(told: Any, derived: Any) -> bool:
-    if _is_number(told) and _is_number(derived):
-        return math.isclose(told, derived, rel_tol=1e-6)
-    return type(told) is type(derived) and bool(told == derived)
+def _is_same(stored: Any, derived: Any) -> bool:
+    if _is_number(stored) and _is_number(derived):
+        return math.isclose(stored, derived, rel_tol=1e-6)
+    return type(stored) is type(derived) and bool(stored == derived)
 
 
 def _is_number(value: Any) -> bool:

@@ -45,11 +45,11 @@ class Measurement:
         sm_clock_mhz: lowest and highest clock of the GPU's multiprocessors, at the beginning and at the end of
             measuring. Empty on the CPU or if unknown.
         throttling: why the GPU held its clocks back at either of these times.
-        cores: how the CPUs were shared meanwhile, or None if that was not looked at.
+        cores: how the CPUs were shared meanwhile, or None if that was not observed.
         cold_candidate_s: seconds per call of the candidate with the processor's caches emptied before each call, in the
             same process. Empty if that was not timed.
         cold_baseline_s: likewise for eager, in the same rounds.
-        width_note: says that the interval is wider than was asked for, or "" if it is not.
+        width_note: says that the interval is wider than the requested precision, or "" if it is not.
         not_cold: says why the processor's caches could not be emptied, or "".
     """
 
@@ -88,10 +88,10 @@ class Measurement:
             InputError: the rounds are no pairs.
         """
         for cold in ("", "cold_"):
-            ours, others = (len(getattr(self, f"{cold}{side}_s")) for side in ("candidate", "baseline"))
-            if ours != others:
+            count, baseline_count = (len(getattr(self, f"{cold}{side}_s")) for side in ("candidate", "baseline"))
+            if count != baseline_count:
                 raise InputError(
-                    f"{cold}candidate_s has {ours} samples and {cold}baseline_s {others}, but must have as many"
+                    f"{cold}candidate_s has {count} samples and {cold}baseline_s {baseline_count}, but must have as many"
                 )
 
     @property

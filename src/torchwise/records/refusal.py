@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def refusal(error: msgspec.ValidationError, data: Any, kind: type) -> InputError:
-    """Return the error that says why `data` make no record of this kind. An error of a rule of ours keeps its class."""
+    """Return the error that says why `data` make no record of this kind. An InputError keeps its class."""
     said, found = str(error), _PLACE.search(str(error))
     place = found["place"] if found else "$"
     rule = said[: found.start()] if found else said
@@ -78,7 +78,7 @@ def _value_at(data: Any, place: str) -> Any:
 
 
 def _kind_at(kind: Any, place: str) -> Any:
-    """Return the type of the value at a place, or None if it cannot be told."""
+    """Return the type of the value at a place, or None if it is unknown."""
     for step in _steps(place):
         kind = next((inner for one in _alternatives(kind) if (inner := _inner(one, step))), None)
     return kind

@@ -37,12 +37,12 @@ class ScaledRow:
 
     @property
     def is_surely_faster(self) -> Answer:
-        """Whether it is faster than eager. For eager, whether its time could be told at all."""
+        """Whether it is faster than eager. For eager, whether its time is certain enough."""
         if self.row.contender == EAGER:
             return Answer.YES if _eager_self_ratio(self.row).is_usable else Answer.INCONCLUSIVE
         answer = exceeds(self.speedup)
-        is_told = answer is not Answer.INCONCLUSIVE or self.row.is_faster is not Answer.NO
-        return answer if is_told else Answer.NO  # a single quiet process may say no
+        is_settled = answer is not Answer.INCONCLUSIVE or self.row.is_faster is not Answer.NO
+        return answer if is_settled else Answer.NO  # a single quiet process may say no
 
     def roofline_share(self, peaks: Peaks | None) -> float | None:
         """Return the minimum time over the row's: 1 is the roofline, or None if either is unknown."""
@@ -70,14 +70,14 @@ class Scale:
         """Return the figures of a row, or None if it was not timed."""
         return next((found for found in self.rows if found.row is row), None)
 
-    def leads_others(self, row: Row, ours: Row) -> bool:
-        """Whether a row has the highest speed-up of the right rows of its class, ours aside."""
+    def leads_others(self, row: Row, excluded: Row) -> bool:
+        """Whether a row has the highest speed-up of the right rows of its class, without the excluded row."""
         others = [one for one in self.rows if one.row.is_right and one.row.precision == row.precision]
-        others = [one for one in others if one.row is not ours and one.speedup.is_usable]
+        others = [one for one in others if one.row is not excluded and one.speedup.is_usable]
         return max(others, key=lambda one: one.speedup.mid, default=None) is self.find_scaled(row)
 
     def best(self) -> dict[str, Row]:
-        """Return the fastest right row of each precision class, if that can be told. Ratios never mix classes."""
+        """Return the fastest right row of each precision class, unless that is inconclusive. Classes never mix."""
         right = [found for found in self.rows if found.row.is_right]
         classes = dict.fromkeys(found.row.precision for found in right)
         best = {name: _best([found for found in right if found.row.precision == name]) for name in classes}
@@ -129,30 +129,30 @@ def _eager_memory(rows: Sequence[Row]) -> int | None:
 def _speedups(rows: list[Row]) -> list[tuple[Row, Interval]]:
     """Return the rows with their speed-ups. Those that met in one process agree with that duel."""
     found = [_speedup(row) for row in rows]
-    for place, ours in enumerate(rows):
-        duel = ours.speed_over_rival if ours.is_right else None
-        rival = next((at for at, row in enumerate(rows) if row.contender == ours.rival and row.is_right), None)
+    for place, own in enumerate(rows):
+        duel = own.speed_over_rival if own.is_right else None
+        rival = next((at for at, row in enumerate(rows) if row.contender == own.rival and row.is_right), None)
         if duel is not None and duel.is_usable and rival is not None:
             found[place], found[rival] = _reconcile(found[place], found[rival], duel)
     return list(zip(rows, found, strict=True))
 
 
-def _reconcile(ours: Interval, rival: Interval, duel: Interval) -> tuple[Interval, Interval]:
+def _reconcile(own: Interval, rival: Interval, duel: Interval) -> tuple[Interval, Interval]:
     """Return two speed-ups over eager whose ratio is that of the duel.
 
     There are two estimates of each: its own, and the one from the other's speed-up and the duel. The result is their
     geometric mean, with an interval that holds both intervals. If processes contradict each other, none of their
     intervals holds by itself.
     """
-    by_rival, by_ours = ratio_of(duel, rival.inverse), ratio_of(ours, duel)
+    by_rival, by_own = ratio_of(duel, rival.inverse), ratio_of(own, duel)
     if rival is EXACT:
-        return (_enclose(duel.mid, ours, duel) if ours.is_usable else duel), EXACT
-    if ours.is_usable and rival.is_usable:
-        middle = math.sqrt(ours.mid * rival.mid * duel.mid)
-        return _enclose(middle, ours, by_rival), _enclose(middle / duel.mid, rival, by_ours)
+        return (_enclose(duel.mid, own, duel) if own.is_usable else duel), EXACT
+    if own.is_usable and rival.is_usable:
+        middle = math.sqrt(own.mid * rival.mid * duel.mid)
+        return _enclose(middle, own, by_rival), _enclose(middle / duel.mid, rival, by_own)
     if rival.is_usable:
         return by_rival, rival
-    return (ours, by_ours) if ours.is_usable else (ours, rival)
+    return (own, by_own) if own.is_usable else (own, rival)
 
 
 def _enclose(mid: float, *estimates: Interval) -> Interval:
@@ -160,23 +160,23 @@ def _enclose(mid: float, *estimates: Interval) -> Interval:
 
 
 def _best(right: list[ScaledRow]) -> Row | None:
-    """Return the row with the highest speed-up, or None if that cannot be told."""
+    """Return the row with the highest speed-up, or None if that is inconclusive."""
     best = max((one for one in right if one.speedup.is_usable), key=lambda one: one.speedup.mid, default=None)
     if best is None or best.is_surely_faster is not Answer.YES:
         return None
     if any(may_be_faster(other, best) for other in right if other is not best):
         return None
-    ours = next((one.row for one in right if (met := one.row.speed_over_rival) and met.is_usable), None)
-    if ours is not None and best.row.contender not in (ours.contender, ours.rival):
-        return None  # what was timed in one process is another pair: one of the two findings is wrong
+    own = next((one.row for one in right if (met := one.row.speed_over_rival) and met.is_usable), None)
+    if own is not None and best.row.contender not in (own.contender, own.rival):
+        return None  # the duel was between other rows: one of the two findings is wrong
     return best.row
 
 
 def may_be_faster(other: ScaledRow, best: ScaledRow) -> bool:
     """Whether another row may be faster: it is not known to be slower or as fast."""
-    for one, beside, inverse in ((best.row, other.row, False), (other.row, best.row, True)):
+    for one, rival, inverse in ((best.row, other.row, False), (other.row, best.row, True)):
         ratio = one.speed_over_rival
-        if ratio is not None and one.rival == beside.contender and ratio.is_usable:
+        if ratio is not None and one.rival == rival.contender and ratio.is_usable:
             ratio = ratio.inverse if inverse else ratio
             return exceeds(ratio) is Answer.INCONCLUSIVE
     return exceeds(ratio_of(best.speedup, other.speedup)) is Answer.INCONCLUSIVE

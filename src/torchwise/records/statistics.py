@@ -46,7 +46,7 @@ class Interval:
 
     @property
     def inverse(self) -> Interval:
-        """The reciprocal: the same ratio, seen from the other side."""
+        """The reciprocal, which is the ratio of the other side to this one."""
         return Interval(1 / self.high, 1 / self.mid, 1 / self.low)
 
     def times(self, factor: float) -> Interval:
@@ -88,7 +88,7 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
 @functools.lru_cache(maxsize=2048)
 def _median_interval(samples: tuple[float, ...]) -> Interval:
-    """Compute an interval once: a bootstrap takes milliseconds, and records are asked for theirs again and again."""
+    """Compute an interval once: a bootstrap takes milliseconds, and intervals of records are read again and again."""
     values = np.asarray(samples, dtype=float)
     if values.size == 0:
         raise ValueError("samples is empty, but a median needs at least one")

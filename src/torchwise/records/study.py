@@ -75,12 +75,12 @@ class Study:
     @property
     def eager(self) -> Measurement:
         """The measurement that tells eager's time: the one behind the decision, so that no report differs."""
-        beside = [trial.measurement for trial in self.trials if trial.is_timed and trial.measurement]
-        looked_at = self.inspection.measurement
+        in_trials = [trial.measurement for trial in self.trials if trial.is_timed and trial.measurement]
+        inspected = self.inspection.measurement
         decided_s = self.decision.baseline_s if self.decision else None
-        timed = (measurement for measurement in (looked_at, *beside) if measurement.baseline_s)
+        timed = (measurement for measurement in (inspected, *in_trials) if measurement.baseline_s)
         went_by = (measurement for measurement in timed if measurement.baseline_time.mid == decided_s)
-        return next(went_by, None) or eager_measured(looked_at, beside)
+        return next(went_by, None) or eager_measured(inspected, in_trials)
 
     @property
     def is_timed(self) -> bool:
@@ -96,8 +96,8 @@ class Study:
     @property
     def eager_peak_memory(self) -> int | None:
         """Bytes at the peak of an eager call, to which all plans are compared, or None if unknown."""
-        beside = (trial.costs.baseline_peak_memory for trial in self.trials if trial.costs)
-        return eager_peak_memory(self.inspection.peak_memory, beside)
+        in_trials = (trial.costs.baseline_peak_memory for trial in self.trials if trial.costs)
+        return eager_peak_memory(self.inspection.peak_memory, in_trials)
 
     @property
     def trust(self) -> Trust:
@@ -112,9 +112,9 @@ class Study:
         ratios = [*eager, *(trial.speedup for trial in timed if trial.speedup)]
         observed = [*eager, *(process.speedup for trial in timed for process in trial.processes)]
         found = (own, *(trial.measurement for trial in timed if trial.measurement))
-        held_up = [] if self.eager is own else ["something slowed eager down while it was profiled"]
+        slowed = [] if self.eager is own else ["something slowed eager down while it was profiled"]
         notes = [note for measurement in found for note in measurement.notes]
-        return judge_trust(ratios, [*notes, *held_up], observed)
+        return judge_trust(ratios, [*notes, *slowed], observed)
 
     def to_json(self) -> str:
         """Return the data of `to_dict` as one line of JSON."""
@@ -162,7 +162,7 @@ def study_from_dict(data: Any) -> Study:
     study = codec.from_builtins(derived.drop_derived(data), Study)
     try:
         derived.check(data, study.to_dict())
-    except ValueError as error:  # a measurement without samples has no figures, or they are others than are told
+    except ValueError as error:  # a measurement has no samples, or other figures than the stored ones
         raise InputError(f"this is no Study: {error}") from None
     return study
 

@@ -105,7 +105,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """A plan against a rival that its trial may not tell it from: both in one process, timed in alternation.
+    """A plan against a rival of similar speed: both in one process, timed in alternation.
 
     Attributes:
         rival: the leader at that time.

@@ -65,7 +65,7 @@ class CheckCause(OpenEnum):
 
 
 class Figure(OpenEnum):
-    """The figures of a check, beside its errors. A figure that does not apply, or is not finite, is left out."""
+    """The figures of a check besides its errors. A figure that does not apply, or is not finite, is left out."""
 
     LIMIT = "limit"
     """The largest error that passes, relative like the error itself."""
