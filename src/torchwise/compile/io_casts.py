@@ -26,7 +26,7 @@ from torchwise.workload.workload import Example
 AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
 """The type that autocast computes in, by precision."""
 MAX_SIGNATURES = 1024
-"""Most signatures whose outputs are remembered: a plan for dynamic shapes may meet any number of them."""
+"""Maximum number of signatures whose outputs are remembered: a plan for dynamic shapes may meet any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class OutputForm:
 
 @dataclass(frozen=True, slots=True)
 class IOCasts:
-    """The changes to tensors at the edge.
+    """The casts of a model's inputs and outputs.
 
     Attributes:
         plan: the plan with the precision and memory format.
@@ -58,11 +58,11 @@ class IOCasts:
 
     @staticmethod
     def is_needed(plan: Plan) -> bool:
-        """Whether tensors must be cast, or laid out otherwise, at the edge."""
+        """Whether inputs and outputs must be cast, or need another memory layout."""
         return plan.memory_format != "preserve" or plan.precision not in ("native", "tf32")
 
     def wrap(self, call: Callable[..., Any], form: OutputForm) -> Callable[..., Any]:
-        """Return `call` with its edge, for calls whose outputs have this form. `call` becomes its attribute `inside`.
+        """Return `call` with casts, for calls whose outputs have this form. `call` becomes its attribute `inside`.
 
         Raises (on call):
             UnsupportedError: the outputs have another form.
@@ -70,20 +70,20 @@ class IOCasts:
         enter, leave, is_traced = self._enter, self._leave, form.is_traced
 
         def call_with_casts(*args: Any, **kwargs: Any) -> Any:
-            given, spec = _pytree.tree_flatten((args, kwargs))
-            args, kwargs = _pytree.tree_unflatten([enter(leaf) for leaf in given], spec)
+            inputs, spec = _pytree.tree_flatten((args, kwargs))
+            args, kwargs = _pytree.tree_unflatten([enter(leaf) for leaf in inputs], spec)
             with self._autocast():
                 result = call(*args, **kwargs)
             if not is_traced:
                 return result
             leaves, spec = _pytree.tree_flatten(result)
-            return _pytree.tree_unflatten(leave(leaves, given, form), spec)
+            return _pytree.tree_unflatten(leave(leaves, inputs, form), spec)
 
         call_with_casts.inside = call  # type: ignore[attr-defined]
         return call_with_casts
 
     def wrap_compiled(self, call: Callable[..., Any], form: OutputForm) -> Callable[..., Any]:
-        """Return the compiled `call` with its edge, and restore outputs that compilers do not see."""
+        """Return the compiled `call`, which has the casts, and restore outputs that compilers do not see."""
         if form.is_traced:
             return call
 
@@ -103,8 +103,8 @@ class IOCasts:
             leaf = leaf.to(memory_format=torch.channels_last)
         return leaf
 
-    def _leave(self, leaves: list[Any], given: list[Any], form: OutputForm) -> list[Any]:
-        inputs = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+    def _leave(self, leaves: list[Any], leaves_in: list[Any], form: OutputForm) -> list[Any]:
+        inputs = [leaf for leaf in leaves_in if isinstance(leaf, torch.Tensor)]
         restored: list[Any] = []
         position = 0
         for leaf in leaves:
@@ -119,10 +119,15 @@ class IOCasts:
         return restored
 
     def _restore_output(
-        self, leaf: torch.Tensor, inputs: list[torch.Tensor], dtype: torch.dtype, order: Order | None, given: int | None
+        self,
+        leaf: torch.Tensor,
+        inputs: list[torch.Tensor],
+        dtype: torch.dtype,
+        order: Order | None,
+        input_position: int | None,
     ) -> torch.Tensor:
-        if given is not None:
-            return inputs[given]
+        if input_position is not None:
+            return inputs[input_position]
         if leaf.dtype != dtype and not (dtype.is_floating_point and leaf.dtype in self._inner_dtypes()):
             raise UnsupportedError(f"the call returns {leaf.dtype}, but the original model returned {dtype}")
         return lay_out(leaf.to(dtype), order)
@@ -139,14 +144,14 @@ class IOCasts:
 
 
 class ByForm:
-    """Answers by code for outputs of the form that the original's have for such a call.
+    """Answers with code for the form of outputs that the original has for such a call.
 
     Args:
-        original: is run once for each signature, on copies, which changes nothing of it.
+        original: is run once for each signature, on copies of the inputs. Its state is restored.
         make: makes the callable for calls whose outputs have a form.
 
     Raises (on call):
-        UnsupportedError: a CUDA graph is being recorded, in which the original may not run, and such a call is new.
+        UnsupportedError: the call has a new signature while a CUDA graph is recorded, so that the original may not run.
         Exception: any error that the original raises.
     """
 
@@ -167,7 +172,7 @@ class ByForm:
             raise
 
     def get_fast_path(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return the callable for calls of this signature, which was called before, without looking it up."""
+        """Return the callable for calls of this signature, which was called before."""
         callable_ = self._get_callable(self._key(args, dict(kwargs)), args, dict(kwargs))
         return callable_.get_fast_path(args, kwargs) if hasattr(callable_, "get_fast_path") else callable_
 
@@ -200,10 +205,12 @@ def form_of(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     with torch.no_grad(), preserve_generators(device), kept_state(original, example.args, example.kwargs):
         result = original(*example.args, **example.kwargs)
     outputs, inputs = pytree.tensors(result), pytree.tensors((example.args, dict(example.kwargs)))
-    seen, given = map(_count_traced, (result, (example.args, dict(example.kwargs))))
-    positions = {id(tensor): at for at, tensor in reversed([*enumerate(inputs)])} if given == len(inputs) else {}
+    traced_outputs, traced_inputs = map(_count_traced, (result, (example.args, dict(example.kwargs))))
+    positions = (
+        {id(tensor): at for at, tensor in reversed([*enumerate(inputs)])} if traced_inputs == len(inputs) else {}
+    )
     forms = tuple((tensor.dtype, order_of(tensor), positions.get(id(tensor))) for tensor in outputs)
-    return OutputForm(forms, seen == len(outputs))
+    return OutputForm(forms, traced_outputs == len(outputs))
 
 
 def _count_traced(tree: Any) -> int:

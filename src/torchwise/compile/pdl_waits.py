@@ -1,7 +1,7 @@
 """Kernels that start early wait before they touch memory, as not all do by Inductor's `triton.enable_pdl`.
 
 By a programmatic dependent launch a kernel starts while the one before it still runs. `gdc_wait` holds it until that
-one has ended and its writes are seen (PTX ISA, `griddepcontrol`). That is only sound if every kernel waits. One that
+one has ended and its writes are visible (PTX ISA, `griddepcontrol`). That is only sound if every kernel waits. One that
 has waited for the kernel before it then knows that all earlier ones have ended. Inductor has a kernel wait where it
 shares memory with the very kernel before it, or else after its first load. A kernel that loads nothing, such as one
 that fills a tensor with zeros or draws a mask from a seed, does not wait at all. Such a kernel may end before the one

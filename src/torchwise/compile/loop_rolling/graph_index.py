@@ -46,19 +46,19 @@ class GraphIndex:
     fake_mode: Any
 
     @classmethod
-    def from_graph(cls, module: torch.fx.GraphModule, given: Sequence[Any]) -> GraphIndex:
-        """Run the graph once on fake tensors that look like the inputs given, and watch.
+    def from_graph(cls, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> GraphIndex:
+        """Run the graph once on fake tensors with the form of the inputs, and record its operations.
 
         Raises:
             UnsupportedError: the graph cannot be cut without changing its meaning, with the reason.
         """
         module = hoist_views(module)
         nodes = tuple(node for node in module.graph.nodes if node.op in COMPUTES)
-        inputs = module.graph.find_nodes(op="placeholder")
+        placeholders = module.graph.find_nodes(op="placeholder")
         numbers = {node: number for number, node in enumerate(nodes)}
-        numbers |= {node: -1 - place for place, node in enumerate(inputs)}
+        numbers |= {node: -1 - place for place, node in enumerate(placeholders)}
         results = _results(module, numbers)
-        replay = _replay_graph(module, given)
+        replay = _replay_graph(module, inputs)
         return cls(
             module=module,
             nodes=nodes,
@@ -71,7 +71,7 @@ class GraphIndex:
 
     @cached_property
     def labels(self) -> tuple[Any, ...]:
-        """Each node's operation and the look of its result, without the values that it reads."""
+        """Each node's operation and the form of its result, without the values that it reads."""
         return tuple(
             (node.op, node.target, _form(node), tuple(map(_kind, pytree.tensors(self.values[number]))))
             for number, node in enumerate(self.nodes)
@@ -103,7 +103,8 @@ class GraphIndex:
     def may_cut(self, cuts: Sequence[int]) -> bool:
         """Whether writes in place stay right with cuts before these nodes.
 
-        Written memory must be touched between two cuts alone, or be made and written to there, and only read later.
+        Written memory must be used between two cuts only. Or it must be allocated and written to there, and only read
+        later.
         """
 
         def is_split(numbers: list[int]) -> bool:
@@ -117,13 +118,17 @@ class GraphIndex:
     @cached_property
     def _written(self) -> list[tuple[bool, list[int], list[int]]]:
         """List for each storage that is written to: whether the graph makes it, which nodes touch it, which write."""
-        given = {storage for value in self.values if value < 0 for storage in self.storages(value)}
+        input_storages = {storage for value in self.values if value < 0 for storage in self.storages(value)}
         touched: dict[int, list[int]] = {}
         for number, reads in enumerate(self.reads):
             for storage in frozenset().union(*(self.storages(value) for value in (number, *reads))):
                 touched.setdefault(storage, []).append(number)
         return [
-            (storage not in given, touched.get(storage, []), [n for n, w in enumerate(self.writes) if storage in w])
+            (
+                storage not in input_storages,
+                touched.get(storage, []),
+                [n for n, w in enumerate(self.writes) if storage in w],
+            )
             for storage in frozenset().union(*self.writes)
         ]
 
@@ -139,7 +144,7 @@ class _Replay(torch.fx.Interpreter):
 
     def run_node(self, n: Node) -> Any:
         grad = torch.is_grad_enabled()
-        if private.enters_autocast(n.target):  # refused before it is run: nobody would leave it again
+        if private.enters_autocast(n.target):  # refused before it is run: nothing would leave it again
             raise _changes_what_follows(n)
         with self.fake_mode, _Writes() as watch:
             result = super().run_node(n)

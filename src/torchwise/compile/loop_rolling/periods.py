@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 MIN_TIMES = 3
-"""Fewest repetitions. Something that comes twice is not worth a body of its own."""
+"""Minimum number of repetitions. Compiling a body of its own does not pay if it runs only twice."""
 MIN_BODY = 2
-"""Fewest labels of a body: nobody compiles a single operator."""
+"""Minimum number of labels in a body: a single operator is not compiled."""
 MIN_SHARE = 0.5
 """The least share of the sequence that repetitions must cover. Below it, compiling the rest takes most of the time."""
 MIN_RUN = 0.1
@@ -37,18 +37,20 @@ class Repetition:
         return Repetition(self.start, self.start + self.times * self.period, self.period)
 
 
-Proof = Callable[[Repetition], Repetition | None]
+Verifier = Callable[[Repetition], Repetition | None]
 """Returns the part of a stretch that truly repeats, a whole number of times, or None."""
 
 
-def repetitions(labels: Sequence[Hashable], proof: Proof = lambda stretch: stretch.whole_periods) -> list[Repetition]:
-    """Return disjoint stretches that repeat, in order: the longest that `proof` accepts, then those beside it.
+def repetitions(
+    labels: Sequence[Hashable], verify: Verifier = lambda stretch: stretch.whole_periods
+) -> list[Repetition]:
+    """Return disjoint stretches that repeat, in order: the longest that `verify` accepts, and others around it.
 
-    Labels are compared as they are. The proof must find out whether everything else is equal.
+    Labels are compared as they are. `verify` must find out whether everything else is equal.
     """
     numbers = _number_labels(labels)
     least = max(MIN_TIMES * MIN_BODY, int(MIN_RUN * len(numbers)))
-    return list(_repetitions(numbers, 0, len(numbers), least, proof))
+    return list(_repetitions(numbers, 0, len(numbers), least, verify))
 
 
 def covers(stretches: Sequence[Repetition], length: int) -> bool:
@@ -74,30 +76,32 @@ def longest_by_period(numbers: npt.NDArray[np.int64]) -> list[Repetition]:
 
 
 def _repetitions(
-    numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, proof: Proof
+    numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, verify: Verifier
 ) -> Iterator[Repetition]:
-    best = _best(numbers, start, stop, least, proof)
+    best = _best(numbers, start, stop, least, verify)
     if best is not None:
-        yield from _repetitions(numbers, start, best.start, least, proof)
+        yield from _repetitions(numbers, start, best.start, least, verify)
         yield best
-        yield from _repetitions(numbers, best.stop, stop, least, proof)
+        yield from _repetitions(numbers, best.stop, stop, least, verify)
 
 
-def _best(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, proof: Proof) -> Repetition | None:
+def _best(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, verify: Verifier) -> Repetition | None:
     best: Repetition | None = None
     if stop - start < least:
         return None
-    for found in longest_by_period(numbers[start:stop])[:_MAX_PROOFS]:
-        if best is not None and found.times * found.period <= best.stop - best.start:
-            break  # no proof makes it longer
-        proven = proof(Repetition(found.start + start, found.stop + start, found.period))
-        if proven is not None and proven.stop - proven.start >= max(least, best.stop - best.start + 1 if best else 0):
-            best = proven
+    for candidate in longest_by_period(numbers[start:stop])[:_MAX_VERIFIED]:
+        if best is not None and candidate.times * candidate.period <= best.stop - best.start:
+            break  # verification makes no stretch longer
+        verified = verify(Repetition(candidate.start + start, candidate.stop + start, candidate.period))
+        if verified is not None and verified.stop - verified.start >= max(
+            least, best.stop - best.start + 1 if best else 0
+        ):
+            best = verified
     return best
 
 
-_MAX_PROOFS = 16
-"""Most stretches looked at in one place.
+_MAX_VERIFIED = 16
+"""Maximum number of stretches that are verified in one place.
 
 The longest come first, and if they are not accepted, shorter ones rarely are.
 """

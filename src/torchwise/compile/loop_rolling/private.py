@@ -17,7 +17,7 @@ name = functools.partial(private.look_up, WHO)
 
 
 def compile_fx(*args: Any, **kwargs: Any) -> Any:
-    """Call Inductor's public way in."""
+    """Call Inductor's public entry point."""
     return name(_COMPILE_FX)(*args, **kwargs)
 
 
@@ -32,7 +32,7 @@ def fake_mode_of(values: Any) -> Any:
 
 
 def fake(tensor: torch.Tensor, fake_mode: Any) -> Any:
-    """Return a fake tensor that looks like an input of a backend, or the tensor itself if it is fake already."""
+    """Return a fake tensor with the form of a backend's input, or the tensor itself if it is fake already."""
     return tensor if isinstance(tensor, name(_FAKE_TENSOR)) else name(_TO_FAKE)(tensor, fake_mode)
 
 

@@ -46,7 +46,7 @@ def outputs(flow: GraphIndex, stretch: Repetition) -> list[int]:
 
 
 def key(flow: GraphIndex, start: int, stop: int) -> Hashable:
-    """Return a key that two parts share exactly when they compute the same from values that look the same."""
+    """Return a key that two parts share exactly when they compute the same from values of the same form."""
     slots = {value: slot for slot, value in enumerate(flow.input_values(start, stop))}
     reads = tuple(
         tuple((True, r - start) if r not in slots else (False, slots[r]) for r in flow.reads[number])

@@ -19,21 +19,21 @@ Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[An
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Nodes from `start` up to `stop`: the values they take, and the values they give."""
+    """Nodes from `start` up to `stop`, with their input and output values."""
 
     start: int
     stop: int
-    taken: tuple[int, ...]
-    given: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of a compiled part, and the values that nobody needs after it."""
+    """One call of a compiled part, and the values that are not used after it."""
 
     body: Callable[..., Sequence[Any]]
-    taken: tuple[int, ...]
-    given: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
     dead: tuple[int, ...]
 
 
@@ -48,75 +48,78 @@ class Program:
         """Run all steps. A value is dropped after its last use, as eager drops it."""
         values = {-1 - place: value for place, value in enumerate(args)}
         for step in self._steps:
-            values.update(zip(step.given, step.body(*[values[value] for value in step.taken]), strict=True))
+            values.update(zip(step.outputs, step.body(*[values[value] for value in step.inputs]), strict=True))
             for value in step.dead:
                 del values[value]
         return [None if value is None else values[value] for value in self._results]
 
 
-def split_graph(flow: GraphIndex, rolled: Sequence[Repetition]) -> list[Part]:
+def split_graph(index: GraphIndex, rolled: Sequence[Repetition]) -> list[Part]:
     """Cut a graph into the repetitions of each stretch and the parts between.
 
     Raises:
         UnsupportedError: a value that is no tensor would cross a cut.
     """
-    found = list(_iter_parts(flow, rolled))
+    found = list(_iter_parts(index, rolled))
     for part in found:
-        for value in (*part.taken, *part.given):
-            if flow.kind(value) is None:
-                raise UnsupportedError(f"{type(flow.values[value]).__name__} crosses the border between two parts")
+        for value in (*part.inputs, *part.outputs):
+            if index.kind(value) is None:
+                raise UnsupportedError(f"{type(index.values[value]).__name__} crosses the border between two parts")
     return found
 
 
-def compile_parts(flow: GraphIndex, cut: Sequence[Part], compiler: Compiler) -> Program:
+def compile_parts(index: GraphIndex, cut: Sequence[Part], compiler: Compiler) -> Program:
     """Compile each distinct part once, on the first of its kind."""
     bodies: dict[Hashable, Callable[..., Sequence[Any]]] = {}
-    last = {value: place for place, part in enumerate(cut) for value in part.taken}
-    kept = set(flow.results)
+    last = {value: place for place, part in enumerate(cut) for value in part.inputs}
+    kept = set(index.results)
     steps = []
     for place, part in enumerate(cut):
-        kind = (repeated_subgraphs.key(flow, part.start, part.stop), tuple(value - part.start for value in part.given))
+        kind = (
+            repeated_subgraphs.key(index, part.start, part.stop),
+            tuple(value - part.start for value in part.outputs),
+        )
         if kind not in bodies:
-            bodies[kind] = compiler(extract_part(flow, part), [flow.values[value] for value in part.taken])
-        dead = {v for v in part.taken if last[v] == place} | {v for v in part.given if v not in last}
-        steps.append(Step(bodies[kind], part.taken, part.given, tuple(dead - kept)))
-    return Program(steps, flow.results)
+            bodies[kind] = compiler(extract_part(index, part), [index.values[value] for value in part.inputs])
+        dead = {v for v in part.inputs if last[v] == place} | {v for v in part.outputs if v not in last}
+        steps.append(Step(bodies[kind], part.inputs, part.outputs, tuple(dead - kept)))
+    return Program(steps, index.results)
 
 
-def extract_part(flow: GraphIndex, part: Part) -> torch.fx.GraphModule:
+def extract_part(index: GraphIndex, part: Part) -> torch.fx.GraphModule:
     """Return the graph of one part: it takes the part's inputs, and returns a tuple of its outputs."""
     graph = torch.fx.Graph()
     new: dict[Node, Node] = {}
-    inputs = flow.module.graph.find_nodes(op="placeholder")
-    for value in part.taken:
-        old = flow.nodes[value] if value >= 0 else inputs[-1 - value]
+    inputs = index.module.graph.find_nodes(op="placeholder")
+    for value in part.inputs:
+        old = index.nodes[value] if value >= 0 else inputs[-1 - value]
         new[old] = graph.placeholder(old.name)
-        new[old].meta["example_value"] = flow.values[value]
+        new[old].meta["example_value"] = index.values[value]
 
     def map_node(node: Node) -> Node:
         if node not in new:  # a constant of the module
             new[node] = graph.node_copy(node)
         return new[node]
 
-    for node in flow.nodes[part.start : part.stop]:
+    for node in index.nodes[part.start : part.stop]:
         new[node] = graph.node_copy(node, map_node)
-    graph.output(tuple(new[flow.nodes[value]] for value in part.given))
-    return torch.fx.GraphModule(flow.module, graph)
+    graph.output(tuple(new[index.nodes[value]] for value in part.outputs))
+    return torch.fx.GraphModule(index.module, graph)
 
 
-def _iter_parts(flow: GraphIndex, rolled: Sequence[Repetition]) -> Iterator[Part]:
+def _iter_parts(index: GraphIndex, rolled: Sequence[Repetition]) -> Iterator[Part]:
     done = 0
     for stretch in rolled:
-        yield from _iter_unrepeated(flow, done, stretch.start)
-        places = repeated_subgraphs.outputs(flow, stretch)
+        yield from _iter_unrepeated(index, done, stretch.start)
+        places = repeated_subgraphs.outputs(index, stretch)
         for start in range(stretch.start, stretch.stop, stretch.period):
-            taken = tuple(flow.input_values(start, start + stretch.period))
-            yield Part(start, start + stretch.period, taken, tuple(start + place for place in places))
+            inputs = tuple(index.input_values(start, start + stretch.period))
+            yield Part(start, start + stretch.period, inputs, tuple(start + place for place in places))
         done = stretch.stop
-    yield from _iter_unrepeated(flow, done, len(flow.nodes))
+    yield from _iter_unrepeated(index, done, len(index.nodes))
 
 
-def _iter_unrepeated(flow: GraphIndex, start: int, stop: int) -> Iterator[Part]:
-    given = tuple(flow.output_values(start, stop))
-    if given or any(flow.writes[start:stop]):
-        yield Part(start, stop, tuple(flow.input_values(start, stop)), given)
+def _iter_unrepeated(index: GraphIndex, start: int, stop: int) -> Iterator[Part]:
+    outputs = tuple(index.output_values(start, stop))
+    if outputs or any(index.writes[start:stop]):
+        yield Part(start, stop, tuple(index.input_values(start, stop)), outputs)

@@ -53,7 +53,7 @@ class IsolatedRNN(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("__"):  # only this class may answer those: Python asks it how to copy
+            if name.startswith("__"):  # only this class may answer those: Python reads from it how to copy
                 raise
             return getattr(self.__dict__["_rnn"], name)
 

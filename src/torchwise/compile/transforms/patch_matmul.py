@@ -3,7 +3,7 @@
 If the stride of a convolution is its kernel, each pixel is read by one window alone. The result is then one matrix
 product of all patches, as rows, with the weight. It is the "linear projection of flattened patches" of
 https://arxiv.org/abs/2010.11929, which is mostly written as a convolution. Libraries of convolutions run it as any
-other: cuDNN lays the image out anew and pads its three channels to eight. And a convolution leaves each feature's
+other: cuDNN lays the image out again and pads its three channels to eight. And a convolution leaves each feature's
 patches side by side, but the model wants each patch's features. With the product, a captured training step of
 `zoo:training.relevance_amp@large` is 738 kernels and not 857, as the norms of its blocks are one each. (One H200, torch
 2.11, `benchmarks/results/2026-11-23-h200-plan-kernels-relevance-amp.txt`)

@@ -96,25 +96,25 @@ def graph_pass() -> Any:
     base: Any = private.look_up(_WHO, _PASS)
 
     class StructureOfArrays(base):  # type: ignore[misc]
-        """The pass: counts the graphs that it was given, and the graphs that it changed."""
+        """The pass: counts the graphs that it received, and the graphs that it changed."""
 
         def __init__(self) -> None:
-            self.seen = self.changed = 0
+            self.received = self.changed = 0
 
         def __call__(self, graph: torch.fx.Graph) -> None:
-            self.seen += 1
+            self.received += 1
             self.changed += lay_out(graph) > 0
 
         def uuid(self) -> Any:
-            """Return the key of compiled code beside its graph."""
+            """Return this pass's part of the key of compiled code, in addition to the graph."""
             return private.look_up(_WHO, _HASH)((__file__,))
 
         @contextlib.contextmanager
         def assert_applied(self) -> Iterator[None]:
             """Watch a first call: at least one of the newly compiled graphs must be changed, cached ones aside."""
-            seen, changed = self.seen, self.changed
+            received, changed = self.received, self.changed
             yield
-            if self.seen > seen and self.changed == changed:
+            if self.received > received and self.changed == changed:
                 raise no_effect(
                     ("transforms", _WHO),
                     f"no graph reads rows of {SHORT[0]} to {SHORT[-1]} elements, {LANES} rows or more, {AGAIN} times "
@@ -140,8 +140,8 @@ def _view_again(
     graph: torch.fx.Graph, reader: torch.fx.Node, views: list[torch.fx.Node], arrays: torch.fx.Node
 ) -> torch.fx.Node:
     """Copy views, the last of them first, onto another tensor, and return the tensor for the reader."""
-    seen = arrays
+    result = arrays
     with graph.inserting_before(reader):
         for view in reversed(views):
-            seen = graph.node_copy(view, lambda _, below=seen: below)  # type: ignore[misc]
-    return seen
+            result = graph.node_copy(view, lambda _, below=result: below)  # type: ignore[misc]
+    return result

@@ -1,7 +1,7 @@
 """Complex → real: complex values are carried as real and imaginary parts, so that Inductor fuses operators on them.
 
 `values` is the pair of parts, and `rules` the effect of each operator on pairs. `rewrite` turns a graph, and `compile`
-is the way in.
+is the entry point.
 """
 
 from torchwise.compile.transforms.complex_to_real.compile import ComplexToReal, backend_for

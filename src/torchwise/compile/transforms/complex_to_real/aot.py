@@ -1,4 +1,4 @@
-"""A rewritten graph that can be carried to another process: Inductor's code, with the views at its edge beside it."""
+"""A rewritten graph that can be sent to another process: Inductor's code, and the views of its inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way in to Inductor: the backend for `torch.compile(fn, backend=...)` that rewrites complex arithmetic.
+"""The entry point to Inductor: the backend for `torch.compile(fn, backend=...)` that rewrites complex arithmetic.
 
 It stands below AOTAutograd, before Inductor's own compilation of each graph, forward and backward alike. So autograd,
 functionalisation and views are behind it. Complex inputs enter the compiled code as `view_as_real`. Complex outputs
@@ -121,7 +121,7 @@ def _as_complex(parts: torch.Tensor) -> torch.Tensor:
 
 
 def _correct_reported_strides(complex_outputs: tuple[int, ...]) -> None:
-    """Halve the strides that Inductor told AOTAutograd, which knows those outputs as complex tensors."""
+    """Halve the strides that Inductor reported to AOTAutograd, where those outputs are complex tensors."""
     reported = private.output_strides()
     for place in complex_outputs if reported else ():
         if (strides := reported[place]) is not None:  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Real tensors that are one step from complex ones, and computed only if nobody takes the step back.
+"""Real tensors that are one step from complex ones, and computed only if no operator takes the step back.
 
 `z.real` is `view_as_real(z)[..., 0]` in a graph: interleaving both parts to read one would write both to memory.
 `z.abs() ** 2` is re² + im²: it needs no root.

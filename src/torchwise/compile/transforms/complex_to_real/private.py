@@ -16,7 +16,7 @@ name = functools.partial(private.look_up, WHO)
 
 
 def compile_fx(*args: Any, **kwargs: Any) -> Any:
-    """Call Inductor's public way in: it calls AOTAutograd, and `inner_compile` for each graph that results."""
+    """Call Inductor's public entry point: it calls AOTAutograd, and `inner_compile` for each graph that results."""
     return name(_COMPILE_FX)(*args, **kwargs)
 
 

@@ -44,7 +44,7 @@ class ExpectedResult:
         return torch.full(self.shape, value, dtype=self.real, device=self.device)
 
     def settle(self, result: Pair) -> Pair:
-        """Bring parts to the result's shape and dtype. An exact zero stays a number beside a tensor."""
+        """Bring parts to the result's shape and dtype. An exact zero stays a number next to a tensor."""
         re, im = (self._settle_part(part) for part in (result.re, result.im))
         if not isinstance(re, torch.Tensor) and not isinstance(im, torch.Tensor):
             re = self.full(0.0)

@@ -160,10 +160,10 @@ class _Rewriter:
         new = self._graph.output(tuple(outputs))
         new.meta = dict(node.meta)
         # Visible outputs must keep their strides. Every (..., 2) must, or it could not be viewed as complex.
-        seen = {*node.meta.get("user_visible_output_idxs", ()), *self._complex_outputs}
-        new.meta["user_visible_output_idxs"] = sorted(seen)
+        visible = {*node.meta.get("user_visible_output_idxs", ()), *self._complex_outputs}
+        new.meta["user_visible_output_idxs"] = sorted(visible)
         values = [getattr(one, "meta", {}).get("val") for one in outputs]
-        # Some versions of Inductor (2.15) note them before they call us, and then do not look again.
+        # Some versions of Inductor (2.15) read them before they call us, and not again.
         new.meta["original_output_strides"] = [v.stride() if isinstance(v, torch.Tensor) else None for v in values]
 
     # ---- nodes that hold complex numbers
@@ -222,12 +222,12 @@ class _Rewriter:
     # ---- from new values to nodes, and back
 
     def _copy_node(self, node: torch.fx.Node) -> Any:
-        """Copy a real node. If the layout of its operands changed, work out the layout of its result anew."""
+        """Copy a real node. If the layout of its operands changed, work out the layout of its result again."""
         if _reads_memory(node):
             return self._graph.node_copy(node, self._memory_operand)
         new_inputs = {source: self._node(self._new[source]) for source in node.all_input_nodes}
         moved = [source for source, new in new_inputs.items() if _lies_otherwise(source, new)]
-        if not isinstance(node.meta.get("val"), torch.Tensor) or _draws(node):  # nothing here works those out anew
+        if not isinstance(node.meta.get("val"), torch.Tensor) or _draws(node):  # nothing here works those out again
             new_inputs |= {source: self._restore_layout(source, new_inputs[source]) for source in moved}
             moved = []
         if not moved or node.op != "call_function":

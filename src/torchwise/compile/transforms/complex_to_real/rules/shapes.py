@@ -57,8 +57,8 @@ def apply_by_parts(want: ExpectedResult, *args: Any, **kwargs: Any) -> Any:
     name = want.target.overloadpacket.__name__
     if want.target is aten.view.dtype:
         raise NotCoveredError("it reads memory as another dtype")
-    given = dict(zip((a.name for a in want.target._schema.arguments), args, strict=False))
-    bound = {**given, **kwargs}
+    by_name = dict(zip((a.name for a in want.target._schema.arguments), args, strict=False))
+    bound = {**by_name, **kwargs}
     if "reduce" in bound:
         raise NotCoveredError(f"{name} with reduce={bound['reduce']!r} is not linear")
     if bound.get("dtype") in REAL:
@@ -70,7 +70,7 @@ def apply_by_parts(want: ExpectedResult, *args: Any, **kwargs: Any) -> Any:
 
     def call_on_part(part: Callable[[Pair], Part]) -> Any:
         arguments = {**bound, **{key: _take_parts(pairs, bound[key], part) for key, pairs in lifted.items()}}
-        by_place = [arguments.pop(key) for key in given]
+        by_place = [arguments.pop(key) for key in by_name]
         return call(*by_place, **arguments)
 
     if all(_is_zero(pair.im) for pair in _pytree.tree_leaves(list(lifted.values()))):
@@ -101,7 +101,7 @@ def _lift_all(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _take_parts(pairs: Any, originals: Any, part: Callable[[Pair], Part]) -> Any:
-    """Take one part of each. A number stays a number where one was given, and is filled up where a tensor was."""
+    """Take one part of each. A number stays a number where one was passed, and is filled up where a tensor was."""
     if isinstance(pairs, list):
         return [_take_parts(pair, original, part) for pair, original in zip(pairs, originals, strict=True)]
     value = part(pairs)
