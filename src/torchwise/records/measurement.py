@@ -88,10 +88,10 @@ class Measurement:
             InputError: the rounds are no pairs.
         """
         for cold in ("", "cold_"):
-            count, baseline_count = (len(getattr(self, f"{cold}{side}_s")) for side in ("candidate", "baseline"))
-            if count != baseline_count:
+            count, expected = (len(getattr(self, f"{cold}{side}_s")) for side in ("candidate", "baseline"))
+            if count != expected:
                 raise InputError(
-                    f"{cold}candidate_s has {count} samples and {cold}baseline_s {baseline_count}, but must have as many"
+                    f"{cold}candidate_s has {count} samples and {cold}baseline_s {expected}, but must have as many"
                 )
 
     @property
