@@ -233,7 +233,9 @@ class _CandidateTrial:
         job, eager = self._job, self.harness.eager
         # If threads wait for cores, eager's time varies widely: no time is its usual one.
         expected_s = None if Trait.CONTENDED_CORES in job.traits else job.baseline_s
-        measurement = self.harness.measure(self.candidate, eager, prune_below=job.prune_below, expected_s=(None, expected_s))
+        measurement = self.harness.measure(
+            self.candidate, eager, prune_below=job.prune_below, expected_s=(None, expected_s)
+        )
         return replace(measurement, busy_s=profile_of(self.candidate[0], self.harness.device).busy_s)
 
 
