@@ -83,7 +83,7 @@ def judge_trust(
     Args:
         ratios: the intervals of all ratios that the output shows.
         causes: causes of disturbance, such as "another program held 1 of 2 cores". The first is quoted.
-        observed: the intervals that tell how disturbed measuring was. Give them if the shown intervals are wider, since
+        observed: the intervals that show how disturbed measuring was. Give them if the shown intervals are wider, since
             those include the spread between processes on the quietest machine.
     """
     widths = sorted(ratio.half_width for ratio in ratios)

@@ -22,7 +22,7 @@ Stage = Literal["eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "i
 class Symptom(StrEnum):
     """Symptom of a fault. A crash is a process that died or a call that raised.
 
-    Two members are no fault: the answer is right, or it cannot be compared, so that nobody knows.
+    Two members are no fault: the answer is right, or it cannot be compared, so that it is unknown.
     """
 
     NONE = "none"

@@ -38,8 +38,8 @@ class Decision(Document):
         error: largest relative error of the plan against the float64 reference, or None for eager.
         structure_details: the parts of the structure, packed (`torchwise.workload.structure_details`), so that a stale
             decision can name the difference. Empty in decisions of earlier versions.
-        answer: whether a plan pays: yes, no (eager stays), or inconclusive (eager stays, since the measurements cannot
-            tell). None in decisions of earlier versions.
+        answer: whether a plan pays: yes, no (eager stays), or inconclusive (eager stays, since the measurements do
+            not show it). None in decisions of earlier versions.
     """
 
     plan: Plan
@@ -62,7 +62,7 @@ class Decision(Document):
 
     @property
     def is_inconclusive(self) -> bool:
-        """Whether eager stays only because the measurements cannot tell whether a plan is faster."""
+        """Whether eager stays only because the measurements do not show whether a plan is faster."""
         return self.answer is Answer.INCONCLUSIVE
 
     def check_read(self) -> None:

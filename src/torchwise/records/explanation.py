@@ -299,20 +299,20 @@ def judge_measurement(measured: Measurement) -> Trust:
 def settle(finding: Finding, call_s: float, trust: Trust) -> Finding:
     """Return a finding with a saving of at most the call's time, and without one that could not be measured."""
 
-    def make_saving_consistent(price: Saving | None) -> Saving | None:
-        if price is None or trust.reliability is Reliability.UNUSABLE:
-            return withhold(price, call_s) if price else None
-        if price.basis is not Basis.MEASURED or not call_s:
-            return clamp_saving(price, call_s)
-        saved = price.per_call_s
+    def make_saving_consistent(saving: Saving | None) -> Saving | None:
+        if saving is None or trust.reliability is Reliability.UNUSABLE:
+            return withhold(saving, call_s) if saving else None
+        if saving.basis is not Basis.MEASURED or not call_s:
+            return clamp_saving(saving, call_s)
+        saved = saving.per_call_s
         share = Interval(saved.low / call_s, saved.mid / call_s, saved.high / call_s)
-        return make_saving(share, call_s, price.how, price.once_s)
+        return make_saving(share, call_s, saving.how, saving.once_s)
 
     tried = []
     for one in finding.tried:
-        price = make_saving_consistent(one.saving)
-        tells = price is None or price.answer is not Answer.INCONCLUSIVE or price.once_s > 0
-        tried.append(replace(one, saving=price, helps=one.helps and tells))
+        saving = make_saving_consistent(one.saving)
+        is_conclusive = saving is None or saving.answer is not Answer.INCONCLUSIVE or saving.once_s > 0
+        tried.append(replace(one, saving=saving, helps=one.helps and is_conclusive))
     return replace(finding, saving=make_saving_consistent(finding.saving), tried=tuple(tried))
 
 

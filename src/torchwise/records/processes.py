@@ -1,14 +1,14 @@
 """One speed-up from several fresh processes, with the spread between processes in its interval.
 
-Within a process a bootstrap tells how well the samples fix their median. From one process to the next that median moves
-by more: memory lies elsewhere, threads sit on other cores, the machine has another moment. So processes are the unit
-that is counted, and the log of each one's median ratio is one value. Their interval is Student's (the top level of
+Within a process, a bootstrap gives the uncertainty of the samples' median. From one process to the next, that median
+moves by more: memory lies elsewhere, threads run on other cores, other programs run. So processes are the unit that is
+counted, and the log of each one's median ratio is one value. Their interval is Student's (the top level of
 Kalibera & Jones, Rigorous benchmarking in reasonable time, ISMM 2013).
 
-Few values hardly tell their own spread, so a prior stands in for those that are missing. It has the degrees of freedom
-that the processes lack of `DEGREES`. Its variance is the one known from other studies plus the one within a process.
-The two are pooled as in a moderated t (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004). From `DEGREES` + 1 processes
-on their own spread alone counts. Then the interval covers its nominal share at any spread (`benchmarks/coverage.py`).
+Few values hardly show their own spread, so a prior replaces the missing ones. It has the degrees of freedom that the
+processes lack of `DEGREES`. Its variance is the one known from other studies plus the one within a process. The two are
+pooled as in a moderated t (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004). From `DEGREES` + 1 processes on, their own
+spread alone counts. Then the interval covers its nominal share at any spread (`benchmarks/coverage.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cold_speedup_across(processes: Sequence[Measurement], device: str | None = N
 
 
 def raw_speedup_across(processes: Sequence[Measurement], device: str | None = None) -> Interval:
-    """Return the speed-up as observed, which tells how disturbed measuring was.
+    """Return the speed-up as observed, which shows how disturbed measuring was.
 
     A single process keeps its own interval. Only `speedup_across` includes results that other processes might show.
     """

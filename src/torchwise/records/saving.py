@@ -58,7 +58,7 @@ class Saving:
 def make_saving(share: Interval, call_s: float, how: str, once_s: float = 0.0) -> Saving:
     """Return the saving of a fix that was timed to save this share of a call: below 0 if it takes longer.
 
-    An interval that is too wide to name a figure tells nothing. The same holds for one that holds 0 and is not narrow.
+    An interval that is too wide to name a figure is inconclusive, and so is one that holds 0 and is not narrow.
     """
     half = (share.high - share.low) / 2
     holds_zero = share.low <= 0 <= share.high
@@ -68,15 +68,15 @@ def make_saving(share: Interval, call_s: float, how: str, once_s: float = 0.0) -
     return clamp_saving(Saving(saved, Basis.MEASURED, how, once_s), call_s)
 
 
-def clamp_saving(price: Saving, call_s: float) -> Saving:
+def clamp_saving(saving: Saving, call_s: float) -> Saving:
     """Return a saving between 0 and the call's time. One that surely costs time stays below 0."""
-    saved = price.per_call_s
+    saved = saving.per_call_s
     if saved.high < 0:
-        return price
+        return saving
     low, mid, high = (min(max(each, 0.0), call_s) for each in (saved.low, saved.mid, saved.high))
-    return replace(price, per_call_s=Interval(low, mid, high))
+    return replace(saving, per_call_s=Interval(low, mid, high))
 
 
-def withhold(price: Saving, call_s: float) -> Saving:
+def withhold(saving: Saving, call_s: float) -> Saving:
     """Return a saving that says only that it could not be measured."""
-    return replace(price, per_call_s=Interval(0.0, 0.0, call_s), basis=Basis.INCONCLUSIVE)
+    return replace(saving, per_call_s=Interval(0.0, 0.0, call_s), basis=Basis.INCONCLUSIVE)

@@ -1,8 +1,8 @@
 """The rows of a benchmark on one scale, so that no two figures of an output disagree.
 
-Each contender is timed beside eager in a process of its own, and eager's time differs from one to the next. The pairs
-give the row's speed-up. Its time per call is eager's overall time, divided by that speed-up. If Torchwise met its rival
-in one process, that duel says how the two compare, and their speed-ups over eager agree with it.
+Each contender is timed against eager in a process of its own, and eager's time differs from one to the next. The pairs
+give the row's speed-up. Its time per call is eager's overall time, divided by that speed-up. If Torchwise and its rival
+were timed in one process, that duel gives their ratio, and their speed-ups over eager agree with it.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Study:
 
     @property
     def eager(self) -> Measurement:
-        """The measurement that tells eager's time: the one behind the decision, so that no report differs."""
+        """The measurement that gives eager's time: the one behind the decision, so that no report differs."""
         in_trials = [trial.measurement for trial in self.trials if trial.is_timed and trial.measurement]
         inspected = self.inspection.measurement
         decided_s = self.decision.baseline_s if self.decision else None

@@ -136,7 +136,7 @@ class Trial:
         seconds: wall time of the trial, with the worker's start, without waiting for other processes that had the
             device.
         started_at: seconds since the epoch.
-        duel: with a rival that was worth distinguishing it from, or None if it challenged none.
+        duel: with a rival of similar speed, or None if there was no need for one.
         repeats: measurements of the plan in further fresh processes.
     """
 

@@ -34,7 +34,7 @@ class Canary:
     Args:
         every: calls per comparison.
         original: the callable that the plan was made of.
-        decision: its verified error tells how far rounding goes.
+        decision: its verified error is the error that rounding may cause.
         statistics: counts comparisons.
         close: disables the plan, with the reason.
 

@@ -129,7 +129,7 @@ class Rollout:
             ):  # as in `(u, u)`, which part with the first step
                 progress.advance(self._step)
                 if any(t.requires_grad for t in pytree.tensors(progress.state)):
-                    self.reason = "gradients flow through the steps"  # which is as asked, and not for the log
+                    self.reason = "gradients flow through the steps"  # which is intended, and not for the log
                     return
             self._replay_or_record(
                 key, progress

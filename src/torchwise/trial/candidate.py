@@ -34,7 +34,7 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
 
     Args:
         job: the order, with its plan.
-        stage: hears of each stage.
+        stage: called with each stage.
         backend: compiles the model, if it is not the plan's own backend.
     """
     trial = _CandidateTrial(job, backend)

@@ -88,7 +88,7 @@ class ProcessSettings:
         """Set them in this process."""
         import torch
 
-        # A setting that is right already is not set: PyTorch's cache keys tell a default from the same value, set.
+        # A setting that is right already is not set: PyTorch's cache keys differ for a default and the same value set.
         if self.matmul_precision != ProcessSettings.from_this_process().matmul_precision:
             torch.set_float32_matmul_precision(self.matmul_precision)
         torch.set_default_dtype(getattr(torch, self.default_dtype))

@@ -1,4 +1,4 @@
-"""The parent's side: start a worker, hear its stages, and end it when its time or memory is used up.
+"""The parent's side: start a worker, report its stages, and end it when its time or memory is used up.
 
 Workers are forked from a server that has PyTorch loaded and has never touched CUDA. So a start costs milliseconds, and
 the parent needs neither.
@@ -52,7 +52,7 @@ _INNERMOST = re.compile(
     r'^Current thread .*\n  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE
 )
 WAITING = "wait for another Torchwise process"
-"""Stage that a listener hears of while the worker waits.
+"""Stage that a listener receives while the worker waits.
 
 See `torchwise.measure.device_lock`.
 """
@@ -101,7 +101,7 @@ class ProcessLauncher:
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         """Run `job` in a new process; see `Launcher.run`."""
-        receiver, sender = self._context.Pipe()  # both ways, so that a worker hears when this process is gone
+        receiver, sender = self._context.Pipe()  # both ways, so that a worker notices when this process is gone
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
             log = Path(folder, "output")
             process = self._context.Process(target=worker.main, args=(job, sender, str(log)))

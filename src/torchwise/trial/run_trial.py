@@ -57,7 +57,7 @@ def try_plan(
         job: of task "try". If it names no folder for caches they are deleted at the end.
         trial: as it was claimed, state RUNNING.
         limits: of each worker.
-        on_stage: hears the stages as they are entered.
+        on_stage: called with each stage as it begins.
         warm: whether to measure the warm cost at all.
 
     Returns:
@@ -86,7 +86,7 @@ def hold_duel(
         job: of the plan's trial, with both plans' times in their trials.
         rival: the other plan, which was verified as well.
         limits: of the worker.
-        on_stage: hears the stages as they are entered.
+        on_stage: called with each stage as it begins.
         caches: folders left by the trials of both. Code that is in none is compiled again.
     """
     spent = Stopwatch(on_stage)
@@ -119,7 +119,7 @@ def _record_verdict(trial: Trial, attempt: Attempt) -> Trial:
 def _should_measure_warm(trial: Trial) -> bool:
     """Return whether a plan beat eager, so that it may be decided for, and compiles, so that it has a warm cost.
 
-    More processes than its own will tell whether it did beat eager. Here it is enough if it did in that one.
+    Further processes will show whether it beats eager. Here it is enough that it did in its own process.
     """
     return trial.is_promising and trial.plan.backend != "eager"
 
@@ -143,7 +143,7 @@ def measure_again(
         launcher: where the worker runs.
         job: of the plan's trial.
         limits: of the worker.
-        on_stage: hears the stages as they are entered.
+        on_stage: called with each stage as it begins.
         caches: folders left by the plan's trial. Code that is in none is compiled again.
     """
     with own_caches(caches) as folder:

@@ -11,7 +11,7 @@ class Stopwatch:
     """Counts seconds from its creation, except for stages in which a worker waits for others.
 
     Args:
-        on_stage: hears the stages too.
+        on_stage: called with each stage, too.
     """
 
     def __init__(self, on_stage: OnStage) -> None:
@@ -21,7 +21,7 @@ class Stopwatch:
         self._waits_since: float | None = None
 
     def stage(self, name: str) -> None:
-        """Hear that a stage is entered."""
+        """Note that a stage begins."""
         now = time.monotonic()
         if self._waits_since is not None:
             self._waited_s += now - self._waits_since

@@ -102,7 +102,7 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
     os.environ.update(job.variables())
     try:
         _redirect_output(log)
-    except FileNotFoundError:  # its folder went with the parent, and there is nobody left to tell
+    except FileNotFoundError:  # its folder was removed with the parent, and no process is left to report to
         os._exit(1)
     faulthandler.register(TELL_WHERE)
     stage = ["load"]
@@ -116,7 +116,7 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
     )
     try:
         connection.send((MessageKind.RESULT, codec.to_json(_run(job, enter))))
-    except BaseException as error:  # an exception of a candidate is this trial's result, and nobody else's problem
+    except BaseException as error:  # an exception of a candidate is this trial's result, and ends nothing else
         connection.send(_report(error, stage[0]))
     sys.stdout.flush()
     # Interpreter shutdown after CUDA graphs and compile pools can crash or hang, and there is nothing left to save.

@@ -99,8 +99,8 @@ def compare_with_cpu(
         return check
     return replace(
         check,
-        detail=f"{check.detail}. Yet it is eager that is wrong here: held against float64 on the CPU, {name} is off by "
-        f"{wrong[name]:.2g} in float64 on this device, and nothing by more than {right:.2g} in this plan",
+        detail=f"{check.detail}. Yet it is eager that is wrong here: compared with float64 on the CPU, {name} is off "
+        f"by {wrong[name]:.2g} in float64 on this device, and nothing by more than {right:.2g} in this plan",
     )
 
 

@@ -2,8 +2,8 @@
 
 NumPy's values and sparse or nested tensors become ordinary tensors, and objects become their contents. An object is
 taken apart as `pickle` would: by its own description (`__reduce_ex__`), which covers a plain Python object's
-attributes. An object that refuses that, such as a generator, a lock or an open file, stays whole: nobody can compare
-it.
+attributes. An object that refuses that, such as a generator, a lock or an open file, stays whole and cannot be
+compared.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ def _why_blind(name: str, floor: torch.Tensor, exact: torch.Tensor, usual: Error
         return None
     return (
         f"cannot be judged: eager itself is off by {usual.rms:.2g}, rounding alone moves it by {first.errors.rms:.2g}, "
-        f"and rounding {COARSE:.0f} times as coarse is not told from that: nor would a wrong answer be"
+        f"and rounding {COARSE:.0f} times as coarse looks the same, as a wrong answer would"
     )
 
 

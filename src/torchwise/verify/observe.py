@@ -153,16 +153,17 @@ def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> lis
     """Return the gradient of every parameter and input that requires one, for a loss all outputs enter."""
     import torch
 
-    wanted: list[tuple[str, torch.Tensor]] = []
-    wanted += [(f"gradient of {n}", p) for n, p in module.named_parameters()] if module is not None else []
-    wanted += [(f"gradient of input {i}", t) for i, t in enumerate(pytree.tensors(inputs))]
-    wanted = [(name, t) for name, t in wanted if t.requires_grad]
+    differentiated: list[tuple[str, torch.Tensor]] = []
+    differentiated += [(f"gradient of {n}", p) for n, p in module.named_parameters()] if module is not None else []
+    differentiated += [(f"gradient of input {i}", t) for i, t in enumerate(pytree.tensors(inputs))]
+    differentiated = [(name, t) for name, t in differentiated if t.requires_grad]
     loss = loss_of(outputs)
     if loss is None:
         return []
-    found = torch.autograd.grad(loss, [t for _, t in wanted], allow_unused=True)
+    found = torch.autograd.grad(loss, [t for _, t in differentiated], allow_unused=True)
     return [
-        (name, _with_grad_strides(gradient, tensor)) for (name, tensor), gradient in zip(wanted, found, strict=True)
+        (name, _with_grad_strides(gradient, tensor))
+        for (name, tensor), gradient in zip(differentiated, found, strict=True)
     ]
 
 

@@ -198,7 +198,7 @@ class MatchedNoise(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.has_drawn = self.has_widened = False
-        """Whether anything was drawn otherwise, and whether anything asked for a narrower dtype."""
+        """Whether an operator drew in float32 instead, and whether one requested a narrower dtype."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Redirect the operators that draw, and pass every other on."""
@@ -218,15 +218,15 @@ def _draw_in_float32(func: Any, args: Any, kwargs: Any) -> Any:
     import torch
 
     name = func._schema.name.removeprefix("aten::")
-    if name in _LIKE and (asked := kwargs.get("dtype") or args[0].dtype) in (torch.float64, *_wide()):
-        return widen_tensor(func(args[0], *args[1:], **{**kwargs, "dtype": _draw_dtype(asked)}))
+    if name in _LIKE and (dtype := kwargs.get("dtype") or args[0].dtype) in (torch.float64, *_wide()):
+        return widen_tensor(func(args[0], *args[1:], **{**kwargs, "dtype": _draw_dtype(dtype)}))
     if name in _IN_PLACE and args[0].dtype is torch.float64:
         drawn = func(args[0].float(), *_narrow_args(args[1:]), **kwargs)
         return args[0].copy_(drawn)
     if name == "normal" and "dtype" not in [argument.name for argument in func._schema.arguments]:
         return widen_tensor(func(*_narrow_args(args), **kwargs))
-    if name in _FACTORIES and (asked := kwargs.get("dtype") or torch.float64) in (torch.float64, *_wide()):
-        return widen_tensor(func(*args, **{**kwargs, "dtype": _draw_dtype(asked)}))
+    if name in _FACTORIES and (dtype := kwargs.get("dtype") or torch.float64) in (torch.float64, *_wide()):
+        return widen_tensor(func(*args, **{**kwargs, "dtype": _draw_dtype(dtype)}))
     if name == "bernoulli" and args[0].dtype is torch.float64:
         return func(args[0].float(), *args[1:], **kwargs).double()
     if name == "native_dropout" and args[0].dtype is torch.float64:
@@ -251,11 +251,11 @@ def _wide() -> dict[Any, torch.dtype]:
     return {**narrow, torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
 
-def _draw_dtype(asked: torch.dtype) -> torch.dtype:
+def _draw_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which eager draws when the reference requests this one."""
     import torch
 
-    return torch.float32 if asked is torch.float64 else asked
+    return torch.float32 if dtype is torch.float64 else dtype
 
 
 def _narrow_args(args: Any) -> Any:

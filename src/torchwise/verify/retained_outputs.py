@@ -34,7 +34,7 @@ def check_retained_outputs(
         return _make_check(Outcome.FAIL, "an output held by the caller was overwritten by a later call")
     if shares and not shared:
         return _make_check(Outcome.FAIL, "answers of different calls lie in the same memory")
-    return _make_check(Outcome.PASS, "outputs are held as in eager")
+    return _make_check(Outcome.PASS, "outputs change as in eager")
 
 
 def _make_check(outcome: Outcome, detail: str) -> Check:

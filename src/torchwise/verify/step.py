@@ -110,7 +110,7 @@ def verify_step(
         subject: the candidate, and everything it is compared with.
         extra_draws: draws of the batch beyond the examples themselves, and seeds beyond the least.
         noise_budget_s: seconds for the loss curves, and as many for the distribution tests.
-        tell: receives a line for each finished check. For the loss curves, the line says where they went.
+        tell: receives a line for each finished check. For the loss curves, it names the first and the last loss.
     """
     checks: list[Check] = []
     for check in _checks(subject, extra_draws, noise_budget_s):
@@ -159,7 +159,7 @@ def _arithmetic(
         gradients.add(own, plain, usual, exact, _make_sensitivity(floor, partial(_leaves, floor, example, seed)))
         if seed + 1 < len(inputs):
             continue
-        # Once asked for, all further draws count: to stop at the first that lets it pass would let faults pass.
+        # Once needed, all further draws count: to stop at the first that lets it pass would let faults pass.
         is_open = is_open or gradients.is_open or gradients.decides
         if not is_open or time.perf_counter() - start >= PATIENCE * budget_s:
             break

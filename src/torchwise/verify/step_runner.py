@@ -147,8 +147,8 @@ class StepRunner:
 
     def observe_gradients(self, loss: torch.Tensor) -> Observation:
         """Return a step's loss, and the gradients that it left."""
-        wanted = [(name, p.grad) for name, p in self._list_parameters() if p.requires_grad]
-        found = [(name_gradient(name), None if grad is None else _dense(grad)) for name, grad in wanted]
+        gradients = [(name, p.grad) for name, p in self._list_parameters() if p.requires_grad]
+        found = [(name_gradient(name), None if grad is None else _dense(grad)) for name, grad in gradients]
         return Observation((("loss", loss.detach().clone()), *found), frozenset())
 
     def answer(self, example: Example) -> list[Any]:
@@ -191,10 +191,10 @@ class StepRunner:
             found |= {f"{name} buffer {part}": tensor.clone() for part, tensor in parts}
         names = {trained[id(p)]: name for name, p in self._list_parameters() if id(p) in trained}
         for number, parameter in enumerate(self.step.trained()):
-            for key, held in self.step.optimizer.state.get(parameter, {}).items():
-                for path, value in pytree.list_named_leaves(held, str(key)):
+            for key, value in self.step.optimizer.state.get(parameter, {}).items():
+                for path, tensor in pytree.list_named_leaves(value, str(key)):
                     leaf = f"optimizer's {path} of parameter {number}"
-                    found[leaf], of[leaf], slots[leaf] = _copy_value(value), names.get(number, ""), (number, str(key))
+                    found[leaf], of[leaf], slots[leaf] = _copy_value(tensor), names.get(number, ""), (number, str(key))
         return StateAfter(found, of, quiet, slots, frozenset(updates))
 
     def _has_moved(self, name: str, parameter: torch.Tensor) -> bool:

@@ -26,7 +26,7 @@ FALSE_ALARM_RATE = 1e-3
 """Chance that a candidate whose noise is exactly eager's is rejected, over all tests of a verdict together."""
 MIN_CALLS, MAX_CALLS = 40, 120
 MAX_ELEMENTS = 20_000
-"""Maximum number of elements of an answer that are examined, drawn once. More would cost time and tell little more."""
+"""Maximum number of elements of an answer that are examined, drawn once. More would take longer and add little."""
 PROJECTIONS = 8
 ELEMENTS = 8
 NEGLIGIBLE = 0.02

@@ -68,7 +68,7 @@ class Number(torch.Tensor):
         raise UnsupportedError(f"Python needs the value of a number on the GPU, for {name.strip('_')}")
 
     def __hash__(self) -> int:
-        """Refuse to be looked up by a value that is not known here."""
+        """Refuse to serve as a key, as the value is not known here."""
         raise UnsupportedError("Python needs the value of a number on the GPU, for a set or the keys of a dict")
 
 

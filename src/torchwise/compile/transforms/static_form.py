@@ -27,7 +27,7 @@ METHOD = "static_form"
 
 
 def has_static_form(call: Callable[..., Any]) -> bool:
-    """Whether a callable declares another form of itself. One that raises does, and its trial tells the error."""
+    """Whether a callable declares another form of itself. One that raises does, and its trial reports the error."""
     try:
         return _find_static_form(call) is not None
     except Exception:  # the user's own code may raise anything

@@ -1,7 +1,7 @@
 """Points as a structure of arrays: (x, y, z) triples that are read repeatedly are laid out as all x, all y, all z.
 
 If each of many points meets each of many others, the coordinates lie three elements apart for Inductor's loops over
-points, on a CPU. Inductor's code gathers them for each vector, element by element and anew for each of the others. Or
+points, on a CPU. Inductor's code gathers them for each vector, element by element and again for each of the others. Or
 it takes one point after the other, without vectors. Written out once with the short dimension outermost, they are read
 a vector at a time. That takes 0.23 to 0.37 of the time, all in all (`docs/benchmarks/cpu.md`).
 
@@ -22,9 +22,9 @@ from torchwise.compile import private
 from torchwise.compile.noop_check import no_effect
 
 SHORT = range(2, 9)
-"""Lengths of a dimension that is worth laying out outermost. Longer ones fill a vector by themselves."""
+"""Lengths of a dimension for which an outermost layout pays. Longer ones fill a vector by themselves."""
 LANES = 64
-"""Least number of rows for which a loop over them is worth vectors."""
+"""Minimum number of rows for which a loop over them pays with vectors."""
 AGAIN = 4
 """Least reads of each element: laying it out gathers it once."""
 

@@ -37,7 +37,7 @@ def decompositions() -> dict[Any, Any]:
 
 
 def autograd_cache_off() -> Any:
-    """Return a context without AOTAutograd's cache: its key does not tell our compilation from Inductor's own."""
+    """Return a context without AOTAutograd's cache: its key is the same for our compilation and Inductor's own."""
     return name(_CONFIG).patch(enable_autograd_cache=False)
 
 
@@ -66,7 +66,7 @@ def no_fakes() -> Any:
 
 
 def output_strides() -> list[Any] | None:
-    """Return the list in which Inductor tells AOTAutograd the strides of a forward graph's outputs, to be corrected."""
+    """Return the list in which Inductor gives AOTAutograd the strides of a forward graph's outputs, to correct them."""
     context = name(_CONTEXT).try_get()
     return None if context is None else context.output_strides
 

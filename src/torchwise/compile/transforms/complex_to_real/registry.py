@@ -64,11 +64,11 @@ RULES: dict[Any, Rule] = {}
 """Rules by operator (`torch.ops.aten.mul`, for all its overloads)."""
 
 ARITHMETIC: set[Any] = set()
-"""The operators that are worth rewriting: they compute, and others only move numbers."""
+"""The operators for which rewriting pays: they compute, and others only move numbers."""
 
 
 def rule(*operators: Any, computes: bool = True) -> Callable[[Function], Function]:
-    """Register a rule for operators. `computes` tells whether rewriting them alone is worth it."""
+    """Register a rule for operators. `computes` says whether rewriting them alone pays."""
 
     def register(function: Function) -> Function:
         for operator in operators:
