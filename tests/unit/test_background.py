@@ -392,7 +392,7 @@ def test_copies_and_pickles_leave_the_search_behind(child: Callable[..., None]) 
 
 
 def test_training_is_refused() -> None:
-    with pytest.raises(InputError, match="only plans for inference"):
+    with pytest.raises(InputError, match="background search supports only inference"):
         optimize_model(Model(), mode="training")
 
 
