@@ -385,7 +385,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "no digest": (lambda: name_of(a_decision("../../etc")), "but must be digests"),
     "a scheme that nobody knows": (lambda: RemoteFolder("nosuch://x"), "nosuch://x cannot be used: Protocol not known"),
     "no URL": (lambda: RemoteFolder("models"), "url is 'models', but must be a URL"),
-    "a file that is not there": (lambda: artifact.info("memory://x/y.tw"), "x/y.tw cannot be read: it, or its folder, is missing"),
+    "a file that is not there": (
+        lambda: artifact.info("memory://x/y.tw"),
+        "x/y.tw cannot be read: it, or its folder, is missing",
+    ),
 }
 
 
@@ -446,7 +449,7 @@ def test_the_command_loads_all_that_is_for_here_and_lists_it(url: str, place: Pa
     assert sum(row.endswith("other machines") for row in rows) == 1
     assert rows[-1] == "2 artifacts, 0.0 MiB"
     assert "1 files of compiled code" in ran("info", where)
-    with pytest.raises(InputError, match="--sha256 is of one file"):
+    with pytest.raises(InputError, match="--sha256 needs one file"):
         ran("load", url, "--trust", "--sha256", "0" * 64)
 
 

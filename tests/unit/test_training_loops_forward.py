@@ -195,7 +195,7 @@ def test_bad_input_is_refused() -> None:
     model = net()
     with pytest.raises(InputError, match="decision is for inference"):
         PlannedForward(model, make_decision(model, PLAN, X))
-    with pytest.raises(InputError, match="so is calls"):
+    with pytest.raises(InputError, match="the options are calls, but with a decision"):
         PlannedForward(model, decide_training(model), calls=5)
     PlannedForward(model)
     with pytest.raises(InputError, match="planned already"):
