@@ -77,7 +77,7 @@ def test_what_is_given_up_comes_first_with_a_fix_that_was_seen_to_help() -> None
     told = explain(Counting(), (torch.ones(512, 512),), budget=3)
     check(told)
     (found,) = [one for one in told.findings if one.kind == "recompile"]
-    assert "PyTorch gave up, and runs it in eager on every call" in found.title
+    assert "PyTorch now runs it in eager on every call" in found.title
     assert "dynamic=True" not in found.fix
     assert found.saving is not None
     if is_quiet(told):
