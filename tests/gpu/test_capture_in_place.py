@@ -36,7 +36,7 @@ def call_until_recorded(call: Any, *args: torch.Tensor) -> Any:
     for _ in range(SETTLING_CALLS + 1):
         call(*args)
     [replays] = call._graphs.values()
-    assert 1 <= len(replays._direct) <= MAX_GRAPHS
+    assert 1 <= len(replays._in_place) <= MAX_GRAPHS
     return replays
 
 
@@ -106,7 +106,7 @@ def test_inputs_are_written_once_per_call_in_their_place(inference: bool) -> Non
             assert torch.equal(given, torch.full_like(given, number))
             assert torch.equal(answer, torch.full_like(given, 2 * number))
         [replays] = call._graphs.values()
-        assert replays._direct
+        assert replays._in_place
 
 
 def test_compiled_code_takes_inputs_of_inference_mode() -> None:

@@ -194,7 +194,7 @@ def test_a_state_on_two_devices_runs_step_by_step() -> None:
         last = loop((torch.zeros(2, device="cuda"), torch.zeros(2)), 30)
     assert last[0].tolist() == last[1].tolist() == [30, 30]
     assert loop.reason is not None
-    assert "lies on cpu" in loop.reason
+    assert "is on cpu" in loop.reason
 
 
 # ---- training steps
@@ -441,9 +441,9 @@ def test_a_step_that_waits_is_named_and_takes_nothing() -> None:
         (lambda p: torch.optim.AdamW(p), "AdamW with capturable=False"),
         (
             lambda p: torch.optim.AdamW(p, torch.tensor(0.1), fused=True, capturable=True),
-            "lr of group 0 .* lies on cpu",
+            "lr of group 0 .* is on cpu",
         ),
-        (lambda p: torch.optim.Adagrad(p), "the state 'step' of optimizers.0. lies on cpu"),
+        (lambda p: torch.optim.Adagrad(p), "the state 'step' of optimizers.0. is on cpu"),
     ],
 )
 def test_an_optimizer_that_cannot_be_captured_is_named(optimizer: Any, message: str) -> None:

@@ -365,7 +365,7 @@ def test_a_decision_for_another_model_or_machine_is_not_saved(tmp_path: Path, de
     ("model", "given", "message"),
     [
         (NET, {}, "no example inputs are given"),
-        (NET, {"args": X, "examples": []}, "only one of them can be meant"),
+        (NET, {"args": X, "examples": []}, "pass only one of them"),
         ("zoo:tutorial.fusion_demo", {"args": X}, "has its own inputs"),
         ("nothing", {}, "target is 'nothing'"),
     ],

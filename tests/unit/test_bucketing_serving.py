@@ -574,10 +574,10 @@ def test_inductor_serves_every_size_and_compiles_nothing_after_the_freeze(tmp_pa
         store=store,
         progress=False,
     )
-    assert tuned._dispatcher.proof.buckets == (8, 16)
+    assert tuned._dispatcher.verified.buckets == (8, 16)
     # Whether the plan pays depends on the machine. It is served here in any case.
     forced = replace(make_decision(model, only[0], x), inputs=tuned.decision.inputs)
-    fast = apply_buckets(model, forced, tuned._dispatcher.proof)
+    fast = apply_buckets(model, forced, tuned._dispatcher.verified)
     warm_up(fast)
     for grad_mode in (torch.no_grad, torch.inference_mode):
         with grad_mode():
