@@ -57,14 +57,14 @@ def test_the_warm_cost_is_measured_in_a_process_of_its_own(fused: Trial) -> None
 
 
 def test_a_compiler_that_changes_the_answer_is_caught() -> None:
-    trial = try_target(f"{TARGETS}:miscompiled", INDUCTOR)
+    trial = try_target(f"{TARGETS}:miscompile", INDUCTOR)
     assert trial.verdict is not None
     assert trial.verdict.outcome is Outcome.FAIL
     assert "off by" in trial.reason
 
 
 def test_a_model_that_is_not_compiled_at_all_is_not_taken_for_a_plan() -> None:
-    trial = try_target(f"{TARGETS}:disabled", INDUCTOR)
+    trial = try_target(f"{TARGETS}:disable_compile", INDUCTOR)
     assert trial.failure is not None
     assert trial.failure.kind is FailureKind.UNSUPPORTED
     assert "nothing was compiled" in trial.reason

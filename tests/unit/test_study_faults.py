@@ -120,7 +120,7 @@ def test_ctrl_c_keeps_what_is_finished_and_returns_130(tmp_path: Path) -> None:
         ("no_such_module:make", 2, "no module or target scheme 'no_such_module'"),
         ("nothing", 2, "names no factory"),
         (f"{TARGETS}:nothing", 2, "has no 'nothing'"),
-        (f"{TARGETS}:broken", 2, "no weights here"),
+        (f"{TARGETS}:fail_in_factory", 2, "no weights here"),
         (f"{TARGETS}:refuses", 3, "the model raised RuntimeError"),
     ],
 )

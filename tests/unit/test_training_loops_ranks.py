@@ -160,10 +160,10 @@ def test_rank_0_tunes_for_all(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_run_a_compiled_plan(compiled: Scenes) -> None:
-    for rank in compiled("compiled"):
+    for rank in compiled("compile_step"):
         assert rank["optimized"] == 5
         assert rank["planned"]["losses"] == pytest.approx(rank["eager"]["losses"], rel=1e-4)
-    assert weights_agree(compiled("compiled"))
+    assert weights_agree(compiled("compile_step"))
 
 
 @pytest.mark.slow
