@@ -124,14 +124,14 @@ def test_every_output_names_both_figures_and_says_where_a_gain_is_lost() -> None
     benchmark = a_benchmark(rows())
     text, markdown, page = render_text(benchmark), to_markdown(benchmark), render_bench_html(benchmark)
     check_benchmark(benchmark, text, markdown, page)
-    assert text.count("processor caches hot") == 4
+    assert text.count("with hot processor caches") == 4
     for contender, said in (
         ("default", ". With cold caches it is slower than eager."),
         ("reduce-overhead", "it may be no faster than eager: the measurements cannot tell."),
         ("max-autotune", ""),
         ("thunder", ""),
     ):
-        line = next(line for line in text.splitlines() if f"{contender}: processor caches hot" in line)
+        line = next(line for line in text.splitlines() if f"{contender}: with hot processor caches" in line)
         assert said in line
         assert bool(said) is ("With cold" in line)
 
@@ -154,7 +154,7 @@ def test_the_checker_sees_a_cold_figure_of_others() -> None:
     benchmark = a_benchmark(rows())
     text, markdown, page = render_text(benchmark), to_markdown(benchmark), render_bench_html(benchmark)
     with pytest.raises(AssertionError, match="cold"):
-        check_benchmark(benchmark, text.replace("; cold: 1.4", "; cold: 1.7"), markdown, page)
+        check_benchmark(benchmark, text.replace("with cold caches 1.4", "with cold caches 1.7"), markdown, page)
     with pytest.raises(AssertionError, match="cold"):
         check_benchmark(benchmark, text, markdown.replace("With cold caches it is slower", ""), page)
 

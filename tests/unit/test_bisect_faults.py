@@ -184,7 +184,7 @@ def test_the_command_exits_with_0_where_nothing_is_found(tmp_path: Path) -> None
     file = tmp_path / "found.json"
     code, output = run(f"{FAULTS}:healthy", "--device", "cpu", "--no-repro", "--json", str(file))
     assert code == 0
-    assert "Nothing found" in output
+    assert "No fault found" in output
     assert not Bisection.from_json(file.read_text()).found
 
 

@@ -79,7 +79,7 @@ def test_what_runs_when_the_time_is_up_is_interrupted_with_all_it_started(tmp_pa
     begun = time.monotonic()
     told = run(tmp_path, job("endless", "sleep 300 & echo $!; wait"), seconds=3)
     assert time.monotonic() - begun < 20
-    assert "endless: the time was up" in told
+    assert "endless: the time limit was reached" in told
     child = int((tmp_path / "out" / "endless.log").read_text().split()[0])
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
@@ -229,7 +229,7 @@ def test_a_target_that_was_refused_is_left_to_run_and_costs_the_others_nothing(
     run_suite.merge(tmp_path / "results.json")
     found = run_suite.read(tmp_path / "results.json")
     assert (found.rows, found.peaks) == ((*refused.rows, *timed.rows), timed.peaks)
-    assert run_suite.unfinished(["a:a", "b:b"], ("eager",), found) == ["a:a"]
+    assert run_suite.list_unfinished(["a:a", "b:b"], ("eager",), found) == ["a:a"]
 
 
 def test_kernels_of_plans_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

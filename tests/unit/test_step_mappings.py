@@ -135,7 +135,7 @@ def test_what_hangs_beside_the_items_counts(kind: Any) -> None:
 @pytest.mark.parametrize("kind", [MappingProxyType, WithAttributes])
 def test_a_mapping_that_cannot_be_looked_into_is_refused(kind: Any) -> None:
     step = a_step(Rows(), loss=None)
-    with pytest.raises(WorkloadError, match=r"mapping of type \w+, .* give dict"):
+    with pytest.raises(WorkloadError, match=r"mapping of type \w+, .* pass dict"):
         step(make_batch(kind))
     assert step.model.seen == []
 
