@@ -137,7 +137,7 @@ def test_waiting_is_not_on_the_workers_account() -> None:
     assert heard[0] == WAITING
     # Whoever else works on this machine may be waited for, too, and the stage is told again afterwards.
     stages = list(dict.fromkeys(stage for stage in heard if stage != WAITING))
-    assert stages == ["start", "run eager", "look", "measure", "profile"]
+    assert stages == ["start", "run eager", "inspect the model", "measure", "profile"]
 
 
 def test_what_a_trial_took_is_what_it_would_take_alone(spent_clock: Any) -> None:

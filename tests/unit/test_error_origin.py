@@ -16,6 +16,7 @@ from torchwise.bucketing.padding import Padding
 from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.records import Failure, FailureKind, Inspection
+from torchwise.records.trial import WorkerStage
 from torchwise.trial import Limits, candidate, error_origin, inspect_workload, inspection, training
 from torchwise.trial.inspection import inspect
 from torchwise.trial.job import Effort, Job
@@ -164,7 +165,7 @@ def test_a_backward_pass_of_a_loss_that_we_made_up_is_not_the_models() -> None:
             run_plainly(workload, "training")
 
 
-FAILED = Failure(FailureKind.RAISED, "look", "ValueError: odd")
+FAILED = Failure(FailureKind.RAISED, WorkerStage.INSPECT, "ValueError: odd")
 DIED = replace(FAILED, kind=FailureKind.DIED, message="SIGSEGV")
 
 

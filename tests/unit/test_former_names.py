@@ -17,10 +17,11 @@ from torchwise import bucketing, former_names, former_packages
 from torchwise.artifact import package
 from torchwise.lock import file as lock_file
 from torchwise.plan import Choice, Numerics, Plan
-from torchwise.records import codec
+from torchwise.records import Failure, codec
 from torchwise.records.bisection import Bisection
 from torchwise.records.compile_events import Break
 from torchwise.records.explanation import Explanation, Finding
+from torchwise.records.trial import WorkerStage
 
 OLD = Path(__file__).parents[1] / "fixtures" / "formats_0.1"
 
@@ -159,6 +160,11 @@ def test_a_former_argument_or_function_warns_and_works() -> None:
         assert manager.parts == {}
     with pytest.raises(AttributeError, match="no attribute 'proof'"):
         _ = bucketing.proof
+
+
+def test_a_stage_of_an_earlier_version_is_read_by_the_name_that_it_has_now() -> None:
+    failure = codec.from_builtins({"kind": "raised", "stage": "look", "message": "odd"}, Failure)
+    assert (failure.stage, str(failure.stage)) == (WorkerStage.INSPECT, "inspect the model")
 
 
 def test_a_package_that_never_was_is_refused() -> None:

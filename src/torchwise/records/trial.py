@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -48,7 +48,7 @@ class WorkerStage(OpenEnum):
     START = "start"
     LOAD = "load"
     RUN_EAGER = "run eager"
-    LOOK = "look"
+    INSPECT = "inspect the model"
     EAGER = "eager"
     CAPTURE = "capture"
     COMPILE = "compile"
@@ -58,6 +58,11 @@ class WorkerStage(OpenEnum):
     """Times cold processor caches. A failure in it fails neither the plan nor the row."""
     WARM_COMPILE = "warm compile"
     PROFILE = "profile"
+
+    @classmethod
+    def former_values(cls) -> Mapping[str, str]:
+        """Return the values that stages had in earlier versions, with the values that they have now."""
+        return {"look": "inspect the model"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         calls = [runner(taken, e, how, original=original, restores=restores) for e in workload.examples]
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
-        stage(WorkerStage.LOOK)
+        stage(WorkerStage.INSPECT)
         stochastic, unsteady = instruments.use(
             "whether it draws random numbers", lambda: _is_stochastic(workload, calls[0]), (False, False)
         )
