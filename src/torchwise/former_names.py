@@ -38,6 +38,8 @@ def renamed_fields(**names: str) -> Callable[[C], C]:
             init(self, *args, **kwargs)
 
         kind.__init__ = accept  # type: ignore[misc]
+        if "__setstate__" not in vars(kind):  # classes with slots are pickled by the order of their fields
+            kind.__setstate__ = _make_setstate(current)  # type: ignore[attr-defined]
         return kind
 
     return decorate
@@ -55,6 +57,8 @@ def renamed_arguments(**names: str) -> Callable[[F], F]:
         @wraps(function)
         def accept(*args: Any, **kwargs: Any) -> Any:
             for former in kwargs.keys() & current.keys():
+                if current[former] in kwargs:
+                    raise TypeError(f"{function.__name__}() got {current[former]!r}, and its former name {former!r}")
                 warn_once(f"{function.__name__}({former}=...)", f"{current[former]}=")
                 kwargs[current[former]] = kwargs.pop(former)
             return function(*args, **kwargs)
@@ -62,6 +66,18 @@ def renamed_arguments(**names: str) -> Callable[[F], F]:
         return cast(F, accept)
 
     return decorate
+
+
+def _make_setstate(current: Mapping[str, str]) -> Callable[[Any, dict[str, Any]], None]:
+    """Return the `__setstate__` of a dataclass without slots, for pickles that hold former names."""
+
+    def set_state(self: Any, state: dict[str, Any]) -> None:
+        names = {f.name for f in fields(self)}
+        plain = {current.get(name, name): value for name, value in state.items()}
+        # Cached properties are computed again: earlier versions derived them from the former names.
+        vars(self).update({name: value for name, value in plain.items() if name in names})
+
+    return set_state
 
 
 def with_current_names(data: Any) -> Any:

@@ -20,6 +20,13 @@ PACKAGES = {
 }
 """Packages of `torchwise` by their former names."""
 
+MODULES = {
+    "parts.part": "components.component",
+    "shapes.proof": "bucketing.padding_check",
+    "workload.step": "workload.train_step",
+}
+"""Modules by their former names, as pickles of users' own objects name them."""
+
 _said: set[str] = set()
 
 
@@ -38,14 +45,17 @@ class _Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         root, _, rest = fullname.partition(".")
         package, _, inner = rest.partition(".")
-        if root != "torchwise" or package not in PACKAGES:
+        if root != "torchwise" or (package not in PACKAGES and rest not in MODULES):
             return None
         from importlib.util import find_spec
 
-        now = f"torchwise.{PACKAGES[package]}" + (f".{inner}" if inner else "")
+        now = "torchwise." + (MODULES.get(rest) or f"{PACKAGES[package]}.{inner}".rstrip("."))
         if find_spec(now) is None:
             return None
-        warn_once(f"torchwise.{package}", f"torchwise.{PACKAGES[package]}")
+        if package in PACKAGES:
+            warn_once(f"torchwise.{package}", f"torchwise.{PACKAGES[package]}")
+        else:
+            warn_once(fullname, now)
         return importlib.machinery.ModuleSpec(fullname, self, loader_state=now)  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pickle
 import subprocess
 import sys
 import warnings
@@ -15,6 +17,7 @@ import torchwise
 from fuzz import kinds
 from torchwise import bucketing, former_names, former_packages
 from torchwise.artifact import package
+from torchwise.cli import app, main
 from torchwise.lock import file as lock_file
 from torchwise.plan import Choice, Numerics, Plan
 from torchwise.records import Failure, codec
@@ -22,6 +25,7 @@ from torchwise.records.bisection import Bisection
 from torchwise.records.compile_events import Break
 from torchwise.records.explanation import Explanation, Finding
 from torchwise.records.trial import WorkerStage
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
 
 OLD = Path(__file__).parents[1] / "fixtures" / "formats_0.1"
 
@@ -160,6 +164,51 @@ def test_a_former_argument_or_function_warns_and_works() -> None:
         assert manager.parts == {}
     with pytest.raises(AttributeError, match="no attribute 'proof'"):
         _ = bucketing.proof
+
+
+def test_an_old_pickle_of_a_plan_keeps_its_fields() -> None:
+    plan = Plan(activation_checkpointing="blocks", microbatches=2)
+    old = object.__new__(Plan)
+    state = {**vars(Plan()), "recompute": "blocks", "pieces": 2, "_canonical": "of former names", "id": "000000000000"}
+    del state["activation_checkpointing"], state["microbatches"]
+    old.__setstate__(state)  # type: ignore[attr-defined]
+    assert (old, old.id, hash(old)) == (plan, plan.id, hash(plan))
+    assert pickle.loads(pickle.dumps(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("shapes.proof", "Proof"), ("workload.step", "TrainStep"), ("parts.config", "CompileConfig")],
+)
+def test_a_class_is_found_where_old_pickles_say_it_is(module: str, name: str) -> None:
+    assert isinstance(getattr(importlib.import_module(f"torchwise.{module}"), name), type)
+
+
+def test_the_former_option_of_explain_works_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(lambda: app(["explain", "nothing", "--artefacts", "folder"], standalone_mode=False))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "--artefacts is called --artifacts now" in said
+    assert "names no factory" in said
+
+
+def test_an_old_pickle_of_an_eager_decision_stays_with_eager() -> None:
+    assert read_fallback("the decision is to stay with eager") == Fallback(FallbackReason.EAGER_DECISION)
+    assert read_fallback("it was closed") == Fallback(FallbackReason.CLOSED, "it was closed")
+
+
+def test_members_of_legality_are_those_of_numerics() -> None:
+    with pytest.warns(FutureWarning, match=r"Legality.REDUCED is called Numerics.LOWER_PRECISION now"):
+        assert torchwise.plan.Numerics.REDUCED is Numerics.LOWER_PRECISION
+    assert [level.name for level in Numerics] == ["EXACT", "SAME_PRECISION", "LOWER_PRECISION", "SUBSTITUTED"]
+    with pytest.raises(AttributeError, match="no member 'SWOPPED'"):
+        _ = Numerics.SWOPPED
+
+
+def test_an_argument_by_both_names_is_refused() -> None:
+    with pytest.raises(TypeError, match="got 'verified', and its former name 'proven'"):
+        bucketing.choose(range(9), verified=True, proven=True)
 
 
 def test_a_stage_of_an_earlier_version_is_read_by_the_name_that_it_has_now() -> None:

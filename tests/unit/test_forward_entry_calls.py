@@ -19,7 +19,7 @@ from torchwise.runtime import Dispatcher
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule
 from torchwise.runtime.step import OptimizedStep
-from torchwise.training.forward import PlannedForward, _scene
+from torchwise.training.forward import PlannedForward, _make_shared_copy
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 from torchwise.workload.train_step import TrainStep
@@ -359,7 +359,7 @@ def test_a_loop_s_own_call_is_not_made_twice() -> None:
             return super().__call__(x)
 
     model = Listing().train()
-    decision = make_decision(_scene(model, model.forward, None, "cpu"), THREADS)
+    decision = make_decision(_make_shared_copy(model, model.forward, None, "cpu"), THREADS)
     decision = replace(
         decision, inputs=(describe_example(Example((X,))),), workload=replace(decision.workload, mode="training")
     )

@@ -5,6 +5,7 @@ Heavy imports stay inside the commands, so that `--help` is instant.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -110,7 +111,8 @@ def main(run: Callable[[], None] | None = None) -> None:
     except TorchwiseError as error:
         typer.echo(f"torchwise: {error}", err=True)
         if error_file:
-            Path(error_file).write_text(str(error), encoding="utf-8")
+            with contextlib.suppress(OSError):  # the exit code says enough
+                Path(error_file).write_text(str(error), encoding="utf-8")
         sys.exit(error.exit_code)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Mode, Store, Target, json_option
+from torchwise.cli.options import Device, Mode, Store, Target, former_option, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def explain(
     artifacts: Annotated[
         Path | None, typer.Option(help="Folder for graphs before and after compilation, generated code and guards.")
     ] = None,
+    artefacts: Annotated[Path | None, former_option("--artefacts", "--artifacts")] = None,
     json: Annotated[Path | None, json_option("Write the explanation as JSON (schema torchwise.explanation/1)")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the explanation as a self-contained page.")] = None,
     keep: Annotated[bool, typer.Option(help="Save the explanation in the store, where the dashboard finds it.")] = True,
@@ -68,7 +69,7 @@ def explain(
             device=device or None,
             calls=calls,
             budget=budget,
-            artifacts=artifacts,
+            artifacts=artifacts or artefacts,
             on_stage=lambda name: status.update(name),
         )
     Console(highlight=False).print(render_explanation(explanation, location))

@@ -52,7 +52,7 @@ def json_option(help: str) -> Any:
 def former_option(former: str, now: str) -> Any:
     """Return an option by its former name. It is hidden, and says by which name it goes now."""
 
-    def note(value: str | None) -> str | None:
+    def note(value: Any) -> Any:
         if value is not None:
             note_former_name(former, now)
         return value

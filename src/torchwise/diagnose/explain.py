@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.diagnose.worker_arguments import make_spec, sent
 from torchwise.errors import InputError, UnsupportedError
+from torchwise.former_names import renamed_arguments
 from torchwise.plan import Plan, check_is_plan
 from torchwise.records import Failure, codec
 from torchwise.records.explanation import Explanation
@@ -53,6 +54,7 @@ class Inquiry(DerivedJob):
         return "torchwise.diagnose.explain_worker:explain_target"
 
 
+@renamed_arguments(artifacts="artefacts")
 def explain(
     model: Callable[..., Any] | Workload | str,
     args: Any = None,

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import EnumType, StrEnum
 
 from torchwise.errors import PlanError
+from torchwise.former_packages import warn_once
+
+_FORMER_MEMBERS = {"REORDERED": "SAME_PRECISION", "REDUCED": "LOWER_PRECISION", "SWAPPED": "SUBSTITUTED"}
 
 
-class Numerics(StrEnum):
+class _WithFormerMembers(EnumType):
+    def __getattr__(cls, name: str) -> Numerics:
+        if name not in _FORMER_MEMBERS:
+            raise AttributeError(f"{cls.__name__} has no member {name!r}")
+        warn_once(f"Legality.{name}", f"Numerics.{_FORMER_MEMBERS[name]}")
+        return Numerics[_FORMER_MEMBERS[name]]
+
+
+class Numerics(StrEnum, metaclass=_WithFormerMembers):
     """The effect of a choice on the arithmetic, from harmless to lossy."""
 
     EXACT = "exact"

@@ -184,6 +184,14 @@ class Fallback:
         return f"{fact}: {words.remedy}" if words.remedy else fact
 
 
+FORMER_EAGER_DECISION = "the decision is to stay with eager"
+"""The sentence by which pickles of earlier versions say that a decision is for eager."""
+
+
 def read_fallback(stored: Fallback | str | None) -> Fallback | None:
     """Return the fallback of a pickle. Pickles of earlier versions hold a sentence."""
-    return Fallback(FallbackReason.CLOSED, stored) if isinstance(stored, str) else stored
+    if not isinstance(stored, str):
+        return stored
+    if stored == FORMER_EAGER_DECISION:
+        return Fallback(FallbackReason.EAGER_DECISION)
+    return Fallback(FallbackReason.CLOSED, stored)
