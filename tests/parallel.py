@@ -42,6 +42,11 @@ def _files(arguments: list[str]) -> int:
 class GpuTogether(LoadFileScheduling):  # type: ignore[misc]
     """Runs a file's tests in one process, one after another, and so all tests on the GPU: there is one GPU, too."""
 
+    def _assign_work_unit(self, node: Any) -> None:
+        """Give a process the file with the fewest tests: its tests take longest. Many quick ones fill the end."""
+        self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
+
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
         return "tests/gpu" if file.startswith("tests/gpu/") else file

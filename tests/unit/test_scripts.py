@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -214,6 +215,17 @@ def test_tests_on_the_gpu_stay_in_one_process() -> None:
         made._split_scope(f"tests/{file}::test_a") for file in ("gpu/test_a.py", "gpu/test_b.py", "unit/test_c.py")
     ]
     assert scopes == ["tests/gpu", "tests/gpu", "tests/unit/test_c.py"]
+
+
+def test_files_of_few_tests_come_first_as_theirs_take_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    base = parallel.GpuTogether.__mro__[1]
+    monkeypatch.setattr(base, "_assign_work_unit", lambda self, _node: taken.append(self.workqueue.popitem(False)[0]))
+    made = object.__new__(parallel.GpuTogether)
+    made.workqueue = OrderedDict.fromkeys(["of 90 tests", "of 20 tests", "of 3 tests"])
+    for _ in range(3):
+        made._assign_work_unit(None)
+    assert taken == ["of 3 tests", "of 20 tests", "of 90 tests"]
 
 
 def test_readme_names_the_scripts_on_its_first_screen() -> None:
