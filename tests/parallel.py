@@ -17,16 +17,16 @@ MEMORY = 4 * 2**30
 
 
 def workers(config: pytest.Config, cores: int | None = None, memory: int | None = None) -> int:
-    """Return the number of processes for `-n auto`: three for two cores, as long as there are files and memory.
+    """Return the number of processes for `-n auto`: one a core, as long as there are files and memory for them.
 
-    Tests wait for their own workers, servers and clocks for much of their time.
+    More processes than cores gained nothing when it was tried, as most tests compute or compile.
 
     0 stands for pytest's own process alone: for one file, and with `-s` or `--trace`, when somebody looks on.
     """
     cores = cores or available_cpus()
     memory = memory or psutil.virtual_memory().available
     looked_at = config.getoption("capture") == "no" or config.getoption("trace")
-    count = min(cores + cores // 2, _files(config.args), max(memory // MEMORY, 1))
+    count = min(cores, _files(config.args), max(memory // MEMORY, 1))
     if count < 2 or looked_at:
         return 0
     # Without this, each process would compute on all cores.

@@ -181,8 +181,7 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("cores", "memory", "given", "options", "expected"),
     [
-        (8, 99 * GIB, ["tests"], {}, 12),
-        (2, 99 * GIB, ["tests"], {}, 3),
+        (8, 99 * GIB, ["tests"], {}, 8),
         (8, 99 * GIB, ["tests/docs", "tests/unit/test_plan.py"], {}, 7),
         (8, 99 * GIB, ["tests/unit/test_plan.py", "tests/unit/test_zoo.py::test_a", "tests/unit/test_zoo.py"], {}, 2),
         (8, 99 * GIB, ["tests/unit/test_plan.py::test_a"], {}, 0),

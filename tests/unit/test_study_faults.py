@@ -109,7 +109,7 @@ def test_ctrl_c_keeps_what_is_finished_and_returns_130(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "finished trials are kept" in said
+    assert "finished trials are saved" in said
     (kept,) = _read_finished(tmp_path).values()
     assert kept.plan == GOOD  # type: ignore[attr-defined]
 
