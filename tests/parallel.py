@@ -19,8 +19,6 @@ MEMORY = 4 * 2**30
 def workers(config: pytest.Config, cores: int | None = None, memory: int | None = None) -> int:
     """Return the number of processes for `-n auto`: one a core, as long as there are files and memory for them.
 
-    More processes than cores gained nothing when it was tried, as most tests compute or compile.
-
     0 stands for pytest's own process alone: for one file, and with `-s` or `--trace`, when somebody looks on.
     """
     cores = cores or available_cpus()
@@ -43,7 +41,7 @@ class GpuTogether(LoadFileScheduling):  # type: ignore[misc]
     """Runs a file's tests in one process, one after another, and so all tests on the GPU: there is one GPU, too."""
 
     def _assign_work_unit(self, node: Any) -> None:
-        """Give a process the file with the fewest tests: its tests take longest. Many quick ones fill the end."""
+        """Give a process the file with the fewest tests: as a rule they take longest, and quick ones fill the end."""
         self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
         super()._assign_work_unit(node)
 

@@ -32,7 +32,7 @@ def renamed_fields(**names: str) -> Callable[[C], C]:
 
         @wraps(init)
         def accept(self: Any, *args: Any, **kwargs: Any) -> None:
-            for former in kwargs.keys() & current.keys():
+            for former in kwargs.keys() & current.keys():  # it wins: `dataclasses.replace` gives the other one as well
                 warn_once(f"{kind.__name__}.{former}", current[former])
                 kwargs[current[former]] = kwargs.pop(former)
             init(self, *args, **kwargs)

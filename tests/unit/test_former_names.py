@@ -26,6 +26,7 @@ from torchwise.records.compile_events import Break
 from torchwise.records.explanation import Explanation, Finding
 from torchwise.records.trial import WorkerStage
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
+from torchwise.store import open_storage
 
 OLD = Path(__file__).parents[1] / "fixtures" / "formats_0.1"
 
@@ -184,13 +185,26 @@ def test_a_class_is_found_where_old_pickles_say_it_is(module: str, name: str) ->
     assert isinstance(getattr(importlib.import_module(f"torchwise.{module}"), name), type)
 
 
-def test_the_former_option_of_explain_works_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "note", "error"),
+    [
+        (["explain", "nothing", "--artefacts", "f"], "--artefacts is called --artifacts now", "names no factory"),
+        (["bisect", "nothing", "--what", "wrong"], "--what is called --symptom now", "names no factory"),
+        (["store", "downgrade", "none", "--lose"], "--lose is called --delete-data now", "'none'"),
+    ],
+)
+def test_a_former_option_works_and_says_so(
+    arguments: list[str], note: str, error: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = ["--store", str(tmp_path / "s.db")] if arguments[0] == "store" else []
+    if store:
+        open_storage(store[1]).close()
     with pytest.raises(SystemExit) as ended:
-        main(lambda: app(["explain", "nothing", "--artefacts", "folder"], standalone_mode=False))
+        main(lambda: app([*arguments, *store], standalone_mode=False))
     said = capsys.readouterr().err
     assert ended.value.code == 2
-    assert "--artefacts is called --artifacts now" in said
-    assert "names no factory" in said
+    assert note in said
+    assert error in said
 
 
 def test_an_old_pickle_of_an_eager_decision_stays_with_eager() -> None:

@@ -1,8 +1,6 @@
 """The possible ways to run a workload: plans, their numerics, and the space of them. Pure data, no torch."""
 
-from typing import Any
-
-from torchwise.former_packages import warn_once
+from torchwise.lazy import load_attributes
 from torchwise.plan.choice import CHOICES, Choice, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.plan import EAGER, Plan, check_is_plan
@@ -11,9 +9,4 @@ from torchwise.plan.trait import Trait
 
 __all__ = ["CHOICES", "EAGER", "Choice", "Numerics", "Plan", "PlanSpace", "Trait", "check_is_plan", "register"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "Legality":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn_once(f"{__name__}.{name}", f"{__name__}.Numerics")
-    return Numerics
+__getattr__ = load_attributes(__name__, {}, {"Legality": "Numerics"})
