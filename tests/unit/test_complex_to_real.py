@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchwise.compile import compile_plan
 from torchwise.compile.backends.inductor import aot_backend
 from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for, half_angle, split_interleave
+from torchwise.compile.transforms.complex_to_real import aot as aot_module
 from torchwise.compile.transforms.complex_to_real import compile as compile_module
 from torchwise.compile.transforms.complex_to_real.compile import wrap_complex
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting, rewrite
@@ -755,7 +756,7 @@ def test_what_only_code_for_another_process_needs_is_looked_up_before_that_is_co
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend_for((("never", 2),))  # loads Inductor, which itself needs the parts that are taken away
-    monkeypatch.delitem(sys.modules, f"{backend_for.__module__.rpartition('.')[0]}.ahead", raising=False)
+    monkeypatch.delitem(sys.modules, aot_module.__name__)  # looked up as it is imported
     monkeypatch.delattr("torch._inductor.codecache.FxGraphCache")
     with pytest.raises(UnsupportedError, match=r"codecache\.FxGraphCache, which torch"):
         aot_backend(PLAN)

@@ -180,6 +180,24 @@ def test_the_gallery_of_the_zoo_is_told_of_and_mended(kind: type[zoo.TwoLayers])
         torch.testing.assert_close(mended(x), model(x), rtol=1e-4, atol=2e-3 if kind is zoo.BreakList else 1e-5)
 
 
+def test_a_print_that_a_library_has_replaced_is_a_print_still(tmp_path: Path) -> None:
+    """Ray puts its own in place of `print`, for as long as the process lives. It takes a lock."""
+    source = tmp_path / "model.py"
+    source.write_text("print('hi')\n")
+    found = breaks.read(f"""Graph break in user code at {statistics.__file__}:500
+Graph Break Reason: Unsupported context manager
+  Explanation: Dynamo does not know how to enter a `lock` context manager.
+
+User code traceback:
+  File "{source}", line 1, in forward
+  File "{statistics.__file__}", line 500, in safe_print
+""")
+    assert found
+    assert found.library
+    assert found.fix
+    assert found.fix.kind == "print"
+
+
 def test_a_function_that_goes_on_after_a_break_stands_in_the_stack_once() -> None:
     text = """
   File "/home/me/main.py", line 21, in <module>
