@@ -87,6 +87,15 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture
+def brief_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have searches of effort "quick" verify and time briefly: for tests that ask what comes of them, not how fast."""
+    from torchwise.trial.job import EFFORTS, Effort
+
+    brief = Effort(0.2, 0.3, extra_draws=1, noise_s=0.2, reproduce_noise=False, duels=1, processes=1)
+    monkeypatch.setitem(EFFORTS, "quick", brief)
+
+
 class StandingClock:
     """Seconds that pass only if a test says so."""
 

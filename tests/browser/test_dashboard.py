@@ -29,7 +29,7 @@ PAGES = {
     "history": f"history?target={TARGET}",
     "kernels": "kernels",
 }
-VIEWS = [(width, scheme) for width in (400, 1400) for scheme in ("light", "dark")]
+VIEWS = [(400, "light"), (1400, "dark")]
 HEIGHT = 1000
 START_S, SHOWN_MS = 60, 30_000
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -38,6 +38,8 @@ from torchwise.workload import Example, Workload, WorkloadSpec
 THREADS = Plan(threads=1)
 SERVE = Path(__file__).parents[1] / "targets" / "serve.py"
 X = torch.randn(4, 8)
+SEARCH = "sys.stdin.read()"
+"""Searches until it is told to end, as the real process does."""
 
 
 class Model(torch.nn.Module):
@@ -123,7 +125,7 @@ def test_a_function_is_swapped_as_well(child: Callable[..., None]) -> None:
 
 def test_it_answers_before_anything_is_found(child: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     model = Model().eval()
-    child(then="time.sleep(60)")
+    child(then=SEARCH)
     with torch.no_grad(), caplog.at_level("INFO", "torchwise"):
         fast = optimize_model(model)
         torch.testing.assert_close(fast(X), model(X))
@@ -154,7 +156,7 @@ def test_eight_threads_call_while_plans_are_swapped(child: Callable[..., None]) 
     inputs = [torch.randn(4, 8) for _ in range(8)]
     with torch.no_grad():
         right = [model(x) for x in inputs]
-    child(then="time.sleep(60)")
+    child(then=SEARCH)
     fast = optimize_model(model)
     wrong: list[str] = []
     over = threading.Event()
@@ -384,7 +386,7 @@ def test_stopping_ends_the_process_and_keeps_the_plan(child: Callable[..., None]
 def test_copies_and_pickles_leave_the_search_behind(child: Callable[..., None]) -> None:
     import copy
 
-    child(then="time.sleep(60)")
+    child(then=SEARCH)
     fast = optimize_model(Model().eval())
     twin = copy.deepcopy(fast)
     assert "background" not in vars(twin)

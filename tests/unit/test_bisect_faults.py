@@ -79,7 +79,7 @@ def test_a_death_of_the_process_costs_one_look_and_is_followed() -> None:
 @pytest.mark.slow
 def test_a_hang_is_ended_and_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchwise.diagnose.bisect.probe_runner.MIN_PATIENCE_S", 5.0)
-    found = bisect(f"{FAULTS}:aot_hangs", what="hang", limit=25, budget=28, progress=False)
+    found = bisect(f"{FAULTS}:aot_hangs", what="hang", limit=12, budget=15, progress=False)
     assert found.observation.symptom is Symptom.HANG
     assert "_hangs" in found.observation.detail
 

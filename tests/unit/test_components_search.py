@@ -52,6 +52,7 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @torch.no_grad()
+@pytest.mark.usefixtures("brief_searches")
 def test_a_function_is_tuned_by_workers_and_then_answers_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_function_is_tuned_by_workers_and_then_answers_compiled(
 
 @pytest.mark.slow
 @torch.no_grad()
+@pytest.mark.usefixtures("brief_searches")
 def test_a_module_within_a_program_is_tuned_by_workers_and_others_stay_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_step_is_proven_and_served(model: Any, kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_searches")
 def test_tune_finds_a_plan_for_a_step_with_a_cache_that_grows(tmp_path: Any) -> None:
     torch.manual_seed(0)
     model = llama().eval()

@@ -64,6 +64,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     torch._dynamo.reset()
 
 
+@pytest.mark.usefixtures("brief_searches")
 def test_the_second_compilation_finds_the_decision_in_the_store(searches: list[Any], tmp_path: Path) -> None:
     store = str(tmp_path / "store.db")
     model, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.0)), torch.ones(2, 3)
@@ -98,6 +99,7 @@ def test_the_next_process_finds_it_too(tmp_path: Path) -> None:
         assert said in result.stdout, result.stderr
 
 
+@pytest.mark.usefixtures("brief_searches")
 def test_a_decision_of_another_machine_is_not_taken(
     searches: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
