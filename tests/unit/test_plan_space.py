@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections import deque
 from dataclasses import fields, replace
 
 import pytest
@@ -64,13 +63,13 @@ def keys(space: PlanSpace) -> set[tuple[str, object]]:
 
 
 @functools.cache  # a thousand plans, which several tests look at
-def reachable(space: PlanSpace) -> set[Plan]:
-    found, waiting = {EAGER}, deque([EAGER])
+def reachable(space: PlanSpace) -> dict[Plan, list[tuple[Plan, Choice]]]:
+    """Return every plan that a search can reach, with its neighbours."""
+    found, waiting = dict[Plan, list[tuple[Plan, Choice]]](), {EAGER}
     while waiting:
-        for plan, _ in space.neighbours(waiting.popleft()):
-            if plan not in found:
-                found.add(plan)
-                waiting.append(plan)
+        plan = waiting.pop()
+        found[plan] = list(space.neighbours(plan))
+        waiting |= {near for near, _ in found[plan] if near not in found}
     return found
 
 
@@ -255,9 +254,8 @@ def roll_plan(plan: Plan) -> Plan | None:
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_neighbours_are_legal_and_one_choice_away(device: str, mode: str) -> None:
     space = a_space(device, mode, effort="standard")
-    for plan in reachable(space):
+    for plan, around in reachable(space).items():
         assert Plan.from_json(plan.to_json()) == plan
-        around = list(space.neighbours(plan))
         assert len({near for near, _ in around}) == len(around)
         for near, choice in around:
             assert near != plan
