@@ -33,7 +33,7 @@ TARGETS = Path(__file__).parent.parent / "targets" / "compiled.py"
 
 
 def try_target(target: str, plan: Plan, *traits: str) -> Trial:
-    effort = replace(EFFORTS["quick"], reproduce_noise=True)
+    effort = replace(EFFORTS["quick"], reproduce_noise=True, noise_s=0.5)
     job = Job("try", WorkloadSpec(target), traits=frozenset({"module", *traits}), effort=effort)
     return try_plan(ProcessLauncher(), job, Trial(0, plan, TrialState.RUNNING), Limits(250, 2**34), lambda stage: None)
 

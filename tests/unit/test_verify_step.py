@@ -627,6 +627,7 @@ def test_losses_that_are_not_finite() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_searches")
 def test_tuning_leaves_everything_bit_by_bit_as_it_was(tmp_path: Any) -> None:
     step = a_step(Blocks(dropout=0.1), scheduler=slow, scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
     (x, y), *_ = batches(1, 16)
