@@ -17,7 +17,7 @@ import torch
 
 from dynamo_graphs import capture_graph, decision_for
 from torchwise.dynamo import backend as entry
-from torchwise.dynamo import decide, private
+from torchwise.dynamo import decide
 from torchwise.dynamo.options import Options
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -169,12 +169,6 @@ def test_an_example_is_a_leaf_without_history() -> None:
     assert example.is_leaf
     assert example.requires_grad
     assert x.grad_fn is not None
-
-
-def test_every_private_name_is_there() -> None:
-    from torchwise.compile.private import check
-
-    check(private.WHO, private.NAMES)
 
 
 def test_torch_finds_the_backend_by_its_name() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from torchwise._torch.private_name import PrivateName
 from torchwise.compile.guards import module_guard
 from torchwise.compile.guards.fast_module_guard import make_quick_check
 from torchwise.compile.guards.module_guard import ModuleGuard
@@ -130,7 +131,8 @@ def test_it_looks_closely_only_where_something_was_written(net: Net, monkeypatch
 
 def test_it_does_without_the_counts_of_writes(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "torchwise.compile.guards.fast_module_guard.DICT_VERSION", ("torch._C._dynamo.guards", "no_such_name")
+        "torchwise.compile.guards.fast_module_guard.DICT_VERSION",
+        PrivateName("torch._C._dynamo.guards", "no_such_name"),
     )
     unchanged = make_quick_check(net)
     assert unchanged()

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch._inductor.codecache import PyCodeCache
 
+from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.compile import compile_plan
 from torchwise.compile.backends import inductor
 from torchwise.compile.backends.freezing import Freezing
-from torchwise.compile.backends.inductor import compile, count_compiled_graphs
+from torchwise.compile.backends.inductor import compile
 from torchwise.compile.guards.guard_bypass import FastPath
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan

@@ -16,10 +16,10 @@ from torch import nn
 
 import torchwise
 from live_decisions import make_decision
+from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.alerts import heard
 from torchwise.compile import compile_plan
 from torchwise.compile.backends import inductor
-from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
 from torchwise.compile.recompiles import FIRST_WAIT_S, MAX_PLACES, RecompileLimitError, Recompiles
 from torchwise.plan import Plan

@@ -10,8 +10,10 @@ import pytest
 import torch
 from test_complex_to_real import FIELD, PLAN, close, graph_of, z
 
+from torchwise._torch import inductor
 from torchwise.compile import compile_plan
-from torchwise.compile.transforms.complex_to_real import half_angle, private, split_interleave
+from torchwise.compile.transforms.complex_to_real import half_angle, split_interleave
+from torchwise.compile.transforms.complex_to_real.inductor_calls import patient_fusion
 from torchwise.compile.transforms.complex_to_real.repeated_work import MAX_EVALUATIONS, bound_repeated_work
 from torchwise.compile.transforms.complex_to_real.rewrite import rewrite
 from torchwise.workload import Example
@@ -79,11 +81,11 @@ def lower_and_count(rewriting: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
 
-    fake_mode = private.fake_tensor_prop(rewriting.module, rewriting.inputs)
+    fake_mode = inductor.PROPAGATE_FAKES.get()(rewriting.module, rewriting.inputs, True)
     lowering = GraphLowering(rewriting.module, example_inputs=rewriting.inputs, shape_env=fake_mode.shape_env)
     with (
         counted_evaluations(monkeypatch) as counts,
-        private.patient_fusion(),
+        patient_fusion(),
         V.set_graph_handler(lowering),
         V.set_fake_mode(fake_mode),
     ):

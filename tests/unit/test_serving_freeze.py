@@ -15,8 +15,9 @@ from torch._dynamo.callback import callback_handler
 
 import torchwise
 from live_decisions import make_decision
+from torchwise._torch.dynamo import count_compiled_graphs
+from torchwise._torch.private_name import PrivateName
 from torchwise.compile import CompiledPlan
-from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.compile.cuda_graphs import compile_freeze
 from torchwise.compile.cuda_graphs.compile_freeze import (
     FrozenError,
@@ -338,7 +339,7 @@ def test_a_freeze_in_the_midst_of_a_first_call_holds_for_the_next(net: Net, monk
 
 def test_a_torch_that_does_not_say_when_it_compiles_cannot_be_frozen(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = torchwise.apply(net, make_decision(net, INDUCTOR, X))
-    monkeypatch.setattr(compile_freeze, "_HANDLER", ("torch._dynamo.callback", "no_such_name"))
+    monkeypatch.setattr(compile_freeze, "CALLBACK_HANDLER", PrivateName("torch._dynamo.callback", "no_such_name"))
     with pytest.raises(UnsupportedError, match=r"freezing a plan needs torch\._dynamo\.callback\.no_such_name"):
         freeze(fast)
     assert fast.statistics.at_freeze is None

@@ -93,7 +93,7 @@ def test_a_store_that_fails_under_torch_compile_leaves_the_graph_to_inductor(
     store: Path, fault: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("torchwise.dynamo.private.inductor", lambda module, _inputs: module.forward)
+    monkeypatch.setattr("torchwise._torch.dynamo.compile_graph", lambda module, _inputs: module.forward)
     monkeypatch.setattr("torchwise.dynamo.graph_backend._logged", OnceLog())
     monkeypatch.setattr(SPENT, "seconds", 0.0)
     kept = fault(store)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torchwise._torch import inductor
+from torchwise._torch.private_name import PrivateName
 from torchwise.compile import compile_plan
 from torchwise.compile.transforms import structure_of_arrays
 from torchwise.compile.transforms.structure_of_arrays import graph_pass, lay_out, reads_across
@@ -190,7 +192,7 @@ def test_compiled_code_is_kept_under_the_text_of_the_pass(tmp_path: Any, monkeyp
 
 def test_a_version_without_the_door_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     graph_pass.cache_clear()
-    monkeypatch.setattr(structure_of_arrays, "_PASS", ("torch._inductor.custom_graph_pass", "Missing"))
+    monkeypatch.setattr(inductor, "GRAPH_PASS", PrivateName("torch._inductor.custom_graph_pass", "Missing"))
     with pytest.raises(
         UnsupportedError, match=r"structure_of_arrays needs torch\._inductor\.custom_graph_pass\.Missing"
     ):

@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchwise.compile.private import check
-from torchwise.diagnose import compilations, events, private, recompiles
+from torchwise._torch import trace_log
+from torchwise._torch.private_name import PrivateName
+from torchwise.diagnose import compilations, events, recompiles
 from torchwise.diagnose.trace import Trace
 from torchwise.diagnose.watch import Watch, watch
 from torchwise.errors import InputError, UnsupportedError
@@ -323,13 +324,9 @@ def test_a_compilation_without_metrics_is_told() -> None:
 
 
 def test_a_version_without_the_trace_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "_TRACE_LOG", ("torch._logging._internal", "no_such_log"))
+    monkeypatch.setattr(trace_log, "TRACE_LOG", PrivateName("torch._logging._internal", "no_such_log"))
     with pytest.raises(UnsupportedError, match=r"watching the compiler needs .*no_such_log"):
         Trace().start()
-
-
-def test_every_private_name_is_there() -> None:
-    check(private.WHO, private.NAMES)
 
 
 def test_a_watch_prints_one_summary_when_it_stops(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torchwise._torch import dynamo
 from torchwise.compile import cpu_isa_cache
 from torchwise.errors import UnsupportedError
 from torchwise.records import Decision
@@ -87,6 +88,5 @@ def _first_calls(build: Build) -> float:
 
 
 def _count_compiled_graphs() -> int:
-    from torch._dynamo.utils import counters
-
-    return int(counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_bypass"])
+    counts = dynamo.get_counters("inductor")
+    return counts.get("fxgraph_cache_miss", 0) + counts.get("fxgraph_cache_bypass", 0)

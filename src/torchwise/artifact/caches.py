@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from torchwise._torch import inductor
 from torchwise.artifact.package import put
-from torchwise.compile import private
 from torchwise.errors import InputError
 
-name = functools.partial(private.look_up, "an artifact")
-
-CACHE_DIR = ("torch._inductor.runtime.cache_dir_utils", "cache_dir")
-TRITON_CACHE_DIR = ("torch._inductor.runtime.cache_dir_utils", "triton_cache_dir")
+FEATURE = "an artifact"
 LEFT_OUT = (".lock", ".tmp")
 
 
@@ -37,7 +33,7 @@ def place(code: Mapping[str, bytes]) -> int:
         InputError: a file cannot be written. Those that were written are whole.
         UnsupportedError: this torch keeps its code elsewhere.
     """
-    folders = {"inductor": Path(name(CACHE_DIR)()), "triton": _triton()}
+    folders = {"inductor": Path(inductor.CACHE_DIR.get(FEATURE)()), "triton": _triton()}
     new = 0
     for key, data in code.items():
         kind, _, rest = key.partition("/")
@@ -55,4 +51,4 @@ def place(code: Mapping[str, bytes]) -> int:
 
 def _triton() -> Path:
     """Return Triton's folder. By Inductor's rule each GPU has one, and this is that of the first."""
-    return Path(os.environ.get("TRITON_CACHE_DIR") or name(TRITON_CACHE_DIR)(0))
+    return Path(os.environ.get("TRITON_CACHE_DIR") or inductor.TRITON_CACHE_DIR.get(FEATURE)(0))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchwise import environment
+from torchwise._torch import dynamo, inductor
 from torchwise.artifact import caches, package
 from torchwise.artifact.folder import Folder
 from torchwise.artifact.manifest import Info
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("torchwise")
 
-COMPILER = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torchwise.runtime")
+COMPILER = (dynamo.TRACER_MODULE, inductor.COMPILER_MODULE, "torchwise.runtime")
 """Modules that the first call of a compiled plan would import otherwise, which takes seconds."""
-KERNELS = ("torch._inductor.async_compile", "torch._inductor.runtime.triton_heuristics")
-"""The same, for kernels of a GPU."""
 
 
 def info(path: str | Path) -> Info:
@@ -207,7 +206,7 @@ def _set_up_compiler(device: str) -> None:
     """
     import torch
 
-    for module in (*COMPILER, *(KERNELS if device == "cuda" else ())):
+    for module in (*COMPILER, *(inductor.KERNEL_MODULES if device == "cuda" else ())):
         importlib.import_module(module)
     with contextlib.suppress(Exception):  # it only saves the first call some time
         torch.compile(_flat)(torch.empty(2, device="cpu"))

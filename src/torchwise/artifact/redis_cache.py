@@ -7,25 +7,21 @@ them, with a limit, and the first failure ends its use in this process.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import os
 import threading
 from typing import Any
 
-from torchwise.compile import private
+from torchwise._torch import aot_autograd, inductor
 from torchwise.errors import InputError, UnsupportedError
 
 logger = logging.getLogger("torchwise")
-name = functools.partial(private.look_up, "the Redis cache")
-
-REMOTE_CACHE = ("torch._inductor.remote_cache", "RedisRemoteCache")
-BACKEND = ("torch._inductor.remote_cache", "RemoteCacheBackend")
+FEATURE = "the Redis cache"
 SETTINGS = {
-    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": ("torch._inductor.config", "fx_graph_remote_cache"),
-    "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": ("torch._functorch.config", "enable_remote_autograd_cache"),
-    "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": ("torch._inductor.config", "autotune_remote_cache"),
+    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": (inductor.SETTINGS, "fx_graph_remote_cache"),
+    "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": (aot_autograd.SETTINGS, "enable_remote_autograd_cache"),
+    "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": (inductor.SETTINGS, "autotune_remote_cache"),
 }
 """Variables that turn the caches on, with the setting that each becomes when PyTorch reads it, once."""
 URL = "TORCHINDUCTOR_REDIS_URL"
@@ -56,14 +52,14 @@ def use_redis(url: str, *, timeout_s: float = 2.0) -> bool:
     server = _Server(url, timeout_s)
     if not server.answers():
         return False
-    name(REMOTE_CACHE).backend_override_cls = lambda: _backend(server)
+    inductor.REMOTE_CACHE.get(FEATURE).backend_override_cls = lambda: _backend(server)
     # Children without `use_redis` have PyTorch's own connection, which takes its limits from the URL.
     limits = f"socket_connect_timeout={timeout_s}&socket_timeout={timeout_s}"
     os.environ[URL] = f"{url}{'&' if '?' in url else '?'}{limits}"
-    for variable, (module, setting) in SETTINGS.items():
+    for variable, (settings, setting) in SETTINGS.items():
         os.environ[variable] = "1"
         # Since torch 2.13, an assignment holds for this thread alone. So the default must change.
-        name((module, "_config"))[setting].default = True
+        settings.get(FEATURE)[setting].default = True
     return True
 
 
@@ -112,7 +108,7 @@ class _Server:
 def _backend(server: _Server) -> Any:
     """Return the object that Inductor reads from and writes to. Its base class is PyTorch's, so it is defined here."""
 
-    class Backend(name(BACKEND)):  # type: ignore[misc]
+    class Backend(inductor.REMOTE_CACHE_BACKEND.get(FEATURE)):  # type: ignore[misc]
         def _get(self, key: str) -> Any:
             return server.ask("get", key)
 

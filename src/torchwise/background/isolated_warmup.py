@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchwise.compile import Backend, compile_plan, private
+from torchwise._torch.dispatch import POP_MODE, PUSH_MODE, TorchDispatchMode
+from torchwise.compile import Backend, compile_plan
 from torchwise.compile.io_casts import IOCasts
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.workload import Workload
-
-MODES = ("torch.utils._python_dispatch", "_push_mode"), ("torch.utils._python_dispatch", "_pop_mode")
 
 
 def warm_up_plan(call: Callable[..., Any], plan: Plan, backend: Backend, workload: Workload, device: str) -> None:
@@ -51,7 +49,7 @@ def isolate_rng(device: str) -> Iterator[None]:
     Raises:
         UnsupportedError: (inside) an operator draws and takes no generator.
     """
-    push, pop = (private.look_up("a call without drawing", name) for name in MODES)
+    push, pop = (name.get("a call without drawing") for name in (PUSH_MODE, POP_MODE))
     push(_OwnGenerator(torch.Generator(device)))
     try:
         yield

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwise import environment
+from torchwise._torch import aot_autograd, dynamo, inductor
 from torchwise.alerts import alert
 from torchwise.background.isolated_warmup import warm_up_plan
 from torchwise.background.protocol import Message, Order, read_code
@@ -39,9 +40,9 @@ from torchwise.workload.identity import describe_example
 logger = logging.getLogger("torchwise")
 
 COMPILER = (
-    "torch._dynamo.aot_compile",
-    "torch._inductor.compile_fx",
-    "torch._functorch._aot_autograd.aot_autograd_result",
+    dynamo.AOT_COMPILE_MODULE,
+    inductor.COMPILER_MODULE,
+    aot_autograd.RESULT_MODULE,
 )
 ENDING_S = 10.0
 TUNING_ENDED = Fallback(FallbackReason.BACKGROUND_TUNING_ENDED)

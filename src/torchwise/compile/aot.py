@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from torchwise.compile import private
+from torchwise._torch import dynamo
 from torchwise.compile.backends.inductor import aot_backend, while_compiling
 from torchwise.compile.guards.fast_module_guard import make_quick_check
 from torchwise.compile.guards.guard_bypass import FastPath, GuardBypass, fast_path, make_fast_path
@@ -33,7 +33,6 @@ from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 
 _GLOBAL = re.compile(r"G\['(?:__import_(?P<module>\w+)'\]\.(?P<name>\w+)|(?P<own>\w+)'\])")
-UNWRITABLE = ("torch._dynamo.guards", "CheckFunctionManager")
 Call = Callable[..., Any]
 
 
@@ -230,7 +229,7 @@ class _Loaded:
 
 def _compile_ahead(call: Call, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Code:
     bypass, dropped = GuardBypass(call), list[Any]()
-    unwritable = private.look_up("compiling ahead", UNWRITABLE).UNSUPPORTED_SERIALIZATION_GUARD_TYPES
+    unwritable = dynamo.GUARD_CHECKER.get("compiling ahead").UNSUPPORTED_SERIALIZATION_GUARD_TYPES
 
     def filter_guards(guards: Sequence[Any]) -> list[bool]:
         bypass.guard_filter(guards)
@@ -278,14 +277,12 @@ def _bytes_of(function: Any) -> bytes:
 
 
 def _load_function(code: Code) -> Any:
-    load = private.look_up("code that was compiled ahead", ("torch.compiler", "load_compiled_function"))
+    load = dynamo.LOAD_COMPILED.get("code that was compiled ahead")
     return load(io.BytesIO(code.data))
 
 
 @contextlib.contextmanager
 def _enabled() -> Iterator[None]:
     """Enable the API, which torch 2.11 disables by default."""
-    from torch._dynamo import config
-
-    with config.patch(enable_aot_compile=True):
+    with dynamo.patch_config(enable_aot_compile=True):
         yield

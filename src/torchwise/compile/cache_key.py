@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.private import look_up
+from torchwise._torch.aot_autograd import CACHE_KEY
 from torchwise.errors import UnsupportedError
 
-DETAILS = ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCacheDetails")
 NOTED = "autocast_state"
 
 
@@ -24,7 +23,7 @@ NOTED = "autocast_state"
 def add_autocast_to_key() -> None:
     """Add the dtype of each active autocast to the key. Keys without autocast stay the same."""
     with contextlib.suppress(UnsupportedError):  # a version without such keys
-        details = look_up("a key of compiled code", DETAILS)
+        details = CACHE_KEY.get("a key of compiled code")
         if NOTED not in details.__init__.__code__.co_names:
             _note_in(details)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch.modules import BatchNorm
 from torchwise.compile import regional
 from torchwise.compile.backends import BACKENDS, Backend
 from torchwise.compile.cuda_graphs import CAPTURES
@@ -168,7 +169,7 @@ def _prepare_call(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., A
 
 
 def _counts_statistics(module: torch.nn.Module) -> bool:
-    is_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    is_norm = isinstance(module, BatchNorm)
     return is_norm and module.training and module.running_mean is not None
 
 

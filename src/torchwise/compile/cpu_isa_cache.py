@@ -11,17 +11,13 @@ process.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torchwise.compile import private
+from torchwise._torch import inductor
 
-name = functools.partial(private.look_up, "code compiled elsewhere")
-
-VEC_ISA = ("torch._inductor.cpu_vec_isa", "VecISA")
-VALID = ("torch._inductor.cpu_vec_isa", "valid_vec_isa_list")
+FEATURE = "code compiled elsewhere"
 
 Check = Callable[[Any, str], bool]
 
@@ -57,12 +53,12 @@ def replay(known: Mapping[str, bool]) -> None:
         return check(isa, code) if result is None else result
 
     with _checking(answer_check):
-        name(VALID)()
+        inductor.VALID_VEC_ISAS.get(FEATURE)()
 
 
 @contextlib.contextmanager
 def _checking(answer: Callable[[Check, Any, str], bool]) -> Iterator[None]:
-    kind = name(VEC_ISA)
+    kind = inductor.VEC_ISA.get(FEATURE)
     check = kind.check_build
     kind.check_build = lambda isa, code: answer(check, isa, code)
     try:

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.modules import module as modules
+
+from torchwise._torch.dynamo import SILENT_CALLS
+from torchwise._torch.modules import CALL_IMPL, HAS_GLOBAL_HOOK
 
 LIBRARY = "torch.nn.modules."
 BY_TORCH = torch.nn.Module.__call__
@@ -23,9 +25,8 @@ DOES_NO_MORE = set(getattr(getattr(BY_TORCH, "__code__", None), "co_names", ()))
     "_call_impl",
 }
 """Whether this PyTorch's `Module.__call__` only chooses between these two functions, so that a caller may do so."""
+_has_global_hook: Callable[[], bool] = HAS_GLOBAL_HOOK.get("calling a forward")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_ADDING_NOTHING = ("torch.fx.graph_module", "torch._dynamo.eval_frame")
-"""Modules of PyTorch whose classes have a `__call__` of their own that only warns, or explains an error."""
 
 
 def entry_of(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,11 +46,11 @@ def calls_forward_alone(module: torch.nn.Module) -> bool:
     """Whether a call of a module only calls its present forward."""
     return (
         not has_own_call(type(module))
-        and type(module)._call_impl is torch.nn.Module._call_impl
+        and type(module)._call_impl is CALL_IMPL
         and "_call_impl" not in vars(module)
         and _is_compiled_by_torch(module)
         and not any(getattr(module, name) for name in HOOKS)
-        and not modules._has_any_global_hook()
+        and not _has_global_hook()
         and _has_stable_forward(module)
     )
 
@@ -61,7 +62,7 @@ def has_own_call(cls: type[torch.nn.Module]) -> bool:
 
 
 def _adds_nothing(call: Any) -> bool:
-    return getattr(call, "__globals__", {}).get("__name__") in _ADDING_NOTHING
+    return getattr(call, "__globals__", {}).get("__name__") in SILENT_CALLS
 
 
 def _is_compiled_by_torch(module: torch.nn.Module) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
+from torchwise._torch import pytree as _pytree
 from torchwise.compile.layout import Order, lay_out, order_of
 from torchwise.compile.signature import Signature, signature_of
 from torchwise.errors import UnsupportedError

@@ -18,13 +18,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torchwise.compile.private import check, look_up
+from torchwise._torch import inductor
+from torchwise._torch.private_name import check
 
 OPTION = "triton.enable_pdl"
 WHO = f"Inductor's {OPTION}"
-KERNEL = ("torch._inductor.codegen.triton", "TritonKernel")
-MEMBERS = [(KERNEL[0], f"{KERNEL[1]}.{name}") for name in ("_filter_pdl", "_enable_pdl_codegen", "GDC_WAIT")]
-DETAILS = ("torch._inductor.codecache", "FxGraphHashDetails")
 
 
 @functools.cache
@@ -36,9 +34,9 @@ def wait_first() -> None:
     Raises:
         UnsupportedError: this torch generates such kernels in another way.
     """
-    check(WHO, MEMBERS)
-    _write_waits(look_up(WHO, KERNEL))
-    _note_in_keys(look_up(WHO, DETAILS))
+    check(WHO, (inductor.FILTER_PDL, inductor.ENABLE_PDL, inductor.PDL_WAIT))
+    _write_waits(inductor.TRITON_KERNEL.get(WHO))
+    _note_in_keys(inductor.GRAPH_KEY.get(WHO))
 
 
 def _write_waits(kernel: Any) -> None:
@@ -66,6 +64,4 @@ def _note_in_keys(details: Any) -> None:
 
 
 def _is_pdl_enabled() -> bool:
-    from torch._inductor import config
-
-    return bool(config.triton.enable_pdl)
+    return bool(inductor.CONFIG.get(WHO).triton.enable_pdl)

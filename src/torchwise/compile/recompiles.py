@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torchwise._torch import dynamo
 from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
 from torchwise.errors import UnsupportedError
 
@@ -26,7 +27,7 @@ SHOWN = 4
 MAX_PLACES = 64
 """Maximum number of varying places that are counted. Each call may name others, such as entries of a growing list."""
 
-_FEW = "if it has few values, raise `torch._dynamo.config.recompile_limit`, otherwise keep it out of the compiled code"
+_FEW = f"if it has few values, raise `{dynamo.CONFIG}.recompile_limit`, otherwise keep it out of the compiled code"
 _WORDS = {
     VaryingKind.NUMBER: (
         "is another number on every call",
@@ -67,7 +68,7 @@ class Recompiles:
     """Counts recompilations and new captures for known kinds of calls, and raises an error at the limit.
 
     Args:
-        most: the limit, by default PyTorch's own `torch._dynamo.config.recompile_limit`.
+        most: the limit, by default that of PyTorch.
         told: called with the variation, on each recompilation or new capture.
         give_up: called with the error if a call must continue, so that the plan answers no later call. By default such
             a call raises, too.
@@ -183,6 +184,4 @@ def _now(varied: Sequence[VaryingValue]) -> str:
 
 
 def _limit_of_pytorch() -> int:
-    from torch._dynamo import config
-
-    return int(config.recompile_limit)
+    return dynamo.get_recompile_limit()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch.guards import make_tensor_check
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 from torchwise.workload.memory import Overlap, are_disjoint, overlap_of, reach_of
@@ -178,16 +179,7 @@ def guards_of(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     Raises:
         UnsupportedError: this torch lacks those guards.
     """
-    from torch._C._dynamo import guards
-
-    shapes: Any = [list(t.shape) for t in tensors]  # PyTorch's own stub has them wrong
-    strides: Any = [list(t.stride()) for t in tensors]
-    try:
-        tensor_guards = guards.TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
-    except (AttributeError, TypeError) as error:
-        raise UnsupportedError(f"torch {torch.__version__} has no such guards: {error}") from error
-    check: Callable[..., bool] = tensor_guards.check
-    return check
+    return make_tensor_check(tensors)
 
 
 def opaque_leaves(tree: Any) -> list[str]:
@@ -217,7 +209,7 @@ def _plain_types() -> tuple[type, ...]:
 
 
 def _tree_key(tree: Any) -> Signature:
-    from torch.utils import _pytree
+    from torchwise._torch import pytree as _pytree
 
     leaves, spec = _pytree.tree_flatten(tree)
     return (spec, *map(_leaf_key, leaves))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from torchwise._torch.modules import BatchNorm
 from torchwise.compile.backends.inductor import compile as compiled_by_inductor
 from torchwise.compile.cuda_graphs.step_graph import CapturedStep
 from torchwise.compile.forward_entry import calls_forward_alone
@@ -192,7 +193,7 @@ class CompiledStep:
         blocks = find_repeated_blocks(unwrap_ddp(self._step.model))
         if not blocks:
             raise UnsupportedError("activation_checkpointing is 'blocks', but the model has no repeated blocks")
-        norms = [m for block in blocks for m in block.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+        norms = [m for block in blocks for m in block.modules() if isinstance(m, BatchNorm)]
         if any(norm.track_running_stats for norm in norms):
             raise UnsupportedError(
                 "activation_checkpointing is 'blocks', but batch-norm in the blocks would count each batch twice"

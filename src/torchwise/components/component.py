@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.private import look_up
+from torchwise._torch.dispatch import is_transforming
 from torchwise.components.autocast import autocast_of, device_of, wrap_in_autocast
 from torchwise.components.config import CompileConfig
 from torchwise.components.kill_switch import is_disabled
@@ -32,7 +32,6 @@ SWITCHED_OFF = Fallback(FallbackReason.SWITCHED_OFF)
 WITHIN = Fallback(FallbackReason.NESTED_COMPONENT)
 UNUSUAL = Fallback(FallbackReason.SEARCH_POSTPONED)
 
-_transforms: Callable[[], Any] = look_up("a component of a program", ("torch._C._functorch", "peek_interpreter_stack"))
 _searching = threading.Lock()
 """Allows one search at a time per process: two would disturb each other's timings. The original answers meanwhile."""
 _here = threading.local()
@@ -271,4 +270,4 @@ def _is_unusual() -> bool:
     """Return whether inputs may differ from their appearance, or may not be copied, right now."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return True
-    return torch.autograd.forward_ad._current_level >= 0 or _transforms() is not None
+    return is_transforming()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from torchwise._torch import dynamo
 from torchwise.diagnose import source_locations
 from torchwise.diagnose.fixes import add_fix
 from torchwise.records.compile_events import Break, Frame
@@ -12,7 +13,7 @@ _PLACE = re.compile(r"^Graph break in user code at (?P<file>.+):(?P<line>\d+)$",
 _SKIPPED = "Graph break: torch.compile cannot properly resume"
 _WHOLE = ("Failed to handle graph break gracefully", "Skipping the function and falling back to eager")
 _PREAMBLE = re.compile(r"^(Encountered graph break|Failed to handle graph break)[^\n]*:\s*", re.MULTILINE)
-_RAISED = re.compile(r"^torch\._dynamo\.exc\.\w+: ", re.MULTILINE)
+_RAISED = re.compile(rf"^{re.escape(dynamo.ERRORS)}\.\w+: ", re.MULTILINE)
 _STACK = re.compile(r"^(User code traceback|The graph break occurred in the following user code):\n", re.MULTILINE)
 _ERROR = "\nTraceback (most recent call last):"
 _ENDS = ("\n*** While handling", "\nStack variable source attribution:", "\nUser code traceback:", "\nfrom user code:")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchwise.diagnose import private
+from torchwise._torch import dynamo
 from torchwise.diagnose.findings.evidence import Fix
 from torchwise.diagnose.fresh_code_copy import fresh_copy
 from torchwise.diagnose.kernels import PROFILED
@@ -68,7 +68,7 @@ def settle(fix: Fix, harness: Harness) -> Settled:
     Raises:
         Exception: any error of the model under the fix.
     """
-    private.forget_what_varied()  # a program with the fix does not run the explained run before
+    dynamo.RESET_HISTORY.get("trying a fix")()  # a program with the fix does not run the explained run before
     model, plain = fresh_copy(harness.workload.call), fresh_copy(harness.workload.call)
     setting = patched(fix.code) if fix.kind == "setting" else contextlib.nullcontext()
     with setting, Trace() as trace:

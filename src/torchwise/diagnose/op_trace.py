@@ -13,9 +13,9 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchwise
+from torchwise._torch.dispatch import TorchDispatchMode
 from torchwise.compile.tensor_reads import answering
 from torchwise.compile.transforms.numbers_on_gpu import WIDE
 from torchwise.diagnose.flops import VIEWS, flops_of, is_counted

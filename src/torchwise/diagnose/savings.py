@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from torchwise._torch import dynamo
 from torchwise.compile import compile_plan
 from torchwise.diagnose.findings.evidence import Fix, place_of_line
 from torchwise.diagnose.fix_trials import settle
@@ -214,11 +214,13 @@ def cost_of_a_break(device: str) -> Interval | None:
     def chain(x: torch.Tensor) -> torch.Tensor:
         return x.sin().sin().sin()
 
+    break_graph = dynamo.GRAPH_BREAK.get()
+
     def chain_with_breaks(x: torch.Tensor) -> torch.Tensor:
         x = x.sin()
-        torch._dynamo.graph_break()  # not in a loop, where a break makes the whole function run in eager
+        break_graph()  # not in a loop, where a break makes the whole function run in eager
         x = x.sin()
-        torch._dynamo.graph_break()
+        break_graph()
         return x.sin()
 
     x = torch.ones(16, device=device)
@@ -247,6 +249,4 @@ def _pair(candidate: Callable[[], Any], baseline: Callable[[], Any], device: str
 
 def _more_compilations() -> Any:
     """Raise the limit of compilations for one code object: all fixes count towards it."""
-    return importlib.import_module("torch._dynamo.config").patch(
-        recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16
-    )
+    return dynamo.patch_config(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)

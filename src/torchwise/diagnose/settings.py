@@ -8,20 +8,22 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from torchwise._torch import dynamo
+
 _SETTING = re.compile(
     r"(?P<module>torch\.[\w.]*config)\.(?P<name>\w+)(?: = (?P<value>True|False)|\.add\((?P<added>.+)\))$"
 )
 
 
 def argument(setting: str) -> str:
-    """Return the value that a setting such as "torch._dynamo.config.x.add(print)" adds to a set, or "" for a flag."""
+    """Return the value that a setting such as "torch.….config.x.add(print)" adds to a set, or "" for a flag."""
     hit = _SETTING.match(setting)
     return (hit["added"] or "") if hit else ""
 
 
 @contextlib.contextmanager
 def patched(setting: str, names: dict[str, Any] | None = None) -> Iterator[None]:
-    """Apply a setting of PyTorch, such as "torch._dynamo.config.x = True" or "torch._dynamo.config.x.add(print)".
+    """Apply a setting of PyTorch, such as "torch.….config.x = True" or "torch.….config.x.add(print)".
 
     Args:
         setting: as it is printed.
@@ -32,7 +34,7 @@ def patched(setting: str, names: dict[str, Any] | None = None) -> Iterator[None]
     """
     hit = _SETTING.match(setting)
     if hit is None:
-        raise ValueError(f"setting is {setting!r}, but must be such as torch._dynamo.config.name = True")
+        raise ValueError(f"setting is {setting!r}, but must be such as {dynamo.CONFIG}.name = True")
     config = importlib.import_module(hit["module"])
     value = hit["value"] == "True"
     if hit["added"]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torchwise
+from torchwise._torch import dynamo
 from torchwise.records.compile_events import Frame
 
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<function>[^\n]+))?', re.MULTILINE)
@@ -71,7 +72,7 @@ def _is_within(file: str, folders: Iterable[str]) -> bool:
 
 @functools.cache
 def _compiler() -> tuple[str, ...]:
-    return (str(_torch() / "_dynamo"),)
+    return (str(_torch() / dynamo.FOLDER),)
 
 
 @functools.cache

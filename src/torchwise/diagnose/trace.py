@@ -2,7 +2,7 @@
 
 PyTorch logs its compiler's actions to `torch.__trace` (the source of TORCH_TRACE and tlparse:
 https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html). A logging handler reads it there. It needs no
-environment variable and no `torch._dynamo.reset`, and other handlers keep working. A call that compiles nothing writes
+environment variable and no reset of Dynamo, and other handlers keep working. A call that compiles nothing writes
 nothing.
 """
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Self
 
-from torchwise.diagnose import private
+from torchwise._torch import dynamo, trace_log
 from torchwise.diagnose.events import Artifact, Events, Span
 from torchwise.records.compile_events import Break, Compilation, CompileEvents, Frame, Recompile, UncompiledPart
 
@@ -53,10 +53,10 @@ class Trace:
             UnsupportedError: this version of torch has no structured trace.
         """
         if self._logger is None:
-            self._logger = private.trace_logger()
-            self._skips_before = private.cudagraph_skips()
+            self._logger = trace_log.get_logger()
+            self._skips_before = dynamo.count_cudagraph_skips()
             with self._handler.events() as events:
-                events.trace_seconds = private.trace_seconds()
+                events.trace_seconds = trace_log.get_seconds()
             self._started_s = time.perf_counter()
             _attach(self._logger, self._handler)
             self._note_if_detached()
@@ -73,7 +73,7 @@ class Trace:
         self._note_if_detached()
         _detach(self._logger, self._handler)
         with self._handler.events() as events:
-            events.add_skips(private.cudagraph_skips() - self._skips_before)
+            events.add_skips(dynamo.count_cudagraph_skips() - self._skips_before)
             if lost := events.count_unfinished():
                 events.notes.append(f"PyTorch reported no metrics for {lost} compilation(s): their times are missing")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchwise.dynamo import private
+from torchwise._torch import dispatch
 from torchwise.errors import UnsupportedError
 from torchwise.workload import Example, Workload
 
@@ -129,9 +129,14 @@ def _obstacles(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[
         if type(value) not in kinds:
             yield f"an input is a {type(value).__name__}, but only plain tensors and sizes can be sent to a worker"
     devices = {str(value.device) for value in inputs if isinstance(value, torch.Tensor)}
-    if len(devices) != 1 or not devices <= {"cpu", private.current_cuda_device()}:
+    if len(devices) != 1 or not devices <= {"cpu", _current_device()}:
         yield f"its inputs lie on {', '.join(sorted(devices)) or 'no device'}, but must on the CPU or the current GPU"
     yield from _list_unportable_parts(module, _mode(inputs))
+
+
+def _current_device() -> str:
+    """Return the GPU for workers, such as "cuda:0", or "none" if this process uses none."""
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "none"
 
 
 def _list_unportable_parts(module: torch.fx.GraphModule, mode: str) -> Iterator[str]:
@@ -139,9 +144,9 @@ def _list_unportable_parts(module: torch.fx.GraphModule, mode: str) -> Iterator[
     for node in module.graph.nodes:
         if node.op in ("get_attr", "call_module"):
             yield f"it holds {node.target}: another graph (control flow, checkpointing), a module or a constant tensor"
-        if private.enters_autocast(node.target):
+        if dispatch.enters_autocast(node.target):
             yield "it enables autocast inside, which some versions of torch do not capture again"
-        if mode == "inference" and (private.sets_grad_mode(node.target) or node.target == "requires_grad_"):
+        if mode == "inference" and (dispatch.sets_grad_mode(node.target) or node.target == "requires_grad_"):
             yield "it switches gradients on or off inside"
     for name, value in module.graph.python_code("self").globals.items():
         owner = str(getattr(value, "__module__", "builtins") or "builtins")
@@ -167,7 +172,7 @@ def _requires_grad(value: Any) -> bool:
 def _concrete(value: Any) -> Any:
     """Return an input in the form for workers: a leaf without gradient history, or a whole number."""
     if isinstance(value, torch.SymInt):
-        return private.size(value)
+        return dispatch.size_of(value)
     if not isinstance(value, torch.Tensor):
         return value
     detached = value.detach()

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import dynamo
 from torchwise.compile.backends.inductor import graph_compiler
 from torchwise.compile.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
-from torchwise.dynamo import private
 from torchwise.dynamo.graph import Captured, CastGraph
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
@@ -73,7 +73,7 @@ def lower_unmeasured(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Cal
     """Return a callable for a graph that cannot be measured: Inductor's code, or the graph itself if that fails."""
     plain = module.forward
     try:
-        return private.inductor(module, inputs)
+        return dynamo.compile_graph(module, inputs)
     except Exception as error:  # a compiler may raise any error, and the graph itself still runs
         logger.warning("torchwise: Inductor cannot compile a graph, which runs as it was captured", exc_info=error)
         return plain

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from torchwise._torch.modules import BatchNorm
 
 SPREAD = 0.1
 """Standard deviation of gains around their value."""
@@ -46,7 +47,7 @@ def calibrate(model: nn.Module, args: tuple[Any, ...]) -> None:
     Otherwise the running statistics would be 0 and 1, and the signal would grow or vanish from layer to layer. This
     takes one call, and only if there is a BatchNorm. All other modules stay in inference mode.
     """
-    norms = [part for part in model.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+    norms = [part for part in model.modules() if isinstance(part, BatchNorm) and part.track_running_stats]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]

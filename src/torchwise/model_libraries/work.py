@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchwise._torch.dispatch import FAKE_TENSOR_MODE
 from torchwise.workload import Roofline
 from torchwise.workload.pytree import map_tensors, tensors
 
@@ -26,7 +26,7 @@ def count(model: nn.Module, args: tuple[Any, ...]) -> Roofline | None:
         The count, or None for a model that cannot run without values.
     """
     state = dict([*model.named_parameters(), *model.named_buffers()])
-    counter, fakes = FlopCounterMode(display=False), FakeTensorMode(allow_non_fake_inputs=True)
+    counter, fakes = FlopCounterMode(display=False), FAKE_TENSOR_MODE.get()(allow_non_fake_inputs=True)
     try:
         # Attention as separate products, as the counter does not know the fused kernels of every device.
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), fakes, counter:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import _len_torch_dispatch_stack
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
-from torch.nn.modules import module as modules
 
+from torchwise._torch.dispatch import DISPATCH_MODES, is_transforming
+from torchwise._torch.modules import HAS_GLOBAL_HOOK
 from torchwise.compile.guards.code_guard import CodeGuard, code_of, version, writes_to
 from torchwise.compile.guards.same_code import is_same_code
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
@@ -18,6 +17,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 CALLED = ("forward", "_call_impl")
 """Functions that a module's own attributes may replace."""
+_count_dispatch_modes: Callable[[], int] = DISPATCH_MODES.get("a served plan")
+_has_global_hook: Callable[[], bool] = HAS_GLOBAL_HOOK.get("a served plan")
 
 REPLACED = Fallback(FallbackReason.CODE_REPLACED, "its forward or class")
 COMPILED = Fallback(
@@ -64,11 +65,11 @@ class CallGuard:
 
     def find_change(self) -> Fallback | None:
         """Return the change, or None. This runs on every call."""
-        if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+        if is_transforming():
             return TRANSFORM_ACTIVE
-        if _len_torch_dispatch_stack():  # it would see other operators than the model's, or none
+        if _count_dispatch_modes():  # it would see other operators than the model's, or none
             return DISPATCH_MODE_ACTIVE
-        if modules._has_any_global_hook():  # a plan enters below the call that would run it
+        if _has_global_hook():  # a plan enters below the call that would run it
             return GLOBAL_HOOK
         written = sum(map(version, self._dicts))
         if written != self._seen or type(self._original) is not self._kind or self._is_scripted:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch.guards import make_settings_check
 from torchwise.compile.cuda_graphs.capture_errors import make_wait_error, record_waits
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.graph_key import (
@@ -18,7 +19,6 @@ from torchwise.compile.cuda_graphs.graph_key import (
     graph_key_of,
     is_on_gpu,
     is_unavailable,
-    make_settings_check,
 )
 from torchwise.compile.cuda_graphs.loop_graph import MAX_ITERATIONS, CapturedLoop, iterations
 from torchwise.compile.cuda_graphs.python_state import find_difference, read_python_state

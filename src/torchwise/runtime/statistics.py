@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchwise.compile.backends.inductor import count_compiled_graphs
+from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.compile.cuda_graphs.compile_freeze import count_captured_graphs
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.latency import Histogram

@@ -12,15 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from torchwise.compile.private import look_up
+from torchwise._torch import distributed, dynamo
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.workload.train_step import TrainStep, find_sharded_modules, unwrap_ddp
 
 WHO = "training with sharded weights"
-SET_TIMEOUT = ("torch.distributed.distributed_c10d", "_set_pg_timeout")
-DYNAMO_CONFIG = ("torch._dynamo", "config")
 _MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 """Attributes that `fully_shard` adds to sharded modules."""
 
@@ -79,7 +77,7 @@ def rehearsing(model: torch.nn.Module, patience: float) -> Iterator[None]:
         UnsupportedError: this torch cannot set how long ranks wait.
     """
     if find_sharded_modules(model):
-        with _patient(model, patience), look_up(WHO, DYNAMO_CONFIG).patch(suppress_errors=True):
+        with _patient(model, patience), dynamo.patch_config(suppress_errors=True):
             yield
     elif isinstance(model, DistributedDataParallel):
         before = model.require_forward_param_sync
@@ -95,7 +93,7 @@ def rehearsing(model: torch.nn.Module, patience: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _patient(model: torch.nn.Module, patience: float) -> Iterator[None]:
-    set_timeout = look_up(WHO, SET_TIMEOUT)
+    set_timeout = distributed.SET_TIMEOUT.get(WHO)
     before = [(group, _timeout(group)) for group in _groups(model)]
     for group, _ in before:
         set_timeout(timedelta(seconds=patience), group)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.compile import Backend, CompiledPlan, compile_plan
-from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.measure import profile_of

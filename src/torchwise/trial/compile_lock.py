@@ -17,19 +17,14 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.private import check, look_up
+from torchwise._torch import inductor
+from torchwise._torch.dynamo import COMPILE_FRAME
+from torchwise._torch.private_name import check
 from torchwise.errors import UnsupportedError
 from torchwise.measure import device_lock
 
 WHO = "compiling while another process measures"
-_TRACER = ("torch._dynamo.convert_frame", "_compile")
-"""Traces one frame, and has its graphs compiled."""
-_COMPILER = ("torch._inductor.compile_fx", "fx_codegen_and_compile")
-_FOLDER = ("torch._inductor.freezing", "freeze")
-"""Computes values that depend on frozen weights alone."""
-_BENCHMARKER = ("torch._inductor.runtime.benchmarking", "benchmarker")
-_CONFIG = ("torch._inductor", "config")
-NAMES = (_TRACER, _COMPILER, _FOLDER, _BENCHMARKER, _CONFIG)
+NAMES = (COMPILE_FRAME, inductor.GENERATE_CODE, inductor.FREEZE, inductor.BENCHMARKER, inductor.CONFIG)
 TIMES = "benchmark_gpu"
 """Method of the benchmarker that times on the GPU, on its own or for its others."""
 ALSO_RUNS = "benchmark_gpu_with_cuda_graph"
@@ -47,15 +42,15 @@ def compiling_aside() -> Iterator[None]:
     if not (device_lock.may_step_aside() and _is_known()):
         yield
         return
-    benchmarker = look_up(WHO, _BENCHMARKER)
+    benchmarker = inductor.BENCHMARKER.get(WHO)
     with contextlib.ExitStack() as wrapped:
         for method in (TIMES, ALSO_RUNS):
             if hasattr(benchmarker, method):
                 wrapped.enter_context(_within(device_lock.share_temporarily, benchmarker, method))
         for context, (module, function) in (
-            (_release_for_trace, _TRACER),
-            (_release_for_compile, _COMPILER),
-            (device_lock.share_temporarily, _FOLDER),
+            (_release_for_trace, COMPILE_FRAME),
+            (_release_for_compile, inductor.GENERATE_CODE),
+            (device_lock.share_temporarily, inductor.FREEZE),
         ):
             wrapped.enter_context(_within(context, importlib.import_module(module), function))
         yield
@@ -66,7 +61,7 @@ def _is_known() -> bool:
         check(WHO, NAMES)
     except UnsupportedError:
         return False
-    return hasattr(look_up(WHO, _BENCHMARKER), TIMES)
+    return hasattr(inductor.BENCHMARKER.get(WHO), TIMES)
 
 
 def _release_for_trace() -> AbstractContextManager[None]:
@@ -78,7 +73,7 @@ def _release_for_trace() -> AbstractContextManager[None]:
 
 def _release_for_compile() -> AbstractContextManager[None]:
     """Step aside for one graph, unless its options let Inductor time kernels elsewhere. They are set meanwhile."""
-    config = look_up(WHO, _CONFIG)
+    config = inductor.CONFIG.get(WHO)
     elsewhere = any(getattr(config, name, False) for name in ELSEWHERE)
     elsewhere |= bool(getattr(config.triton, "autotune_at_compile_time", False))  # torch 2.11, with cpp_wrapper
     elsewhere |= "CUTLASS" in getattr(config, "max_autotune_gemm_backends", "").upper()

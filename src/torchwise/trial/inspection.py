@@ -156,7 +156,8 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
     - Python reads a value from the GPU: a yes or no, a count, or numbers.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from torchwise._torch.dispatch import TorchDispatchMode
 
     is_complex = has_short_rows = has_uneven_mean = reads_bool = reads_scalar = is_whole = False
     operators = 0

@@ -26,12 +26,13 @@ from typing import Protocol
 
 import psutil
 
+from torchwise._torch import inductor
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.trial import worker
 from torchwise.trial.worker import Assignment, MessageKind, UserError
 
 PRELOAD = [
-    *("torch", "torch._inductor.compile_fx", "torchwise.trial.candidate", "torchwise.trial.inspection"),
+    *("torch", inductor.COMPILER_MODULE, "torchwise.trial.candidate", "torchwise.trial.inspection"),
     "torchwise.trial.server",  # comes last
 ]
 SERVER_VARIABLES = {

@@ -16,7 +16,7 @@ import cloudpickle
 import torch
 from torch.nn.utils import parametrize
 
-from torchwise.compile.private import look_up
+from torchwise._torch import modules
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -80,8 +80,8 @@ def _reduce_parametrized(module: torch.nn.Module) -> tuple[Any, ...]:
 def _make_parametrized(kind: type[torch.nn.Module], names: list[str]) -> torch.nn.Module:
     """Make a parametrized module without its state, which `pickle` sets."""
     made = kind.__new__(kind)
-    look_up("a parametrized module in a worker", ("torch.nn.utils.parametrize", "_inject_new_class"))(made)
-    inject = look_up("a parametrized module in a worker", ("torch.nn.utils.parametrize", "_inject_property"))
+    modules.PARAMETRIZED_CLASS.get("a parametrized module in a worker")(made)
+    inject = modules.PARAMETRIZED_PROPERTY.get("a parametrized module in a worker")
     for name in names:
         inject(made, name)
     return made

@@ -150,9 +150,9 @@ def _moves(workload: Workload, copy: Example, state: State) -> list[str]:
     )
     known = {f"input {path}" for path in tensors}
     if workload.module is not None:
-        from torch.nn.modules.batchnorm import _NormBase
+        from torchwise._torch.modules import NormBase
 
-        norms = (n for n, part in workload.module.named_modules() if isinstance(part, _NormBase))
+        norms = (n for n, part in workload.module.named_modules() if isinstance(part, NormBase))
         known |= {f"{name}.{buffer}".lstrip(".") for name in norms for buffer in STATISTICS}
     return [path for path in state.changes() if path not in known]
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from torchwise._torch.dispatch import TorchDispatchMode
+from torchwise._torch.modules import BatchNorm
 from torchwise.compile.optimizer import forms_open
 from torchwise.measure import device_lock
 from torchwise.measure.peaks import matrix_rate
@@ -27,8 +28,7 @@ def step_traits(workload: Workload) -> frozenset[Trait]:
 
 
 def _cuts(workload: Workload, step: TrainStep) -> Iterator[Trait]:
-    batch_norm = torch.nn.modules.batchnorm._BatchNorm
-    if any(isinstance(module, batch_norm) for module in step.model.modules()):
+    if any(isinstance(module, BatchNorm) for module in step.model.modules()):
         return  # its statistics are those of the whole batch
     if step.has_hooks:
         return  # it would run once for each piece, and no candidate could show the effect, as copies have no hooks

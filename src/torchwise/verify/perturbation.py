@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torchwise._torch.dispatch import OpOverload, TorchDispatchMode
+from torchwise._torch.pytree import tree_leaves, tree_map_only
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ class PerturbRounding(TorchDispatchMode):
         import torch
 
         kwargs = kwargs or {}
-        if not self._roundings or not isinstance(func, torch._ops.OpOverload) or _is_exact(func):
+        if not self._roundings or not isinstance(func, OpOverload) or _is_exact(func):
             return func(*args, **kwargs)
         arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         written = list(_find_written(func, arguments))

@@ -1,6 +1,6 @@
 """The reference: the model in float64, drawing the same random numbers that eager draws in its own precision.
 
-Source of the idea of a float64 reference: PyTorch's own benchmarks (`torch._dynamo.utils.same` with `fp64_ref`).
+Source of the idea of a float64 reference: PyTorch's own benchmarks (`same` in `torch/_dynamo/utils.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
+from torchwise._torch.dispatch import TorchDispatchMode
 from torchwise.verify.deviation import errors_of, is_rounded, tolerance_of
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.perturbation import PerturbRounding

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torchwise._torch.modules import Dropout
 from torchwise.verify.observe import Observation
 from torchwise.verify.perturbation import PerturbRounding
 from torchwise.verify.reference import as_reference, find_context, is_alike, is_wide, widen, widen_tensor
@@ -314,7 +315,7 @@ def quiet(base: TrainStep) -> tuple[TrainStep, bool]:
     step, found = base.copy(), False
     for module in step.modules()["model"].modules():
         for name in ("p", "dropout"):
-            kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase)
+            kinds = (Dropout, torch.nn.MultiheadAttention, torch.nn.RNNBase)
             if isinstance(module, kinds) and isinstance(getattr(module, name, None), float):
                 found |= getattr(module, name) > 0
                 setattr(module, name, 0.0)

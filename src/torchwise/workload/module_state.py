@@ -105,6 +105,8 @@ class State:
         """
         import torch
 
+        from torchwise._torch.dispatch import copy_each
+
         changed = [place for place in self._places if place.has_changed()]
         tensors = [place for place in changed if isinstance(place, TensorPlace)]
         batches = [batch for place in tensors if (batch := place.batch()) is not None]
@@ -118,7 +120,7 @@ class State:
                 for place in tensors:
                     place.put_back_memory()
                 if into:
-                    torch._foreach_copy_(into, values)
+                    copy_each(into, values)
 
         return put_back
 

@@ -1,6 +1,6 @@
 """Traverse nested containers of tensors, in the same way as PyTorch.
 
-All use of `torch.utils._pytree` is here. Dataclasses that are not registered with it are walked field by field, and
+Dataclasses that are not registered with it are walked field by field, and
 kinds of dict such as `transformers.BatchEncoding` item by item. So models of them need no preparation.
 """
 
@@ -34,7 +34,8 @@ def map_tensors(
     Other leaves are kept as they are.
     """
     import torch
-    from torch.utils import _pytree
+
+    from torchwise._torch import pytree as _pytree
 
     def visit(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -55,7 +56,7 @@ def _is_array(leaf: Any) -> bool:
 
 def list_named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """List every leaf with its path, such as `("[0]['logits']", tensor)`. A lone leaf has the path ""."""
-    from torch.utils import _pytree
+    from torchwise._torch import pytree as _pytree
 
     found: list[tuple[str, Any]] = []
     try:
@@ -79,7 +80,7 @@ def list_named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 def _list_named_parts(node: Any) -> list[tuple[str, Any]]:
     """List the parts of one node, by their key, or by the attribute in which they lie, or else by their position."""
-    from torch.utils import _pytree
+    from torchwise._torch import pytree as _pytree
 
     def is_part(thing: Any) -> bool:
         return thing is not node
@@ -99,7 +100,7 @@ def readable(path: str) -> str:
 
 def is_leaf(thing: Any) -> bool:
     """Whether its contents are not traversed."""
-    from torch.utils import _pytree
+    from torchwise._torch import pytree as _pytree
 
     return _pytree.tree_is_leaf(thing) and leaf_contents(thing) is None
 
@@ -138,7 +139,7 @@ def _gather(children: Iterable[Any], found: list[torch.Tensor], tensor: type[tor
 
 def form(tree: Any) -> str:
     """Describe the containers of a tree, empty ones included, with `*` for each leaf."""
-    from torch.utils import _pytree
+    from torchwise._torch import pytree as _pytree
 
     leaves, spec = _pytree.tree_flatten(tree)
     parts = [form(contents) for leaf in leaves if (contents := leaf_contents(leaf)) is not None]

@@ -86,7 +86,7 @@ class TensorPlace:
             self.tensor.data = self._memory
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return its memory and the values that belong there, as `torch._foreach_copy_` takes them, or None."""
+        """Return its memory and the values that belong there, as one copy of many tensors takes them, or None."""
         if self._values is None or not _is_strided(self._memory):
             return None
         return pytree.base_of(self._memory), pytree.base_of(self._values)

@@ -24,12 +24,15 @@ class AOTInductor:
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
         """Export, compile, package and load."""
         import torch
-        from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+        from torchwise._torch import inductor
 
         example = workload.examples[0]
         exported = torch.export.export(_module(workload), example.args, dict(example.kwargs))
         package = str(Path(_folder(), "model.pt2"))
-        loaded: Callable[..., Any] = aoti_load_package(aoti_compile_and_package(exported, package_path=package))
+        loaded: Callable[..., Any] = inductor.AOTI_LOAD.get()(
+            inductor.AOTI_PACKAGE.get()(exported, package_path=package)
+        )
         return loaded
 
 
@@ -72,8 +75,8 @@ def _session_call(session: Any, workload: Workload, example: Example) -> Callabl
     import onnxruntime
     import torch
     import torch.utils.dlpack
-    from torch.utils import _pytree
 
+    from torchwise._torch import pytree as _pytree
     from torchwise.workload import pytree
 
     names = [one.name for one in session.get_inputs()]

@@ -19,19 +19,14 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import dynamo
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.guards.guard_bypass import GuardBypass
 from torchwise.compile.guards.varying_values import Noted, VaryingKind, VaryingValue, find_varied, note
-from torchwise.compile.private import Name, look_up
 from torchwise.compile.recompiles import Recompiles
 from torchwise.errors import UnsupportedError
 
 WHO = "compiling by a plan"
-_OPTIMIZE: Name = ("torch._dynamo", "optimize")
-_CONVERT: Name = ("torch._dynamo.convert_frame", "ConvertFrame.__call__")
-_HISTORY: Name = ("torch._dynamo.pgo", "_CODE_STATE")
-_OF_CODE: Name = ("torch._dynamo.pgo", "CodeState")
-_INNER = "_torchdynamo_orig_backend"
 
 
 class CompileCallback:
@@ -57,7 +52,9 @@ class CompileCallback:
         *,
         is_dynamic: bool,
     ) -> None:
-        setattr(self, _INNER, getattr(inner, _INNER, None))  # Dynamo knows the backend by this attribute
+        setattr(
+            self, dynamo.INNER_BACKEND, getattr(inner, dynamo.INNER_BACKEND, None)
+        )  # Dynamo knows the backend by this attribute
         self._inner, self._bypass = inner, bypass
         self._settings, self._is_dynamic = settings, is_dynamic
         self._noted: defaultdict[types.CodeType, list[Noted]] = defaultdict(list)
@@ -123,9 +120,7 @@ class CompileCallback:
                 sources = ",".join(filter(None, (config.dynamic_sources, *integers)))
                 stack.enter_context(config.patch(dynamic_sources=sources))
             if self._is_dynamic and self._is_buffer_varying:  # Dynamo treats the shapes of buffers as constants
-                from torch._dynamo import config as dynamo
-
-                stack.enter_context(dynamo.patch(force_parameter_static_shapes=False))
+                stack.enter_context(dynamo.patch_config(force_parameter_static_shapes=False))
             if not self._is_dynamic:
                 with contextlib.suppress(UnsupportedError):  # floats stay constants in such a version of torch
                     stack.enter_context(self._own_history())
@@ -138,21 +133,19 @@ class CompileCallback:
         Dynamo recognizes them by a history that all compiled functions share. It has an entry for each number and each
         tensor that code was compiled for. The callback holds Dynamo's lock.
         """
-        from torch._dynamo import config, pgo
-
-        look_up(WHO, _HISTORY)
+        dynamo.HISTORY.get(WHO)
         if self._history is None:
-            self._history = defaultdict(look_up(WHO, _OF_CODE))
+            self._history = defaultdict(dynamo.HISTORY_OF_CODE.get(WHO))
         for state in self._history.values():
             entries = state.automatic_dynamic
             for name in [name for name, entry in entries.items() if isinstance(entry.size, tuple)]:
                 del entries[name]
-        dynamos_own, pgo._CODE_STATE = pgo._CODE_STATE, self._history
+        dynamos_own = dynamo.swap_history(self._history)
         try:
-            with config.patch(automatic_dynamic_shapes=True):
+            with dynamo.patch_config(automatic_dynamic_shapes=True):
                 yield
         finally:
-            pgo._CODE_STATE = dynamos_own
+            dynamo.swap_history(dynamos_own)
 
 
 def compile_with(
@@ -168,12 +161,12 @@ def compile_with(
     Raises:
         UnsupportedError: this torch lacks a private name that the callback needs.
     """
-    context = look_up(WHO, _OPTIMIZE)(backend, guard_filter_fn=bypass.guard_filter)
+    context = dynamo.OPTIMIZE.get(WHO)(backend, guard_filter_fn=bypass.guard_filter)
     catching = getattr(context, "callback", None)  # None if Dynamo is disabled, and nothing is compiled
     bypass.backend = innermost(catching)
-    callback = _callback_class()(getattr(catching, _INNER, None), bypass, settings, is_dynamic=is_dynamic)
+    callback = _callback_class()(getattr(catching, dynamo.INNER_BACKEND, None), bypass, settings, is_dynamic=is_dynamic)
     if catching is not None:
-        setattr(catching, _INNER, callback)
+        setattr(catching, dynamo.INNER_BACKEND, callback)
     return context(call), callback
 
 
@@ -183,7 +176,7 @@ def _callback_class() -> type[CompileCallback]:
 
     Dynamo searches the stack past that file for the caller, such as a function that is disabled non-recursively.
     """
-    file = look_up(WHO, _CONVERT).__code__.co_filename
+    file = dynamo.CONVERT_FRAME.get(WHO).__code__.co_filename
     call = CompileCallback.__call__
     code = call.__code__.replace(co_filename=file)
     relocated = types.FunctionType(code, call.__globals__, call.__name__, call.__defaults__, call.__closure__)
@@ -192,7 +185,7 @@ def _callback_class() -> type[CompileCallback]:
 
 def innermost(callback: Any) -> Any:
     """Return the backend behind Dynamo's layers."""
-    while (inner := getattr(callback, _INNER, None)) is not None:
+    while (inner := getattr(callback, dynamo.INNER_BACKEND, None)) is not None:
         callback = inner
     return callback
 

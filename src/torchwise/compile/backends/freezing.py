@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from torchwise._torch import inductor
 from torchwise.compile.guards.module_guard import places_of
 from torchwise.errors import UnsupportedError
 
@@ -62,16 +64,15 @@ class Freezing:
 @contextlib.contextmanager
 def _without_cached_weights() -> Iterator[None]:
     """Remove new modules with weights from Inductor's cache, which would keep them until the process ends."""
-    from torch._inductor.codecache import PyCodeCache
-
-    before = len(PyCodeCache.modules)
+    loaded: list[types.ModuleType] = inductor.CODE_CACHE.get().modules
+    before = len(loaded)
     try:
         yield
     finally:  # a failing compilation, such as out of memory, may have loaded one already
-        for module in PyCodeCache.modules[before:]:
+        for module in loaded[before:]:
             if any(isinstance(value, torch.Tensor) for value in vars(module).values()):
                 with contextlib.suppress(ValueError):  # the cache was cleared meanwhile
-                    PyCodeCache.modules.remove(module)
+                    loaded.remove(module)
                 if (
                     sys.modules.get(module.__name__) is module
                 ):  # the name is derived from the source, which others may share

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import dynamo, inductor
 from torchwise.compile import loop_rolling, pdl_waits
 from torchwise.compile.backends.compile_callback import CompileCallback, compile_with
 from torchwise.compile.backends.freezing import Freezing
@@ -48,7 +49,7 @@ def _compile_call(call: Callable[..., Any], plan: Plan, alone: Callable[[], Comp
     distinct = _distinct_backend(
         plan, call, lambda: backend or loop_rolling.inductor(tuple(sorted(options.items()))), alone is None
     )
-    used = distinct or backend or torch._TorchCompileInductorWrapper("default", options, None)
+    used = distinct or backend or inductor.make_backend(options)
     settings = functools.partial(while_compiling, plan)
     steady, callback = compile_with(call, used, bypass, settings, is_dynamic=plan.shapes == "dynamic")
     checked = [used for used in (backend, distinct) if hasattr(used, "assert_applied")]
@@ -197,15 +198,12 @@ class Compiled:
 @contextlib.contextmanager
 def while_compiling(plan: Plan) -> Iterator[None]:
     """Apply the settings that `torch.compile` takes only globally, or as arguments that slow down every call."""
-    from torch._dynamo import config as dynamo
-    from torch._inductor import config as inductor
-
     dynamic = plan.shapes == "dynamic"
     # These are the settings of `torch.compile(dynamic=...)`. Static also means that a second shape does not make the
     # first one dynamic. Dynamo by default does not notice hooks that are registered later, so that is enabled. After
     # its limits Dynamo silently runs a call in eager. The limits count compilations of one code object, which all
     # modules of a class share. So a plan has a limit of its own (`Recompiles`).
-    settings = dynamo.patch(
+    settings = dynamo.patch_config(
         assume_static_by_default=not dynamic,
         automatic_dynamic_shapes=dynamic,
         skip_nnmodule_hook_guards=False,
@@ -215,16 +213,9 @@ def while_compiling(plan: Plan) -> Iterator[None]:
     )
     with settings, contextlib.ExitStack() as freezing:
         if plan.option("freezing"):  # PyTorch ignores it as an option, and gradients must be off
-            freezing.enter_context(inductor.patch(freezing=True))
+            freezing.enter_context(inductor.patch_config({"freezing": True}))
             freezing.enter_context(torch.no_grad())
         yield
-
-
-def count_compiled_graphs() -> int:
-    """Count the graphs that Dynamo has captured in this process. 0 means that nothing was compiled."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
 
 
 def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | loop_rolling.LoopRolling | None:
@@ -273,9 +264,7 @@ def _passes(plan: Plan) -> list[Any]:
 
 def _options(plan: Plan) -> dict[str, Any]:
     """Return the mode's options with the plan's on top, as `torch.compile` takes a mode or options, not both."""
-    import torch._inductor
-
-    modes = torch._inductor.list_mode_options()
+    modes = inductor.list_mode_options()
     if plan.mode not in modes:
         raise UnsupportedError(f"mode is {plan.mode!r}, but this torch has {', '.join(modes)}")
     # Freezing is left out, as torch.compile silently ignores this option.
@@ -283,12 +272,12 @@ def _options(plan: Plan) -> dict[str, Any]:
     if plan.capture != "none":
         options["triton.cudagraphs"] = False
     for graph_pass in _passes(plan):
-        if (other := torch._inductor.config.post_grad_custom_pre_pass) is not None:
+        if (other := inductor.CONFIG.get().post_grad_custom_pre_pass) is not None:
             raise UnsupportedError(
                 f"Inductor takes one post_grad_custom_pre_pass, and this program has set its own: {other}"
             )
         options["post_grad_custom_pre_pass"] = graph_pass
-    if options.get(pdl_waits.OPTION) or torch._inductor.config.triton.enable_pdl:  # or the user's own setting
+    if options.get(pdl_waits.OPTION) or inductor.CONFIG.get().triton.enable_pdl:  # or the user's own setting
         pdl_waits.wait_first()
     check_options(options)
     return options
@@ -300,9 +289,7 @@ def check_options(names: Iterable[str]) -> None:
     Raises:
         UnsupportedError: with the first such name, and similar names that exist.
     """
-    import torch._inductor
-
-    known = torch._inductor.list_options()
+    known = inductor.list_options()
     for name in names:
         if name not in known:
             close = did_you_mean(name, known)
@@ -315,7 +302,7 @@ def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
     Raises (on call):
         UnsupportedError: an output is in an object that PyTorch's pytrees do not traverse, so that it cannot be copied.
     """
-    from torch.utils import _pytree
+    from torchwise._torch import pytree as _pytree
 
     @functools.wraps(compiled)
     def call_and_copy(*args: Any, **kwargs: Any) -> Any:

@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import cuda_graphs
 from torchwise.errors import UnsupportedError
 
 DRIVERS = ("libcuda.so.1", "nvcuda.dll")
@@ -100,7 +101,7 @@ class RecordingStream:
         if _end_anyway(graph, pool):
             self._broken.add(pool)
             with contextlib.suppress(RuntimeError):  # the first error is raised
-                torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
+                cuda_graphs.RELEASE_POOL.get()(torch.cuda.current_device(), pool)
 
 
 @functools.cache
@@ -174,8 +175,8 @@ def _end_anyway(graph: torch.cuda.CUDAGraph, pool: Any) -> bool:
     """
     try:
         graph.reset()  # as in later versions
-        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-    except (AttributeError, RuntimeError):
+        cuda_graphs.END_ALLOCATING.get()(torch.cuda.current_device(), pool)
+    except (UnsupportedError, RuntimeError):
         return False
     return True
 

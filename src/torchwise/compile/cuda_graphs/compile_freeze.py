@@ -14,12 +14,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from torchwise.compile.private import Name, check, look_up
+from torchwise._torch.dynamo import CALLBACK_HANDLER, CALLBACK_TRIGGER
+from torchwise._torch.private_name import check
 from torchwise.errors import UnsupportedError
 
 WHO = "freezing a plan"
-_HANDLER: Name = ("torch._dynamo.callback", "callback_handler")
-_TRIGGER: Name = ("torch._dynamo.callback", "CallbackTrigger")
 
 
 class FrozenError(UnsupportedError):
@@ -50,12 +49,12 @@ def forbid_compile(call: Callable[..., Any]) -> Callable[..., Any]:
         UnsupportedError: this torch does not report when it compiles.
         FrozenError (on call): the call would need a compilation or a capture.
     """
-    check(WHO, (_HANDLER, _TRIGGER))
-    callbacks: list[Callable[[Any], None]] = look_up(WHO, _HANDLER).start_callbacks
+    check(WHO, (CALLBACK_HANDLER, CALLBACK_TRIGGER))
+    callbacks: list[Callable[[Any], None]] = CALLBACK_HANDLER.get(WHO).start_callbacks
     here = _HERE
 
     def call_frozen(*args: Any, **kwargs: Any) -> Any:
-        if _refuse_compiling not in callbacks:  # the first time, and after `torch._dynamo.reset()`
+        if _refuse_compiling not in callbacks:  # the first time, and after Dynamo was reset
             callbacks.append(_refuse_compiling)
         before, here.state = here.state, _State.HELD
         try:
@@ -87,7 +86,7 @@ def count_capture() -> None:
 
 
 def _refuse_compiling(event: Any) -> None:
-    if event.callback_trigger is look_up(WHO, _TRIGGER).CUDAGRAPH_RECORDING:
+    if event.callback_trigger is CALLBACK_TRIGGER.get(WHO).CUDAGRAPH_RECORDING:
         count_capture()  # by a mode of torch.compile, which has already begun
     elif is_in_frozen_call():
         _HERE.state = _State.REFUSED

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import GlobalStateGuard
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 
+from torchwise._torch.dispatch import is_transforming
 from torchwise.compile.signature import Signature, signature_of
 
 DEVICE = "cuda"
@@ -25,15 +23,9 @@ def graph_key_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphKey:
     return signature_of(args, dict(kwargs)), autocast, torch.is_grad_enabled()
 
 
-def make_settings_check() -> Callable[[], bool]:
-    """Return a function that checks whether PyTorch's settings (TF32, determinism, default dtype) are unchanged."""
-    check: Callable[[], bool] = GlobalStateGuard().check
-    return check
-
-
 def is_unavailable() -> bool:
     """Whether no graph may answer now: a graph is being recorded, or a function transform (vmap, jvp) is active."""
-    if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+    if is_transforming():
         return True
     return torch.cuda.is_current_stream_capturing()
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
+from torchwise._torch import pytree as _pytree
 from torchwise.workload import pytree
 
 aten = torch.ops.aten

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchwise._torch.dispatch import ONLY_LIFT_CPU, READ_SCALAR, TorchDispatchMode
 from torchwise.compile.cuda_graphs.capture_errors import is_of_capture
 from torchwise.compile.cuda_graphs.constants import LIFT, Constants, MadeTensors, version_of
 from torchwise.compile.cuda_graphs.graph_key import DEVICE
@@ -38,7 +38,6 @@ from torchwise.compile.cuda_graphs.host_operators import (
     write_where_masked,
 )
 from torchwise.compile.cuda_graphs.python_state import generators
-from torchwise.compile.private import look_up
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 
@@ -223,7 +222,7 @@ class Operators(TorchDispatchMode):
         """Return the number in a tensor that is the same on every call, or None if it is not."""
         if not self._constants.holds(scalar):
             return None
-        return self._answer_for(torch.ops.aten._local_scalar_dense.default, [scalar], (scalar,), {})
+        return self._answer_for(READ_SCALAR, [scalar], (scalar,), {})
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -304,7 +303,7 @@ def _lifted() -> Iterator[None]:
 
 def _count(more: int) -> None:
     global _lifting
-    set_lifts = look_up(_WHO, ("torch._C", "_set_only_lift_cpu_tensors"))
+    set_lifts = ONLY_LIFT_CPU.get(_WHO)
     with _lifting_lock:
         _lifting += more
         set_lifts(_lifting > 0)

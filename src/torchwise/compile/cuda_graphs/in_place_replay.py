@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import torch
 
+from torchwise._torch import cuda_graphs
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, copy_each, tensors_of
-from torchwise.compile.private import look_up
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 
@@ -174,7 +174,7 @@ def blank(output: torch.Tensor) -> Callable[[], torch.Tensor]:
     if allocate is None:
         return usual
     quick = functools.partial(allocate, tuple(output.shape), output.stride(), output.dtype)
-    current, device = torch._C._cuda_getDevice, output.get_device()
+    current, device = cuda_graphs.CURRENT_DEVICE.get(), output.get_device()
     return lambda: quick() if current() == device else usual()
 
 
@@ -204,9 +204,7 @@ def _with(outputs: Any, following: Iterator[torch.Tensor]) -> Any:
 @functools.cache
 def _allocator() -> Callable[..., torch.Tensor] | None:
     try:
-        found: Callable[..., torch.Tensor] = look_up(
-            "allocating quickly", ("torch._C._dynamo.guards", "_empty_strided_cuda")
-        )
+        found: Callable[..., torch.Tensor] = cuda_graphs.EMPTY_STRIDED.get("allocating quickly")
     except UnsupportedError:
         return None
     return found

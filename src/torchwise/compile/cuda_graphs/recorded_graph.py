@@ -207,7 +207,7 @@ def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     if len(into) == 1:
         into[0].copy_(values[0])  # faster for one tensor
     elif into:
-        torch._foreach_copy_(into, values)
+        copy_each(into, values)
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

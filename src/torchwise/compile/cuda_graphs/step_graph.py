@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch.guards import make_settings_check
 from torchwise.compile.cuda_graphs.capture_errors import capture_error
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.graph_key import (
@@ -21,7 +22,6 @@ from torchwise.compile.cuda_graphs.graph_key import (
     graph_key_of,
     is_on_gpu,
     is_unavailable,
-    make_settings_check,
 )
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, overlap, record, tensors_of
 from torchwise.compile.cuda_graphs.step_recording import Grads, StepRecording, detach_tensors

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.guards.fast_module_guard import DICT_VERSION
+from torchwise._torch.guards import DICT_VERSION
 from torchwise.compile.guards.reachable_code import ReachableCode, find_enclosed
 from torchwise.compile.guards.same_code import is_same_code
-from torchwise.compile.private import look_up
 from torchwise.errors import UnsupportedError
 
 try:
-    version: Callable[[dict[str, Any]], int] = look_up("watching classes", DICT_VERSION)
+    version: Callable[[dict[str, Any]], int] = DICT_VERSION.get("watching classes")
 except UnsupportedError:  # this torch has no dict versions: everything is compared each time
     version = functools.partial(lambda count, _: next(count), itertools.count())
 _CODE = (types.FunctionType, types.MethodType, functools.partial)

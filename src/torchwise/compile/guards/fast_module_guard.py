@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.private import look_up
+from torchwise._torch.guards import DICT_VERSION
 from torchwise.compile.signature import guards_of, is_equal, is_strided
 from torchwise.errors import UnsupportedError
 
@@ -26,8 +26,6 @@ Reads = Mapping[tuple[str, ...], Collection[str] | None]
 _address = torch.Tensor.data_ptr
 _flat = chain.from_iterable
 _MISSING = object()
-
-DICT_VERSION = ("torch._C._dynamo.guards", "dict_version")
 
 STANDARD = frozenset(torch.nn.Module().__dict__) - {"training"}
 """Attributes that every module has, and that are checked separately or do not affect its answers."""
@@ -150,7 +148,7 @@ def unwritten_since(dicts: Sequence[DictContents], hooks: Sequence[Any]) -> Call
     """
     lengths = [*map(len, hooks)]  # ordered dicts, whose versions differ
     try:
-        version = look_up("watching modules", DICT_VERSION)
+        version = DICT_VERSION.get("watching modules")
     except UnsupportedError:  # this torch has no dict versions
         return lambda: [*map(len, hooks)] == lengths and all(one.is_same() for one in dicts)
     raw_dicts = [one.contents for one in dicts]

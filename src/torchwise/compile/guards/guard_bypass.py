@@ -20,6 +20,9 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import dynamo
+from torchwise._torch.dispatch import FUNCTION_MODES, list_function_modes
+from torchwise._torch.guards import make_settings_check
 from torchwise.compile.guards.dynamo_guards import forget_tensors, is_covered, is_frozen, name_of, reads_of
 from torchwise.compile.guards.fast_module_guard import Reads, make_quick_check
 from torchwise.compile.retry_pace import Pace
@@ -78,7 +81,7 @@ class GuardBypass:
     def begin(self) -> None:
         """Reset, before a frame is compiled."""
         self.guards = []
-        self._breaks = _graph_breaks()
+        self._breaks = dynamo.count_graph_breaks()
 
     def is_of(self, code: types.CodeType) -> bool:
         """Whether it is the callable's own code, and not a part of it that Dynamo compiles separately."""
@@ -108,7 +111,7 @@ class GuardBypass:
                     known = self._reads.setdefault(path, set())
                     self._reads[path] = None if known is None or names is None else {*known, *names}
         if self.is_of(source):
-            _KNOWN[code] = facts_of(self.guards, self.own, arguments, broke=_graph_breaks() != self._breaks)
+            _KNOWN[code] = facts_of(self.guards, self.own, arguments, broke=dynamo.count_graph_breaks() != self._breaks)
         self.guards = []
 
     def path(self, steady: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: Finish) -> Call:
@@ -183,11 +186,7 @@ class GuardBypass:
 
     def _entries(self) -> list[Any]:
         """List Dynamo's compilations of this code by this backend, in the order in which it tries them."""
-        from torch._C._dynamo import eval_frame
-
-        list_entries: Callable[[types.CodeType], list[Any]]
-        list_entries = getattr(eval_frame, "_debug_get_cache_entry_list", lambda _: [])
-        entries = [] if self._source is None else list_entries(self._source)
+        entries = [] if self._source is None else dynamo.list_cache_entries(self._source)
         return [entry for entry in entries if getattr(entry, "backend", self.backend) == self.backend]
 
 
@@ -212,12 +211,6 @@ def facts_of(guards: Sequence[Any], own: str | None, arguments: Mapping[str, Any
         return CodeFacts("the graph breaks, and the code after a break needs Dynamo's guards")
     needed = {root for guard in guards if (root := re.split(r"\W", name_of(guard), maxsplit=1)[0]) in arguments}
     return CodeFacts("", frozenset(needed), reads_of(guards, own))
-
-
-def _graph_breaks() -> int:
-    from torch._dynamo.utils import counters
-
-    return sum(counters["graph_break"].values())
 
 
 def _writes_to(tensors: list[torch.Tensor]) -> list[int]:
@@ -253,7 +246,7 @@ class FastPath:
     def holds(self) -> bool:
         """Whether it may be used now."""
         is_set = self.settings() and torch.backends.mha.get_fastpath_enabled() is self.fastpath
-        return is_set and self.unchanged() and _function_modes() == self.modes
+        return is_set and self.unchanged() and list_function_modes() == self.modes
 
 
 Finish = Callable[[tuple[Any, ...], Mapping[str, Any]], FastPath | None]
@@ -262,11 +255,9 @@ Finish = Callable[[tuple[Any, ...], Mapping[str, Any]], FastPath | None]
 
 def make_fast_path(call_unguarded: Call, unchanged: Callable[[], bool] | None) -> FastPath:
     """Return a fast path to `call_unguarded` that is valid for PyTorch's present settings and modes."""
-    from torch._C._dynamo.guards import GlobalStateGuard
-
-    modes = _function_modes()  # such as the mode of `torch.device(...)` as a context, or `torch.set_default_device`
+    modes = list_function_modes()  # such as the mode of `torch.device(...)` as a context, or `torch.set_default_device`
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    return FastPath(call_unguarded, GlobalStateGuard().check, fastpath, modes, unchanged or _always)
+    return FastPath(call_unguarded, make_settings_check(), fastpath, modes, unchanged or _always)
 
 
 def fast_path(steady: Call, path: FastPath, prepare: Callable[[tuple[Any, ...], Mapping[str, Any]], Finish]) -> Call:
@@ -275,7 +266,7 @@ def fast_path(steady: Call, path: FastPath, prepare: Callable[[tuple[Any, ...], 
     After a change a new bypass is found after a call of `steady`. Bypasses for the last few states are kept, as a
     program may switch between states. With frequent changes, only a share of the time is spent on the search (`Pace`).
     """
-    stacked, fastpath_now = torch._C._len_torch_function_stack, torch.backends.mha.get_fastpath_enabled
+    stacked, fastpath_now = FUNCTION_MODES.get(), torch.backends.mha.get_fastpath_enabled
     pace = Pace()
     current = _unpack(path)
     known = [path]  # the current one is the first
@@ -284,7 +275,7 @@ def fast_path(steady: Call, path: FastPath, prepare: Callable[[tuple[Any, ...], 
         call_unguarded, settings, fastpath, count, unchanged, modes = current
         if not settings() or fastpath_now() is not fastpath:
             return call_after_change(*args, **kwargs)
-        if not unchanged() or stacked() != count or (count and _function_modes() != modes):
+        if not unchanged() or stacked() != count or (count and list_function_modes() != modes):
             return call_after_change(*args, **kwargs)
         return call_unguarded(*args, **kwargs)
 
@@ -320,7 +311,3 @@ def _unpack(path: FastPath) -> tuple[Any, ...]:
 
 def _always() -> bool:
     return True
-
-
-def _function_modes() -> list[Any]:
-    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]

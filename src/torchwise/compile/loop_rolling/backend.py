@@ -9,11 +9,25 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.loop_rolling import private, repeated_subgraphs, split
+from torchwise._torch import dispatch, dynamo, guards
+from torchwise._torch import inductor as torch_inductor
+from torchwise._torch.private_name import check
+from torchwise.compile.loop_rolling import repeated_subgraphs, split
 from torchwise.compile.loop_rolling.graph_index import GraphIndex
 from torchwise.compile.noop_check import assert_transform_applied
 from torchwise.errors import UnsupportedError
 
+FEATURE = "scope 'rolled'"
+NAMES = (
+    torch_inductor.COMPILE_FX,
+    guards.DETECT_FAKE_MODE,
+    guards.TRACING,
+    guards.TRACING_CONTEXT,
+    dispatch.FAKE_TENSOR,
+    dispatch.ENTER_AUTOCAST,
+    dynamo.TO_FAKE_TENSOR,
+)
+"""The private names that rolling uses."""
 LONG = 500
 """Nodes above which a graph without repetitions is not compiled: it would take minutes, and be in vain."""
 
@@ -52,7 +66,7 @@ class LoopRolling:
         return split.compile_parts(flow, cut, functools.partial(self._compile_part, flow.fake_mode))
 
     def _compile_part(self, fake_mode: Any, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        with private.trace_context(fake_mode):
+        with guards.trace_context(fake_mode):
             compiled: Callable[..., Any] = self._inner(module, inputs)
         return compiled
 
@@ -71,11 +85,11 @@ def wrap_backend(inner: Callable[..., Any]) -> LoopRolling:
     Raises:
         UnsupportedError: this torch lacks something that rolling needs.
     """
-    private.check()
+    check(FEATURE, NAMES)
     return LoopRolling(inner)
 
 
 @functools.cache
 def inductor(options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     """Return Inductor with `options` as such a backend: one and the same for equal options."""
-    return functools.partial(private.compile_fx, config_patches=dict(options))
+    return functools.partial(torch_inductor.compile_fx, config_patches=dict(options))

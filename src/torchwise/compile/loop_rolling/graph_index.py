@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchwise.compile.loop_rolling import private
+from torchwise._torch import dispatch, guards
+from torchwise._torch.dispatch import TorchDispatchMode
 from torchwise.compile.loop_rolling.views import hoist_views
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
@@ -144,13 +144,13 @@ class _Replay(torch.fx.Interpreter):
 
     def run_node(self, n: Node) -> Any:
         grad = torch.is_grad_enabled()
-        if private.enters_autocast(n.target):  # refused before it is run: nothing would leave it again
+        if dispatch.enters_autocast(n.target):  # refused before it is run: nothing would leave it again
             raise _changes_what_follows(n)
         with self.fake_mode, _Writes() as watch:
             result = super().run_node(n)
         self.written[n] = watch.written
         silent = n.op in COMPUTES and not watch.written and not pytree.tensors(result)
-        if silent and not (n.target is torch._C._set_grad_enabled and torch.is_grad_enabled() == grad):
+        if silent and not (dispatch.sets_grad_mode(n.target) and torch.is_grad_enabled() == grad):
             raise _changes_what_follows(n)
         return result
 
@@ -185,10 +185,10 @@ _RUNNING = ("running_mean", "running_var")
 def _replay_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Replay:
     if not inputs or not all(isinstance(value, torch.Tensor) for value in inputs):
         raise UnsupportedError("the graph has inputs other than tensors, or no inputs")
-    replay = _Replay(module, private.fake_mode_of(inputs))
+    replay = _Replay(module, guards.DETECT_FAKE_MODE.get()(inputs))
     grad = torch.is_grad_enabled()
     try:
-        replay.run(*(private.fake(value, replay.fake_mode) for value in inputs), enable_io_processing=False)
+        replay.run(*(dispatch.make_fake(value, replay.fake_mode) for value in inputs), enable_io_processing=False)
     except Exception as error:  # rolling is optional: a graph that cannot be watched is compiled as it is
         message = str(error).partition("\n")[0]  # the interpreter adds where it stood
         if isinstance(error, UnsupportedError):

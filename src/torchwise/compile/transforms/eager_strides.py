@@ -21,7 +21,7 @@ def with_eager_strides(call: Callable[..., Any]) -> Callable[..., Any]:
 
     Called without being traced it changes nothing.
     """
-    from torch.utils import _pytree
+    from torchwise._torch import pytree as _pytree
 
     def call_with_layout(*args: Any, **kwargs: Any) -> Any:
         return _pytree.tree_map(_as_it_lies, call(*args, **kwargs))

@@ -5,7 +5,7 @@ compiled at all. Often nothing of it is, for `self.rnn(f(x))` mentions the RNN b
 that is no RNN, and is disabled for Dynamo, breaks the graph too, but Dynamo resumes behind it. That gives one graph
 before, the RNN as PyTorch runs it (cuDNN on a GPU), and one graph after.
 
-The other way, `torch._dynamo.config.allow_rnn`, unrolls an RNN into its steps and is not taken. Compiling takes longer
+The other way, Dynamo's setting `allow_rnn`, unrolls an RNN into its steps and is not taken. Compiling takes longer
 with every step of a sequence: 11.5 s for a GRU of 20 steps on two CPU cores.
 """
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch.dispatch import NO_SUBCLASSES
 from torchwise.compile.cuda_graphs.capture_errors import place_of
 from torchwise.compile.cuda_graphs.graph_key import DEVICE
 from torchwise.compile.noop_check import no_effect
@@ -55,7 +56,7 @@ class Number(torch.Tensor):
         name = getattr(func, "__name__", str(func))
         others = [arg for arg in args if not isinstance(arg, Number)]
         among = AMONG_NUMBERS.get(name.removesuffix("_"))
-        with torch._C.DisableTorchFunctionSubclass():
+        with NO_SUBCLASSES.get()():
             if all(type(other) in (int, float) for other in others) and not kwargs:
                 if among is not None:
                     return among(*args).as_subclass(Number)

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from torchwise.compile import private
+from torchwise._torch import inductor
+from torchwise._torch.private_name import check
 from torchwise.compile.noop_check import no_effect
 
 SHORT = range(2, 9)
@@ -29,9 +30,6 @@ AGAIN = 4
 """Least reads of each element: laying it out gathers it once."""
 
 _WHO = "structure_of_arrays"
-_PASS = ("torch._inductor.custom_graph_pass", "CustomGraphPass")
-_HASH = ("torch._inductor.custom_graph_pass", "get_hash_for_files")
-_FORCE = ("torch._inductor.inductor_prims", "force_stride_order")
 
 _aten = torch.ops.aten
 _VIEWS = (
@@ -66,7 +64,7 @@ def lay_out(graph: torch.fx.Graph) -> int:
 
     Other users of such a tensor, or of a view of it, keep it as it is.
     """
-    force = private.look_up(_WHO, _FORCE)
+    force = inductor.FORCE_STRIDES.get(_WHO)
     arrays: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in list(graph.nodes):
         for read in node.all_input_nodes:
@@ -92,8 +90,8 @@ def graph_pass() -> Any:
     Raises:
         UnsupportedError: this torch has no such option.
     """
-    private.check(_WHO, (_PASS, _HASH, _FORCE))
-    base: Any = private.look_up(_WHO, _PASS)
+    check(_WHO, (inductor.GRAPH_PASS, inductor.HASH_FILES, inductor.FORCE_STRIDES))
+    base: Any = inductor.GRAPH_PASS.get(_WHO)
 
     class StructureOfArrays(base):  # type: ignore[misc]
         """The pass: counts the graphs that it received, and the graphs that it changed."""
@@ -107,7 +105,7 @@ def graph_pass() -> Any:
 
         def uuid(self) -> Any:
             """Return this pass's part of the key of compiled code, in addition to the graph."""
-            return private.look_up(_WHO, _HASH)((__file__,))
+            return inductor.HASH_FILES.get(_WHO)((__file__,))
 
         @contextlib.contextmanager
         def assert_applied(self) -> Iterator[None]:

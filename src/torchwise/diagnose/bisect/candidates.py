@@ -28,7 +28,7 @@ class Candidate:
 
 
 PASSES = tuple(Candidate(name) for name in ("post_grad_passes", "joint_graph_passes", "pre_grad_passes"))
-"""Kinds of pass that PyTorch's own `torch._inductor.compiler_bisector` can leave out, in its words."""
+"""Kinds of pass that PyTorch's own `CompilerBisector` can leave out, in its words."""
 DECOMPOSITIONS = Candidate("decomposition")
 LOWERINGS = Candidate("lowerings")
 """The lowerings to code that Inductor generates.

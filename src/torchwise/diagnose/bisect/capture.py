@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchwise.diagnose.bisect import private
+from torchwise._torch import aot_autograd, dispatch, dynamo
 from torchwise.diagnose.bisect.job import Graphs, Part, Probe
 from torchwise.records.bisection import Operation
 from torchwise.trial.loading import load
@@ -80,10 +80,10 @@ def _retraceable(captured: Captured) -> Captured:
     Dynamo does not trace into its own replacements for NumPy's functions. A part of the graph would then be split into
     other graphs than the whole.
     """
-    if not any(private.is_dynamos(node.target) for node in captured.calls):
+    if not any(dynamo.is_dynamos_own(node.target) for node in captured.calls):
         return captured
     with fx.traceback.preserve_node_meta():
-        lowered = private.as_operators(fx.Interpreter(captured.module).run, captured.inputs[0])
+        lowered = aot_autograd.MAKE_FX.get("bisect")(fx.Interpreter(captured.module).run)(*captured.inputs[0])
     return Captured(lowered, captured.inputs[:1])  # its sizes are constants in the graph
 
 
@@ -160,7 +160,7 @@ def _name(function: Any) -> str:
 
 
 def _public(module: str) -> str:
-    return "torch." if module.startswith("torch._C") or module in ("", "torch") else f"{module}."
+    return "torch." if module.startswith(dispatch.C_MODULE) or module in ("", "torch") else f"{module}."
 
 
 def _source(trace: str) -> tuple[str, str]:

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import aot_autograd, inductor
+from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.compile import compile_plan
-from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.compile.uncompiled_reason import why_uncompiled
-from torchwise.diagnose.bisect import private
 from torchwise.diagnose.bisect.capture import capture, extract_subgraph
 from torchwise.diagnose.bisect.job import Probe, ProbeResult
+from torchwise.diagnose.bisect.switches import Switches
 from torchwise.errors import BaselineError, InputError
 from torchwise.measure import Clock, Precision, measure_pair
 from torchwise.plan import EAGER, Trait
@@ -44,7 +45,7 @@ def run_probe(probe: Probe, stage: Callable[[str], None]) -> ProbeResult:
     """
     stage("load")
     workload = load_subject(probe)
-    switches = private.Switches(probe.most)
+    switches = Switches(probe.most)
     switches.install()
     before = count_compiled_graphs()
     stage("eager")
@@ -85,7 +86,7 @@ def build(workload: Workload, probe: Probe) -> Callable[..., Any]:
         spec, mode = probe.job.workload, probe.job.workload.mode
         return compile_plan(workload.call, plan, workload.examples[0], device=spec.device, mode=mode).call
     if "cse" in probe.options:
-        private.set_cse(bool(probe.options["cse"]))
+        aot_autograd.set_config("cse", bool(probe.options["cse"]))
     if probe.stage != "inductor":
         backend = BACKENDS.get(probe.stage, probe.stage)
         return _compile(workload.call, probe, backend=backend)
@@ -97,12 +98,12 @@ def inductor_options(probe: Probe) -> dict[str, Any]:
 
     Freezing is set for the process, as PyTorch ignores it here.
     """
-    plan, known = probe.job.plan, private.inductor_options()
-    mode = torch._inductor.list_mode_options()[plan.mode]
+    plan, known = probe.job.plan, inductor.CONFIG.get("bisect").get_config_copy()
+    mode = inductor.list_mode_options()[plan.mode]
     options = {**mode, **dict(plan.options), **probe.options}
     if probe.stochastic:
         options["fallback_random"] = True
-    private.set_freezing(bool(options.pop("freezing", False)))
+    inductor.CONFIG.get("bisect").freezing = bool(options.pop("freezing", False))
     return {name: value for name, value in options.items() if name in known}
 
 

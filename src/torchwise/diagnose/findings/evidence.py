@@ -140,7 +140,7 @@ class Savings(Protocol):
         """Return the same code's saving without guards on modules and their weights."""
 
     def measure_setting(self, setting: str) -> Saving | None:
-        """Return the saving under a setting of PyTorch, written as "torch._dynamo.config.x = True"."""
+        """Return the saving under a setting of PyTorch, written as one assigns it."""
 
     def measure_line(self, graph_break: Break) -> Saving | None:
         """Return the model's saving with the line from a break's fix, if that line was run."""

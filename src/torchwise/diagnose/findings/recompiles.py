@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from torchwise._torch import dynamo
 from torchwise.diagnose.findings.evidence import Evidence, Fix, HeldNumber, Savings, estimate_compile_saving
 from torchwise.records import Interval
 from torchwise.records.compile_events import Frame, Recompile, UncompiledKind
 from torchwise.records.explanation import Basis, Finding, FixTrial, Saving, SourceLocation
 
-NUMBERS = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
-STATE_SIZES = "torch._dynamo.config.force_parameter_static_shapes = False"
+NUMBERS = f"{dynamo.CONFIG}.allow_unspec_int_on_nn_module = True"
+STATE_SIZES = f"{dynamo.CONFIG}.force_parameter_static_shapes = False"
 _VALUE = re.compile(r"^(?P<source>[^=<>%()+*\n]+) == (?P<want>[^\n]+)$")
 _BY_VALUE = re.compile(r"^(?:len\(|not |___check_obj_id\()|== | is ")
 """Guards on a value, a length or an object: the varying value can perhaps be kept out of the compiled code."""
@@ -165,9 +166,9 @@ def _marks(varying: tuple[tuple[str, int], ...]) -> Fix:
     for name, dim in varying:
         by_dim.setdefault(dim, []).append(name)
     marks = [
-        f"torch._dynamo.mark_dynamic({names[0]}, {dim})"
+        f"{dynamo.MARK_DYNAMIC}({names[0]}, {dim})"
         if len(names) == 1
-        else f"[torch._dynamo.mark_dynamic(tensor, {dim}) for tensor in ({', '.join(names)})]"
+        else f"[{dynamo.MARK_DYNAMIC}(tensor, {dim}) for tensor in ({', '.join(names)})]"
         for dim, names in sorted(by_dim.items())
     ]
     code = "; ".join(marks)

@@ -7,9 +7,10 @@ import functools
 import re
 from collections.abc import Callable
 
+from torchwise._torch import dynamo
 from torchwise.records.compile_events import Break, CodeFix
 
-_SETTING = re.compile(r"torch\._dynamo\.config\.(?P<name>\w+)")
+_SETTING = re.compile(rf"{re.escape(str(dynamo.CONFIG))}\.(?P<name>\w+)")
 
 
 class BreakSite:
@@ -36,7 +37,7 @@ class BreakSite:
     def find_setting(self, default: str) -> str:
         """Return the setting of PyTorch that its hints name. Its name differs from version to version."""
         hits = [hit["name"] for hint in self._hints if (hit := _SETTING.search(hint))]
-        return f"torch._dynamo.config.{hits[0] if hits else default}"
+        return f"{dynamo.CONFIG}.{hits[0] if hits else default}"
 
     @functools.cached_property
     def statement(self) -> ast.stmt | None:

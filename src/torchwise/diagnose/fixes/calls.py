@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from torchwise._torch import dynamo
 from torchwise.diagnose.fixes.break_site import BreakSite
 from torchwise.records.compile_events import CodeFix
 
@@ -13,7 +16,7 @@ _OPERATOR = (
 
 def compiler_disable(site: BreakSite) -> CodeFix | None:
     """Functions under `torch.compiler.disable`."""
-    if not site.says(r"torch\.compiler\.disable|torch\._dynamo\.disable"):
+    if not site.says(rf"torch\.compiler\.disable|{re.escape(dynamo.DISABLE)}"):
         return None
     return CodeFix(
         "disabled",
@@ -32,7 +35,7 @@ def recurrent(site: BreakSite) -> CodeFix | None:
         "Torchwise isolate it (`torchwise tune` tries `isolate_rnn`), or put it in a module whose forward is under "
         "`torch.compiler.disable`: the code on both sides is then compiled. For few steps, loop over `nn.GRUCell` or "
         "`nn.LSTMCell`, which is compiled.",
-        "torch._dynamo.config.allow_rnn = True",
+        f"{dynamo.CONFIG}.allow_rnn = True",
         "The steps are unrolled: compiling takes seconds for every few steps, and again for each length. In some "
         "versions, training an LSTM like this crashes.",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchwise._torch import dynamo
 from torchwise.diagnose.fixes.break_site import BreakSite
 from torchwise.records.compile_events import CodeFix
 
@@ -50,7 +51,7 @@ def warn_call(site: BreakSite) -> CodeFix | None:
     return CodeFix(
         "warning",
         f"Warn in the caller, or once when the model is created. Or: {_UNLESS}.",
-        "torch._dynamo.config.reorderable_logging_functions.add(warnings.warn)",
+        f"{dynamo.CONFIG}.reorderable_logging_functions.add(warnings.warn)",
         "The warning comes after the compiled code, and names another line. With keywords, it may still break.",
     )
 

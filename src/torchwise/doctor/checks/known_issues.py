@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from torchwise._torch import dynamo, inductor
 from torchwise.doctor.checks.torch import release
 from torchwise.doctor.finding import Finding, Status, ok
 from torchwise.doctor.system_info import SystemInfo
@@ -42,12 +43,12 @@ PROBLEMS = (
             and (facts.cuda_build or "").startswith("13.")
             and "H200" in (facts.gpu or {}).get("name", "")
         ),
-        "torch._inductor.aoti_load_package ended the process with SIGSEGV on an H200, with torch 2.11 for CUDA 13.0",
+        f"{inductor.AOTI_LOAD} ended the process with SIGSEGV on an H200, with torch 2.11 for CUDA 13.0",
         "load no AOTInductor packages in important processes; use the caches of torch.compile instead",
     ),
     Problem(
         lambda facts: (2, 11) <= release(facts.torch) <= (2, 13),
-        "training an LSTM with torch._dynamo.config.allow_rnn=True crashes",
+        f"training an LSTM with {dynamo.CONFIG}.allow_rnn=True crashes",
         "leave allow_rnn at its default, False",
         Status.OK,
     ),

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.transforms.complex_to_real import private
+from torchwise._torch import dynamo, inductor
+from torchwise._torch.private_name import check
 from torchwise.compile.transforms.complex_to_real.compile import ComplexToReal, wrap_complex
+from torchwise.compile.transforms.complex_to_real.inductor_calls import AOT_NAMES, FEATURE
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting
 
-private.check_ahead()
-OutputCode: Any = private.output_code()
+check(FEATURE, AOT_NAMES)
+OutputCode: Any = inductor.OUTPUT_CODE.get(FEATURE)
 
 
 class RewrittenCode(OutputCode):  # type: ignore[misc]
@@ -46,7 +48,7 @@ class RewrittenCode(OutputCode):  # type: ignore[misc]
     def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
         """Load the code that was read."""
         if self._call is None:
-            self._compiled = private.load_code(self._compiled, constants)
+            self._compiled = inductor.load_code(self._compiled, constants)
         self._compiled.post_compile(example_inputs, constants, graph_kwargs)
         self._call = wrap_complex(self._compiled, *self._places)
 
@@ -60,7 +62,7 @@ class ComplexToRealAhead(ComplexToReal):
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph that Dynamo captured, to be stored."""
-        return private.to_serializable(super().__call__(module, inputs))
+        return dynamo.SERIALIZABLE_CALLABLE.get(FEATURE)(super().__call__(module, inputs))
 
     def _cache(self) -> Any:
         """Leave AOTAutograd's cache on: the cache writes the code, under no key."""

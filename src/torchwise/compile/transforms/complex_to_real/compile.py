@@ -4,7 +4,7 @@ It stands below AOTAutograd, before Inductor's own compilation of each graph, fo
 functionalisation and views are behind it. Complex inputs enter the compiled code as `view_as_real`. Complex outputs
 leave it as `view_as_complex`. Both are views, which no kernel computes.
 
-PyTorch has a wrapper of its own, `torch._functorch.config.enable_complex_wrapper` (2.13 and later). It is not used. On
+PyTorch has a wrapper of its own, AOTAutograd's setting `enable_complex_wrapper` (2.13 and later). It is not used. On
 the field of 50 sources at 8192 points, two CPU cores, it runs at 9.0 times eager's speed, and this at 33.8. It also
 fails on FFT (`benchmarks/complex_wrapper.py`, and its results).
 """
@@ -18,8 +18,11 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import aot_autograd, inductor
+from torchwise._torch.guards import output_strides
+from torchwise._torch.private_name import check
 from torchwise.compile.noop_check import assert_transform_applied
-from torchwise.compile.transforms.complex_to_real import private
+from torchwise.compile.transforms.complex_to_real import inductor_calls
 from torchwise.compile.transforms.complex_to_real.repeated_work import bound_repeated_work
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting, rewrite
 from torchwise.compile.transforms.complex_to_real.vectors import pays_in_vectors
@@ -43,7 +46,7 @@ class ComplexToReal:
 
     compiler_name = "inductor"
 
-    def __init__(self, options: dict[str, Any], inner: Callable[..., Any] = private.compile_fx_inner) -> None:
+    def __init__(self, options: dict[str, Any], inner: Callable[..., Any] = inductor.compile_fx_inner) -> None:
         self._options = options
         self._inner = inner
         self.rewritten = 0
@@ -56,12 +59,12 @@ class ComplexToReal:
             UnsupportedError: this torch lacks something that the transform needs.
         """
         with self._cache():
-            return private.compile_fx(
+            return inductor.compile_fx(
                 module,
                 inputs,
                 inner_compile=self._compile_graph,
                 config_patches=self._options,
-                decompositions=private.decompositions(),
+                decompositions=inductor_calls.decompositions(),
             )
 
     def assert_applied(self) -> AbstractContextManager[None]:
@@ -79,14 +82,14 @@ class ComplexToReal:
             self.reasons.append(f"rewriting failed with {type(error).__name__}: {error}")
             return self._inner(module, inputs, **kwargs)
         bound_repeated_work(rewriting.module.graph)
-        with private.patient_fusion(vectors=pays_in_vectors(rewriting)):
+        with inductor_calls.patient_fusion(vectors=pays_in_vectors(rewriting)):
             compiled = self._inner(rewriting.module, rewriting.inputs, **kwargs)
         self.rewritten += 1
         _correct_reported_strides(rewriting.complex_outputs)
         return self._finish(compiled, rewriting)
 
     def _cache(self) -> Any:
-        return private.autograd_cache_off()
+        return aot_autograd.patch_config(enable_autograd_cache=False)
 
     def _finish(self, compiled: Boxed, rewriting: Rewriting) -> Any:
         return wrap_complex(compiled, rewriting.complex_inputs, rewriting.complex_outputs)
@@ -122,7 +125,7 @@ def _as_complex(parts: torch.Tensor) -> torch.Tensor:
 
 def _correct_reported_strides(complex_outputs: tuple[int, ...]) -> None:
     """Halve the strides that Inductor reported to AOTAutograd, where those outputs are complex tensors."""
-    reported = private.output_strides()
+    reported = output_strides()
     for place in complex_outputs if reported else ():
         if (strides := reported[place]) is not None:  # type: ignore[index]
             reported[place] = tuple(stride // 2 for stride in strides[:-1])  # type: ignore[index]
@@ -135,5 +138,5 @@ def backend_for(options: tuple[tuple[str, Any], ...]) -> ComplexToReal:
     Raises:
         UnsupportedError: this torch lacks something that the transform needs.
     """
-    private.check()
+    check(inductor_calls.FEATURE, inductor_calls.NAMES)
     return ComplexToReal(dict(options))

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchwise._torch import pytree as _pytree
+from torchwise._torch.dispatch import TorchDispatchMode
 
 
 class Recorder(TorchDispatchMode):

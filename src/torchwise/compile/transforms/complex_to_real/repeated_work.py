@@ -2,8 +2,8 @@
 
 Inductor fuses by inlining. An operator that uses a value twice computes it twice, until the compiler has found both to
 be one. Inductor's limits count each operator once, so that they do not see the work. In `y = y + sin(y)` it doubles
-with every link. Patient fusion (`private.patient_fusion`) lets four times as many operators through. That is 30 links
-of such a chain instead of 8, and 2 to the power of 22 times the work. So the work itself is bounded here, at four times
+with every link. Patient fusion (`patient_fusion`) lets four times as many operators through. That is 30 links of such a
+chain instead of 8, and 2 to the power of 22 times the work. So the work itself is bounded here, at four times
 the most that plain limits were seen to allow. A chain is cut where it exceeds the bound, and operators that repeat
 little are fused as before.
 
@@ -23,13 +23,15 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.transforms.complex_to_real import private
+from torchwise._torch.dispatch import OpOverload
+from torchwise._torch.inductor import REALIZE_KEY
+from torchwise.compile.transforms.complex_to_real.inductor_calls import PATIENT_LIMITS
 
 MAX_EVALUATIONS = 600
 """Evaluations of operators for one value: four times the most that was seen under Inductor's own limits."""
 FEW_READS = 4
 """Different reads from which on Inductor writes a value that is used several times to memory, by its own default."""
-READS, OPERATORS = private.PATIENT_LIMITS.values()
+READS, OPERATORS = PATIENT_LIMITS.values()
 """Different reads and operators from which on Inductor writes any value to memory, under patient limits."""
 _INDEXED = ("index", "_unsafe_index", "gather", "cat", "constant_pad_nd", "repeat", "reshape", "expand")
 """Operators that Inductor inlines like views: they read their input elsewhere, and compute nothing."""
@@ -63,7 +65,7 @@ def bound_repeated_work(graph: torch.fx.Graph) -> int:
         if _is_written(node, value):
             value = _value_in_memory(node)
         elif value.evaluations > MAX_EVALUATIONS:
-            node.meta[private.WRITTEN] = True
+            node.meta[REALIZE_KEY] = True
             value = _value_in_memory(node)
             marked += 1
         carried[node] = value
@@ -72,7 +74,7 @@ def bound_repeated_work(graph: torch.fx.Graph) -> int:
 
 def _value_of(node: torch.fx.Node, carried: Mapping[torch.fx.Node, _Inlined]) -> _Inlined:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return _value_in_memory(node)
     moves = target.is_view or target._opname in _INDEXED
     if not (moves or torch.Tag.pointwise in target.tags):

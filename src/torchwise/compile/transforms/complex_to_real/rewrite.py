@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.utils import _pytree
 
+from torchwise._torch import inductor
+from torchwise._torch import pytree as _pytree
+from torchwise._torch.dispatch import NO_AUTOCAST, NO_FAKES
 from torchwise.compile.signature import is_strided
-from torchwise.compile.transforms.complex_to_real import private, rules
+from torchwise.compile.transforms.complex_to_real import rules
 from torchwise.compile.transforms.complex_to_real.half_angle import take_half_angles
+from torchwise.compile.transforms.complex_to_real.inductor_calls import FEATURE, decompositions
 from torchwise.compile.transforms.complex_to_real.layout import arrange, fills_its_memory, interleave, lies
 from torchwise.compile.transforms.complex_to_real.lazy import Lazy, lazily
 from torchwise.compile.transforms.complex_to_real.recorder import Recorder
@@ -66,9 +69,9 @@ class _Rewriter:
 
     def __init__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
         self._module = module
-        self._fake_mode = private.fake_tensor_prop(module, inputs)
+        self._fake_mode = inductor.PROPAGATE_FAKES.get(FEATURE)(module, inputs, True)
         self._graph = torch.fx.Graph()
-        self._recorder = Recorder(self._graph, self._fake_mode, private.decompositions())
+        self._recorder = Recorder(self._graph, self._fake_mode, decompositions())
         self._new: dict[torch.fx.Node, Any] = {}  # maps an old node to a node, a pair, or a lazy real tensor
         self._left: list[str] = []
         self._writes: list[torch.fx.Node] = []  # to inputs, which come last
@@ -80,7 +83,7 @@ class _Rewriter:
         places = [node for node in self._module.graph.nodes if node.op == "placeholder"]
         if any(isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat) for node in places):
             raise UnsupportedError("its shapes are dynamic")
-        with torch.no_grad(), private.no_autocast():
+        with torch.no_grad(), NO_AUTOCAST.get(FEATURE)():
             for node in self._module.graph.nodes:
                 self._new[node] = getattr(self, f"_{node.op}", self._copy_node)(node)
         if not self._done:
@@ -117,7 +120,7 @@ class _Rewriter:
                 self._lain[copied.meta["val"].untyped_storage()] = node
             return copied
         name = f"{str(node.target).replace('.', '_')}_as_real"
-        with private.no_fakes():
+        with NO_FAKES.get(FEATURE)():
             self._module.register_buffer(name, torch.view_as_real(value.detach().resolve_conj()))
         return self._view_as_real(self._graph.get_attr(name), self._fake_mode.from_tensor(value), node)
 

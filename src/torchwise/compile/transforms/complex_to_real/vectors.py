@@ -13,8 +13,7 @@ Time on vectors over time on single numbers, for 4096 x 64 complex numbers on on
 
 from __future__ import annotations
 
-import torch
-
+from torchwise._torch.dispatch import OpOverload
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting
 
 _EXPONENTIAL = (
@@ -38,5 +37,5 @@ _OF_ANGLES = ("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "asinh", "ac
 def pays_in_vectors(rewriting: Rewriting) -> bool:
     """Whether a rewritten graph reads interleaved numbers, and computes functions."""
     targets = (node.target for node in rewriting.module.graph.nodes)
-    names = {target._opname for target in targets if isinstance(target, torch._ops.OpOverload)}
+    names = {target._opname for target in targets if isinstance(target, OpOverload)}
     return bool(rewriting.complex_inputs and names.intersection(_EXPONENTIAL + _OF_ANGLES))

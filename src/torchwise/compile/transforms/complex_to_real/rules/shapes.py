@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
+from torchwise._torch import pytree as _pytree
 from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, NotCoveredError, rule
 from torchwise.compile.transforms.complex_to_real.values import REAL, Pair, Part, lift
 

@@ -1,0 +1,86 @@
+"""The dispatcher: modes that see operators, transforms of functions, fake tensors, and autocast inside a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchwise._torch.dynamo import TO_FAKE_TENSOR
+from torchwise._torch.private_name import PrivateName
+from torchwise.errors import UnsupportedError
+
+__all__ = ["OpOverload", "TorchDispatchMode"]
+
+OpOverload = torch._ops.OpOverload
+"""The class of one operator with one signature, such as `torch.ops.aten.add.Tensor`."""
+
+READ_SCALAR = torch.ops.aten._local_scalar_dense.default
+"""The operator of `Tensor.item`."""
+
+PUSH_MODE = PrivateName("torch.utils._python_dispatch", "_push_mode")
+POP_MODE = PrivateName("torch.utils._python_dispatch", "_pop_mode")
+TRANSFORMS = PrivateName("torch._C._functorch", "peek_interpreter_stack")
+"""Returns the innermost active transform of functions, such as vmap, or None."""
+DISPATCH_MODES = PrivateName("torch._C", "_len_torch_dispatch_stack")
+FUNCTION_MODES = PrivateName("torch._C", "_len_torch_function_stack")
+FUNCTION_MODE = PrivateName("torch._C", "_get_function_stack_at")
+NO_SUBCLASSES = PrivateName("torch._C", "DisableTorchFunctionSubclass")
+NO_AUTOCAST = PrivateName("torch._C", "_DisableAutocast")
+SET_GRAD = PrivateName("torch._C", "_set_grad_enabled")
+ONLY_LIFT_CPU = PrivateName("torch._C", "_set_only_lift_cpu_tensors")
+"""Has constants stay on the CPU while fake tensors are made, so that a mode sees their copies."""
+ENTER_AUTOCAST = PrivateName("torch.amp.autocast_mode", "_enter_autocast")
+C_MODULE = "torch._C"
+"""The module whose functions are public as those of `torch`."""
+DUAL_LEVEL = PrivateName("torch.autograd.forward_ad", "_current_level")
+FAKE_TENSOR = PrivateName("torch._subclasses.fake_tensor", "FakeTensor")
+FAKE_TENSOR_MODE = PrivateName("torch._subclasses.fake_tensor", "FakeTensorMode")
+NO_FAKES = PrivateName("torch._subclasses.fake_tensor", "unset_fake_temporarily")
+"""A context in which tensors are real, for constants. Outside it only fake tensors are made."""
+COPY_EACH = PrivateName("torch", "_foreach_copy_")
+_forward_ad, _innermost = torch.autograd.forward_ad, TRANSFORMS.get()
+
+
+def is_transforming() -> bool:
+    """Return whether a transform of functions (vmap, grad, jvp) is active. It takes some 50 ns."""
+    return _forward_ad._current_level >= 0 or _innermost() is not None
+
+
+def copy_each(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copy tensors into others of the same layouts, in one launch if they have one dtype."""
+    COPY_EACH.get()(targets, values)
+
+
+def list_function_modes() -> list[Any]:
+    """List the active modes that replace functions of PyTorch, such as that of `with torch.device(...)`."""
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+def sets_grad_mode(target: Any) -> bool:
+    """Return whether a node with this target switches gradients on or off."""
+    return target is SET_GRAD.get()
+
+
+def enters_autocast(target: Any) -> bool:
+    """Return whether a node with this target begins an autocast, as Dynamo writes it."""
+    return target is ENTER_AUTOCAST.get()
+
+
+def size_of(symbol: torch.SymInt) -> int:
+    """Return a symbol's size in the current call, without specialising it to that size (as `int` would).
+
+    Raises:
+        UnsupportedError: the size is unknown, as for a result whose size depends on data.
+    """
+    known = getattr(symbol.node, "hint", None)
+    if not isinstance(known, int):
+        raise UnsupportedError(f"the size {symbol} is not known before the graph runs")
+    return known
+
+
+def make_fake(tensor: torch.Tensor, fake_mode: Any) -> Any:
+    """Return a fake tensor with the form of a backend's input, or the tensor itself if it is fake already."""
+    return tensor if isinstance(tensor, FAKE_TENSOR.get()) else TO_FAKE_TENSOR.get()(tensor, fake_mode)

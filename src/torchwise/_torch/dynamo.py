@@ -1,0 +1,123 @@
+"""Dynamo: it captures graphs from Python's bytecode, guards them, and compiles them again where a guard fails."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from torchwise._torch.private_name import PrivateName
+from torchwise.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG = PrivateName("torch._dynamo", "config")
+OPTIMIZE = PrivateName("torch._dynamo", "optimize")
+LOOKUP_BACKEND = PrivateName("torch._dynamo", "lookup_backend")
+GRAPH_BREAK = PrivateName("torch._dynamo", "graph_break")
+MARK_DYNAMIC = PrivateName("torch._dynamo", "mark_dynamic")
+COMPILE_FRAME = PrivateName("torch._dynamo.convert_frame", "_compile")
+"""Traces one frame, and has its graphs compiled."""
+CONVERT_FRAME = PrivateName("torch._dynamo.convert_frame", "ConvertFrame.__call__")
+INNER_BACKEND = "_torchdynamo_orig_backend"
+"""The attribute of a callback or a backend for the one that it wraps."""
+
+HISTORY = PrivateName("torch._dynamo.pgo", "_CODE_STATE")
+"""The sizes and numbers that each code object has seen. Those that varied become dynamic."""
+HISTORY_OF_CODE = PrivateName("torch._dynamo.pgo", "CodeState")
+RESET_HISTORY = PrivateName("torch._dynamo.pgo", "reset_code_state")
+
+CALLBACK_HANDLER = PrivateName("torch._dynamo.callback", "callback_handler")
+CALLBACK_TRIGGER = PrivateName("torch._dynamo.callback", "CallbackTrigger")
+"""The reasons for which callbacks are told: a compilation, or the recording of a CUDA graph."""
+
+COUNTERS = PrivateName("torch._dynamo.utils", "counters")
+TO_FAKE_TENSOR = PrivateName("torch._dynamo.utils", "to_fake_tensor")
+CACHE_ENTRIES = PrivateName("torch._C._dynamo.eval_frame", "_debug_get_cache_entry_list")
+
+GUARD_CHECKER = PrivateName("torch._dynamo.guards", "CheckFunctionManager")
+"""Lists the kinds of guards that cannot be written to a file."""
+SERIALIZABLE_CALLABLE = PrivateName("torch._dynamo.aot_compile_types", "BundledAOTAutogradSerializableCallable")
+LOAD_COMPILED = PrivateName("torch.compiler", "load_compiled_function")
+
+TRACER_MODULE = "torch._dynamo.convert_frame"
+AOT_COMPILE_MODULE = "torch._dynamo.aot_compile"
+DISABLE = "torch._dynamo.disable"
+ERRORS = "torch._dynamo.exc"
+FOLDER = "_dynamo"
+"""The folder of Dynamo's own files, within that of torch."""
+SILENT_CALLS = ("torch.fx.graph_module", "torch._dynamo.eval_frame")
+"""Modules of PyTorch whose classes have a `__call__` of their own that only warns, or explains an error."""
+
+
+def patch_config(**settings: Any) -> AbstractContextManager[None]:
+    """Return a context with other settings of `torch._dynamo.config`."""
+    context: AbstractContextManager[None] = CONFIG.get().patch(**settings)
+    return context
+
+
+def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph as `torch.compile` does by default.
+
+    Raises:
+        UnsupportedError: this version has no such name.
+    """
+    compiled: Callable[..., Any] = LOOKUP_BACKEND.get("the backend torchwise")("inductor")(module, inputs)
+    return compiled
+
+
+def get_recompile_limit() -> int:
+    """Return how often PyTorch compiles one code object before its calls run in eager."""
+    return int(CONFIG.get().recompile_limit)
+
+
+def get_counters(group: str) -> Mapping[str, int]:
+    """Return the counters of one group in this process, such as "stats" or "inductor"."""
+    counters: Mapping[str, Mapping[str, int]] = COUNTERS.get("counting compilations")
+    return counters.get(group, {})
+
+
+def count_compiled_graphs() -> int:
+    """Count the graphs that Dynamo has captured in this process. 0 means that nothing was compiled."""
+    return get_counters("stats").get("unique_graphs", 0)
+
+
+def count_graph_breaks() -> int:
+    """Count the graph breaks in this process."""
+    return sum(get_counters("graph_break").values())
+
+
+def count_cudagraph_skips() -> int:
+    """Count the requested CUDA graphs that Inductor skipped in this process."""
+    return get_counters("inductor").get("cudagraph_skips", 0)
+
+
+def list_cache_entries(code: types.CodeType) -> list[Any]:
+    """List Dynamo's compilations of a code object, in the order in which it tries them.
+
+    It is empty in a version that does not tell.
+    """
+    try:
+        entries: list[Any] = CACHE_ENTRIES.get()(code)
+    except UnsupportedError:
+        return []
+    return entries
+
+
+def is_dynamos_own(target: Any) -> bool:
+    """Return whether a graph's node calls Dynamo's replacement for a function of NumPy."""
+    return str(getattr(target, "__module__", None) or "").startswith("torch._dynamo.")
+
+
+def swap_history(history: Any) -> Any:
+    """Have Dynamo use another history of varied sizes and numbers, and return the one before.
+
+    Raises:
+        UnsupportedError: this version has no such history.
+    """
+    before = HISTORY.get()
+    setattr(importlib.import_module(HISTORY.module), HISTORY.attribute, history)
+    return before

@@ -1,0 +1,18 @@
+"""Modules: hooks on all of them, the base classes of kinds, and the classes that parametrizations make."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.batchnorm import _NormBase as NormBase
+from torch.nn.modules.dropout import _DropoutNd as Dropout
+
+from torchwise._torch.private_name import PrivateName
+
+__all__ = ["BatchNorm", "Dropout", "NormBase"]
+
+HAS_GLOBAL_HOOK = PrivateName("torch.nn.modules.module", "_has_any_global_hook")
+CALL_IMPL = torch.nn.Module._call_impl
+"""Runs a module's hooks and its forward."""
+PARAMETRIZED_CLASS = PrivateName("torch.nn.utils.parametrize", "_inject_new_class")
+PARAMETRIZED_PROPERTY = PrivateName("torch.nn.utils.parametrize", "_inject_property")
