@@ -19,7 +19,8 @@ import torch
 from dispatch import apply_plan
 
 from torchwise import environment
-from torchwise.measure import MIN_ROUND_S, Clock, Mix, Precision, measure_pair
+from torchwise.measure.clock import Clock
+from torchwise.measure.paired_timing import MIN_ROUND_S, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.records import Interval
 from torchwise.trial.loading import runner

@@ -43,9 +43,9 @@ from torchwise.records import (
     codec,
 )
 from torchwise.records.answer import Answer
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings
 from torchwise.trial.job import EFFORTS
-from torchwise.workload import WorkloadSpec
 
 LAYERS, WIDTH, ROWS = 100, 128, 32
 PLANTED = (0, 2, 5, 10)
@@ -164,7 +164,8 @@ def sample(job: Job, stage: Callable[[str], None]) -> dict[str, Measurement]:
     """Time the model against itself and against its longer copies, in a worker."""
     import torch
 
-    from torchwise.measure import Clock, Mix, Precision, measure_pair
+    from torchwise.measure.clock import Clock
+    from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 
     if job.settings:
         job.settings.apply()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchwise import environment
-from torchwise.measure import Clock
+from torchwise.measure.clock import Clock
 from torchwise.trial.inspection import _trace_operators
 
 BLOCKS, CALLS, LENGTHS = 40, 50, (5, 20, 60)

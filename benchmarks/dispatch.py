@@ -25,7 +25,8 @@ import torchwise
 from torchwise import environment
 from torchwise.compile import compile_plan, signature_of
 from torchwise.plan import Plan
-from torchwise.workload import Example, WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.workload import Example
 from torchwise.workload.identity import describe_example, structure
 
 Past = tuple[tuple[torch.Tensor, torch.Tensor], ...]

@@ -24,7 +24,8 @@ from torchwise.compile import compile_plan
 from torchwise.diagnose.explain import explain
 from torchwise.diagnose.fresh_code_copy import copy_with_fresh_code
 from torchwise.diagnose.relative_saving import BLOCK_S, share_saved
-from torchwise.measure import Clock, Mix, Precision, measure_pair
+from torchwise.measure.clock import Clock
+from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.records import Interval
 from torchwise.records.answer import Answer

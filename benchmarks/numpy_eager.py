@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchwise import environment
-from torchwise.measure import Clock
+from torchwise.measure.clock import Clock
 from torchwise.workload import target
 
 CALLS = 150

@@ -20,7 +20,7 @@ from torchwise import environment
 from torchwise.compile import compile_plan
 from torchwise.diagnose.kernels import profile
 from torchwise.diagnose.work import KnownWork
-from torchwise.measure import Clock
+from torchwise.measure.clock import Clock
 from torchwise.plan import Plan
 from torchwise.workload import target
 

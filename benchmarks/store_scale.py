@@ -40,11 +40,11 @@ from torchwise.records import (
     TrialState,
     Verdict,
 )
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.store.claims import record_of
 from torchwise.store.rows import dump
 from torchwise.store.schema import decisions, studies, trials
-from torchwise.workload import WorkloadSpec
 
 TARGETS = 500
 """Number of models. Each has one study for every machine and version."""

@@ -12,8 +12,8 @@ from torchwise.diagnose.analysis.scale import BatchDim
 from torchwise.plan import Plan
 from torchwise.records import Costs, Failure, FailureKind, codec
 from torchwise.records.analysis import Analysis, Batch, Consistency, Memory, Steady
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial.job import Attempt
-from torchwise.workload import WorkloadSpec
 
 HANG = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 600 s")
 CRASH = Failure(FailureKind.DIED, "compile", "SIGSEGV")

@@ -10,8 +10,8 @@ from builders import CREATED_AT, EAGER_S, HERE, PASSED, WRONG, a_measurement, an
 from torchwise.plan import Plan
 from torchwise.records import Costs, Failure, FailureKind, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState
+from torchwise.records.workload_spec import Roofline, WorkloadSpec
 from torchwise.trial.job import Restart
-from torchwise.workload import Roofline, WorkloadSpec
 
 PEAKS = Peaks(4e12, {"float32": 5e13, "bfloat16": 8e14})
 ROOFLINE = Roofline(flops=1e9, bytes=1.24e9)

@@ -25,7 +25,7 @@ from torchwise.records import (
     TrialState,
     Verdict,
 )
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 EAGER_S = 12.4e-3
 """Seconds per call of the plain model."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from builders import CREATED_AT, HERE, a_measurement, a_plan, a_study, a_trial, an_inspection
 from explain_samples import explanation, make_finding, price
 from torchwise.records import Measurement, Study
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import LeaseOwner, StudyKey, open_storage
-from torchwise.workload import WorkloadSpec
 
 TARGET = "zoo:vision.resnet50"
 EVIL = "m/<img src=x onerror=alert(1)> *bold* [x](javascript:alert(1)).py:make"

@@ -11,7 +11,7 @@ from torchwise import environment
 from torchwise.dynamo.graph import Captured
 from torchwise.plan import Plan
 from torchwise.records import Decision
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.workload.identity import describe_example, identity, structure
 
 

@@ -27,7 +27,7 @@ from torchwise.records.explanation import (
     SourceLocation,
     Stage,
 )
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 CALL_S = 100e-6
 COMPILATION = Compilation("0/0", "forward", "model.py", 10, 5.0, guards=40)

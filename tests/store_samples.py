@@ -42,9 +42,9 @@ from torchwise.records import (
 )
 from torchwise.records.compile_events import CompileEvents
 from torchwise.records.explanation import Capturable, Execution, Explanation, Finding, Kernel, Stage
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.store.location import locate
-from torchwise.workload import WorkloadSpec
 
 HERE = Environment(
     device="cpu",

@@ -17,7 +17,8 @@ from torchwise.plan import Numerics, Plan
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
-from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
+from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.workload import Example, Workload
 from torchwise.workload.user_inputs import device_of, name_of, read_workload
 
 if TYPE_CHECKING:
@@ -196,10 +197,10 @@ def _make_request(
     Raises:
         InputError: an argument cannot be used.
     """
+    from torchwise.records.structure_differences import pack_details
     from torchwise.runtime import unwrap
     from torchwise.study import Request
     from torchwise.trial import ProcessSettings
-    from torchwise.workload.differences import pack_details
     from torchwise.workload.identity import structure
     from torchwise.workload.structure_details import details_of
 

@@ -41,8 +41,8 @@ from torchwise.records import (
     Trial,
     TrialState,
 )
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import ExplanationSummary, LeaseOwner, Storage, StudyKey, open_storage
-from torchwise.workload import WorkloadSpec
 
 ME = LeaseOwner.current()
 ELSEWHERE = LeaseOwner("another-host", 1, 1e9)

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torchwise.compile import compile_plan  # noqa: E402
 from torchwise.compile.cuda_graphs import capture_stream  # noqa: E402
 from torchwise.errors import UnsupportedError  # noqa: E402
-from torchwise.measure import measure_memory_use  # noqa: E402
+from torchwise.measure.memory import measure_memory_use  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.trial.harness import measure_memory_with_inputs, memory_growth  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torchwise.compile import compile_plan  # noqa: E402
 from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_CALLS  # noqa: E402
-from torchwise.measure import measure_memory_use  # noqa: E402
+from torchwise.measure.memory import measure_memory_use  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.workload import Example, pytree  # noqa: E402
 

@@ -9,13 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torchwise.measure import Mix, Precision, make_eviction, measure_pair  # noqa: E402
+from torchwise.measure.cache_eviction import make_eviction  # noqa: E402
 from torchwise.measure.clock import Clock  # noqa: E402
+from torchwise.measure.paired_timing import Mix, Precision, measure_pair  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
+from torchwise.records.workload_spec import WorkloadSpec  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
 from torchwise.study import Request, Silent, run_study  # noqa: E402
 from torchwise.trial import ProcessLauncher  # noqa: E402
-from torchwise.workload import WorkloadSpec  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

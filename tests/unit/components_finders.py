@@ -12,7 +12,8 @@ from live_decisions import make_decision
 from torchwise.components import CompileConfig
 from torchwise.plan import Plan
 from torchwise.records import Decision, Interval
-from torchwise.workload import Example, WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 
 THREADS = Plan(threads=torch.get_num_threads() + 1)

@@ -25,9 +25,9 @@ from torchwise.records import (
     Verdict,
     codec,
 )
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits
 from torchwise.trial.job import Attempt
-from torchwise.workload import WorkloadSpec
 
 TARGET = "app.py:make"
 INDUCTOR = Plan(backend="inductor", options=(("coordinate_descent_tuning", True),))

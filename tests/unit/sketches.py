@@ -9,7 +9,7 @@ from torchwise.decide import History
 from torchwise.environment import Environment
 from torchwise.plan import Plan, Trait
 from torchwise.records import Check, Costs, Inspection, Measurement, Outcome, Trial, TrialState, Verdict
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 HERE = Environment(
     device="cpu",

@@ -16,7 +16,7 @@ from torchwise.plan import EAGER
 from torchwise.records import Costs, FailureKind
 from torchwise.records.analysis import Analysis, Batch, Consistency, Memory
 from torchwise.records.answer import Answer
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 SPEC = WorkloadSpec("zoo:vision.resnet50", device="cuda")
 

@@ -21,9 +21,9 @@ from torchwise.diagnose.analysis.plans import DEFAULT, plan_of
 from torchwise.errors import InputError, PlanError, StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.records.analysis import Analysis
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import write_json
 from torchwise.store import open_storage
-from torchwise.workload import WorkloadSpec
 
 TARGET = "zoo:tutorial.fusion_demo@small"
 app = typer.Typer()

@@ -14,11 +14,11 @@ from analysis_samples import CRASH, HANG, a_batch, a_steady, an_analysis
 from builders import a_failure, a_measurement, a_plan, a_trial, an_inspection
 from torchwise.plan import EAGER, Plan
 from torchwise.records.analysis import Advice, Analysis, Batch, Consistency, Memory
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.analysis import render_analysis, render_analysis_html, write_analysis_html
 from torchwise.report.analysis.phases import phases
 from torchwise.report.analysis.plots import plots
 from torchwise.report.analysis.steps import next_steps, notes
-from torchwise.workload import WorkloadSpec
 
 HOSTILE = "\"'><script>alert(1)</script>\x1b[31m{{ 7*7 }}\u202e</style>\x00"
 

@@ -16,9 +16,9 @@ from torchwise.errors import BaselineError, InputError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.records import Costs, TrialState
 from torchwise.records.analysis import Analysis
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import WAITING, Job
 from torchwise.trial.job import EFFORTS, Attempt
-from torchwise.workload import WorkloadSpec
 
 SPEC = WorkloadSpec("zoo:tutorial.fusion_demo@small")
 

@@ -11,8 +11,9 @@ from torchwise.diagnose.analysis import scale, steady
 from torchwise.diagnose.analysis.job import Scaling
 from torchwise.diagnose.analysis.scale import BatchDim, batch_of, resize_example
 from torchwise.errors import UnsupportedError
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, loading
-from torchwise.workload import Example, Workload, WorkloadSpec
+from torchwise.workload import Example, Workload
 
 
 def find(call: Any, *inputs: Any, dim: int | None = None) -> BatchDim:

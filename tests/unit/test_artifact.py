@@ -27,8 +27,8 @@ from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Failure, FailureKind, codec
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits
-from torchwise.workload import WorkloadSpec
 
 LOADING = sys.modules["torchwise.artifact.load"]  # the package's own name `load` is the function
 X = torch.randn(3, 4)

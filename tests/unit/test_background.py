@@ -27,13 +27,14 @@ from torchwise.compile.aot import Code
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.records import Costs, Failure, FailureKind, Interval, Study, codec
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.hot_swap import answers_alike, swap
 from torchwise.study import Request
 from torchwise.study.approval_policy import ApprovalPolicy
 from torchwise.trial.job import Attempt
-from torchwise.workload import Example, Workload, WorkloadSpec
+from torchwise.workload import Example, Workload
 
 THREADS = Plan(threads=1)
 SERVE = Path(__file__).parents[1] / "targets" / "serve.py"

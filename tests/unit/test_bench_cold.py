@@ -23,6 +23,7 @@ from torchwise.cli import app
 from torchwise.errors import InputError
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.benchmark import Benchmark, Row
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.bench.csv import to_csv
 from torchwise.report.bench.markdown import to_markdown
 from torchwise.report.bench.page import render_bench_html
@@ -30,7 +31,6 @@ from torchwise.report.bench.terminal import render_benchmark
 from torchwise.report.comparison import compare
 from torchwise.trial import Job
 from torchwise.trial.job import EFFORTS
-from torchwise.workload import WorkloadSpec
 
 TARGET = f"{Path(__file__).parent.parent / 'targets' / 'misbehaving.py'}:wrong"
 

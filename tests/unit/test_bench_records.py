@@ -13,8 +13,8 @@ from torchwise.errors import InputError
 from torchwise.records import Measurement
 from torchwise.records.benchmark import Benchmark, Peaks, Row, RowState, rival_of, rivals_of
 from torchwise.records.scale import scale_of
+from torchwise.records.workload_spec import Roofline
 from torchwise.report.bench import read_benchmark
-from torchwise.workload import Roofline
 
 
 def test_json_keeps_everything() -> None:

@@ -16,10 +16,11 @@ from torchwise.errors import StalePlanError
 from torchwise.plan import Plan
 from torchwise.records import Outcome, codec
 from torchwise.records.benchmark import Performance
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher
 from torchwise.trial.job import EFFORTS
 from torchwise.verify.step_runner import quiet
-from torchwise.workload import Example, Workload, WorkloadSpec
+from torchwise.workload import Example, Workload
 from torchwise.zoo import load
 
 GIB = 2**30

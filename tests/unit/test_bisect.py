@@ -18,10 +18,10 @@ from torchwise.plan import Plan
 from torchwise.plan.space import iter_changes
 from torchwise.records import Failure, FailureKind, codec
 from torchwise.records.bisection import Bisection, Observation, Operation, Step, Symptom
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.bisect import Silent, render_bisection, verdict
 from torchwise.trial import Assignment, Limits
 from torchwise.trial.launcher import OnStage
-from torchwise.workload import WorkloadSpec
 
 RIGHT, WRONG = Observation(Symptom.NONE), Observation(Symptom.WRONG, "values: off by 1")
 SEGFAULT = Failure(FailureKind.DIED, "inductor", "SIGSEGV")

@@ -15,8 +15,8 @@ from torchwise.cluster import device_actor as module
 from torchwise.cluster.device_actor import DeviceActor
 from torchwise.errors import BaselineError
 from torchwise.records import Failure, FailureKind
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits
-from torchwise.workload import WorkloadSpec
 
 JOB = Job("try", WorkloadSpec("zoo:tutorial.fusion_demo"), cache_dir="/on/the/users/machine")
 

@@ -18,8 +18,8 @@ from torchwise.cluster.library import connect, devices_of
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, InputError, UnsupportedError
 from torchwise.records import Failure, FailureKind
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits
-from torchwise.workload import WorkloadSpec
 
 HERE = Environment("cpu", "a", "Linux", "Xeon", 8, "3.11", "2.13")
 OTHER = replace(HERE, cpu="EPYC", hostname="b")

@@ -23,18 +23,19 @@ from torchwise.cli import app
 from torchwise.cluster import Task
 from torchwise.decide import History, decide, next_cold
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.measure import Mix, Precision, cache_eviction, clock, make_eviction, measure_pair
+from torchwise.measure import cache_eviction, clock
+from torchwise.measure.cache_eviction import make_eviction
 from torchwise.measure.clock import Clock
-from torchwise.measure.paired_timing import STOPPING_ROUNDS
+from torchwise.measure.paired_timing import STOPPING_ROUNDS, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, WorkerStage, codec
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import Progress, render_study
 from torchwise.report.html import render_html
 from torchwise.store import open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.trial import Job, candidate
 from torchwise.trial.job import EFFORTS
-from torchwise.workload import WorkloadSpec
 
 FAST = Plan(backend="inductor")
 

@@ -27,12 +27,12 @@ from torchwise.lock.render import render_check
 from torchwise.records import Costs, Measurement
 from torchwise.records.analysis import Analysis, Memory
 from torchwise.records.benchmark import Row
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import compare, render_benchmark, render_comparison
 from torchwise.report.analysis import render_analysis, render_analysis_html
 from torchwise.report.bench import render_bench_html
 from torchwise.report.bench.markdown import to_markdown
 from torchwise.report.regression import Change
-from torchwise.workload import WorkloadSpec
 
 
 def render_text(found: RenderableType) -> str:

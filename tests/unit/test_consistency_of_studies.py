@@ -14,11 +14,11 @@ from consistency import check_study
 from torchwise.decide import History, decide
 from torchwise.records import Costs, Measurement, Study, Trial
 from torchwise.records.answer import Answer
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report import render_study
 from torchwise.report.html import plots, render_html
 from torchwise.report.trial_table import rows
-from torchwise.workload import WorkloadSpec
 
 CALLS = 1_000_000
 

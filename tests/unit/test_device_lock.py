@@ -20,14 +20,16 @@ from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 from torch._inductor.runtime import benchmarking
 
-from torchwise.measure import Clock, device_lock
+from torchwise.measure import device_lock
+from torchwise.measure.clock import Clock
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, Trial, TrialState
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, compile_lock, try_plan
 from torchwise.trial.harness import Harness
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.loading import load
-from torchwise.workload import Example, Workload, WorkloadSpec
+from torchwise.workload import Example, Workload
 
 TARGET = f"{Path(__file__).parents[1] / 'targets' / 'misbehaving.py'}:wrong"
 JOB = Job("inspect", WorkloadSpec(TARGET), effort=EFFORTS["quick"])

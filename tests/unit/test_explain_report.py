@@ -15,11 +15,11 @@ from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval
 from torchwise.records.explanation import Basis, Explanation, FixTrial, Kernel, Saving, Stage, rank_findings
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.explain import render_explanation, render_explanation_html, write_explanation
 from torchwise.report.explain.plots import plots
 from torchwise.report.explain.text import describe_saving as words
 from torchwise.report.explain.text import next_steps
-from torchwise.workload import WorkloadSpec
 
 
 def render_text(told: Explanation, width: int = 120) -> str:

@@ -10,10 +10,11 @@ from torch import nn
 
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial.candidate import _CandidateTrial
 from torchwise.trial.job import EFFORTS, Job
 from torchwise.trial.plain_call import run_plainly
-from torchwise.workload import Example, Workload, WorkloadSpec
+from torchwise.workload import Example, Workload
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh", "only_traced")
 

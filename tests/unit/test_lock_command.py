@@ -23,10 +23,10 @@ from torchwise.lock.entry import entry_of
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval, Study, StudyState
 from torchwise.records.answer import Answer
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import Storage, open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.trial import ProcessLauncher
-from torchwise.workload import WorkloadSpec
 from torchwise.workload.target import load
 
 MISBEHAVING = Path(__file__).parent.parent / "targets" / "misbehaving.py"

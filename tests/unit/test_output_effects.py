@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, inspect_workload
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.output_effects import prints
-from torchwise.workload import WorkloadSpec
 
 MODELS = logging.getLogger("a.model")
 PYTORCHS = logging.getLogger("torch._dynamo.anything")

@@ -32,7 +32,7 @@ from torchwise.records import (
     codec,
 )
 from torchwise.records.study import study_from_dict
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 SPEC = WorkloadSpec("zoo:tutorial.fusion_demo", calls=5000, restarts=2)
 MEASUREMENT = Measurement(

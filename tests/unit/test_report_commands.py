@@ -25,10 +25,10 @@ from torchwise.cli.tune import tune
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.records import Study, StudyState
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import write_json
 from torchwise.report.commands import BREAK, next_steps, reproduce, wrap_command
 from torchwise.store import open_storage
-from torchwise.workload import WorkloadSpec
 
 HOSTILE = "a b/$(touch x);'\".py:make"
 EVERYTHING = WorkloadSpec(

@@ -27,12 +27,12 @@ from builders import (
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, Outcome, Study, StudyState, TrialState
 from torchwise.records.verdict import Check, Verdict
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import write_html
 from torchwise.report.html import plots, render_html
 from torchwise.report.plots import cost, latency, speedup
 from torchwise.report.plots.strips import round_times
 from torchwise.report.plots.svg import VARIABLES, WIDTH, adapt_svg
-from torchwise.workload import WorkloadSpec
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 HOSTILE = (

@@ -13,10 +13,10 @@ from builders import CREATED_AT, a_study, a_trial
 from dashboard_samples import EVIL, LAST, PLAIN
 from explain_samples import explanation, make_finding, price
 from torchwise.records import TrialState
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.explain.page import render_explanation_part
 from torchwise.report.html import render_html_part
 from torchwise.report.studies import progress, render_studies
-from torchwise.workload import WorkloadSpec
 
 
 @pytest.fixture(scope="module", params=["light", "dark"])

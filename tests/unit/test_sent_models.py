@@ -17,9 +17,10 @@ from torch import nn
 
 from torchwise import TrainStep
 from torchwise.errors import WorkloadError
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, save
-from torchwise.workload import Example, Workload, WorkloadSpec
+from torchwise.workload import Example, Workload
 from torchwise.workload.identity import structure
 
 X = torch.randn(3, 4)

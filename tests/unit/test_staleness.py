@@ -14,9 +14,9 @@ import torchwise
 from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.records import Decision
+from torchwise.records.structure_differences import pack_details
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.staleness import stale_because
-from torchwise.workload.differences import pack_details
 from torchwise.workload.structure_details import details_of
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")

@@ -29,8 +29,8 @@ from torchwise.cli.store import store
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Duel, Measurement, Standing, Study, StudyState, TrialState
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import CopyResult, Storage, StudyKey, claims, copy, open_storage, studies
-from torchwise.workload import WorkloadSpec
 
 
 @pytest.fixture(params=["sqlite to sqlite", "sqlite to postgres", "postgres to sqlite"])

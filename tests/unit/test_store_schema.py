@@ -27,11 +27,11 @@ from store_samples import (
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER
 from torchwise.records import FailureKind, Interval, Standing, StudyState, TrialState
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import downgrade_storage, migrate, open_storage
 from torchwise.store.database import Database
 from torchwise.store.location import locate
 from torchwise.store.schema import HEAD, VERSION_TABLE, metadata
-from torchwise.workload import WorkloadSpec
 
 DUMPS = sorted((Path(__file__).parents[1] / "fixtures").glob("store_v*.sql"))
 

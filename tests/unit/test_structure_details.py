@@ -20,7 +20,7 @@ from torchwise.lock import entry
 from torchwise.lock.schema import entry_in, section_of
 from torchwise.plan import EAGER
 from torchwise.records import Decision
-from torchwise.workload.differences import DetailKind, DetailName, another_model, pack_details, unpack_details
+from torchwise.records.structure_differences import DetailKind, DetailName, another_model, pack_details, unpack_details
 from torchwise.workload.identity import structure
 from torchwise.workload.structure_details import details_of
 

@@ -29,12 +29,12 @@ from torchwise.records import (
     Verdict,
     codec,
 )
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import Storage, open_storage
 from torchwise.study import Caches, Request, Silent, run_study
 from torchwise.study.request import INSPECTIONS, TRIAL_S
 from torchwise.trial import WAITING, Job, Limits
 from torchwise.trial.job import Attempt, Restart
-from torchwise.workload import WorkloadSpec
 
 EAGER_S = 0.010
 INDUCTOR = Plan(backend="inductor")

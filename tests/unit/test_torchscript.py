@@ -19,10 +19,11 @@ from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.errors import UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Outcome
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial.plain_call import run_plainly
 from torchwise.verify import Subject, verify
 from torchwise.verify.reference import float64_of
-from torchwise.workload import Example, Workload, WorkloadSpec
+from torchwise.workload import Example, Workload
 from torchwise.workload.deep_copy import deep_copy
 from torchwise.workload.identity import describe_example, structure
 from torchwise.workload.module_state import State

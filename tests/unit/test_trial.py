@@ -24,6 +24,7 @@ from torchwise.errors import BaselineError, TargetError, UnsupportedError, Workl
 from torchwise.measure import device_lock
 from torchwise.plan import Plan
 from torchwise.records import Duel, Failure, FailureKind, Measurement, Outcome, Trial, TrialState, codec
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import (
     Job,
     Limits,
@@ -39,7 +40,6 @@ from torchwise.trial import (
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.launcher import WAITING
 from torchwise.trial.worker import MessageKind, UserError
-from torchwise.workload import WorkloadSpec
 
 TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
 GOOD, BAD = Plan(threads=1), Plan(threads=3)

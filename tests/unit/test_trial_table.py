@@ -34,13 +34,13 @@ from torchwise.records import (
 )
 from torchwise.records.answer import QUIET_HALF_WIDTH, Reliability
 from torchwise.records.cost_model import CostModel
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report.costs import Cost, baseline_cost, cost_of, workload_of
 from torchwise.report.plots.plot import series_of
 from torchwise.report.study_diff import times_of
 from torchwise.report.summary import inspection_facts, notes
 from torchwise.report.trial_table import Row, rows
-from torchwise.workload import WorkloadSpec
 
 CHEAP = Costs(1.0, 0.5)
 

@@ -11,12 +11,13 @@ import torch
 import torchwise
 from torchwise.plan import Plan
 from torchwise.records import Check, Outcome, Verdict
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, ProcessSettings, candidate
 from torchwise.trial.job import EFFORTS
 from torchwise.verify import StepSubject, Subject, observation_of, verify, verify_step
 from torchwise.verify.first_calls import FirstAnswer
 from torchwise.verify.step_runner import StepRunner
-from torchwise.workload import Example, Workload, WorkloadSpec
+from torchwise.workload import Example, Workload
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 

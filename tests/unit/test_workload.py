@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from torchwise.errors import WorkloadError
-from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
+from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.workload import Example, Workload
 from torchwise.workload.surrogate_loss import loss_of
 
 X = torch.ones(2, 3)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from torchwise._torch import dynamo
 from torchwise.compile import cpu_isa_cache
 from torchwise.errors import UnsupportedError
@@ -71,8 +73,6 @@ def _first_calls(build: Build) -> float:
     Raises:
         UnsupportedError: the plan did not answer, and why.
     """
-    import torch
-
     from torchwise.runtime import OptimizedFunction, OptimizedModule
     from torchwise.trial.harness import Harness
 

@@ -8,7 +8,9 @@ import importlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise import environment
 from torchwise._torch import dynamo, inductor
@@ -23,9 +25,6 @@ from torchwise.records import Decision
 from torchwise.workload import Workload
 from torchwise.workload.identity import describe_example, structure
 from torchwise.workload.user_inputs import device_of
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger("torchwise")
 
@@ -204,8 +203,6 @@ def _set_up_compiler(device: str) -> None:
     For its first graph of any kind, the compiler imports many more modules and makes its patterns. The graph is for the
     CPU even on a GPU. The caller may be about to fork, and CUDA fails in a fork once it was used.
     """
-    import torch
-
     for module in (*COMPILER, *(inductor.KERNEL_MODULES if device == "cuda" else ())):
         importlib.import_module(module)
     with contextlib.suppress(Exception):  # it only saves the first call some time

@@ -16,9 +16,9 @@ from torchwise.artifact.manifest import Info, Manifest
 from torchwise.artifact.remote_files import hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.records import Decision, Failure, codec
+from torchwise.records.target_form import check_form
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
 from torchwise.workload import Example, Workload
-from torchwise.workload.target import check_form
 from torchwise.workload.user_inputs import read_workload
 
 LIMIT_S = 1800.0

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from torchwise.bench.contenders import Setting, load_contenders
 from torchwise.bench.contenders.torchwise import check_served
 from torchwise.bench.job import ContenderJob
@@ -186,8 +188,6 @@ def _copy_answers(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _dtype(workload: Workload) -> str:
     """Return the dtype of the workload's weights, or else of its inputs, or the real dtype of complex ones."""
-    import torch
-
     if workload.step and workload.step.autocast:
         return str(workload.step.autocast).removeprefix("torch.")
     module, example = workload.module, workload.examples[0]

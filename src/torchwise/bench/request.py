@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torchwise.errors import InputError
 from torchwise.plan import Numerics, Plan
+from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
 from torchwise.study import Request
 from torchwise.study.request import check_times_calls
-from torchwise.workload.spec import DEFAULT_CALLS, WorkloadSpec
 
 TORCHWISE = "torchwise"
 """The contender that chooses a plan."""

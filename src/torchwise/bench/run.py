@@ -21,11 +21,11 @@ from torchwise.plan import Plan
 from torchwise.records import Failure, Measurement, WorkerStage, codec
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Performance, Row, RowState, rivals_of
 from torchwise.records.scale import scale_of
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.outcome_text import why
 from torchwise.study import Caches, Silent, run_study
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, own_caches
 from torchwise.trial.job import EFFORTS, Restart
-from torchwise.workload import WorkloadSpec
 
 
 class BenchListener(Protocol):

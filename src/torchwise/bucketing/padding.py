@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from torchwise.errors import InputError, is_count
 
 Input = int | str
@@ -99,8 +101,6 @@ def as_dims(dims: Dims) -> tuple[int, ...]:
 
 def _parameters(model: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
     """Return the names of positional parameters, those of keyword parameters, and whether any keyword is accepted."""
-    import torch
-
     from torchwise.compile.forward_entry import has_own_call
 
     call = model

@@ -62,11 +62,11 @@ def bisect(
     from torchwise.diagnose.bisect import BisectRequest, run_bisection
     from torchwise.environment import default_device
     from torchwise.plan import EAGER
+    from torchwise.records.target_form import check_form
+    from torchwise.records.workload_spec import WorkloadSpec
     from torchwise.report.bisect import BisectProgress, render_bisection
     from torchwise.report.json_export import write_json
     from torchwise.trial import ProcessLauncher
-    from torchwise.workload import WorkloadSpec
-    from torchwise.workload.target import check_form
 
     check_form(target)
     spec = WorkloadSpec(target, device=device or default_device(), mode=mode, seed=seed)  # type: ignore[arg-type]

@@ -19,9 +19,9 @@ from torchwise.errors import InputError
 from torchwise.parsing import parse_toml, short_repr
 from torchwise.plan import Numerics, Plan
 from torchwise.records import codec
+from torchwise.records.target_form import check_form
+from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
 from torchwise.study import Request
-from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
-from torchwise.workload.target import check_form
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,25 +6,20 @@ import functools
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.components.config import CompileConfig
-
-if TYPE_CHECKING:
-    import torch
 
 
 def device_of(config: CompileConfig) -> str:
     """Return the device for components: "cuda" if there is a GPU, unless the config says otherwise."""
-    import torch
-
     return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def autocast_of(config: CompileConfig) -> AbstractContextManager[Any]:
     """Return the autocast context for a component, or a null context if the config has no autocast."""
-    import torch
-
     if config.autocast is None:
         return nullcontext()
     return torch.autocast(device_of(config), getattr(torch, config.autocast))
@@ -35,8 +30,6 @@ def wrap_in_autocast(original: Callable[..., Any], config: CompileConfig) -> Cal
 
     The wrapper enters the context itself, so compiled or captured code includes it.
     """
-    import torch
-
     if config.autocast is None:
         return original
     device, dtype = device_of(config), getattr(torch, config.autocast)

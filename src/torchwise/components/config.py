@@ -13,7 +13,7 @@ from torchwise.parsing import short_repr
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.rules import MODES as COMPILE_MODES
 from torchwise.plan.space import EFFORTS, numerics_of
-from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
+from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
 
 AUTO = "auto"
 MODES = (AUTO, *COMPILE_MODES)

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
+import torch
+
 from torchwise.components.autocast import autocast_of, device_of
 from torchwise.components.config import MODES, PROFILES, CompileConfig
 from torchwise.components.search import Find, tune_in_workers
@@ -20,8 +22,6 @@ from torchwise.former_packages import warn_once
 from torchwise.workload import Example
 
 if TYPE_CHECKING:
-    import torch
-
     from torchwise.components.component import Component, ComponentStatistics
 
 logger = logging.getLogger("torchwise")
@@ -169,8 +169,6 @@ class CompileManager:
         changes: dict[str, Any],
         is_whole: bool = True,
     ) -> Callable[..., Any]:
-        import torch
-
         from torchwise.components.component import Component
         from torchwise.components.program import function_of, place
         from torchwise.components.shared_dict_copy import copy_with_shared_dict
@@ -216,8 +214,6 @@ def _check(target: object, examples: Sequence[Example], config: CompileConfig) -
     Raises:
         InputError: the target cannot be a component, or examples are missing or do not fit.
     """
-    import torch
-
     from torchwise.runtime import unwrap
 
     if isinstance(target, type) and not issubclass(target, torch.nn.Module):

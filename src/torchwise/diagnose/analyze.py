@@ -15,8 +15,9 @@ from torchwise.plan import Plan
 from torchwise.records import Decision, codec
 from torchwise.records.analysis import Advice
 from torchwise.records.analysis import Analysis as AnalysisRecord
+from torchwise.records.workload_spec import DEFAULT_CALLS
 from torchwise.trial import ProcessLauncher
-from torchwise.workload import DEFAULT_CALLS, Example, Workload
+from torchwise.workload import Example, Workload
 from torchwise.workload.user_inputs import read_workload
 
 

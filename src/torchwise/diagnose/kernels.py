@@ -16,7 +16,8 @@ import torch
 from torchwise.diagnose.flops import VIEWS
 from torchwise.diagnose.op_trace import Work
 from torchwise.diagnose.work import KnownWork, is_operator, kernel_name
-from torchwise.measure import Clock, device_lock
+from torchwise.measure import device_lock
+from torchwise.measure.clock import Clock
 from torchwise.measure.peaks import bandwidth, matrix_rate
 from torchwise.records.explanation import Kernel, Limits, is_rough
 

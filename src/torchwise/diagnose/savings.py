@@ -18,7 +18,8 @@ from torchwise.diagnose.relative_saving import BLOCK_S, measure_with_retry, shar
 from torchwise.diagnose.settings import patched
 from torchwise.diagnose.suggestions import NOTHING, Checked
 from torchwise.errors import first_line, format_error
-from torchwise.measure import Clock, Mix, Precision, measure_pair
+from torchwise.measure.clock import Clock
+from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
 from torchwise.records.answer import Answer

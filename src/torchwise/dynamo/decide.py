@@ -17,6 +17,7 @@ from torchwise.plan import Numerics, Plan
 from torchwise.plan.space import EFFORTS
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, StudyState
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import Progress
 from torchwise.runtime import stale_because
 from torchwise.store import Storage, StudyKey, open_storage
@@ -25,7 +26,6 @@ from torchwise.study.apply_approvals import apply_approvals
 from torchwise.study.request import BUDGET_S, TRIAL_S
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings
 from torchwise.trial.loading import save
-from torchwise.workload import WorkloadSpec
 from torchwise.workload.identity import identity, structure
 
 DYNAMIC = (Plan(backend="inductor", shapes="dynamic"),)

@@ -10,8 +10,8 @@ from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import short_repr
 from torchwise.plan import Numerics
 from torchwise.plan.space import EFFORTS
+from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
 from torchwise.store.location import locate
-from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
 
 BUDGET_S = 300.0
 """Default limit of a process, in seconds of tuning, as a model may break into dozens of graphs."""

@@ -14,9 +14,9 @@ from torchwise.lock.file import Lock
 from torchwise.lock.slowdown_test import THRESHOLD, Judge
 from torchwise.records import Decision, Inspection, Trial, TrialState
 from torchwise.records.answer import Answer, Trust, judge_trust
+from torchwise.records.structure_differences import another_model
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS, Effort
-from torchwise.workload.differences import another_model
 
 LIMIT_S = 600.0
 """Seconds after which a worker is ended, as in a search of effort "standard"."""

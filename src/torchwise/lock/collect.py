@@ -9,8 +9,8 @@ from torchwise import environment
 from torchwise.errors import InputError
 from torchwise.lock.entry import Entry, entry_of
 from torchwise.records import Decision, Study, StudyState
+from torchwise.records.workload_spec import LIVE
 from torchwise.store import Storage
-from torchwise.workload.spec import LIVE
 
 
 def collect(storage: Storage, targets: Iterable[str], store: str | None = None) -> list[Entry]:

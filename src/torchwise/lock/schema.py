@@ -22,7 +22,7 @@ from torchwise.plan import Numerics, Plan
 from torchwise.plan.plan import SCHEMA as PLAN_SCHEMA
 from torchwise.plan.space import numerics_of
 from torchwise.records import Decision, Interval, codec
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 Key = tuple[str, str, str]
 Range = tuple[float, float, float]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import torch
 
 from torchwise.environment import usable_cpus
 from torchwise.errors import UnsupportedError
@@ -40,8 +41,6 @@ def make_eviction(device: str) -> Callable[[], None]:
     Raises:
         UnsupportedError: too little memory is free for the buffer.
     """
-    import torch
-
     size = min(TIMES * (_l2_bytes() if device == "cuda" else _last_level_bytes()), MAX_BUFFER_BYTES)
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
     if 2 * size > free:  # the timed call needs memory as well
@@ -58,8 +57,6 @@ def make_eviction(device: str) -> Callable[[], None]:
 
 
 def _l2_bytes() -> int:
-    import torch
-
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -49,8 +51,6 @@ class Clock:
     def synchronize(self) -> None:
         """Wait for the device."""
         if self.device == "cuda":
-            import torch
-
             torch.cuda.synchronize()
 
     def _time_cpu(self, call: Callable[[], Any], calls: int) -> Reading:
@@ -60,8 +60,6 @@ class Clock:
         return Reading((time.perf_counter() - start) / calls, None)
 
     def _time_cuda(self, call: Callable[[], Any], calls: int) -> Reading:
-        import torch
-
         if self.each:
             readings = [self._time_block(call, 1) for _ in range(calls)]
             wall = sum(reading[0] for reading in readings)
@@ -73,8 +71,6 @@ class Clock:
 
     @staticmethod
     def _time_block(call: Callable[[], Any], calls: int) -> tuple[float, float]:
-        import torch
-
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start = time.perf_counter()
         begin.record()

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 def peak_memory(call: Callable[[], Any], device: str) -> int | None:
     """Run `call` once, and return the bytes at its peak above those held before.
@@ -29,7 +31,6 @@ def measure_memory_use(device: str) -> int | None:
     """
     if device != "cuda":
         return None
-    import torch
 
     gc.collect()
     torch.cuda.synchronize()
@@ -40,8 +41,6 @@ def measure_memory_use(device: str) -> int | None:
 
 
 def _cuda_peak(call: Callable[[], Any]) -> int:
-    import torch
-
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

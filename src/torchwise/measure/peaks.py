@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.measure.clock import Clock
-
-if TYPE_CHECKING:
-    import torch
 
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
 """Far beyond any cache."""
@@ -27,8 +26,6 @@ def bandwidth(device: str, spend_s: float = SPEND_S) -> float:
         device: "cpu" or "cuda".
         spend_s: seconds for it, although one copy is always made.
     """
-    import torch
-
     source = torch.ones(COPY_BYTES[device] // 4, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _best(lambda: target.copy_(source), device, spend_s)
@@ -42,8 +39,6 @@ def matrix_rate(dtype: torch.dtype, device: str, spend_s: float = SPEND_S) -> fl
         device: "cpu" or "cuda".
         spend_s: seconds for it, although one product is always made.
     """
-    import torch
-
     side = SIDE[device]
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return float(2 * side**3 / _best(lambda: left @ right, device, spend_s))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torchwise.measure import device_lock
 
 GEMM = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv", "scaled_dot_product", "flash_attention")
@@ -34,7 +36,6 @@ def profile_of(call: Callable[[], Any], device: str) -> Profile:
     Shares are of self time inside operators (GPU time on CUDA), so Python's own time is in neither. The result is empty
     if the profiler cannot be used or sees nothing (a compiled call has no operators).
     """
-    import torch
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import psutil
+import torch
 
 from torchwise.environment import query_gpu
 from torchwise.measure.cores import CoreWatch
@@ -41,8 +42,6 @@ class Watch:
 
     def read_cores(self) -> CoreUse:
         """Return how the CPUs were shared since its creation."""
-        import torch
-
         return self._cores.read_use(torch.get_num_threads())
 
     def judge(self, measurement: Measurement, target: float) -> Measurement:

@@ -19,7 +19,7 @@ from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Trial
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 SCHEMA = "torchwise.analysis/1"
 FAR_OUT = 3.0

@@ -17,7 +17,7 @@ from torchwise.records.processes import cold_speedup_across, is_faster_across, s
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Failure
 from torchwise.records.verdict import Outcome, Verdict
-from torchwise.workload import Roofline, WorkloadSpec
+from torchwise.records.workload_spec import Roofline, WorkloadSpec
 
 SCHEMA = "torchwise.bench/1"
 EAGER = "eager"

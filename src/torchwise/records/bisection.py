@@ -11,7 +11,7 @@ from torchwise.former_names import renamed_fields
 from torchwise.plan import EAGER, Plan
 from torchwise.records.bounds import Count, Positive, Seconds
 from torchwise.records.codec import Document
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 SCHEMA = "torchwise.bisection/1"
 

@@ -11,7 +11,7 @@ from torchwise.records.answer import Answer
 from torchwise.records.bounds import Seconds
 from torchwise.records.codec import Document
 from torchwise.records.statistics import Interval
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 SCHEMA = "torchwise.decision/1"
 

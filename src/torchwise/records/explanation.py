@@ -20,7 +20,7 @@ from torchwise.records.saving import Saving as Saving
 from torchwise.records.saving import clamp_saving, withhold
 from torchwise.records.saving import make_saving as make_saving
 from torchwise.records.statistics import Interval
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 SCHEMA = "torchwise.explanation/1"
 

@@ -16,7 +16,7 @@ from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Row
 from torchwise.records.cost_model import eager_peak_memory
 from torchwise.records.statistics import Interval, ratio_of
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 EXACT = Interval(1.0, 1.0, 1.0)
 

@@ -18,7 +18,7 @@ from torchwise.records.decision import Decision
 from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement
 from torchwise.records.trial import Trial, TrialState
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 SCHEMA = "torchwise.study/1"
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from torchwise.plan import Numerics
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 OPTION_COMMANDS = {
     "objective": ("tune", "analyze"),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torchwise.plan import Numerics, Plan, Trait
 from torchwise.records import Study, StudyState
+from torchwise.records.workload_spec import LIVE
 from torchwise.report.command_line import command_line, options
 from torchwise.report.costs import workload_of
-from torchwise.workload.spec import LIVE
 
 STORE = "reproduce.db"
 """A separate store for reproductions. The study's own store would return the trial that it holds."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from torchwise.records import Study, Trial
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from torchwise import environment
 from torchwise.compile.guards.reachable_code import ReachableCode, find_names
 from torchwise.records import Decision
-from torchwise.workload.differences import (
+from torchwise.records.structure_differences import (
     DetailKind,
     DetailName,
     Details,

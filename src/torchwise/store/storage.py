@@ -13,6 +13,7 @@ from torchwise.errors import StorageError
 from torchwise.plan import Plan
 from torchwise.records import Approval, Decision, Duel, Failure, Measurement, Study, StudyState, Trial
 from torchwise.records.explanation import Explanation
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import approvals, claims, copy, explanations, studies
 from torchwise.store.copy import CopyResult
 from torchwise.store.database import Database
@@ -23,7 +24,6 @@ from torchwise.store.lease_owner import LeaseOwner
 from torchwise.store.location import check_exists, default_url, locate
 from torchwise.store.migrate import bring_to_head, take_back
 from torchwise.store.schema import HEAD
-from torchwise.workload import WorkloadSpec
 
 
 def open_storage(url: str | None = None, *, existing: bool = False) -> Storage:

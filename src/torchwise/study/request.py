@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.space import EFFORTS, numerics_of
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import ProcessSettings
-from torchwise.workload import WorkloadSpec
 
 BUDGET_S = {"quick": 120.0, "standard": 900.0, "thorough": 7200.0}
 """Seconds of search per effort, if the user names none: it ends sooner when nothing more can pay."""

@@ -41,6 +41,7 @@ from torchwise.records import (
     TrialState,
     WorkerStage,
 )
+from torchwise.records.structure_differences import another_model
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.caches import Caches
@@ -49,7 +50,6 @@ from torchwise.study.listener import Listener
 from torchwise.study.request import Request
 from torchwise.trial import Job, Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan
 from torchwise.trial.job import EFFORTS as CARE
-from torchwise.workload.differences import another_model
 
 BUSY = 3.0
 """Ratio of eager's time beside a stored plan to its time now, from which the machine was too busy to time that plan."""

@@ -11,7 +11,7 @@ from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.compile import Backend, CompiledPlan, compile_plan
 from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.errors import StalePlanError, UnsupportedError
-from torchwise.measure import profile_of
+from torchwise.measure.profile import profile_of
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.records import Costs, Measurement, Outcome, Verdict, WorkerStage
 from torchwise.trial.error_origin import run_checks

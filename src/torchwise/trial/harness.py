@@ -8,19 +8,14 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from torchwise.errors import UnsupportedError
-from torchwise.measure import (
-    MIN_ROUND_S,
-    MIN_ROUNDS,
-    STOPPING_ROUNDS,
-    Clock,
-    Precision,
-    device_lock,
-    make_eviction,
-    measure_memory_use,
-    measure_pair,
-    peak_memory,
-)
+from torchwise.measure import device_lock
+from torchwise.measure.cache_eviction import make_eviction
+from torchwise.measure.clock import Clock
+from torchwise.measure.memory import measure_memory_use, peak_memory
+from torchwise.measure.paired_timing import MIN_ROUND_S, MIN_ROUNDS, STOPPING_ROUNDS, Precision, measure_pair
 from torchwise.plan import Trait
 from torchwise.records import Measurement
 from torchwise.trial.compile_lock import compiling_aside
@@ -72,8 +67,6 @@ class Harness:
 
     def gradients(self) -> AbstractContextManager[Any]:
         """Enable gradients in training alone."""
-        import torch
-
         return torch.set_grad_enabled(self.mode == "training")
 
     def subject(self) -> Callable[..., Any]:

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from torchwise.compile import is_plain
 from torchwise.compile.cuda_graphs.graph_key import DEVICE
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
@@ -16,9 +18,13 @@ from torchwise.compile.transforms.isolate_rnn import has_rnn
 from torchwise.compile.transforms.patch_matmul import has_patches
 from torchwise.compile.transforms.static_form import has_static_form
 from torchwise.compile.transforms.structure_of_arrays import reads_across
-from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
+from torchwise.measure.clock import Clock
+from torchwise.measure.memory import peak_memory
+from torchwise.measure.paired_timing import Mix, Precision, measure_pair
+from torchwise.measure.profile import profile_of
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
 from torchwise.records import Inspection, Measurement, WorkerStage
+from torchwise.records.structure_differences import pack_details
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
@@ -29,7 +35,6 @@ from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
 from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Workload, pytree
-from torchwise.workload.differences import pack_details
 from torchwise.workload.identity import describe_example, identity, structure
 from torchwise.workload.structure_details import details_of
 
@@ -58,8 +63,6 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         InputError: the target cannot be loaded.
         BaselineError: the model raises on its own inputs.
     """
-    import torch
-
     workload = load(job)
     mode = job.workload.mode
     clock = Clock(job.workload.device, each=job.workload.objective != "throughput")
@@ -155,8 +158,6 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
     - A mean is taken over labels of which some may be ignored, or weigh more than others.
     - Python reads a value from the GPU: a yes or no, a count, or numbers.
     """
-    import torch
-
     from torchwise._torch.dispatch import TorchDispatchMode
 
     is_complex = has_short_rows = has_uneven_mean = reads_bool = reads_scalar = is_whole = False
@@ -207,8 +208,6 @@ def _is_uneven_mean(func: Any, args: tuple[Any, ...]) -> bool:
 
     The labels of this example may all count alike, but the next batch's need not (-100 is padding in most texts).
     """
-    import torch
-
     means = torch.ops.aten.nll_loss_forward, torch.ops.aten.nll_loss2d_forward
     return getattr(func, "overloadpacket", None) in means and len(args) > _REDUCTION and args[_REDUCTION] == _MEAN
 
@@ -235,7 +234,6 @@ def _repeats(labels: list[int]) -> bool:
 
 def _form(arguments: Any) -> str:
     """Return arguments as text: tensors by their metadata, objects by type, as a storage prints all its bytes."""
-    import torch
 
     def form(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -248,8 +246,6 @@ def _form(arguments: Any) -> str:
 def _traits(
     workload: Workload, shares: dict[str, float], once: PlainCall, instruments: Instruments, *, stochastic: bool
 ) -> list[Trait]:
-    import torch
-
     def has(what: str, find: Callable[[Any], Any]) -> bool:
         return instruments.use(f"whether it has {what}", lambda: bool(find(module)), False)
 
@@ -278,8 +274,6 @@ def _traits(
 
 def _launches_early() -> bool:
     """Return whether this GPU can start a kernel before the one ahead of it has ended, and Inductor knows how."""
-    import torch
-
     return torch.version.hip is None and torch.cuda.get_device_capability() >= HOPPER
 
 

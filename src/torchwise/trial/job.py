@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.records import Costs, Measurement, Verdict
 from torchwise.records.bounds import Seconds
-from torchwise.workload import WorkloadSpec
+from torchwise.records.workload_spec import WorkloadSpec
 
 Task = Literal["inspect", "check", "try", "warm", "duel"]
 

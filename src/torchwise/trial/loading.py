@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from torchwise.errors import InputError
 from torchwise.measure import device_lock
 from torchwise.trial.job import Job
@@ -84,8 +86,6 @@ def refuse_step(workload: Workload, who: str) -> None:
 
 
 def _load_workload(job: Job) -> Workload:
-    import torch
-
     if job.source is None:
         return target.load(job.workload.target, device=job.workload.device, seed=job.workload.seed)
     # Written moments ago by the process that started this one, into a folder of its own, and never from a store.
@@ -115,8 +115,6 @@ def save(workload: Workload, path: str) -> None:
     Raises:
         WorkloadError: the model or its inputs cannot be pickled, or the loss of a step cannot be copied.
     """
-    import torch
-
     from torchwise.errors import WorkloadError, format_error
     from torchwise.trial import pickling
 
@@ -182,8 +180,6 @@ def runner(
             them back is timed with it, on both sides alike.
         goes_on: whether each call starts from the state that the call before left, as long as that is possible.
     """
-    import torch
-
     live = example.clone()
 
     def train(*args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torchwise.errors import BaselineError, InternalError, WorkloadError, format_error
 from torchwise.plan import Trait
 from torchwise.trial.error_origin import call_plainly, make_baseline_error
@@ -141,8 +143,6 @@ def _moves(workload: Workload, copy: Example, state: State) -> list[str]:
     Input tensors, which are passed each time, do not count. Neither do the counts of batch normalisation in training,
     which no call in training reads.
     """
-    import torch
-
     tensors = (
         path
         for path, leaf in pytree.list_named_leaves((copy.args, dict(copy.kwargs)))
@@ -159,8 +159,6 @@ def _moves(workload: Workload, copy: Example, state: State) -> list[str]:
 
 def _tells(leaf: tuple[str, Any]) -> bool:
     """Return whether a leaf of an answer can be compared, which is assumed for kinds that cannot be inspected."""
-    import torch
-
     found = leaf[1]
     if not isinstance(found, torch.Tensor):
         return found is not None

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.deviation import Errors
 from torchwise.verify.leaves import is_same_code, is_unread, is_value
 from torchwise.verify.noise_floor import BLIND, Bounds, Sensitivity, judge
 from torchwise.verify.observe import Observation
-
-if TYPE_CHECKING:
-    import torch
 
 
 def compare(
@@ -53,8 +52,6 @@ def is_eagers_own(candidate: Observation, native: Observation) -> bool:
     If the model decides by rounding (how many boxes are above a threshold), float64 may decide otherwise. Then no other
     noise floor is left.
     """
-    import torch
-
     pairs = zip(candidate.leaves, native.leaves, strict=True)
     return all(
         value.dtype == expected.dtype and torch.equal(value, expected)
@@ -108,8 +105,6 @@ def _describe_pairs(observation: Observation) -> str:
 
 
 def _form_problem(value: Any, expected: Any) -> str | None:
-    import torch
-
     if not isinstance(expected, torch.Tensor):
         if isinstance(value, torch.Tensor) or type(value) is not type(expected):
             return f"is of type {type(value).__name__}, in eager {type(expected).__name__}"
@@ -123,8 +118,6 @@ def _form_problem(value: Any, expected: Any) -> str | None:
 
 
 def _has_other_strides(value: Any, expected: Any) -> bool:
-    import torch
-
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     return _strides(value) != _strides(expected)
@@ -143,8 +136,6 @@ def _values(
     epsilon: float | None,
     moved: Sensitivity,
 ) -> Check:
-    import torch
-
     worst: Errors | None = None
     normal, limit, unseen, count = Errors(0.0, 0.0), 0.0, "", 0
     undecided: Check | None = None

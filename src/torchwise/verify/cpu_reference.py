@@ -14,16 +14,14 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import torch
 
 from torchwise.records import Check, CheckName, Outcome
 from torchwise.verify.deviation import errors_of
 from torchwise.verify.observe import Observation
 from torchwise.verify.reference import widen_tensor
 from torchwise.workload.workload import Example
-
-if TYPE_CHECKING:
-    import torch
 
 NUMBERS = (CheckName.VALUES, CheckName.GRADIENTS, CheckName.GRADIENT_SCALE)
 """Names of the checks that compare numbers with the reference."""
@@ -110,8 +108,6 @@ def _numbers(observation: Observation | None, device: str | None = None) -> dict
     Raises:
         ValueError: one is not on the device that they should be on.
     """
-    import torch
-
     leaves = (
         [(name, leaf) for name, leaf in observation.leaves if isinstance(leaf, torch.Tensor)] if observation else []
     )
@@ -123,8 +119,6 @@ def _numbers(observation: Observation | None, device: str | None = None) -> dict
 
 def _relative_error(tensor: torch.Tensor | None, exact: torch.Tensor) -> float:
     """Return the relative error (root mean square). It is infinite if the shape or the finite elements differ."""
-    import torch
-
     if tensor is None or tensor.shape != exact.shape or not torch.equal(tensor.isfinite(), exact.isfinite()):
         return math.inf
     return errors_of(tensor, exact).rms

@@ -7,10 +7,8 @@ mean square). For whole numbers and booleans it is the share of elements that di
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 RMS_FACTOR = 4.0
 """Maximum error of a candidate, as a multiple of eager's error.
@@ -43,8 +41,6 @@ class Errors:
 
 def tolerance_of(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> float:
     """Return the relative error that a tensor may have in any case. `epsilon` is as for `compare`."""
-    import torch
-
     if epsilon is None:
         epsilon = torch.finfo(leaf.dtype).eps if is_rounded(leaf) else 0.0
     granted = epsilon * (ROUNDINGS if has_reference else ROUNDINGS_WITHOUT_REFERENCE)
@@ -102,7 +98,6 @@ def finiteness_problem(candidate: torch.Tensor, floor: torch.Tensor, reference: 
 
 def _other_infinity(candidate: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Return a mask of elements, not finite in the reference, whose kind is neither the reference's nor eager's."""
-    import torch
 
     def kind(tensor: torch.Tensor) -> torch.Tensor:
         real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from torchwise.records import Check, CheckName, Outcome
 from torchwise.verify.observe import Observation, observation_of
 from torchwise.verify.spot_check import differs
@@ -78,6 +80,4 @@ def _observe_outputs(answer: Any) -> Observation:
 
 
 def _to_host(leaf: Any) -> Any:
-    import torch
-
     return leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf

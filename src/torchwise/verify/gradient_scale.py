@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.records import Check, CheckName, Figure, Outcome
 from torchwise.verify.deviation import errors_of
-
-if TYPE_CHECKING:
-    import torch
 
 SCALE = 2e-3
 """Relative error of a gradient's scale that is granted at any precision."""
@@ -87,8 +86,6 @@ class GradientScales:
 
 def is_rounding(floor: Any, exact: Any) -> bool:
     """Whether a gradient is rounding for the most part in eager: the true one is zero, as behind a normalisation."""
-    import torch
-
     is_one = isinstance(exact, torch.Tensor) and isinstance(floor, torch.Tensor) and exact.dim() > 0
     return is_one and errors_of(floor, exact).rms >= MAX_ROUNDING
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, Errors, errors_of, finiteness_problem, problem_of
@@ -198,8 +200,6 @@ def _replace_roundings(
 
     If a sum should be zero, the size of its roundings is chance, and no fault of a candidate.
     """
-    import torch
-
     gradients = [t for t in reference.values() if isinstance(t, torch.Tensor) and t.dim() > 0]
     squares, count = sum(float(t.double().square().sum()) for t in gradients), sum(t.numel() for t in gradients)
     whole = math.sqrt(squares / max(count, 1))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+
+import torch
 
 from torchwise.workload import pytree
 from torchwise.workload.layouts import is_strided
 from torchwise.workload.module_state import kept_state, preserve_generators
 from torchwise.workload.workload import Example, Workload
-
-if TYPE_CHECKING:
-    import torch
 
 
 def draws(workload: Workload, count: int) -> list[Example]:
@@ -38,8 +36,6 @@ def further(workload: Workload, seeds: Iterable[int]) -> Iterator[Example]:
 
 def _trial_of(workload: Workload) -> Callable[[Example], bool]:
     """Return a function that tells whether the model accepts an example, without changing any state."""
-    import torch
-
     step = workload.step.copy() if workload.step else None
     put_back = step.snapshot() if step else lambda: None
     call = step or workload.call
@@ -69,8 +65,6 @@ def _shuffle_example(example: Example, seed: int) -> Example:
 
 
 def _shuffle(tensor: torch.Tensor, seed: int) -> None:
-    import torch
-
     if not (tensor.is_floating_point() or tensor.is_complex()) or not is_strided(tensor):
         return
     base = pytree.base_of(tensor)

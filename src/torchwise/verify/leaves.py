@@ -13,14 +13,12 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from torchwise.workload import layouts, pytree
-
-if TYPE_CHECKING:
-    import torch
 
 VALUES = (bool, int, float, complex, str, bytes, types.NoneType, enum.Enum)
 """Python's plain values, which `==` compares."""
@@ -43,8 +41,6 @@ class Leaves:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the leaves, in order."""
-        import torch
-
         return [leaf for _, leaf in self.named if isinstance(leaf, torch.Tensor)]
 
 
@@ -62,8 +58,6 @@ def leaves_of(tree: Any, prefix: str = "", *, objects: bool = True) -> Leaves:
 
 
 def _gather(tree: Any, prefix: str, found: Leaves, around: tuple[int, ...], objects: bool) -> None:
-    import torch
-
     for name, leaf in pytree.list_named_leaves(tree, prefix):
         parts = _array_contents(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else None
         if isinstance(leaf, torch.Tensor) and not layouts.is_strided(leaf):
@@ -89,8 +83,6 @@ def is_unread(leaf: Any) -> bool:
 
 def unread_note(call: Callable[..., Any]) -> str:
     """Say which part of a model is timed if it is written as a generator. Return "" for any other."""
-    import torch
-
     code = call.forward if isinstance(call, torch.nn.Module) else call
     if not (inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code) or inspect.iscoroutinefunction(code)):
         return ""
@@ -102,8 +94,6 @@ def unread_note(call: Callable[..., Any]) -> str:
 
 def is_value(leaf: Any) -> bool:
     """Whether a leaf holds nothing that can change, and `==` compares it."""
-    import torch
-
     return isinstance(leaf, (*VALUES, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format))
 
 
@@ -113,8 +103,6 @@ def is_same_code(one: Any, other: Any) -> bool:
 
 
 def _kind(leaf: Any) -> str:
-    import torch
-
     if isinstance(leaf, torch.Tensor):
         return layouts.layout_of(leaf)
     kind = type(leaf).__qualname__
@@ -123,8 +111,6 @@ def _kind(leaf: Any) -> str:
 
 def _array_contents(array: Any) -> list[tuple[str, Any]]:
     """Return the contents of a NumPy array or scalar."""
-    import torch
-
     if isinstance(array, np.ma.MaskedArray):
         return [(".data", array.filled(0)), (".mask", np.ma.getmaskarray(array))]
     contents = np.asarray(array)

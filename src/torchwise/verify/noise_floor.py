@@ -16,7 +16,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.records import CheckCause, Outcome
 from torchwise.verify.deviation import (
@@ -34,9 +36,6 @@ from torchwise.verify.deviation import (
     tolerance_of,
 )
 from torchwise.verify.perturbation import PerturbRounding
-
-if TYPE_CHECKING:
-    import torch
 
 RUNS = 3
 """Perturbed runs of each kind at most."""
@@ -120,8 +119,6 @@ class Sensitivity:
 
 
 def _moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Move]:
-    import torch
-
     found = {}
     for name, one in before.items():
         other = after.get(name)
@@ -134,8 +131,6 @@ def _moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Mov
 
 
 def _is_rounded(leaf: Any) -> bool:
-    import torch
-
     return isinstance(leaf, torch.Tensor) and is_rounded(leaf)
 
 
@@ -157,8 +152,6 @@ class Bounds:
     @classmethod
     def from_tensor(cls, leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> Bounds:
         """Return the bounds of a tensor. `epsilon` is as for `compare`."""
-        import torch
-
         granted = tolerance_of(leaf, epsilon, has_reference=has_reference)
         if not is_rounded(leaf):
             return cls(granted, FLIPPED, is_own=False)

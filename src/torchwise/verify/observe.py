@@ -6,16 +6,15 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.verify.leaves import leaves_of
 from torchwise.workload import layouts, pytree
 from torchwise.workload.module_state import State, kept_state
 from torchwise.workload.surrogate_loss import loss_of
 from torchwise.workload.workload import Example
-
-if TYPE_CHECKING:
-    import torch
 
 Aliases = frozenset[tuple[int, int]]
 
@@ -66,8 +65,6 @@ def observe(
         calls: successive calls to make, each of which goes on from the state that the one before it left.
         may_end: whether the second and later ones may fail, for example when a cache is full, which ends them.
     """
-    import torch
-
     example = example.clone()
     inputs = (example.args, dict(example.kwargs))
     module = original if isinstance(original, torch.nn.Module) else None
@@ -119,8 +116,6 @@ def state_leaves(state: State, original: Any, inputs: Any, outputs: Any) -> list
         inputs: inputs of the call, `(args, kwargs)`.
         outputs: the call's result.
     """
-    import torch
-
     module = original if isinstance(original, torch.nn.Module) else None
     shown = {name for name, _ in module.named_buffers()} if module is not None else set()
     shown |= {f"input {path}" for path, leaf in pytree.list_named_leaves(inputs) if _is_tensor(leaf)}
@@ -151,8 +146,6 @@ def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = 
 
 def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:
     """Return the gradient of every parameter and input that requires one, for a loss all outputs enter."""
-    import torch
-
     differentiated: list[tuple[str, torch.Tensor]] = []
     differentiated += [(f"gradient of {n}", p) for n, p in module.named_parameters()] if module is not None else []
     differentiated += [(f"gradient of input {i}", t) for i, t in enumerate(pytree.tensors(inputs))]
@@ -169,8 +162,6 @@ def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> lis
 
 def _with_grad_strides(gradient: Any, tensor: torch.Tensor) -> Any:
     """Return a gradient in the strides of `.grad`, which autograd uses there even if it computed in others."""
-    import torch
-
     if gradient is None or gradient.layout is not torch.strided or gradient.stride() == tensor.stride():
         return gradient
     return torch.empty_like(tensor, dtype=gradient.dtype).copy_(gradient)
@@ -203,6 +194,4 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _is_tensor(leaf: Any) -> bool:
-    import torch
-
     return isinstance(leaf, torch.Tensor)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise._torch.dispatch import OpOverload, TorchDispatchMode
 from torchwise._torch.pytree import tree_leaves, tree_map_only
-
-if TYPE_CHECKING:
-    import torch
 
 _EXACT = """
 abs absolute alias amax amin aminmax angle arange argmax argmin argsort as assert bernoulli bucketize cat cauchy ceil
@@ -61,8 +60,6 @@ class PerturbRounding(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and move the tensors that it returns or writes."""
-        import torch
-
         kwargs = kwargs or {}
         if not self._roundings or not isinstance(func, OpOverload) or _is_exact(func):
             return func(*args, **kwargs)
@@ -85,8 +82,6 @@ class PerturbRounding(TorchDispatchMode):
         return tree_map_only(torch.Tensor, lambda tensor: self._perturb_tensor(tensor, func, length), result)
 
     def _perturb_tensor(self, tensor: torch.Tensor, func: Any, length: int) -> torch.Tensor:
-        import torch
-
         if not _is_rounded(tensor):
             return tensor
         values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -99,8 +94,6 @@ class PerturbRounding(TorchDispatchMode):
         return torch.view_as_complex(found) if tensor.is_complex() else found
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        import torch
-
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
@@ -118,23 +111,17 @@ def _is_exact(func: Any) -> bool:
 
 
 def _is_pointwise(func: Any) -> bool:
-    import torch
-
     name = _name(func)
     return torch.Tag.pointwise in func.tags or name.startswith(("foreach", "fused_a", "fused_s", "to_copy"))
 
 
 def _is_rounded(tensor: torch.Tensor) -> bool:
-    import torch
-
     is_floating = tensor.is_floating_point() or tensor.is_complex()
     return is_floating and tensor.layout is torch.strided and tensor.element_size() > 1 and tensor.numel() > 0
 
 
 def _find_written(func: Any, arguments: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator writes to."""
-    import torch
-
     for argument in func._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from (t for t in tree_leaves(arguments.get(argument.name)) if isinstance(t, torch.Tensor))
@@ -142,8 +129,6 @@ def _find_written(func: Any, arguments: dict[str, Any]) -> Iterator[torch.Tensor
 
 def _length(func: Any, arguments: dict[str, Any]) -> int:
     """Return about how many terms an operator adds up for each number that it returns."""
-    import torch
-
     tensors = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor) and _is_rounded(t) and t.dim()]
     if not tensors:
         return 1
@@ -161,8 +146,6 @@ def _length(func: Any, arguments: dict[str, Any]) -> int:
 
 def _spacings(tensor: torch.Tensor, func: Any) -> tuple[float, float]:
     """Return the spacing of numbers at 1 in which a result is computed, and of those in which its sums run."""
-    import torch
-
     spacing = torch.finfo(tensor.dtype).eps
     if tensor.dtype in (torch.float32, torch.complex64) and any(word in _name(func) for word in PRODUCTS):
         spacing = max(spacing, _product_spacing(tensor.device))
@@ -171,8 +154,6 @@ def _spacings(tensor: torch.Tensor, func: Any) -> tuple[float, float]:
 
 def _product_spacing(device: torch.device) -> float:
     """Return the spacing at 1 of the numbers that float32 is rounded to before it is multiplied, as PyTorch is set."""
-    import torch
-
     try:
         found = {"high": 2.0**-10, "medium": 2.0**-7}.get(torch.get_float32_matmul_precision(), 0.0)
     except RuntimeError:  # it was set through the newer `fp32_precision`, which this reading refuses to mix with

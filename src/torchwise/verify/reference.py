@@ -9,7 +9,9 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise._torch.dispatch import TorchDispatchMode
 from torchwise.verify.deviation import errors_of, is_rounded, tolerance_of
@@ -17,9 +19,6 @@ from torchwise.verify.observe import Observation, observe
 from torchwise.verify.perturbation import PerturbRounding
 from torchwise.workload.deep_copy import deep_copy
 from torchwise.workload.workload import Example
-
-if TYPE_CHECKING:
-    import torch
 
 WIDE_ARRAYS = {"f": "float64", "c": "complex128"}
 """Dtype of the reference for arrays of NumPy, by the kind of the array's dtype."""
@@ -101,8 +100,6 @@ def find_context(
 
 def is_wide(tensors: Iterable[torch.Tensor], *modules: Any) -> bool:
     """Whether all of these are in float64 already, and there are any."""
-    import torch
-
     state = (t for m in modules if isinstance(m, torch.nn.Module) for t in (*m.parameters(), *m.buffers()))
     used = [t for t in (*tensors, *state) if is_rounded(t)]
     return bool(used) and all(widen_tensor(t).dtype is t.dtype for t in used)
@@ -110,8 +107,6 @@ def is_wide(tensors: Iterable[torch.Tensor], *modules: Any) -> bool:
 
 def is_alike(plain: Observation, inside: Observation) -> bool:
     """Whether two observations of one call differ by no more than rounding: that under a mode, and that without."""
-    import torch
-
     found = dict(inside.leaves)
     return all(
         isinstance(other := found.get(name), torch.Tensor)
@@ -132,8 +127,6 @@ def float64_of(call: Callable[..., Any], device: str | None = None) -> Callable[
     Raises:
         WorkloadError: it cannot be copied. The caller falls back to eager.
     """
-    import torch
-
     if not isinstance(call, torch.nn.Module):
         return call
     reference: torch.nn.Module = deep_copy(
@@ -153,8 +146,6 @@ def widen(example: Example) -> Example:
 
 def widen_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return a floating tensor in float64, a complex one in complex128, any other as it is."""
-    import torch
-
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
@@ -174,8 +165,6 @@ def as_reference(noise: MatchedNoise | None = None) -> Iterator[None]:
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
     """Make float64 PyTorch's default dtype in the body."""
-    import torch
-
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -214,8 +203,6 @@ class MatchedNoise(TorchDispatchMode):
 
 def _draw_in_float32(func: Any, args: Any, kwargs: Any) -> Any:
     """Return the result of an operator that draws, drawn in float32, or None for any other operator."""
-    import torch
-
     name = func._schema.name.removeprefix("aten::")
     if name in _LIKE and (dtype := kwargs.get("dtype") or args[0].dtype) in (torch.float64, *_wide()):
         return widen_tensor(func(args[0], *args[1:], **{**kwargs, "dtype": _draw_dtype(dtype)}))
@@ -244,20 +231,14 @@ _FACTORIES = {"randn", "rand", "normal"}
 @functools.cache
 def _wide() -> dict[Any, torch.dtype]:
     """Return the dtype of the reference for each that is narrower."""
-    import torch
-
     narrow = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
     return {**narrow, torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
 
 def _draw_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which eager draws when the reference requests this one."""
-    import torch
-
     return torch.float32 if dtype is torch.float64 else dtype
 
 
 def _narrow_args(args: Any) -> Any:
-    import torch
-
     return [a.float() if isinstance(a, torch.Tensor) and a.dtype is torch.float64 else a for a in args]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.records import Check, CheckName, Outcome
 from torchwise.verify.leaves import leaves_of
 from torchwise.workload import pytree
 from torchwise.workload.workload import Example
-
-if TYPE_CHECKING:
-    import torch
 
 
 def check_retained_outputs(
@@ -50,8 +49,6 @@ def _hold(call: Callable[..., Any], first: Example, second: Example) -> tuple[bo
 
 
 def _run(call: Callable[..., Any], example: Example) -> list[torch.Tensor]:
-    import torch
-
     example = example.clone()
     with torch.no_grad():
         return leaves_of(call(*example.args, **example.kwargs)).tensors

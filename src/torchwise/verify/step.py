@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from torchwise.records import Check, CheckName, Figure, Outcome, Verdict
 from torchwise.verify.cpu_reference import compare_with_cpu, is_doubtful, to_cpu
 from torchwise.verify.first_calls import check_first
@@ -91,8 +93,6 @@ class StepSubject:
 
     def bounds(self, *, has_reference: bool) -> Bounds:
         """Return the errors granted to the state after steps."""
-        import torch
-
         wide = all(p.dtype in (torch.float64, torch.complex128) for p in self.base.trained())
         return bounds_of(is_own=not has_reference, in_float64=wide and self.epsilon is None)
 

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise._torch.modules import Dropout
 from torchwise.verify.observe import Observation
@@ -15,9 +17,6 @@ from torchwise.verify.reference import as_reference, find_context, is_alike, is_
 from torchwise.workload import layouts, pytree
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_SKIPPED = 40
 """Maximum number of times that a scale is halved: 2 to this power is beyond the first scale of any scaler."""
@@ -116,8 +115,6 @@ class StepRunner:
 
     def restart(self, seed: int | None) -> None:
         """Go back to the state of the base, without gradients. Seed all generators, unless the seed is None."""
-        import torch
-
         self._restore()
         for _, parameter in self._list_parameters():
             parameter.grad = None  # a step clears those that its optimizer trains, and no others
@@ -126,8 +123,6 @@ class StepRunner:
 
     def take(self, example: Example) -> torch.Tensor:
         """Take one step. Return its loss."""
-        import torch
-
         batch = example.clone()
         with torch.enable_grad(), self._step_context():
             loss: torch.Tensor = self.call(*batch.args, **batch.kwargs)
@@ -135,8 +130,6 @@ class StepRunner:
 
     def loss_at(self, example: Example) -> torch.Tensor:
         """Return the loss of a batch as eager has it with the weights of now, without a step."""
-        import torch
-
         batch = example.clone()
         with torch.enable_grad(), self._step_context():
             return self.step.loss_of(*batch.args).detach()
@@ -202,8 +195,6 @@ class StepRunner:
         return not pytree.equal(parameter, self._start[name])
 
     def _halve_rates(self) -> None:
-        import torch
-
         for group in self.step.optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].mul_(0.5)
@@ -310,8 +301,6 @@ def _float64_of(base: TrainStep, device: str | None) -> TrainStep:
 
 def quiet(base: TrainStep) -> tuple[TrainStep, bool]:
     """Return a copy in which PyTorch's own dropouts drop nothing, and whether there were any."""
-    import torch
-
     step, found = base.copy(), False
     for module in step.modules()["model"].modules():
         for name in ("p", "dropout"):
@@ -328,8 +317,6 @@ def form_of(slot: Slot) -> str:
 
 
 def _form(value: Any) -> str:
-    import torch
-
     if isinstance(value, torch.Tensor):
         is_count = value.numel() == 1 and not (value.is_floating_point() or value.is_complex())
         return f"{value.item()}" if is_count else f"of shape {tuple(value.shape)}"
@@ -338,15 +325,11 @@ def _form(value: Any) -> str:
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """Copy a gradient or a parameter in one layout: how it lies in memory is the plan's own business."""
-    import torch
-
     dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
     return dense.clone(memory_format=torch.contiguous_format)
 
 
 def _copy_value(value: Any) -> Any:
-    import torch
-
     if type(value) is float:
         return torch.tensor(value, dtype=torch.float64)  # rounded as tensors are
     return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.leaves import leaves_of
 from torchwise.workload.module_state import kept_state
-
-if TYPE_CHECKING:
-    import torch
 
 FALSE_ALARM_RATE = 1e-3
 """Chance that a candidate whose noise is exactly eager's is rejected, over all tests of a verdict together."""
@@ -60,8 +58,6 @@ def is_stochastic(call: Callable[[], Any], original: Any = None) -> tuple[bool, 
     Answers may differ under one seed by rounding alone (atomic additions on a GPU). If another seed adds no difference,
     they are not random. If they differ by more under one seed, the call draws from a generator that is not PyTorch's.
     """
-    import torch
-
     rounding = 0.0
 
     def answers(seed: int) -> Samples:
@@ -119,8 +115,6 @@ def collect(call: Callable[[], Any], calls: int, seed: int) -> tuple[Samples, ND
     Returns:
         The outputs as a matrix (calls, elements), and for each element the number of its tensor.
     """
-    import torch
-
     torch.manual_seed(seed)
     rows = []
     chosen: torch.Tensor | None = None
@@ -138,23 +132,17 @@ def collect(call: Callable[[], Any], calls: int, seed: int) -> tuple[Samples, ND
 
 def _flat(outputs: Any) -> torch.Tensor:
     """Return all numbers of an answer as one float64 vector. Whole numbers count too, as a model may sample tokens."""
-    import torch
-
     parts = [t.flatten().double() for t in _list_real_tensors(outputs)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
 def _list_real_tensors(outputs: Any) -> list[torch.Tensor]:
-    import torch
-
     parts = [t.detach() for t in leaves_of(outputs).tensors]
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in parts]
 
 
 def _choose_elements(elements: int) -> torch.Tensor:
     """Return the elements to compare: runs of neighbours, so that dependence between them shows."""
-    import torch
-
     run = 100
     starts = torch.randint(0, elements - run, (MAX_ELEMENTS // run,), generator=torch.Generator().manual_seed(0))
     return (starts[:, None] + torch.arange(run)).flatten()

@@ -11,16 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.deviation import RMS_FACTOR, Errors
 from torchwise.verify.noise_floor import Bounds, Sensitivity, why_unexplained, why_unsteady
 from torchwise.verify.step_runner import StateAfter, form_of
 from torchwise.workload import pytree
-
-if TYPE_CHECKING:
-    import torch
 
 GRANTED, GRANTED_IN_FLOAT64 = 1e-3, 1e-10
 """Relative error granted to state, and the one granted if everything is in float64, without anything more precise."""
@@ -135,8 +134,6 @@ class _Comparison:
 
     def _judge_leaf(self, name: str, exact: Any) -> Check | None:
         """Return a check that speaks against a leaf, or None."""
-        import torch
-
         value, eagers = self._sides.candidate.state[name], self._sides.floor.state.get(name)
         if not isinstance(exact, torch.Tensor) or not (exact.is_floating_point() or exact.is_complex()):
             same = _equal(value, exact)
@@ -204,8 +201,6 @@ def _projection_ratio(update: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def _equal(value: Any, exact: Any) -> bool:
-    import torch
-
     if isinstance(exact, torch.Tensor):
         return isinstance(value, torch.Tensor) and bool(torch.equal(value.to(exact.device), exact))
     return bool(value == exact) or not isinstance(exact, (bool, int, float, str))
@@ -216,8 +211,6 @@ def _relative_error(tensor: Any, exact: torch.Tensor, quiet: torch.Tensor | None
 
     It is NaN if other elements are finite than in the reference: a mask of infinities must be the same one.
     """
-    import torch
-
     from torchwise.verify.reference import widen_tensor
 
     if not isinstance(tensor, torch.Tensor) or tensor.shape != exact.shape:

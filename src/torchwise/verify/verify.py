@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.errors import format_error
 from torchwise.records import Check, CheckCause, CheckName, Outcome, Verdict
@@ -22,9 +24,6 @@ from torchwise.verify.retained_outputs import check_retained_outputs
 from torchwise.verify.stochastic import check_noise
 from torchwise.workload.module_state import State, from_one_state, kept_state
 from torchwise.workload.workload import Example, Workload
-
-if TYPE_CHECKING:
-    import torch
 
 EPSILON = {"tf32": 2.0**-10, "bf16": 2.0**-7, "autocast_bf16": 2.0**-7, "autocast_fp16": 2.0**-10}
 """Spacing at 1 of the numbers that a precision computes in. "native" computes in each tensor's own dtype."""
@@ -175,8 +174,6 @@ def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator
 
 
 def _once(subject: Subject, call: Callable[..., Any], example: Example) -> Callable[[], Any]:
-    import torch
-
     def run() -> Any:
         copy = example.clone()
         with torch.no_grad():
@@ -239,8 +236,6 @@ def _calls_in_a_row(call: Callable[..., Any], example: Example) -> int:
 
 def _why_unseen(subject: Subject, example: Example, seed: int) -> str:
     """Say whose error it is that eager cannot be observed on its own example."""
-    import torch
-
     call, copy = subject.workload.call, example.clone()
     try:
         with torch.set_grad_enabled(subject.training), kept_state(call, copy.args, copy.kwargs):

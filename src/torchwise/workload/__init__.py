@@ -1,7 +1,7 @@
 """The workload to tune: targets, example inputs, the mix of shapes, and the user's objective."""
 
-from torchwise.workload.spec import DEFAULT_CALLS, Device, Mode, Objective, WorkloadSpec
-from torchwise.workload.workload import Example, Roofline, Workload
+from torchwise.records.workload_spec import DEFAULT_CALLS, Device, Mode, Objective, Roofline, WorkloadSpec
+from torchwise.workload.workload import Example, Workload
 
 __all__ = [
     "DEFAULT_CALLS",

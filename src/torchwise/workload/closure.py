@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchwise.errors import WorkloadError
 
 _ATOMS = (bool, int, float, complex, str, bytes, range, types.NoneType, types.EllipsisType, types.BuiltinFunctionType)
@@ -90,8 +92,6 @@ def closes_over_state(function: types.FunctionType, opaque: tuple[type, ...]) ->
 
 @functools.cache
 def _torchs_own() -> str:
-    import torch
-
     return str(Path(torch.__file__).parent)
 
 

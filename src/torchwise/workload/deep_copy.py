@@ -13,14 +13,13 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.errors import TorchwiseError, WorkloadError
 from torchwise.workload.closure import closes_over_state, with_copied_closure
 from torchwise.workload.tensor_copies import TensorCopies, gradient_of, is_plain_tensor
-
-if TYPE_CHECKING:
-    import torch
 
 _LOCKS: dict[type, Callable[[Any], Any]] = {
     type(threading.Lock()): lambda _: threading.Lock(),
@@ -126,8 +125,6 @@ class Memo(dict[int, Any]):
         return copied
 
     def _find_copier(self, found: Any) -> Callable[[Any], Any] | None:
-        import torch
-
         kind: type = type(found)  # and not its `__class__`, by which a proxy says that it is something else
         special = {weakref.ref: self._reference, threading.local: self._local, types.MappingProxyType: self._proxy}
         if kind in special:
@@ -175,8 +172,6 @@ class Memo(dict[int, Any]):
 
 def _find_referents(found: Any) -> list[Any]:
     """List the objects that an object refers to and that a copy of it may have to copy."""
-    import torch
-
     if issubclass(type(found), _CLOSED):
         return []
     if issubclass(type(found), torch.Tensor):
@@ -192,8 +187,6 @@ def _itself(thing: Any) -> Any:
 
 def _generator(generator: torch.Generator) -> torch.Generator:
     """Copy a generator with its state. Return PyTorch's own, which `torch.manual_seed` seeds, as it is."""
-    import torch
-
     if any(generator is known for known in (torch.default_generator, *torch.cuda.default_generators)):
         return generator
     copied = torch.Generator(generator.device)
@@ -202,7 +195,6 @@ def _generator(generator: torch.Generator) -> torch.Generator:
 
 @functools.cache
 def _torch_shared_types() -> tuple[type, ...]:
-    import torch
     import torch.distributed as dist
 
     return (torch.Stream, torch.Event, torch.jit.ScriptFunction, *((dist.ProcessGroup,) if dist.is_available() else ()))
@@ -225,8 +217,6 @@ def _find_uncopyable(thing: Any, memo: Callable[[], Memo], tried: set[int]) -> t
 
 
 def _iter_contents(thing: Any) -> Iterator[tuple[str, Any]]:
-    import torch
-
     if isinstance(thing, dict):
         yield from ((f"[{key!r}]", value) for key, value in thing.items())
     elif isinstance(thing, (list, tuple, set, frozenset)):

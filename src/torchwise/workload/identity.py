@@ -34,16 +34,15 @@ import re
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.workload.input_spec import InputSpec, LeafSpec, OverlapSpec, TensorSpec
 from torchwise.workload.memory import overlap_of
 from torchwise.workload.pytree import list_named_leaves
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, Workload
-
-if TYPE_CHECKING:
-    import torch
 
 Attributes = Mapping[int, Mapping[str, str | None]]
 """The printed form of attributes by name, or None for a missing attribute, for each module by its `id`."""
@@ -96,8 +95,6 @@ def specify_inputs(example: Example) -> InputSpec:
 
 def _specify_overlaps(leaves: list[tuple[str, Any]]) -> tuple[OverlapSpec, ...]:
     """Return how far each tensor begins behind another one that it overlaps with."""
-    import torch
-
     tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
     overlap = overlap_of([tensor for _, tensor in tensors])
     if overlap is None:
@@ -111,8 +108,6 @@ def _digest(facts: object) -> str:
 
 
 def _specify_leaf(leaf: Any) -> TensorSpec | str:
-    import torch
-
     if isinstance(leaf, torch.Tensor):
         dtype = str(leaf.dtype).removeprefix("torch.")
         if leaf.is_nested:
@@ -144,8 +139,6 @@ class Describer:
         return digest
 
     def _facts(self, thing: Any) -> list[Any]:
-        import torch
-
         if isinstance(thing, torch.nn.Module):
             return self._module(thing)
         if isinstance(thing, TrainStep):
@@ -177,8 +170,6 @@ class Describer:
 
     def value(self, value: Any) -> str:
         """Describe the value of a name, such as a closure's variable: by content if it is plain or code."""
-        import torch
-
         if isinstance(value, torch.nn.Module):
             return self.digest_of(value)
         if isinstance(value, torch.Tensor):
@@ -277,8 +268,6 @@ class Describer:
 
 def attributes_of(thing: Any) -> list[tuple[str, Any]]:
     """List the attributes that are plain values, functions or modules. Others may change from call to call."""
-    import torch
-
     found = [
         (name, value)
         for name, value in sorted(getattr(thing, "__dict__", {}).items())
@@ -291,8 +280,6 @@ def attributes_of(thing: Any) -> list[tuple[str, Any]]:
 
 @functools.cache
 def _base_module_names() -> frozenset[str]:
-    import torch
-
     # `torch.compile(model)` leaves a mark on the model, though it compiles another object.
     marks = {*vars(torch.nn.Module()), "_is_torch_compile"}
     return frozenset({*marks, *(n for n in dir(torch.nn.Module) if n.startswith("_"))})
@@ -334,15 +321,11 @@ def text_of(thing: Any) -> str:
 
 def kind_of(part: torch.nn.Module) -> type:
     """Return the class of a module, but one for all of TorchScript: a copy of a traced module is a scripted one."""
-    import torch
-
     return torch.jit.ScriptModule if isinstance(part, torch.jit.ScriptModule) else type(part)
 
 
 def script_of(part: torch.nn.Module) -> list[list[str]]:
     """Return the code of a TorchScript module, whose class says nothing, without numbers that each process assigns."""
-    import torch
-
     if not isinstance(part, torch.jit.ScriptModule) or not hasattr(part, "forward"):
         return []
     code, constants = part.code_with_constants
@@ -352,7 +335,6 @@ def script_of(part: torch.nn.Module) -> list[list[str]]:
 
 def describe_state(tensor: torch.Tensor) -> str:
     """Return the form of a weight or buffer."""
-    import torch
     from torch.nn.parameter import is_lazy
 
     if is_lazy(tensor):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
     """Whether it is an ordinary tensor: numbers in memory, found by strides."""
-    import torch
-
     plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     return plain and not _is_packed(tensor)
 
@@ -35,8 +30,6 @@ def list_strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 
     If it requires a gradient, so do the parts that hold its numbers. They share its memory if that is possible.
     """
-    import torch
-
     if is_strided(tensor):
         return [("", tensor)]
     if _is_packed(tensor):
@@ -60,8 +53,6 @@ def list_strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 
 def size_of(tensor: torch.Tensor) -> int:
     """Return the bytes that a tensor takes, its indices included."""
-    import torch
-
     if tensor.layout is torch.strided:
         return tensor.nbytes
     return sum(part.nbytes for _, part in list_strided_parts(tensor))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from operator import add, le
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 MAX_PLACES = 1000
 """Maximum number of differences followed at once to decide whether two tensors overlap. Beyond it, they count as such.
@@ -65,8 +63,6 @@ Box = tuple[int, Shape]
 
 def _box(tensor: torch.Tensor) -> Box | None:
     """Return the start of a tensor's memory with its shape, strides and bytes per element, or None without memory."""
-    import torch
-
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     try:

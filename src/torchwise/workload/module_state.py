@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
+
 from torchwise.workload import pytree
 from torchwise.workload.state_places import MAX_KEPT, MISSING, Place, TensorPlace, holds_same
 from torchwise.workload.state_walk import contents_of
@@ -76,8 +78,6 @@ class State:
         Raises:
             WorkloadError: a change cannot be restored, such as an advanced generator. Everything else is restored.
         """
-        import torch
-
         failed: Exception | None = None
         with torch.no_grad():
             for place in self._places:
@@ -91,8 +91,6 @@ class State:
 
     def restore_values(self) -> None:
         """Restore the values of the tensors that are still in their memory, and no other change."""
-        import torch
-
         with torch.no_grad():
             for place in self._places:
                 if isinstance(place, TensorPlace) and place.is_kept and not place.has_moved() and place.has_changed():
@@ -103,8 +101,6 @@ class State:
 
         It is for timed calls: each begins from the same state, and restoring it takes little time.
         """
-        import torch
-
         from torchwise._torch.dispatch import copy_each
 
         changed = [place for place in self._places if place.has_changed()]
@@ -133,8 +129,6 @@ class State:
         Args:
             places: receives every place that a call may write to.
         """
-        import torch
-
         leaves: dict[str, Any] = {}
         without = {id(thing) for thing in self._without}
         visited = {id(thing): thing for thing in self._without}  # held, so that no other thing takes the address of one
@@ -217,15 +211,11 @@ def make_continuing_call(
 
 def preserve_generators(device: str) -> AbstractContextManager[None]:
     """Restore PyTorch's random generators afterwards: of the CPU, and for "cuda" of the current GPU."""
-    import torch
-
     return torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else [])
 
 
 def _copy_value(leaf: Any) -> Any:
     """Copy values that change in place: tensors and arrays."""
-    import torch
-
     if isinstance(leaf, torch.Tensor):
         return pytree.copy_of(leaf)
     return leaf.copy() if hasattr(leaf, "__array__") else leaf
@@ -233,7 +223,6 @@ def _copy_value(leaf: Any) -> Any:
 
 def _is_same(one: Any, other: Any) -> bool:
     import numpy
-    import torch
 
     if isinstance(one, TensorPlace):
         return isinstance(other, torch.Tensor) and one.equals(other)

@@ -16,10 +16,11 @@ from collections import UserDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchwise.workload import layouts
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
 PLAIN = frozenset({bool, int, float, complex, str, type(None)})
@@ -33,8 +34,6 @@ def map_tensors(
 
     Other leaves are kept as they are.
     """
-    import torch
-
     from torchwise._torch import pytree as _pytree
 
     def visit(leaf: Any) -> Any:
@@ -110,8 +109,6 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
     Tuples, lists and dicts of tensors and plain values have a fast path, because this runs on every call of a program.
     """
-    import torch
-
     found: list[torch.Tensor] = []
     if _gather((tree,), found, torch.Tensor):
         return found
@@ -164,8 +161,6 @@ def copy_of(tensor: torch.Tensor, device: torch.device | str | None = None) -> t
 
     The copy is detached. Tensors of other layouts than strided are copied as PyTorch copies them.
     """
-    import torch
-
     tensor = tensor.detach()
     copied = tensor.clone() if device is None else tensor.to(device, copy=True)
     plain = tensor.layout is torch.strided and not tensor.is_nested and type(tensor) is torch.Tensor
@@ -189,8 +184,6 @@ def write(into: torch.Tensor, values: torch.Tensor) -> None:
 
     Autograd does not see it. (`Tensor.copy_` refuses an expanded tensor, and may refuse other layouts.)
     """
-    import torch
-
     if not layouts.is_strided(into):
         with torch.no_grad():
             into.copy_(values)  # and not into `detach()` of a COO tensor, which gets memory of its own
@@ -204,8 +197,6 @@ def write(into: torch.Tensor, values: torch.Tensor) -> None:
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Say whether two tensors agree in layout, dtype, shape and every value. NaN equals NaN."""
-    import torch
-
     if (a.layout, a.dtype, a.is_nested) != (b.layout, b.dtype, b.is_nested):
         return False
     a, b = a.detach(), b.detach().to(a.device)
@@ -231,8 +222,6 @@ def leaf_contents(leaf: Any) -> dict[Any, Any] | None:
     It covers kinds of dict alone, as a copy whose items are set anew is like them. A copy of another mapping may share
     the object that holds the items. A mapping that also has its tensors as attributes would keep the old ones there.
     """
-    import torch
-
     if isinstance(leaf, torch.Tensor):  # the usual case is the quickest
         return None
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):

@@ -6,14 +6,13 @@ import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import pytree
 from torchwise.workload.layouts import size_of
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_KEPT = 2**28
 """Bytes of parameters whose values are kept: a write to one beyond them is noticed, and cannot be put back."""
@@ -40,8 +39,6 @@ class TensorPlace:
 
     def keep(self, parameters: int) -> int:
         """Keep its values unless it is a parameter of more than `parameters` bytes. Return the bytes left of these."""
-        import torch
-
         left = parameters - size_of(self.tensor) if isinstance(self.tensor, torch.nn.Parameter) else parameters
         if left < 0:
             return parameters
@@ -75,7 +72,6 @@ class TensorPlace:
                 f"the call writes to parameter {self._path}, but parameters are restored only up to {MAX_KEPT} bytes "
                 "together: register it as a buffer"
             )
-        import torch
 
         with torch.inference_mode(torch.is_inference_mode_enabled() or self.tensor.is_inference()):
             pytree.write(self.tensor, self._values)
@@ -214,6 +210,4 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:
-    import torch
-
     return tensor.layout is torch.strided and not tensor.is_nested

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torchwise.errors import WorkloadError
 from torchwise.workload import pytree
 from torchwise.workload.closure import globals_of
@@ -256,7 +258,6 @@ def _empty_contents(_: str, __: Any) -> Contents:
 def _listers_by_type() -> list[tuple[Any, Look]]:
     """Return the function for each kind of object. The first that fits counts, and all others are plain objects."""
     import numpy
-    import torch
 
     closed = (types.ModuleType, types.BuiltinFunctionType, types.CodeType, logging.Logger, torch.fx.Graph, torch.Size)
     several: list[Any] = [[], (), range(1), "", b""]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchwise.errors import WorkloadError, is_count, is_positive
 from torchwise.workload import closure, pytree
 
@@ -18,8 +20,6 @@ def check(step: TrainStep) -> None:
     Raises:
         WorkloadError: an argument is invalid.
     """
-    import torch
-
     if not isinstance(step.model, torch.nn.Module):
         raise WorkloadError(f"model is of type {type(step.model).__name__}, but must be a torch.nn.Module")
     if step.loss is not None and not callable(step.loss):
@@ -95,8 +95,6 @@ def check_loss(step: TrainStep) -> None:
 
 
 def _check_parameters(step: TrainStep) -> None:
-    import torch
-
     if not step.trained():
         raise WorkloadError("the optimizer trains no parameters: create it with the parameters of the model")
     known = {

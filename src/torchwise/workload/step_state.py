@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchwise.workload import pytree
 from torchwise.workload.module_state import State
 from torchwise.workload.state_places import ItemsPlace
 
 if TYPE_CHECKING:
-    import torch
-
     from torchwise.workload.train_step import TrainStep
 
 
@@ -38,8 +38,6 @@ class StepState:
 
     def snapshot(self) -> Callable[[], None]:
         """Copy the state. Return a function that restores it."""
-        import torch
-
         step = self._step
         modules = list(step.modules().values())
         parameters = [_copy_value(p) for module in modules for p in module.parameters()]
@@ -93,8 +91,6 @@ class StepState:
 
     def move_to(self, device: str) -> None:
         """Move the optimizer's state to `device`. Step counts stay on the device that their optimizer needs."""
-        import torch
-
         for group in self._step.optimizer.param_groups:
             counts_there = bool(group.get("capturable") or group.get("fused"))
             for parameter in group["params"]:
@@ -174,8 +170,6 @@ class _Tensor:
 
 
 def _copy_value(value: Any) -> Any:
-    import torch
-
     if isinstance(value, torch.Tensor):
         return _Tensor(value, value.detach().clone())
     if isinstance(value, dict):
@@ -185,8 +179,6 @@ def _copy_value(value: Any) -> Any:
 
 def _put_back(now: Any, kept: Any) -> Any:
     """Return the kept value, written into the present tensor or dict, as other code may refer to that."""
-    import torch
-
     if isinstance(kept, _Tensor):
         place = now if isinstance(now, torch.Tensor) and now.shape == kept.values.shape else kept.itself
         return place.copy_(kept.values)

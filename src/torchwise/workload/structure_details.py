@@ -13,7 +13,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from torchwise.workload.differences import CODE, MODE, TRAINING, Details
+import torch
+
+from torchwise.records.structure_differences import CODE, MODE, TRAINING, Details
 from torchwise.workload.identity import (
     Describer,
     attributes_of,
@@ -44,8 +46,6 @@ class _Details:
 
     def add(self, path: str, thing: Any) -> None:
         """Add the details of an object. `path` leads to it, and is "" for the callable itself."""
-        import torch
-
         if id(thing) in self._open:
             return
         self._open.add(id(thing))
@@ -74,8 +74,6 @@ class _Details:
         self._found[kept] = value
 
     def _value(self, name: str, value: Any) -> None:
-        import torch
-
         if isinstance(value, torch.nn.Module):
             self.add(name, value)
         elif is_plain(value) and len(text := text_of(value)) <= MAX_LENGTH:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.workload import layouts, pytree
-
-if TYPE_CHECKING:
-    import torch
 
 
 def loss_of(outputs: Any) -> torch.Tensor | None:
@@ -15,8 +14,6 @@ def loss_of(outputs: Any) -> torch.Tensor | None:
 
     A lone scalar output counts as a loss already and is returned as it is.
     """
-    import torch
-
     parts = [part for t in pytree.tensors(outputs) if t.requires_grad for _, part in layouts.list_strided_parts(t)]
     found = [part for part in parts if part.requires_grad]
     if len(found) == 1 and found[0].dim() == 0 and found[0].is_floating_point():

@@ -22,16 +22,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from torchwise.errors import TargetError, TorchwiseError, WorkloadError, did_you_mean
+from torchwise.records.target_form import FORMS, check_form, list_schemes, split
 from torchwise.workload.workload import Workload, check_device
 
 _NOT_THE_USERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen ")
 """Folders of Torchwise and of Python's import system, whose lines say nothing of a user's mistake."""
-
-FORMS = (
-    "use zoo:family.name[@size], timm:NAME, torchvision:NAME, hf:NAME or diffusers:NAME[@options], "
-    "package.module:factory or path/file.py:factory"
-)
 
 
 def load(target: str, *, device: str = "cpu", seed: int = 0) -> Workload:
@@ -41,8 +39,6 @@ def load(target: str, *, device: str = "cpu", seed: int = 0) -> Workload:
         TargetError: the target is malformed, or its file, module or factory does not exist or does not import.
         WorkloadError: the factory raises, or returns no workload, or there is no such device.
     """
-    import torch
-
     factory = find_factory(target)
     check_device(device)
     torch.manual_seed(seed)
@@ -57,29 +53,6 @@ def load(target: str, *, device: str = "cpu", seed: int = 0) -> Workload:
     return Workload.of(result, name=target).to(device)
 
 
-def check_form(target: str) -> None:
-    """Refuse a target that no form fits, without importing or running anything.
-
-    Raises:
-        TargetError: naming the target and the possible forms.
-    """
-    head, colon, name = split(target)
-    if not (head and colon and name):
-        raise TargetError(f"target is {target!r}, which names no factory: {FORMS}")
-    if head.endswith(".py") and not Path(head).is_file():
-        raise TargetError(f"target is {target!r}, but there is no file {head!r} in {Path.cwd()}")
-
-
-def split(target: str) -> tuple[str, str, str]:
-    """Split a target in three, as `str.partition` does: the scheme, module or file, the colon, and the name in it.
-
-    The first colon divides. For a name in a file it is the last one, as a path may hold colons of its own.
-    """
-    first, last = target.partition(":"), target.rpartition(":")
-    is_file = last != first and last[0].endswith(".py") and first[0] not in _schemes()
-    return last if is_file else first
-
-
 def find_factory(target: str) -> Callable[..., Any]:
     """Return the factory that `target` names, importing its module.
 
@@ -88,7 +61,7 @@ def find_factory(target: str) -> Callable[..., Any]:
     """
     check_form(target)
     head, _, name = split(target)
-    schemes = _schemes()
+    schemes = list_schemes()
     if head in schemes:
         return lambda **keywords: schemes[head].load()(name, **keywords)
     module = _load_file(Path(head), target) if head.endswith(".py") else _import(head, target, schemes)
@@ -102,10 +75,6 @@ def find_factory(target: str) -> Callable[..., Any]:
     if not callable(found):
         raise TargetError(f"{target} is of type {type(found).__name__}, but a factory must be callable")
     return found
-
-
-def _schemes() -> dict[str, importlib.metadata.EntryPoint]:
-    return {entry.name: entry for entry in importlib.metadata.entry_points(group="torchwise.targets")}
 
 
 def _load_file(path: Path, target: str) -> ModuleType:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.workload import pytree
-
-if TYPE_CHECKING:
-    import torch
 
 _ALIGNED = 16
 """Bytes of the largest element: a copy of memory begins at a multiple of it."""
@@ -31,8 +30,6 @@ class TensorCopies:
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy it. The result of a graph becomes a value without one."""
-        import torch
-
         with torch.no_grad():
             place = self._place_of(tensor)
             copied = self._view_memory_copy(tensor, place) if place else self._copy_alone(tensor)
@@ -46,8 +43,6 @@ class TensorCopies:
 
         If tensors are converted, those of one dtype have a memory of their own.
         """
-        import torch
-
         if not is_plain_tensor(tensor) or tensor.layout is not torch.strided or tensor.is_nested:
             return None
         if tensor.is_quantized or tensor.is_neg() or not tensor.numel():
@@ -56,8 +51,6 @@ class TensorCopies:
         return (address, tensor.dtype if self._convert else None) if address else None
 
     def _copy_alone(self, tensor: torch.Tensor) -> torch.Tensor:
-        import torch
-
         if is_plain_tensor(tensor) or tensor.is_nested or not tensor.is_leaf:
             copied = pytree.copy_of(tensor)
         else:  # a class of its own, which knows how
@@ -81,8 +74,6 @@ class TensorCopies:
 
     def _copy_range(self, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Copy a range of a tensor's memory: as bytes, or in its dtype if it is converted."""
-        import torch
-
         size = tensor.element_size() if self._convert else 1
         alias = tensor.detach().new_empty(0) if self._convert else tensor.new_empty(0, dtype=torch.uint8)
         alias.set_(tensor.untyped_storage(), start // size, ((end - start) // size,), (1,))
@@ -91,8 +82,6 @@ class TensorCopies:
 
 def is_plain_tensor(tensor: torch.Tensor) -> bool:
     """Whether it is a tensor or a parameter, and of no derived class."""
-    import torch
-
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
@@ -106,7 +95,5 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 def gradient_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the gradient that a copy keeps: none of a parameter's, as `copy.deepcopy` has it."""
-    import torch
-
     keeps = tensor.is_leaf and not isinstance(tensor, torch.nn.Parameter) and tensor.grad is not None
     return [tensor.grad] if keeps else []  # type: ignore[list-item]

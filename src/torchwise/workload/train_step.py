@@ -12,7 +12,9 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import pytree
@@ -27,9 +29,6 @@ from torchwise.workload.step_state import (
     forget_scaling,
     stepping_by,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +160,6 @@ class TrainStep:
         Raises:
             WorkloadError: there is no loss in them, it is no scalar, or nothing takes the targets.
         """
-        import torch
-
         if self.loss is None and targets:
             raise WorkloadError(
                 f"the batch has {len(targets)} item(s) after the inputs, but loss is None, so nothing takes them: "
@@ -186,8 +183,6 @@ class TrainStep:
 
     def compute(self, parts: Parts, *batch: Any) -> torch.Tensor:
         """Run forward, backward, clipping and the update with `parts`. Return the loss, detached."""
-        import torch
-
         check_inputs(batch)
         if isinstance(self.optimizer, torch.optim.LBFGS):  # it may compute the loss several times
             loss: torch.Tensor = self.optimizer.step(lambda: self._gradients(parts, batch))
@@ -198,8 +193,6 @@ class TrainStep:
 
     def _gradients(self, parts: Parts, batch: tuple[Any, ...]) -> torch.Tensor:
         """Run forward and backward, piece by piece. Return the loss, detached."""
-        import torch
-
         self.optimizer.zero_grad(set_to_none=True)
         total: torch.Tensor | None = None
         for number, piece in enumerate(pieces_of(batch, parts.pieces), 1):
@@ -222,8 +215,6 @@ class TrainStep:
             self.ema.update_parameters(unwrap_ddp(self.model))
 
     def _clip(self) -> None:
-        import torch
-
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.trained(), self.clip_norm)
         if self.clip_value is not None:
@@ -245,8 +236,6 @@ class TrainStep:
             raise
 
     def _autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-        import torch
-
         if dtype is None:
             return contextlib.nullcontext()
         first = next(p for group in self.optimizer.param_groups for p in group["params"])
@@ -258,8 +247,6 @@ class TrainStep:
 
     def modules(self) -> dict[str, torch.nn.Module]:
         """Return the modules by name: the model, and the loss and the averaged weights if they are modules."""
-        import torch
-
         found = {"model": unwrap_ddp(self.model), "loss": self.loss, "ema": self.ema}
         return {name: module for name, module in found.items() if isinstance(module, torch.nn.Module)}
 

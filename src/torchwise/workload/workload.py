@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchwise.errors import WorkloadError
+from torchwise.records.workload_spec import Roofline
 from torchwise.workload import pytree
 from torchwise.workload.deep_copy import deep_copy
 from torchwise.workload.memory import overlap_of
 from torchwise.workload.module_state import State
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
     from torchwise.workload.train_step import TrainStep
@@ -65,22 +67,12 @@ class Example:
         Raises:
             WorkloadError: an input holds something that cannot be copied.
         """
-        import torch
-
         example = replace(self, kwargs=dict(self.kwargs))
         copied: Example = deep_copy(example, convert=convert, keep=(torch.nn.Module,))
         for tensor, own in zip(copied.tensors(), self.tensors(), strict=True):
             if tensor.requires_grad is not own.requires_grad:  # the result of a graph that goes on from here
                 tensor.requires_grad_(own.requires_grad)
         return copied
-
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """The least work of one call: floating-point operations, and bytes read plus bytes written."""
-
-    flops: float
-    bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +129,6 @@ class Workload:
     @property
     def module(self) -> torch.nn.Module | None:
         """The model if it is a module, or a training step's model."""
-        import torch
-
         model = self.step.model if self.step else self.call
         return model if isinstance(model, torch.nn.Module) else None
 
@@ -148,8 +138,6 @@ class Workload:
         Raises:
             WorkloadError: PyTorch sees no such device here.
         """
-        import torch
-
         from torchwise.workload.train_step import TrainStep
 
         check_device(device)
@@ -169,8 +157,6 @@ def check_device(device: str) -> None:
     Raises:
         WorkloadError: there is no CUDA device. The message gives the reason and the way out.
     """
-    import torch
-
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         reason, remedy = "sees no CUDA GPU here", "make one visible (driver, CUDA_VISIBLE_DEVICES)"
         if torch.version.cuda is None:
@@ -184,8 +170,6 @@ def as_args(args: Any) -> tuple[Any, ...]:
     Raises:
         WorkloadError: it is anything else, which could mean two things.
     """
-    import torch
-
     if isinstance(args, torch.Tensor):
         return (args,)
     if isinstance(args, (tuple, list)):
@@ -208,7 +192,6 @@ def as_kwargs(kwargs: Any) -> dict[str, Any]:
 
 def _move_examples(examples: tuple[Example, ...], device: str) -> tuple[Example, ...]:
     """Move the tensors of examples, those in objects too. Tensors that are there already stay the very same."""
-    import torch
 
     def move_example(example: Example) -> Example:
         if overlap_of(example.tensors()) is not None:  # so that they go on sharing memory there
@@ -226,8 +209,6 @@ def _move_examples(examples: tuple[Example, ...], device: str) -> tuple[Example,
 
 
 def _move(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    import torch
-
     moved = tensor.detach().to(device)
     if tensor.layout is torch.strided and not tensor.is_nested and moved.stride() != tensor.stride():
         moved = pytree.copy_of(tensor, device)

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torchwise.workload import Example, Roofline, Workload
+from torchwise.records.workload_spec import Roofline
+from torchwise.workload import Example, Workload
 from torchwise.zoo.random_inputs import Request
 
 LAYERS = 4

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torchwise.bench.contenders.contender import Setting, with_model
 from torchwise.workload import Workload
 
@@ -26,6 +28,4 @@ class Compiled:
 
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
         """Return the compiled model, which compiles on its first call."""
-        import torch
-
         return with_model(workload, lambda call: torch.compile(call, mode=self.name))

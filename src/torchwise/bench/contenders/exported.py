@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchwise.bench.contenders.contender import Setting, inference_only, lacks
 from torchwise.workload import Example, Workload
 
@@ -23,8 +25,6 @@ class AOTInductor:
 
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
         """Export, compile, package and load."""
-        import torch
-
         from torchwise._torch import inductor
 
         example = workload.examples[0]
@@ -56,7 +56,6 @@ class OnnxRuntime:
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:
         """Export to ONNX and open a session."""
         import onnxruntime
-        import torch
 
         example = workload.examples[0]
         file = str(Path(_folder(), "model.onnx"))
@@ -73,7 +72,6 @@ class OnnxRuntime:
 def _session_call(session: Any, workload: Workload, example: Example) -> Callable[..., Any]:
     """Return a call of the session with the inputs and outputs of the model."""
     import onnxruntime
-    import torch
     import torch.utils.dlpack
 
     from torchwise._torch import pytree as _pytree
@@ -103,8 +101,6 @@ def _folder() -> str:
 
 def _module(workload: Workload) -> Any:
     """Return the model as a module. A function is wrapped in one, as only modules can be exported."""
-    import torch
-
     if isinstance(workload.call, torch.nn.Module):
         return workload.call
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from torchwise.bench.contenders.contender import Setting, inference_only, lacks, with_model
 from torchwise.workload import Workload
 
@@ -38,7 +40,6 @@ class TensorRT:
 
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
         """Return the compiled model, without TF32, which TensorRT would use by default."""
-        import torch
         import torch_tensorrt  # noqa: F401 - registers its backend
 
         options: dict[str, Any] = {"disable_tf32": True, "use_explicit_typing": True}
@@ -60,7 +61,6 @@ class OpenVINO:
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
         """Return the compiled model."""
         import openvino.torch  # noqa: F401 - registers its backend
-        import torch
 
         options: dict[str, Any] = {"device": "CPU", "config": {"INFERENCE_PRECISION_HINT": "f32"}}
         compiled: Callable[..., Any] = torch.compile(workload.call, backend="openvino", options=options)

@@ -15,9 +15,9 @@ from torchwise.errors import InputError, is_positive
 from torchwise.plan import Plan
 from torchwise.records import Failure, Inspection, Trial, TrialState, codec
 from torchwise.records.analysis import Analysis, Batch, Steady
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Assignment, Job, Launcher, Limits, ProcessSettings, inspect_workload, own_caches, try_plan
 from torchwise.trial.job import EFFORTS, Attempt
-from torchwise.workload import WorkloadSpec
 
 LIMIT_S = 600.0
 """Seconds after which a phase is ended. The longest compile among the reference workloads took 238 s."""

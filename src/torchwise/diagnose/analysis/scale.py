@@ -6,15 +6,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.diagnose.analysis.job import Scaling
 from torchwise.errors import UnsupportedError, WorkloadError, is_count
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload, pytree
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +94,6 @@ def resize_example(example: Example, dim: int, size: int) -> Example:
     """
 
     def resize(tensor: torch.Tensor) -> torch.Tensor:
-        import torch
-
         if tensor.dim() == 0:
             return tensor
         items = torch.arange(size, device=tensor.device) % tensor.shape[dim]
@@ -111,8 +108,6 @@ def _check_outputs(workload: Workload, batch: BatchDim) -> None:
     Raises:
         UnsupportedError: it does not run, or no output grows by an item.
     """
-    import torch
-
     more = resize_example(workload.examples[0], batch.dim, batch.size + 1)
     try:
         with torch.no_grad():

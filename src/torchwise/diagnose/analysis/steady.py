@@ -9,7 +9,9 @@ from typing import Any
 
 from torchwise.compile import compile_plan
 from torchwise.diagnose.analysis.job import SteadyRun
-from torchwise.measure import Clock, device_lock, peak_memory
+from torchwise.measure import device_lock
+from torchwise.measure.clock import Clock
+from torchwise.measure.memory import peak_memory
 from torchwise.records.analysis import CALLS_PER_TURN, Consistency, Memory, Steady
 from torchwise.trial.harness import Harness
 from torchwise.workload import Workload, pytree

@@ -16,7 +16,8 @@ from torchwise.diagnose.bisect.capture import capture, extract_subgraph
 from torchwise.diagnose.bisect.job import Probe, ProbeResult
 from torchwise.diagnose.bisect.switches import Switches
 from torchwise.errors import BaselineError, InputError
-from torchwise.measure import Clock, Precision, measure_pair
+from torchwise.measure.clock import Clock
+from torchwise.measure.paired_timing import Precision, measure_pair
 from torchwise.plan import EAGER, Trait
 from torchwise.records import CheckCause, Measurement, Outcome, Verdict
 from torchwise.records.bisection import Observation, Symptom

@@ -19,8 +19,8 @@ from torchwise.diagnose.bisect.job import Probe, Written
 from torchwise.diagnose.bisect.probe import BACKENDS, inductor_options, load_subject
 from torchwise.errors import UnsupportedError
 from torchwise.records.bisection import Symptom
+from torchwise.records.target_form import split
 from torchwise.workload import pytree
-from torchwise.workload.target import split
 
 HANGS_AFTER_S = 60
 """Seconds after which a repro of a hang ends.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torchwise.errors import InputError, is_positive
 from torchwise.plan import EAGER, Plan, check_is_plan
 from torchwise.records.bisection import Symptom
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import ProcessSettings
-from torchwise.workload import WorkloadSpec
 
 LIMIT_S = 300.0
 """Seconds for one probe: anything that compiles for longer counts as a hang."""

@@ -14,7 +14,7 @@ from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
 from torchwise.records.compile_events import Break, CompileEvents, Frame
 from torchwise.records.explanation import Basis, Execution, FixTrial, Kernel, Saving
-from torchwise.workload import DEFAULT_CALLS
+from torchwise.records.workload_spec import DEFAULT_CALLS
 
 COMPILED = Plan(backend="inductor")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torchwise.records.analysis import Analysis
+from torchwise.records.workload_spec import LIVE
 from torchwise.report import format as show
 from torchwise.report.command_line import command_line
 from torchwise.report.commands import Step
-from torchwise.workload.spec import LIVE
 
 
 def next_steps(analysis: Analysis, store: str | None = None) -> list[Step]:

@@ -8,9 +8,9 @@ import io
 from torchwise.records import Interval
 from torchwise.records.benchmark import Benchmark, Row
 from torchwise.records.scale import scale_of
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report.bench.table import answers_of, duel_ratio, is_inconclusive
-from torchwise.workload import WorkloadSpec
 
 Cell = str | float | int | bool | None
 

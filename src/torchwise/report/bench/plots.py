@@ -8,11 +8,11 @@ from pathlib import Path
 from torchwise.errors import InputError
 from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.scale import Scale, ScaledRow, scale_of
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report.bench.drawing import Group, Mark, Picture, draw
 from torchwise.report.bench.table import TORCHWISE
 from torchwise.report.summary import place
-from torchwise.workload import WorkloadSpec
 
 BEST_ALTERNATIVE = "best alternative"
 MAX_LENGTH = 60

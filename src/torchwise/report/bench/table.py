@@ -9,9 +9,9 @@ from torchwise.records.answer import Answer, exceeds
 from torchwise.records.benchmark import EAGER, Benchmark, Row, RowState
 from torchwise.records.processes import is_level_across
 from torchwise.records.scale import Scale, ScaledRow, scale_of
+from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report.summary import hot_and_cold
-from torchwise.workload import WorkloadSpec
 
 TORCHWISE = "torchwise"
 BEST = "★"

@@ -7,11 +7,11 @@ from pathlib import Path
 from torchwise.records import Interval
 from torchwise.records.answer import Answer
 from torchwise.records.explanation import Basis, Explanation, Finding, FixTrial, Kernel, Saving
+from torchwise.records.workload_spec import LIVE
 from torchwise.report import format as show
 from torchwise.report import summary
 from torchwise.report.command_line import command_line
 from torchwise.report.commands import Step
-from torchwise.workload.spec import LIVE
 
 NOTHING = "No finding has a relevant potential saving."
 NONE_SAVED = "saves nothing"

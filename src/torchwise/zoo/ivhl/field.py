@@ -13,7 +13,8 @@ import math
 
 import torch
 
-from torchwise.workload import Example, Roofline, Workload
+from torchwise.records.workload_spec import Roofline
+from torchwise.workload import Example, Workload
 from torchwise.zoo.ivhl.complexes import complex_dtype
 from torchwise.zoo.random_inputs import Request
 

@@ -11,7 +11,8 @@ import functools
 import torch
 from torch import nn
 
-from torchwise.workload import Example, Roofline, Workload
+from torchwise.records.workload_spec import Roofline
+from torchwise.workload import Example, Workload
 from torchwise.zoo.random_inputs import Request
 
 MOTION = 4

@@ -7,7 +7,8 @@ import functools
 import torch
 from torch import nn
 
-from torchwise.workload import Roofline, Workload
+from torchwise.records.workload_spec import Roofline
+from torchwise.workload import Workload
 from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.tutorial.inputs import make_mirrored_examples
 

@@ -26,6 +26,14 @@ pay back only for a large one. The break-even point is always shown, so a wrong 
 
 
 @dataclass(frozen=True, slots=True)
+class Roofline:
+    """The least work of one call: floating-point operations, and bytes read plus bytes written."""
+
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadSpec:
     """One request to tune, without any tensor or model in it.
 
