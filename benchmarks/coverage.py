@@ -29,6 +29,7 @@ from torchwise import environment
 from torchwise.decide import History, decide, next_repeat
 from torchwise.environment import Environment
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import (
     Check,
     Costs,
@@ -45,7 +46,6 @@ from torchwise.records import (
 from torchwise.records.answer import Answer
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings
-from torchwise.trial.job import EFFORTS
 
 LAYERS, WIDTH, ROWS = 100, 128, 32
 PLANTED = (0, 2, 5, 10)

@@ -37,12 +37,13 @@ from run_suite import Lane, lanes_on, start_on
 
 from torchwise.decide import History
 from torchwise.plan import EAGER, Numerics, Plan, PlanSpace
+from torchwise.plan.effort import EFFORTS
 from torchwise.plan.space import choices_of
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
 from torchwise.trial.candidate import calls_of
 from torchwise.trial.harness import Harness
-from torchwise.trial.job import EFFORTS, Job
+from torchwise.trial.job import Job
 
 CALLS = 10**12
 """Expected calls, so many that compile time does not matter."""

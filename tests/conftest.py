@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import os
@@ -97,9 +98,9 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture
 def brief_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have searches of effort "quick" verify and time briefly: for tests that ask what comes of them, not how fast."""
-    from torchwise.trial.job import EFFORTS, Effort
+    from torchwise.plan.effort import EFFORTS
 
-    brief = Effort(0.2, 0.3, extra_draws=1, noise_s=0.2, reproduce_noise=False, duels=1, processes=1)
+    brief = dataclasses.replace(EFFORTS["quick"], half_width=0.2, measure_s=0.3, noise_s=0.2, processes=1)
     monkeypatch.setitem(EFFORTS, "quick", brief)
 
 

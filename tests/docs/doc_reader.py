@@ -18,7 +18,7 @@ from torch import nn
 import torchwise
 from torchwise import bucketing
 from torchwise.plan import Plan
-from torchwise.trial.job import EFFORTS
+from torchwise.plan.effort import EFFORTS
 
 ONE_THREAD = Plan(threads=1)
 

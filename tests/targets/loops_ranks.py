@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torchwise
 from live_decisions import make_decision
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Decision
 from torchwise.training import step as ranked_step
-from torchwise.trial.job import EFFORTS
 
 PLANNED = ranked_step.RankedStep._plan
 EXACT = Plan(activation_checkpointing="blocks")

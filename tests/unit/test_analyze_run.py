@@ -14,11 +14,12 @@ from torchwise.diagnose.analysis.job import Scaling, SteadyRun
 from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
 from torchwise.errors import BaselineError, InputError, WorkloadError
 from torchwise.plan import EAGER
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Costs, TrialState
 from torchwise.records.analysis import Analysis
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import WAITING, Job
-from torchwise.trial.job import EFFORTS, Attempt
+from torchwise.trial.job import Attempt
 
 SPEC = WorkloadSpec("zoo:tutorial.fusion_demo@small")
 

@@ -21,6 +21,7 @@ from torchwise.bench.job import ContenderJob
 from torchwise.bench.run import run_benchmark
 from torchwise.cli import app
 from torchwise.errors import InputError
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.benchmark import Benchmark, Row
 from torchwise.records.workload_spec import WorkloadSpec
@@ -30,7 +31,6 @@ from torchwise.report.bench.page import render_bench_html
 from torchwise.report.bench.terminal import render_benchmark
 from torchwise.report.comparison import compare
 from torchwise.trial import Job
-from torchwise.trial.job import EFFORTS
 
 TARGET = f"{Path(__file__).parent.parent / 'targets' / 'misbehaving.py'}:wrong"
 

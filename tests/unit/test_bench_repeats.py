@@ -13,13 +13,13 @@ from builders import EAGER_S, WRONG, a_measurement, samples
 from torchwise.bench import BenchRequest, run_benchmark
 from torchwise.bench.repeats import next_duel, next_repeat
 from torchwise.plan import EAGER
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Measurement
 from torchwise.records.answer import Answer, Reliability
 from torchwise.records.benchmark import Benchmark, Performance, Row, RowState
 from torchwise.records.scale import Scale, scale_of, trust_of
 from torchwise.report.bench.table import duel_answer
 from torchwise.report.comparison import compare
-from torchwise.trial.job import EFFORTS
 
 TARGET = "zoo:tutorial.fusion_demo@small"
 QUICK, STANDARD = EFFORTS["quick"], EFFORTS["standard"]

@@ -20,10 +20,10 @@ from torchwise.bench.contenders.contender import Setting
 from torchwise.bench.job import ContenderJob
 from torchwise.errors import BaselineError, InputError, TargetError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Costs, Outcome, codec
 from torchwise.records.benchmark import Benchmark, Row, RowState
-from torchwise.study.request import TRIAL_S
-from torchwise.trial.job import EFFORTS, Attempt, Restart
+from torchwise.trial.job import Attempt, Restart
 
 ONE, TWO = "zoo:tutorial.fusion_demo@small", "zoo:tutorial.branch@small"
 THREE = ("eager", "default", "max-autotune")
@@ -399,7 +399,7 @@ def test_the_limit_of_a_contender_is_that_of_each_plan_that_is_given() -> None:
     searched = a_request(contenders=WITH_OURS, limit_s=77.0)
     spec = given.workload(ONE)
     assert given.study(spec).trial_s == 77.0
-    assert searched.study(spec).trial_s == TRIAL_S[searched.effort]
+    assert searched.study(spec).trial_s == EFFORTS[searched.effort].trial_s
 
 
 def test_each_contender_starts_from_empty_caches_and_a_duel_from_those_of_both() -> None:

@@ -14,11 +14,11 @@ from torchwise.bench.contenders.torchwise import Torchwise, check_served
 from torchwise.bench.job import ContenderJob
 from torchwise.errors import StalePlanError
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Outcome, codec
 from torchwise.records.benchmark import Performance
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher
-from torchwise.trial.job import EFFORTS
 from torchwise.verify.step_runner import quiet
 from torchwise.workload import Example, Workload
 from torchwise.zoo import load

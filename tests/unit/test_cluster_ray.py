@@ -26,11 +26,11 @@ from postgres_server import PostgresServer
 from torchwise.cluster.launcher import RETRIES, RayLauncher
 from torchwise.environment import detect
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import FailureKind, Trial, TrialState
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import open_storage
 from torchwise.trial import Job, Limits, ProcessSettings, try_plan
-from torchwise.trial.job import EFFORTS
 
 TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
 GOOD, BAD = Plan(threads=1), Plan(threads=3)

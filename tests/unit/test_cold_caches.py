@@ -28,6 +28,7 @@ from torchwise.measure.cache_eviction import make_eviction
 from torchwise.measure.clock import Clock
 from torchwise.measure.paired_timing import STOPPING_ROUNDS, Mix, Precision, measure_pair
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, WorkerStage, codec
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import Progress, render_study
@@ -35,7 +36,6 @@ from torchwise.report.html import render_html
 from torchwise.store import open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.trial import Job, candidate
-from torchwise.trial.job import EFFORTS
 
 FAST = Plan(backend="inductor")
 

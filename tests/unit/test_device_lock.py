@@ -23,11 +23,11 @@ from torch._inductor.runtime import benchmarking
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Failure, FailureKind, Trial, TrialState
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, compile_lock, try_plan
 from torchwise.trial.harness import Harness
-from torchwise.trial.job import EFFORTS
 from torchwise.trial.loading import load
 from torchwise.workload import Example, Workload
 

@@ -21,8 +21,8 @@ from torchwise.dynamo import decide
 from torchwise.dynamo.options import Options
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.store import open_storage
-from torchwise.study.request import TRIAL_S
 from torchwise.workload.identity import structure
 
 THREADS = Plan(threads=torch.get_num_threads() + 1)
@@ -136,7 +136,9 @@ def test_no_graph_takes_longer_than_the_effort_allows() -> None:
     with torch.no_grad():
         captured = [capture_graph(torch.sin, torch.ones(3), dynamic=dynamic) for dynamic in (True, False)]
     for graph in captured:
-        assert decide._request(graph, Options()).trial_s == TRIAL_S["quick"], "the user waits, and named no plan"
+        assert decide._request(graph, Options()).trial_s == EFFORTS["quick"].trial_s, (
+            "the user waits, and named no plan"
+        )
 
 
 def test_a_graph_travels_with_what_takes_no_tensor() -> None:

@@ -15,19 +15,20 @@ from torchwise.bucketing import padding_check
 from torchwise.bucketing.padding import Padding
 from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
 from torchwise.plan import EAGER
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Failure, FailureKind, Inspection
 from torchwise.records.trial import WorkerStage
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Limits, candidate, error_origin, inspect_workload, inspection, training
 from torchwise.trial.inspection import inspect
-from torchwise.trial.job import Effort, Job
+from torchwise.trial.job import Job
 from torchwise.trial.plain_call import run_plainly
 from torchwise.trial.training import flops_of
 from torchwise.verify import retained_outputs
 from torchwise.workload import Workload, target
 
 TARGETS = Path(__file__).parent.parent / "targets" / "valid_programs.py"
-BRIEF = Effort(0.5, 0.02, extra_draws=1, noise_s=0.1)
+BRIEF = replace(EFFORTS["standard"], half_width=0.5, measure_s=0.02, extra_draws=1, noise_s=0.1)
 
 GRADIENTS = ["forces", "penalty", "functional", "equilibrium", "adjoint", "use_checkpoint", "reentrant"]
 LEFT = ["old_weight_norm", "old_spectral_norm", "new_spectral_norm", "store_loss", "activation_hook"]

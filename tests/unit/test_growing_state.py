@@ -10,9 +10,10 @@ from torch import nn
 
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial.candidate import _CandidateTrial
-from torchwise.trial.job import EFFORTS, Job
+from torchwise.trial.job import Job
 from torchwise.trial.plain_call import run_plainly
 from torchwise.workload import Example, Workload
 

@@ -22,10 +22,10 @@ from torchwise.compile.backends.inductor import compile
 from torchwise.compile.guards.guard_bypass import FastPath
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, try_plan
-from torchwise.trial.job import EFFORTS
 from torchwise.workload import Example
 
 pytestmark = pytest.mark.slow

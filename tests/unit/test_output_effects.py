@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from torchwise.plan.effort import EFFORTS
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, inspect_workload
-from torchwise.trial.job import EFFORTS
 from torchwise.trial.output_effects import prints
 
 MODELS = logging.getLogger("a.model")

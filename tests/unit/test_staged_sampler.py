@@ -13,9 +13,10 @@ from synthetic import TRAITS, Machine, Search, a_space
 
 from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide
 from torchwise.decide.history import BESIDE_S, PER_OPERATOR_S, PLAIN_COMPILE_S
-from torchwise.decide.samplers.staged import HOPE, MAX_TRIALS, _format_estimate
+from torchwise.decide.samplers.staged import HOPE, _format_estimate
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import load_choices
+from torchwise.plan.effort import EFFORTS
 from torchwise.plan.space import compile_factor_of, iter_changes, numerics_of
 from torchwise.records import Check, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
 
@@ -674,9 +675,9 @@ def test_a_hint_is_never_trusted() -> None:
 # ---- ends
 
 
-@pytest.mark.parametrize("effort", MAX_TRIALS)
+@pytest.mark.parametrize("effort", EFFORTS)
 def test_it_ends_after_the_most_trials_and_says_so(effort: str) -> None:
-    plans = [Plan(backend="inductor", threads=number + 2) for number in range(MAX_TRIALS[effort])]
+    plans = [Plan(backend="inductor", threads=number + 2) for number in range(EFFORTS[effort].max_trials)]
     trials = [Trial(number, plan, TrialState.FAIL) for number, plan in enumerate(plans)]
     history = make_history(*trials, shares={"gemm": 0.5, "conv": 0.5, "launch": 0.5})
     assert ask_plan(history, effort=effort) is None
@@ -694,7 +695,7 @@ def check_proposal(history: History, plan: Plan) -> None:
 def measure_cost_ratio(search: Search) -> float:
     """Run a search. Return the cost of its decision as a multiple of the best plan's cost."""
     history = search.run(each=check_proposal)
-    assert len(history.trials) <= MAX_TRIALS[search.space.effort]
+    assert len(history.trials) <= EFFORTS[search.space.effort].max_trials
     decision = decide(history, HERE)
     assert search.machine.works(decision.plan)
     assert search.space.allow.allows(numerics_of(decision.plan))
@@ -744,7 +745,7 @@ def test_a_search_survives_plans_that_die_or_lie(device: str, seed: int) -> None
 def test_a_search_where_nothing_works_stays_with_eager() -> None:
     search = Search(Machine(0, failing=1.0, wrong=1.0), a_space())
     assert decide(search.run(each=check_proposal), HERE).plan == EAGER
-    assert len(search.history.trials) < MAX_TRIALS["standard"]
+    assert len(search.history.trials) < EFFORTS["standard"].max_trials
     assert [trial.plan for trial in search.history.trials if trial.plan.backend != "eager"] == [INDUCTOR]
 
 

@@ -14,10 +14,10 @@ import torch
 import torchwise
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Outcome, Trial, TrialState
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, hold_duel, inspect_workload, try_plan
-from torchwise.trial.job import EFFORTS
 from torchwise.trial.loading import load, save, with_optimizer_state
 
 TARGET = "zoo:training.carrier@small"

@@ -13,6 +13,7 @@ import pytest
 from torchwise import environment
 from torchwise.errors import BaselineError, InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import (
     Check,
     Costs,
@@ -32,7 +33,7 @@ from torchwise.records import (
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import Storage, open_storage
 from torchwise.study import Caches, Request, Silent, run_study
-from torchwise.study.request import INSPECTIONS, TRIAL_S
+from torchwise.study.request import INSPECTIONS
 from torchwise.trial import WAITING, Job, Limits
 from torchwise.trial.job import Attempt, Restart
 
@@ -422,9 +423,9 @@ def test_named_plans_are_all_tried_for_as_long_as_a_thorough_search_would(storag
     class Slow(Table):
         def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
             if job.task == "inspect":
-                assert limits.time_s == INSPECTIONS * TRIAL_S["quick"], "which is about the model, and no plan"
+                assert limits.time_s == INSPECTIONS * EFFORTS["quick"].trial_s, "which is about the model, and no plan"
             if job.task == "try":
-                assert limits.time_s >= TRIAL_S["thorough"]
+                assert limits.time_s >= EFFORTS["thorough"].trial_s
                 on_stage("compile")
                 spent_clock.now += 1000
             return super().run(job, limits, on_stage)
@@ -529,7 +530,7 @@ def test_what_ran_out_of_time_is_tried_again_where_it_has_more(
     storage: Storage, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.known[INDUCTOR] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 0 s")
-    monkeypatch.setitem(TRIAL_S, "quick", -1.0)
+    monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], trial_s=-1.0))
     monkeypatch.setattr("torchwise.study.run.CALLS_PER_TRIAL", 0)
     for _ in range(2):
         run_study(request(effort="quick"), storage, table, Silent())

@@ -19,9 +19,9 @@ from torchwise.compile import settings
 from torchwise.compile import thread_count as module
 from torchwise.compile.thread_count import OwnCount, SharedCount, thread_count
 from torchwise.decide import History, StagedSampler, decide
-from torchwise.decide.samplers.staged import MAX_TRIALS
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import CHOICES, load_choices
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import CoreUse, Measurement, Trial
 from torchwise.trial.inspection import SHORT_S, _core_traits
 
@@ -106,7 +106,7 @@ def test_threads_alone_take_no_compiled_plan_s_place() -> None:
     compiled = [plan for plan in all_asked(make_history()) if plan.backend != "eager"]
     without = [plan for plan in all_asked(make_history(traits=TRAITS - set(WAITING))) if plan.backend != "eager"]
     assert compiled == without
-    trials = [a_trial(Plan(threads=16 + number)) for number in range(MAX_TRIALS["quick"])]
+    trials = [a_trial(Plan(threads=16 + number)) for number in range(EFFORTS["quick"].max_trials)]
     assert ask_plan(make_history(*trials, cores=replace(CONTENDED, threads=4))) is not None
 
 

@@ -23,6 +23,7 @@ from torchwise.compile.noop_check import no_effect
 from torchwise.errors import BaselineError, TargetError, UnsupportedError, WorkloadError
 from torchwise.measure import device_lock
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Duel, Failure, FailureKind, Measurement, Outcome, Trial, TrialState, codec
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import (
@@ -37,7 +38,6 @@ from torchwise.trial import (
     try_plan,
     worker,
 )
-from torchwise.trial.job import EFFORTS
 from torchwise.trial.launcher import WAITING
 from torchwise.trial.worker import MessageKind, UserError
 

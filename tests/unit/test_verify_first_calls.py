@@ -10,10 +10,10 @@ import torch
 
 import torchwise
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, ProcessSettings, candidate
-from torchwise.trial.job import EFFORTS
 from torchwise.verify import StepSubject, Subject, observation_of, verify, verify_step
 from torchwise.verify.first_calls import FirstAnswer
 from torchwise.verify.step_runner import StepRunner

@@ -19,6 +19,7 @@ from pathlib import Path
 from torchwise.background.aot_worker import AotCode, CheckResult, Preparation
 from torchwise.background.protocol import Message, Order
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.store import open_storage
@@ -26,7 +27,7 @@ from torchwise.study import Caches, Request, Silent, run_study
 from torchwise.study.apply_approvals import apply_approvals
 from torchwise.study.approval_policy import ApprovalPolicy
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
-from torchwise.trial.job import EFFORTS, Attempt
+from torchwise.trial.job import Attempt
 
 MAX_PREPARED = 3
 """Maximum number of plans to prepare per tier, the most promising first, until one is verified and faster."""

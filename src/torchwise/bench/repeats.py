@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from torchwise.plan.effort import EffortProfile
 from torchwise.records.benchmark import EAGER, Row
 from torchwise.records.processes import is_plain
 from torchwise.records.scale import Scale, ScaledRow, may_be_faster
 from torchwise.records.statistics import Interval
-from torchwise.trial.job import Effort
 
 
-def next_duel(scale: Scale, effort: Effort, repeatable: Collection[str]) -> Row | None:
+def next_duel(scale: Scale, effort: EffortProfile, repeatable: Collection[str]) -> Row | None:
     """Return Torchwise's row if it needs another duel with its rival in a new process, or None.
 
     Args:
@@ -33,7 +33,7 @@ def next_duel(scale: Scale, effort: Effort, repeatable: Collection[str]) -> Row 
     return None
 
 
-def next_repeat(scale: Scale, effort: Effort, repeatable: Collection[str]) -> Row | None:
+def next_repeat(scale: Scale, effort: EffortProfile, repeatable: Collection[str]) -> Row | None:
     """Return the row to time against eager in another process, or None once the fastest is known.
 
     Args:
@@ -59,7 +59,7 @@ def _is_eager(row: Row) -> bool:
     return row.contender == EAGER or (row.plan is not None and row.plan.is_eager)
 
 
-def _may_have_more(one: ScaledRow, effort: Effort) -> bool:
+def _may_have_more(one: ScaledRow, effort: EffortProfile) -> bool:
     ratio = one.row.speedup
     is_narrow = ratio is not None and ratio.half_width <= effort.half_width and _processes(one) > 1
     return _processes(one) < effort.processes and not is_narrow

@@ -11,8 +11,9 @@ from typing import Any, Self
 from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import short_repr
 from torchwise.plan import Numerics, Plan
+from torchwise.plan.effort import check_effort
 from torchwise.plan.rules import MODES as COMPILE_MODES
-from torchwise.plan.space import EFFORTS, numerics_of
+from torchwise.plan.space import numerics_of
 from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
 
 AUTO = "auto"
@@ -76,7 +77,7 @@ class CompileConfig:
             _one_of(name, getattr(self, name), (True, False))
         _one_of("training", self.training, (True, False, None))
         _one_of("mode", self.mode, MODES)
-        _one_of("effort", self.effort, EFFORTS)
+        check_effort(self.effort)
         _one_of("autocast", self.autocast, (*AUTOCAST, None))
         _one_of("device", self.device, ("cpu", "cuda", None))
         if not _is_number(self.minimum_speedup) or not self.minimum_speedup >= 1:

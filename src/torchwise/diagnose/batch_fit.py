@@ -12,10 +12,11 @@ from torchwise.diagnose.analysis.scale import batch_of
 from torchwise.diagnose.worker_arguments import make_spec, sent
 from torchwise.errors import InputError, WorkloadError, is_positive
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Decision, Failure, Outcome, codec
 from torchwise.records.batchfit import BatchFit, SizeTried
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, own_caches
-from torchwise.trial.job import EFFORTS, Attempt
+from torchwise.trial.job import Attempt
 from torchwise.workload import Workload
 from torchwise.workload.user_inputs import read_workload
 

@@ -14,7 +14,7 @@ from torchwise.dynamo.graph import Captured
 from torchwise.dynamo.options import Options
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Numerics, Plan
-from torchwise.plan.space import EFFORTS
+from torchwise.plan.effort import EFFORTS, is_at_least
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, StudyState
 from torchwise.records.workload_spec import WorkloadSpec
@@ -23,7 +23,6 @@ from torchwise.runtime import stale_because
 from torchwise.store import Storage, StudyKey, open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.study.apply_approvals import apply_approvals
-from torchwise.study.request import BUDGET_S, TRIAL_S
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings
 from torchwise.trial.loading import save
 from torchwise.workload.identity import identity, structure
@@ -70,7 +69,7 @@ def _request(captured: Captured, options: Options) -> Request:
         Numerics.of(options.allow),
         options.effort,
         plans=DYNAMIC if captured.dynamic else None,
-        limit_s=TRIAL_S[options.effort],  # the user named no plan, and is waiting
+        limit_s=EFFORTS[options.effort].trial_s,  # the user named no plan, and is waiting
         structure=digest,
         settings=ProcessSettings.from_this_process(),
     )
@@ -94,7 +93,7 @@ def _find_decision(captured: Captured, request: Request, storage: Storage) -> De
     study = storage.find_study(key, spec.target)
     if study is None or study.state is not StudyState.DECIDED or study.decision is None:
         return None
-    holds = study.decision.workload == spec and EFFORTS.index(study.effort) >= EFFORTS.index(request.effort)
+    holds = study.decision.workload == spec and is_at_least(study.effort, request.effort)
     return study.decision if holds and stale_because(captured.graph, study.decision) is None else None
 
 
@@ -110,7 +109,7 @@ def _tune_graph(captured: Captured, request: Request, options: Options, storage:
         with kept_random(), tempfile.TemporaryDirectory(prefix="torchwise-graph-") as folder, shown as listener:
             source = str(Path(folder, "graph.pt"))
             save(replace(captured.workload, name=request.workload.target), source)
-            request = replace(request, source=source, budget_s=min(options.budget, BUDGET_S[request.effort]))
+            request = replace(request, source=source, budget_s=min(options.budget, EFFORTS[request.effort].search_s))
             decision = run_study(request, storage, ProcessLauncher(), listener).decision
     finally:
         SPENT.seconds += time.monotonic() - start

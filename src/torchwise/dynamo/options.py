@@ -9,7 +9,7 @@ from typing import Any
 from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import short_repr
 from torchwise.plan import Numerics
-from torchwise.plan.space import EFFORTS
+from torchwise.plan.effort import check_effort
 from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
 from torchwise.store.location import locate
 
@@ -38,8 +38,7 @@ class Options:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.effort not in EFFORTS:
-            raise InputError(f"effort is {short_repr(self.effort)}, but must be one of {', '.join(EFFORTS)}")
+        check_effort(self.effort)
         if isinstance(self.budget, bool) or not isinstance(self.budget, (int, float)) or not self.budget >= 0:
             raise InputError(
                 f"budget is {short_repr(self.budget)}, but must be seconds, 0 or more: 0 only reads the store"

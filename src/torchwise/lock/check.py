@@ -12,11 +12,11 @@ from torchwise.lock.check_results import Check, Checked, State
 from torchwise.lock.entry import Entry, is_same_hardware
 from torchwise.lock.file import Lock
 from torchwise.lock.slowdown_test import THRESHOLD, Judge
+from torchwise.plan.effort import EFFORTS, EffortProfile, check_effort
 from torchwise.records import Decision, Inspection, Trial, TrialState
 from torchwise.records.answer import Answer, Trust, judge_trust
 from torchwise.records.structure_differences import another_model
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
-from torchwise.trial.job import EFFORTS, Effort
 
 LIMIT_S = 600.0
 """Seconds after which a worker is ended, as in a search of effort "standard"."""
@@ -52,8 +52,7 @@ class CheckRequest:
 
     def __post_init__(self) -> None:
         Judge(1, self.threshold)  # which refuses an invalid threshold
-        if self.effort not in EFFORTS:
-            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+        check_effort(self.effort)
         if not self.limit_s > 0:
             raise InputError(f"limit is {self.limit_s!r} s, but must be above 0")
 
@@ -141,7 +140,7 @@ class _Checks:
             )
         return second
 
-    def _effort(self, *, measure: bool) -> Effort:
+    def _effort(self, *, measure: bool) -> EffortProfile:
         effort = EFFORTS[self._request.effort]
         return effort if measure else replace(effort, measure_s=0.0)
 

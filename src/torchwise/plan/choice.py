@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchwise.former_names import renamed_fields
+from torchwise.plan.effort import EffortName
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait, check_trait
 
@@ -23,8 +24,6 @@ choice saves memory alone.
 """
 
 logger = logging.getLogger("torchwise")
-
-Effort = Literal["quick", "standard", "thorough"]
 
 
 @renamed_fields(
@@ -75,7 +74,7 @@ class Choice:
     requires: tuple[tuple[str, Any], ...] = ()
     implies: tuple[tuple[str, Any], ...] = ()
     implies_for: tuple[tuple[Trait, tuple[str, Any]], ...] = ()
-    effort: Effort = "standard"
+    effort: EffortName = "standard"
     quick_with: tuple[Trait, ...] = ()
     compile_factor: float = 1.0
     target_cost: TargetCost = "all"

@@ -9,11 +9,10 @@ from typing import Any
 
 from torchwise.errors import PlanError
 from torchwise.plan.choice import ANY, Choice, load_choices
+from torchwise.plan.effort import check_effort, is_at_least
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.plan import EAGER, Plan
 from torchwise.plan.trait import Trait
-
-EFFORTS = ("quick", "standard", "thorough")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,7 @@ class PlanSpace:
     effort: str = "standard"
 
     def __post_init__(self) -> None:
-        if self.effort not in EFFORTS:
-            raise PlanError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+        check_effort(self.effort)
 
     def choices(self) -> list[Choice]:
         """List the choices open here, cheapest to compile first."""
@@ -57,7 +55,7 @@ class PlanSpace:
         if barred := self.bars(choice):
             return barred
         is_early = any(trait in self.traits for trait in choice.quick_with)
-        if not is_early and EFFORTS.index(choice.effort) > EFFORTS.index(self.effort):
+        if not is_early and not is_at_least(self.effort, choice.effort):
             return f"it is tried from effort {choice.effort} on"
         return None
 

@@ -9,7 +9,7 @@ from typing import Any
 from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.plan import Numerics
-from torchwise.plan.space import EFFORTS
+from torchwise.plan.effort import check_effort
 from torchwise.records import codec, derived
 from torchwise.records.answer import Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Seconds
@@ -69,8 +69,7 @@ class Study:
         Raises:
             InputError: a word is unknown.
         """
-        if self.effort not in EFFORTS:
-            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+        check_effort(self.effort)
 
     @property
     def eager(self) -> Measurement:

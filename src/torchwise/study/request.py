@@ -7,14 +7,11 @@ from dataclasses import dataclass
 
 from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.plan import Numerics, Plan, check_is_plan
-from torchwise.plan.space import EFFORTS, numerics_of
+from torchwise.plan.effort import EFFORTS, check_effort
+from torchwise.plan.space import numerics_of
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import ProcessSettings
 
-BUDGET_S = {"quick": 120.0, "standard": 900.0, "thorough": 7200.0}
-"""Seconds of search per effort, if the user names none: it ends sooner when nothing more can pay."""
-TRIAL_S = {"quick": 120.0, "standard": 600.0, "thorough": 1800.0}
-"""Seconds after which one candidate is ended. The longest compile among the reference workloads took 238 s."""
 INSPECTIONS = 3
 """Multiple of the effort's trial limit that the inspection may take, as the plain model's speed is not known yet."""
 
@@ -55,8 +52,7 @@ class Request:
     cold: bool = False
 
     def __post_init__(self) -> None:
-        if self.effort not in EFFORTS:
-            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+        check_effort(self.effort)
         if self.budget_s is not None and not is_positive(self.budget_s):
             raise InputError(f"budget is {self.budget_s!r} s, but must be above 0")
         if self.cold:
@@ -72,19 +68,19 @@ class Request:
         """Seconds of search after which no further trial starts."""
         if self.budget_s is not None:
             return self.budget_s
-        return BUDGET_S[self.effort] if self.plans is None else math.inf
+        return EFFORTS[self.effort].search_s if self.plans is None else math.inf
 
     @property
     def trial_s(self) -> float:
         """Seconds after which one trial is ended."""
         if self.limit_s is not None:
             return self.limit_s
-        return TRIAL_S[self.effort if self.plans is None else "thorough"]
+        return EFFORTS[self.effort if self.plans is None else "thorough"].trial_s
 
     @property
     def inspection_s(self) -> float:
         """Seconds after which the inspection of the plain model is ended."""
-        return INSPECTIONS * TRIAL_S[self.effort]
+        return INSPECTIONS * EFFORTS[self.effort].trial_s
 
 
 def check_times_calls(objective: str) -> None:

@@ -28,6 +28,7 @@ from torchwise.decide import (
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, StorageError, UnsupportedError
 from torchwise.plan import EAGER, Plan, Trait
+from torchwise.plan.effort import EFFORTS
 from torchwise.plan.space import PlanSpace, numerics_of
 from torchwise.records import (
     Decision,
@@ -49,7 +50,6 @@ from torchwise.study.heartbeat import keep_heartbeat
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
 from torchwise.trial import Job, Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan
-from torchwise.trial.job import EFFORTS as CARE
 
 BUSY = 3.0
 """Ratio of eager's time beside a stored plan to its time now, from which the machine was too busy to time that plan."""
@@ -105,7 +105,7 @@ def _job(request: Request, task: str) -> Job:
         task,  # type: ignore[arg-type]
         request.workload,
         source=request.source,
-        effort=CARE[request.effort],
+        effort=EFFORTS[request.effort],
         settings=request.settings,
         structure=request.structure,
         structure_details=request.structure_details,
@@ -227,7 +227,7 @@ class _Loop:
                 self._storage.release_trial(self._id, trial.number)
             raise
         self._storage.finish_trial(self._id, finished)
-        self._caches.keep(front(self._history(), CARE[self._request.effort].duels))
+        self._caches.keep(front(self._history(), EFFORTS[self._request.effort].duels))
         self._listener.finish_trial(finished)
         self._report_leader()
 
@@ -251,7 +251,7 @@ class _Loop:
         The leading plan is timed beside eager, in more processes, and plans beside each other. That goes on for as long
         as it is worth its time, and the effort allows. On request, the chosen plan is timed with cold caches, too.
         """
-        care, told = CARE[self._request.effort], 0
+        care, told = EFFORTS[self._request.effort], 0
         while self._spent.seconds < self._end_s:
             history = self._history()
             if trial := next_repeat(history, care.processes, care.half_width, 1 + care.duels):

@@ -1,6 +1,6 @@
 """One candidate in one worker process: the job, the worker, and the launcher that survives every failure of it."""
 
-from torchwise.trial.job import DerivedJob, Effort, Job, ProcessSettings
+from torchwise.trial.job import DerivedJob, Job, ProcessSettings
 from torchwise.trial.launcher import WAITING, Launcher, Limits, ProcessLauncher
 from torchwise.trial.run_trial import hold_duel, inspect_workload, measure_again, own_caches, try_plan
 from torchwise.trial.stopwatch import Stopwatch
@@ -10,7 +10,6 @@ __all__ = [
     "WAITING",
     "Assignment",
     "DerivedJob",
-    "Effort",
     "Job",
     "Launcher",
     "Limits",

@@ -8,41 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torchwise.plan import EAGER, Plan, Trait
+from torchwise.plan.effort import EFFORTS, EffortProfile
 from torchwise.records import Costs, Measurement, Verdict
 from torchwise.records.bounds import Seconds
 from torchwise.records.workload_spec import WorkloadSpec
 
 Task = Literal["inspect", "check", "try", "warm", "duel"]
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How carefully one candidate is tried.
-
-    Attributes:
-        half_width: relative half-width of the speed-up's interval at which measuring stops.
-        measure_s: seconds of measuring after which it stops anyhow.
-        extra_draws: inputs to verify on, beyond the examples.
-        noise_s: seconds for the calls of the distribution tests.
-        reproduce_noise: whether a stochastic candidate is compiled once more with eager's own random numbers.
-        duels: at most how many times two plans are timed against each other, if trials do not show which is faster.
-        processes: in at most how many fresh processes a plan is timed, if the decision depends on its speed.
-    """
-
-    half_width: float
-    measure_s: float
-    extra_draws: int
-    noise_s: float
-    reproduce_noise: bool = True
-    duels: int = 3
-    processes: int = 5
-
-
-EFFORTS = {
-    "quick": Effort(0.05, 2.0, extra_draws=1, noise_s=2.0, reproduce_noise=False, duels=1, processes=3),
-    "standard": Effort(0.02, 5.0, extra_draws=2, noise_s=5.0),
-    "thorough": Effort(0.01, 15.0, extra_draws=4, noise_s=10.0, duels=5, processes=7),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +98,7 @@ class Job:
     plan: Plan = EAGER
     source: str | None = None
     traits: frozenset[Trait] = frozenset()
-    effort: Effort = EFFORTS["standard"]
+    effort: EffortProfile = EFFORTS["standard"]
     prune_below: float | None = None
     baseline_s: float | None = None
     cache_dir: str = ""

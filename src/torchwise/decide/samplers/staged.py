@@ -17,7 +17,8 @@ from torchwise.decide.history import History, code_of, lays_out_by_itself, sets_
 from torchwise.decide.samplers.base import Proposal
 from torchwise.plan import EAGER, Choice, Numerics, Plan, PlanSpace, Trait
 from torchwise.plan.choice import ANY, load_choices
-from torchwise.plan.space import EFFORTS, choices_of, complexity_of, iter_changes
+from torchwise.plan.effort import EFFORTS, MOST
+from torchwise.plan.space import choices_of, complexity_of, iter_changes
 from torchwise.records import units
 
 MIN_GAIN = 0.02
@@ -35,12 +36,6 @@ WON = 1.05
 """Speed relative to its base from which on a choice counts as having won.
 
 With few trials, only such a choice is tried on other plans.
-"""
-MAX_TRIALS = {"quick": 4, "standard": 20, "thorough": 64}
-"""Trials after which a search ends.
-
-Those of another number of threads alone do not count: they compile nothing, and must not take the place of a compiled
-plan.
 """
 
 
@@ -154,12 +149,12 @@ class StagedSampler:
 
     def _is_at_its_end(self, history: History) -> bool:
         counted = [trial for trial in history.trials if not sets_threads_alone(trial.plan)]
-        return len(counted) >= MAX_TRIALS[self._space.effort]
+        return len(counted) >= EFFORTS[self._space.effort].max_trials
 
     def _is_affordable(self, plan: Plan, history: History) -> bool:
         """Return whether a plan is open here and could pay if it took no time at all."""
         # A trial may have shown that trait.
-        space = replace(self._space, effort=EFFORTS[-1], traits=self._space.traits | {Trait.RESTRIDED})
+        space = replace(self._space, effort=MOST, traits=self._space.traits | {Trait.RESTRIDED})
         closed = [choice for choice in choices_of(plan) if space.excludes(choice)]
         return not plan.is_eager and not closed and history.predict_overhead_s(plan) < history.economics.baseline_cost
 
@@ -175,7 +170,7 @@ class StagedSampler:
         parts = (trial.failure.no_effect for trial in history.trials if trial.failure)
         found.update({part[1]: "a trial showed that it changes nothing" for part in parts if part})
         if self._is_at_its_end(history):
-            limit = f"effort {self._space.effort} ends after {MAX_TRIALS[self._space.effort]} trials"
+            limit = f"effort {self._space.effort} ends after {EFFORTS[self._space.effort].max_trials} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
         return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._list_unavailable(
             history
@@ -186,7 +181,7 @@ class StagedSampler:
 
         Choices that a search with more of them has tried already are left out.
         """
-        widest = replace(self._space, allow=Numerics.SUBSTITUTED, effort=EFFORTS[-1])
+        widest = replace(self._space, allow=Numerics.SUBSTITUTED, effort=MOST)
         tried = {part for trial in history.trials for part in iter_changes(trial.plan)}
         untried = [choice for choice in load_choices().values() if choice.value != ANY and choice.key not in tried]
         choices = [choice for choice in untried if widest.excludes(choice) in (None, widest.bars(choice))]

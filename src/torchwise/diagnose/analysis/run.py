@@ -13,11 +13,12 @@ from torchwise.diagnose.analysis.plans import DEFAULT
 from torchwise.diagnose.analysis.scale import BatchDim, check_sizes
 from torchwise.errors import InputError, is_positive
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.records import Failure, Inspection, Trial, TrialState, codec
 from torchwise.records.analysis import Analysis, Batch, Steady
 from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Assignment, Job, Launcher, Limits, ProcessSettings, inspect_workload, own_caches, try_plan
-from torchwise.trial.job import EFFORTS, Attempt
+from torchwise.trial.job import Attempt
 
 LIMIT_S = 600.0
 """Seconds after which a phase is ended. The longest compile among the reference workloads took 238 s."""
@@ -50,8 +51,7 @@ class AnalyzeRequest:
     structure: str | None = None
 
     def __post_init__(self) -> None:
-        if self.effort not in EFFORTS:
-            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+        check_effort(self.effort)
         if not is_positive(self.limit_s):
             raise InputError(f"limit is {self.limit_s!r} s, but must be above 0")
         check_sizes(self.batches)
