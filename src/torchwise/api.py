@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from torchwise.environment import default_device
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import Numerics, Plan
+from torchwise.plan.effort import EffortName
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
-from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.records.workload_spec import DEFAULT_CALLS, Device, Mode, Objective
+from torchwise.study.options import NumericsName, OptionKeywords, TuneKeywords, TuneOptions
 from torchwise.workload import Example, Workload
 from torchwise.workload.user_inputs import device_of, name_of, read_workload
 
@@ -91,12 +93,12 @@ def tune(
     examples: Sequence[Example] | None = None,
     calls: int = DEFAULT_CALLS,
     restarts: int = 1,
-    allow: Numerics | str = Numerics.SAME_PRECISION,
-    effort: str = "standard",
+    allow: Numerics | NumericsName = Numerics.SAME_PRECISION,
+    effort: EffortName = "standard",
     budget: float | None = None,
-    objective: str = "latency",
-    mode: str = "inference",
-    device: str | None = None,
+    objective: Objective = "latency",
+    mode: Mode = "inference",
+    device: Device | None = None,
     plans: Iterable[Plan] | None = None,
     memory_limit: int | None = None,
     store: str | None = None,
@@ -145,11 +147,7 @@ def tune(
     from torchwise.trial import ProcessLauncher
     from torchwise.trial.loading import save
 
-    request, workload = _make_request(
-        model,
-        args,
-        kwargs,
-        examples=examples,
+    options = TuneOptions(
         calls=calls,
         restarts=restarts,
         allow=allow,
@@ -163,6 +161,7 @@ def tune(
         fresh=fresh,
         cold=cold,
     )
+    request, workload = _make_request(model, args, kwargs, examples, options)
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, open_storage(store) as storage:
         if workload is not None:
             request = replace(request, source=str(Path(folder, "model.pt")))
@@ -177,58 +176,32 @@ def _make_request(
     model: Any,
     args: Any,
     kwargs: dict[str, Any] | None,
-    *,
-    examples: Sequence[Example] | None = None,
-    calls: int = DEFAULT_CALLS,
-    restarts: int = 1,
-    allow: Numerics | str = Numerics.SAME_PRECISION,
-    effort: str = "standard",
-    budget: float | None = None,
-    objective: str = "latency",
-    mode: str = "inference",
-    device: str | None = None,
-    plans: Iterable[Plan] | None = None,
-    memory_limit: int | None = None,
-    fresh: bool = False,
-    cold: bool = False,
+    examples: Sequence[Example] | None,
+    options: TuneOptions,
 ) -> tuple[Request, Workload | None]:
-    """Return the request for a study from the arguments of `tune`, and the live workload, or None for a target.
+    """Return the request for a study, and the live workload, or None for a target.
 
     Raises:
         InputError: an argument cannot be used.
     """
     from torchwise.records.structure_differences import pack_details
     from torchwise.runtime import unwrap
-    from torchwise.study import Request
     from torchwise.trial import ProcessSettings
     from torchwise.workload.identity import structure
     from torchwise.workload.structure_details import details_of
 
-    if isinstance(plans, Plan):
-        raise InputError("plans is a Plan, but must be a list of plans: plans=[plan]")
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = read_workload(model, args, kwargs, examples)
     if workload is not None and workload.step:
-        mode = "training"
-    name = name_of(model)
-    spec = WorkloadSpec(
-        name,
-        device=device or (device_of(workload) if workload else default_device()),  # type: ignore[arg-type]
-        mode=mode,  # type: ignore[arg-type]
-        objective=objective,  # type: ignore[arg-type]
-        calls=calls,
-        restarts=restarts,
-        memory_limit=memory_limit,
-    )
-    chosen = tuple(plans) if plans is not None else None
-    request = Request(spec, Numerics.of(allow), effort, budget, chosen, fresh=fresh, cold=cold)
+        options = replace(options, mode="training")
+    request = options.make_request(name_of(model), device_of(workload) if workload else default_device())
     if workload is None:
         return request, None
     # The structure is read here, in the process that has the source of a script or notebook.
     code, details = structure(workload.call), pack_details(details_of(workload.call))
     settings = ProcessSettings.from_this_process()
     request = replace(request, settings=settings, structure=code, structure_details=details)
-    return request, replace(workload, name=name)
+    return request, replace(workload, name=request.workload.target)
 
 
 @overload
@@ -325,7 +298,9 @@ def wrap_model(
 
 
 @overload
-def optimize(model: TrainStep, args: Any = None, kwargs: None = None, **options: Any) -> OptimizedStep: ...
+def optimize(
+    model: TrainStep, args: Any = None, kwargs: None = None, **options: Unpack[TuneKeywords]
+) -> OptimizedStep: ...
 
 
 @overload
@@ -336,7 +311,7 @@ def optimize(
     *,
     canary: int | None = None,
     background: bool = False,
-    **options: Any,
+    **options: Unpack[TuneKeywords],
 ) -> OptimizedModule | OptimizedFunction: ...
 
 
@@ -347,7 +322,7 @@ def optimize(
     *,
     canary: int | None = None,
     background: bool = False,
-    **options: Any,
+    **options: Unpack[TuneKeywords],
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
     """Tune and apply: return a callable that runs `model` in the fastest verified way.
 
@@ -375,14 +350,20 @@ def optimize(
 
 
 def _optimize_in_background(
-    model: Any, args: Any, kwargs: dict[str, Any] | None, canary: int | None, **options: Any
+    model: Any,
+    args: Any,
+    kwargs: dict[str, Any] | None,
+    canary: int | None,
+    *,
+    examples: Sequence[Example] | None = None,
+    store: str | None = None,
+    progress: bool = True,  # noqa: ARG001
+    **options: Unpack[OptionKeywords],
 ) -> OptimizedModule | OptimizedFunction:
     from torchwise.background import Order, initial_decision, start
     from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
-    store = options.pop("store", None)
-    options.pop("progress", None)
-    request, workload = _make_request(model, args, kwargs, **options)
+    request, workload = _make_request(model, args, kwargs, examples, TuneOptions(**options))
     if request.workload.mode != "inference":
         raise InputError(
             f"mode is {request.workload.mode!r}, but background search supports only inference: call tune, then apply"

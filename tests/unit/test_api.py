@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ import torch
 import torchwise
 from torchwise.errors import BaselineError, InputError
 from torchwise.plan import Plan
+from torchwise.study.options import OptionKeywords, TuneKeywords, TuneOptions
 
 FAST = (Plan(threads=torch.get_num_threads() + 1),)
 
@@ -165,3 +170,29 @@ def test_a_script_without_a_main_guard_tunes_once(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("script runs") == 1
     assert "Stay with eager" in done.stdout
+
+
+def test_the_options_of_tune_are_written_in_three_ways_that_agree() -> None:
+    """`tune` names them for who reads its help, `TuneKeywords` for a type checker, `TuneOptions` for the program."""
+    named = {name: p for name, p in inspect.signature(torchwise.tune).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    typed = inspect.get_annotations(TuneKeywords) | inspect.get_annotations(OptionKeywords)
+    assert {name: p.annotation for name, p in named.items()} == {
+        name: text.__forward_arg__ for name, text in typed.items()
+    }
+    kept = {field.name: field.default for field in dataclasses.fields(TuneOptions)}
+    assert set(kept) == {*inspect.get_annotations(OptionKeywords), "seed"}, "a live model has no seed"
+    assert {name: p.default for name, p in named.items() if name in kept} == {
+        n: v for n, v in kept.items() if n != "seed"
+    }
+
+
+@pytest.mark.parametrize(
+    "how", [torchwise.tune, torchwise.optimize, functools.partial(torchwise.optimize, background=True)]
+)
+def test_a_misspelt_option_is_refused(how: Any) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'effrt'"):
+        how(torch.nn.Linear(2, 2), torch.ones(2), effrt="quick")
+    with pytest.raises(
+        InputError, match=r"effort is 'quik', but must be one of quick, standard, thorough; did you mean quick"
+    ):
+        how(torch.nn.Linear(2, 2), torch.ones(2), effort="quik")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from torchwise.bucketing.bucketed import Tuned, import_tune, tune_buckets
 from torchwise.bucketing.buckets import MAX_BUCKETS, histogram_of
@@ -17,6 +17,7 @@ from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+from torchwise.study.options import TuneKeywords
 from torchwise.workload import Example
 from torchwise.workload.workload import as_args, as_kwargs
 
@@ -36,7 +37,7 @@ def fit(
     count: int = MAX_BUCKETS,
     plan_per_bucket: bool = False,
     tune: Callable[..., Tuned] | None = None,
-    **options: Any,
+    **options: Unpack[TuneKeywords],
 ) -> tuple[OptimizedModule | OptimizedFunction, Choice]:
     """Return `model` with plans for the observed sizes, and the choice with its reason.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from torchwise.bucketing.buckets import MAX_BUCKETS, buckets_for, histogram_of
 from torchwise.bucketing.module import Bucketed, apply_buckets
@@ -15,6 +15,7 @@ from torchwise.errors import InputError
 from torchwise.former_names import renamed_arguments
 from torchwise.records import Decision
 from torchwise.runtime import unwrap
+from torchwise.study.options import TuneKeywords
 from torchwise.workload import Example
 
 
@@ -38,7 +39,7 @@ def bucketed(
     plan_per_bucket: bool = False,
     canary: int | None = None,
     tune: Callable[..., Tuned] | None = None,
-    **options: Any,
+    **options: Unpack[TuneKeywords],
 ) -> Bucketed:
     """Return `model` with plans for a few sizes. Inputs of every size are padded to them.
 
@@ -77,7 +78,7 @@ def tune_buckets(
     tune: Callable[..., Tuned],
     *,
     plan_per_bucket: bool,
-    **options: Any,
+    **options: Unpack[TuneKeywords],
 ) -> list[Decision]:
     """Tune on padded inputs, for each bucket or once for all buckets."""
     padder = Padder(model, verified.padding)

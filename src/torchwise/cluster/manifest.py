@@ -17,11 +17,12 @@ import msgspec
 from torchwise import parsing
 from torchwise.errors import InputError
 from torchwise.parsing import parse_toml, short_repr
-from torchwise.plan import Numerics, Plan
+from torchwise.plan import Plan
 from torchwise.records import codec
 from torchwise.records.target_form import check_form
-from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.records.workload_spec import DEFAULT_CALLS
 from torchwise.study import Request
+from torchwise.study.options import TuneOptions
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     plan: tuple[str, ...] = ()
     cold: bool = False
+
+
+AS_THEY_ARE = ("calls", "restarts", "allow", "effort", "budget", "objective", "mode", "seed", "cold")
+"""Options that a manifest writes as Python does. A plan is a text here, and the limit of memory is in GiB."""
 
 
 class Task(Options, frozen=True):
@@ -61,18 +66,14 @@ class Task(Options, frozen=True):
             InputError: an option is invalid. The message names the value and the rule.
         """
         check_form(self.target)
-        workload = WorkloadSpec(
-            self.target,
-            self.device,  # type: ignore[arg-type]
-            self.mode,  # type: ignore[arg-type]
-            self.objective,  # type: ignore[arg-type]
-            self.calls,
-            self.restarts,
-            self.seed,
-            None if self.memory_limit is None else _bytes(self.memory_limit),
+        same = {name: getattr(self, name) for name in AS_THEY_ARE}
+        options = TuneOptions(
+            plans=tuple(map(Plan.from_json, self.plan)) or None,
+            memory_limit=None if self.memory_limit is None else _bytes(self.memory_limit),
+            fresh=fresh,
+            **same,
         )
-        plans = tuple(map(Plan.from_json, self.plan)) or None
-        return Request(workload, Numerics.of(self.allow), self.effort, self.budget, plans, fresh=fresh, cold=self.cold)
+        return options.make_request(self.target, self.device)
 
     def arguments(self) -> list[str]:
         """Return the arguments of `torchwise` for this study."""

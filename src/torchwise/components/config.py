@@ -11,10 +11,11 @@ from typing import Any, Self
 from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import short_repr
 from torchwise.plan import Numerics, Plan
-from torchwise.plan.effort import check_effort
+from torchwise.plan.effort import EffortName, check_effort
 from torchwise.plan.rules import MODES as COMPILE_MODES
 from torchwise.plan.space import numerics_of
 from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.study.options import NumericsName, TuneKeywords
 
 AUTO = "auto"
 MODES = (AUTO, *COMPILE_MODES)
@@ -60,8 +61,8 @@ class CompileConfig:
     mode: str = AUTO
     lazy: bool = True
     minimum_speedup: float = 1.05
-    effort: str = "standard"
-    allow: str = "same-precision"
+    effort: EffortName = "standard"
+    allow: NumericsName = "same-precision"
     budget_s: float | None = None
     calls: int = DEFAULT_CALLS
     restarts: int = 1
@@ -115,6 +116,20 @@ class CompileConfig:
             near = did_you_mean(unknown[0], known)
             raise InputError(f"{unknown[0]} is no field of CompileConfig, which has {', '.join(known)}{near}")
         return replace(self, **changes)
+
+    def tune_keywords(self) -> TuneKeywords:
+        """Return the keyword arguments of `torchwise.tune` for these settings."""
+        return {
+            "calls": self.calls,
+            "restarts": self.restarts,
+            "allow": self.allow,
+            "effort": self.effort,
+            "budget": self.budget_s,
+            "mode": "training" if self.training else "inference",
+            "plans": self.plans,
+            "store": self.store,
+            "progress": self.progress,
+        }
 
     @property
     def plans(self) -> tuple[Plan, ...] | None:

@@ -47,19 +47,9 @@ def tune_in_workers(original: Callable[..., Any], examples: Sequence[Example], c
     """
     from torchwise.api import tune
 
-    return tune(
-        original,
-        examples=examples,
-        calls=config.calls,
-        restarts=config.restarts,
-        allow=config.allow,
-        effort=config.effort,
-        budget=config.budget_s,
-        mode="training" if config.training else "inference",
-        plans=config.plans,
-        store=config.store,
-        progress=config.progress,
-    ).decision
+    keywords = config.tune_keywords()
+    keywords["examples"] = examples
+    return tune(original, **keywords).decision
 
 
 def apply_if_faster(original: Callable[..., Any], decision: Decision, config: CompileConfig) -> Found:

@@ -13,16 +13,16 @@ from torchwise import environment
 from torchwise.dynamo.graph import Captured
 from torchwise.dynamo.options import Options
 from torchwise.errors import UnsupportedError
-from torchwise.plan import Numerics, Plan
+from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, is_at_least
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, StudyState
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import Progress
 from torchwise.runtime import stale_because
 from torchwise.store import Storage, StudyKey, open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.study.apply_approvals import apply_approvals
+from torchwise.study.options import TuneOptions
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings
 from torchwise.trial.loading import save
 from torchwise.workload.identity import identity, structure
@@ -58,17 +58,15 @@ def decide(captured: Captured, options: Options) -> Decision:
 def _request(captured: Captured, options: Options) -> Request:
     digest = structure(captured.graph)
     # The name identifies the graph: if sizes or machine changed, decisions for the same name are tried first.
-    spec = WorkloadSpec(
-        f"live:graph-{digest[:8]}",
-        device=captured.device,  # type: ignore[arg-type]
-        mode=captured.mode,  # type: ignore[arg-type]
+    asked = TuneOptions(
         calls=options.calls,
-    )
-    return Request(
-        spec,
-        Numerics.of(options.allow),
-        options.effort,
+        allow=options.allow,
+        effort=options.effort,
+        mode=captured.mode,
         plans=DYNAMIC if captured.dynamic else None,
+    )
+    return replace(
+        asked.make_request(f"live:graph-{digest[:8]}", captured.device),
         limit_s=EFFORTS[options.effort].trial_s,  # the user named no plan, and is waiting
         structure=digest,
         settings=ProcessSettings.from_this_process(),

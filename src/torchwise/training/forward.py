@@ -11,7 +11,7 @@ import functools
 import logging
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -25,6 +25,7 @@ from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.statistics import EAGER_DECISION
 from torchwise.study.apply_approvals import apply_stored_approvals
+from torchwise.study.options import TuneKeywords
 from torchwise.training.distributed import find_rank_refusal
 from torchwise.training.ranks import PATIENCE_S, Ranks
 from torchwise.training.step import OTHER_RANK, tune
@@ -62,14 +63,19 @@ class PlannedForward:
         model: the model or a part of it, with or without DistributedDataParallel.
         decision: the result of `torchwise.tune(model, …, mode="training")`, or None to tune after the first step.
         patience: seconds for ranks to wait for each other.
-        ****options: as for `torchwise.tune`, if there is no decision.
+        **options: as for `torchwise.tune`, if there is no decision.
 
     Raises:
         InputError: the model is sharded, there are options besides a decision, or the decision is for inference.
     """
 
     def __init__(
-        self, model: torch.nn.Module, decision: Decision | None = None, *, patience: float = PATIENCE_S, **options: Any
+        self,
+        model: torch.nn.Module,
+        decision: Decision | None = None,
+        *,
+        patience: float = PATIENCE_S,
+        **options: Unpack[TuneKeywords],
     ) -> None:
         self._model = unwrap_ddp(model)
         _check(self._model, decision, options)
@@ -204,7 +210,7 @@ class UnderAutocast(torch.nn.Module):
             return self.model(*args, **kwargs)
 
 
-def _check(model: torch.nn.Module, decision: Decision | None, options: dict[str, Any]) -> None:
+def _check(model: torch.nn.Module, decision: Decision | None, options: TuneKeywords) -> None:
     if find_sharded_modules(model):
         raise InputError(
             "the model is sharded (fully_shard), but only the forward of a whole one can be planned: use a TrainStep, "

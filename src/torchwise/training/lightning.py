@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import Any, Unpack
 
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Decision
+from torchwise.study.options import TuneKeywords
 from torchwise.training.forward import PlannedForward
+from torchwise.training.ranks import PATIENCE_S
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def lightning_callback(decision: Decision | None = None, *, part: str | None = None, **options: Any) -> Any:
+def lightning_callback(
+    decision: Decision | None = None,
+    *,
+    part: str | None = None,
+    patience: float = PATIENCE_S,
+    **options: Unpack[TuneKeywords],
+) -> Any:
     """Return a callback that runs the forward of the LightningModule, or of a part of it, by a plan.
 
     ::
@@ -27,7 +35,8 @@ def lightning_callback(decision: Decision | None = None, *, part: str | None = N
         decision: the result of `torchwise.tune(part, …, mode="training")`, or None to tune after the first step.
         part: name of the submodule that `training_step` calls, such as "net", or None if it calls the LightningModule
             itself, `self(x)`.
-        ****options: `patience` and the options of `torchwise.tune`.
+        patience: seconds that ranks wait for each other.
+        **options: as for `torchwise.tune`, if there is no decision.
 
     Raises:
         UnsupportedError: neither package can be imported.
@@ -35,7 +44,7 @@ def lightning_callback(decision: Decision | None = None, *, part: str | None = N
     """
     package = _package()
     callback = type("TorchwiseCallback", (_Hooks, package.Callback), {})
-    return callback(package.LightningModule, decision, part, options)
+    return callback(package.LightningModule, decision, part, {"patience": patience, **options})
 
 
 class _Hooks:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -22,6 +22,7 @@ from torchwise.runtime import OptimizedStep, stale_because, unwrap
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.step import FIRST_CALLS
 from torchwise.study.apply_approvals import apply_stored_approvals
+from torchwise.study.options import TuneKeywords
 from torchwise.training.distributed import as_decided_for, bare, find_rank_refusal, rehearsing
 from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
 from torchwise.workload import Example
@@ -35,7 +36,12 @@ FAILED = "the plan failed in this step, on this rank alone: the ranks could not 
 
 
 def tune(
-    model: Callable[..., Any], args: Any = None, kwargs: Any = None, *, patience: float = PATIENCE_S, **options: Any
+    model: Callable[..., Any],
+    args: Any = None,
+    kwargs: Any = None,
+    *,
+    patience: float = PATIENCE_S,
+    **options: Unpack[TuneKeywords],
 ) -> Decision:
     """Find the fastest verified plan for a step or model, the same for all ranks. Every rank must call this.
 
@@ -98,7 +104,7 @@ def apply(
 
 
 def optimize(
-    step: TrainStep, args: Any = None, *, patience: float = PATIENCE_S, **options: Any
+    step: TrainStep, args: Any = None, *, patience: float = PATIENCE_S, **options: Unpack[TuneKeywords]
 ) -> RankedStep | OptimizedStep:
     """Tune and apply, on every rank. See `tune` and `apply` for arguments and errors.
 

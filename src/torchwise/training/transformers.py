@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import Any
+from typing import Any, Unpack
 
 from torchwise.errors import UnsupportedError
 from torchwise.records import Decision
+from torchwise.study.options import TuneKeywords
 from torchwise.training.forward import PlannedForward
+from torchwise.training.ranks import PATIENCE_S
 
 logger = logging.getLogger("torchwise")
 
 
-def trainer_callback(decision: Decision | None = None, **options: Any) -> Any:
+def trainer_callback(
+    decision: Decision | None = None, *, patience: float = PATIENCE_S, **options: Unpack[TuneKeywords]
+) -> Any:
     """Return a callback that runs the forward of a `transformers.Trainer`'s model by a plan.
 
     ::
@@ -27,7 +31,8 @@ def trainer_callback(decision: Decision | None = None, **options: Any) -> Any:
     Args:
         decision: the result of `torchwise.tune(model, None, batch, mode="training")`, or None to tune after the first
             step.
-        ****options: `patience` and the options of `torchwise.tune`.
+        patience: seconds that ranks wait for each other.
+        **options: as for `torchwise.tune`, if there is no decision.
 
     Raises:
         UnsupportedError: transformers cannot be imported.
@@ -38,7 +43,7 @@ def trainer_callback(decision: Decision | None = None, **options: Any) -> Any:
         raise UnsupportedError(
             "transformers cannot be imported, but this callback is for its Trainer: pip install 'torchwise[trainer]'"
         ) from error
-    return type("TorchwiseCallback", (_Hooks, base), {})(decision, options)
+    return type("TorchwiseCallback", (_Hooks, base), {})(decision, {"patience": patience, **options})
 
 
 class _Hooks:
