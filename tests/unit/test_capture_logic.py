@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from torchwise._torch.dispatch import copy_each
 from torchwise.compile.cuda_graphs import call_graph as captured
 from torchwise.compile.cuda_graphs import recorded_graph
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_CALLS, Replays
-from torchwise.compile.cuda_graphs.recorded_graph import Graph, copy_each, record, record_in_place
+from torchwise.compile.cuda_graphs.recorded_graph import Graph, record, record_in_place
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree

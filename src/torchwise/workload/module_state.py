@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch.dispatch import copy_each
 from torchwise.workload import pytree
 from torchwise.workload.state_places import MAX_KEPT, MISSING, Place, TensorPlace, holds_same
 from torchwise.workload.state_walk import contents_of
@@ -101,8 +102,6 @@ class State:
 
         It is for timed calls: each begins from the same state, and restoring it takes little time.
         """
-        from torchwise._torch.dispatch import copy_each
-
         changed = [place for place in self._places if place.has_changed()]
         tensors = [place for place in changed if isinstance(place, TensorPlace)]
         batches = [batch for place in tensors if (batch := place.batch()) is not None]
@@ -115,8 +114,7 @@ class State:
                     place.put_back()
                 for place in tensors:
                     place.put_back_memory()
-                if into:
-                    copy_each(into, values)
+                copy_each(into, values)
 
         return put_back
 

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 import torch
 
 from torchwise._torch import cuda_graphs
+from torchwise._torch.dispatch import copy_each
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
-from torchwise.compile.cuda_graphs.recorded_graph import Graph, copy_each, tensors_of
+from torchwise.compile.cuda_graphs.recorded_graph import Graph, tensors_of
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch.dispatch import copy_each
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream, recovery_stream, warm_up_stream
 from torchwise.compile.cuda_graphs.compile_freeze import count_capture
 from torchwise.compile.signature import is_strided, opaque_leaves
@@ -194,20 +195,6 @@ def collect_garbage() -> None:
     with recording_alone:
         for _ in range(2):
             gc.collect()
-
-
-def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Copy tensors into others of the same layout, in one launch if they have one dtype.
-
-    A decoding step of a language model returns two tensors a layer. Copies of a few microseconds each would be a large
-    part of its time.
-    """
-    if len(into) != len(values):
-        raise ValueError(f"there are {len(values)} tensors to copy, but {len(into)} targets")
-    if len(into) == 1:
-        into[0].copy_(values[0])  # faster for one tensor
-    elif into:
-        copy_each(into, values)
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
