@@ -30,6 +30,7 @@ from torchwise.decide import History, decide, next_repeat
 from torchwise.environment import Environment
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
     Check,
     Costs,
@@ -44,7 +45,6 @@ from torchwise.records import (
     codec,
 )
 from torchwise.records.answer import Answer
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings
 
 LAYERS, WIDTH, ROWS = 100, 128, 32

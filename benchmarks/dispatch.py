@@ -25,7 +25,7 @@ import torchwise
 from torchwise import environment
 from torchwise.compile import compile_plan, signature_of
 from torchwise.plan import Plan
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example, structure
 

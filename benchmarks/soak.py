@@ -31,7 +31,7 @@ import torch
 import torchwise
 from torchwise import bucketing, environment
 from torchwise.plan import Plan
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example, structure
 

@@ -26,6 +26,7 @@ from sqlalchemy import Connection, insert
 from torchwise.cli import app
 from torchwise.environment import Environment
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
     Check,
     Costs,
@@ -40,7 +41,6 @@ from torchwise.records import (
     TrialState,
     Verdict,
 )
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.store.claims import record_of
 from torchwise.store.rows import dump

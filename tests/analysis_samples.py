@@ -10,9 +10,9 @@ from builders import CREATED_AT, EAGER_S, HERE, PASSED, WRONG, a_measurement, a_
 from torchwise.diagnose.analysis.advice import advise
 from torchwise.diagnose.analysis.scale import BatchDim
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, codec
 from torchwise.records.analysis import Analysis, Batch, Consistency, Memory, Steady
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial.job import Attempt
 
 HANG = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 600 s")

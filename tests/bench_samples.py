@@ -8,9 +8,9 @@ from typing import Any
 
 from builders import CREATED_AT, EAGER_S, HERE, PASSED, WRONG, a_measurement, an_inspection, samples
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import Roofline, WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState
-from torchwise.records.workload_spec import Roofline, WorkloadSpec
 from torchwise.trial.job import Restart
 
 PEAKS = Peaks(4e12, {"float32": 5e13, "bfloat16": 8e14})

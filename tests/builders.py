@@ -9,6 +9,7 @@ import numpy as np
 
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Plan, Trait
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
     Check,
     Costs,
@@ -25,7 +26,6 @@ from torchwise.records import (
     TrialState,
     Verdict,
 )
-from torchwise.records.workload_spec import WorkloadSpec
 
 EAGER_S = 12.4e-3
 """Seconds per call of the plain model."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from builders import CREATED_AT, HERE, a_measurement, a_plan, a_study, a_trial, an_inspection
 from explain_samples import explanation, make_finding, price
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Measurement, Study
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import LeaseOwner, StudyKey, open_storage
 
 TARGET = "zoo:vision.resnet50"

@@ -12,6 +12,7 @@ from torchwise.diagnose.kernels import Profiled
 from torchwise.diagnose.op_trace import OpTrace
 from torchwise.diagnose.stages import Code
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval, Measurement
 from torchwise.records.compile_events import Break, Compilation, CompileEvents
 from torchwise.records.explanation import (
@@ -27,7 +28,6 @@ from torchwise.records.explanation import (
     SourceLocation,
     Stage,
 )
-from torchwise.records.workload_spec import WorkloadSpec
 
 CALL_S = 100e-6
 COMPILATION = Compilation("0/0", "forward", "model.py", 10, 5.0, guards=40)

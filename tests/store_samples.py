@@ -22,6 +22,7 @@ from sqlalchemy import create_engine, text
 
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Numerics, Plan, Trait
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
     Approval,
     Check,
@@ -42,7 +43,6 @@ from torchwise.records import (
 )
 from torchwise.records.compile_events import CompileEvents
 from torchwise.records.explanation import Capturable, Execution, Explanation, Finding, Kernel, Stage
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.store.location import locate
 

@@ -15,18 +15,17 @@ from torchwise.environment import default_device
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EffortName
+from torchwise.plan.tune_options import NumericsName, OptionKeywords, TuneKeywords, TuneOptions
+from torchwise.plan.workload_spec import DEFAULT_CALLS, Device, Mode, Objective
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
-from torchwise.records.workload_spec import DEFAULT_CALLS, Device, Mode, Objective
-from torchwise.study.options import NumericsName, OptionKeywords, TuneKeywords, TuneOptions
-from torchwise.workload import Example, Workload
-from torchwise.workload.user_inputs import device_of, name_of, read_workload
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
     from torchwise.runtime.fallback_reason import Fallback
     from torchwise.study import Request
+    from torchwise.workload import Example, Workload
     from torchwise.workload.train_step import TrainStep
 
 logger = logging.getLogger("torchwise")
@@ -186,15 +185,19 @@ def _make_request(
     """
     from torchwise.records.structure_differences import pack_details
     from torchwise.runtime import unwrap
+    from torchwise.study import Request
     from torchwise.trial import ProcessSettings
+    from torchwise.workload import Workload
     from torchwise.workload.identity import structure
     from torchwise.workload.structure_details import details_of
+    from torchwise.workload.user_inputs import device_of, name_of, read_workload
 
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = read_workload(model, args, kwargs, examples)
     if workload is not None and workload.step:
         options = replace(options, mode="training")
-    request = options.make_request(name_of(model), device_of(workload) if workload else default_device())
+    device = device_of(workload) if workload else default_device()
+    request = Request.from_options(options, name_of(model), device)
     if workload is None:
         return request, None
     # The structure is read here, in the process that has the source of a script or notebook.
@@ -342,6 +345,8 @@ def optimize(
     Raises:
         InputError: an argument cannot be used, or in the background, `mode` is not inference.
     """
+    from torchwise.workload import Workload
+
     if isinstance(model, (str, Workload)):
         raise InputError(f"model is of type {type(model).__name__}, but must be a module or a function")
     if background:

@@ -24,7 +24,7 @@ MODULES = {
     "parts.part": "components.component",
     "shapes.proof": "bucketing.padding_check",
     "workload.differences": "records.structure_differences",
-    "workload.spec": "records.workload_spec",
+    "workload.spec": "plan.workload_spec",
     "workload.step": "workload.train_step",
 }
 """Modules by their former names, as pickles of users' own objects name them."""

@@ -29,6 +29,7 @@ from store_samples import (
 )
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
     Approval,
     Duel,
@@ -41,7 +42,6 @@ from torchwise.records import (
     Trial,
     TrialState,
 )
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import ExplanationSummary, LeaseOwner, Storage, StudyKey, open_storage
 
 ME = LeaseOwner.current()

@@ -13,7 +13,7 @@ from torchwise.measure.cache_eviction import make_eviction  # noqa: E402
 from torchwise.measure.clock import Clock  # noqa: E402
 from torchwise.measure.paired_timing import Mix, Precision, measure_pair  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.records.workload_spec import WorkloadSpec  # noqa: E402
+from torchwise.plan.workload_spec import WorkloadSpec  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
 from torchwise.study import Request, Silent, run_study  # noqa: E402
 from torchwise.trial import ProcessLauncher  # noqa: E402

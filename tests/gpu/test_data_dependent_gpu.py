@@ -16,8 +16,8 @@ from torchwise.compile import compile_plan  # noqa: E402
 from torchwise.compile.cuda_graphs import segmented as captured  # noqa: E402
 from torchwise.errors import UnsupportedError  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
+from torchwise.plan.workload_spec import WorkloadSpec  # noqa: E402
 from torchwise.records import Outcome  # noqa: E402
-from torchwise.records.workload_spec import WorkloadSpec  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
 from torchwise.study import Request, Silent, run_study  # noqa: E402
 from torchwise.trial import ProcessLauncher  # noqa: E402

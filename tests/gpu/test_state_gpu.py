@@ -19,7 +19,7 @@ import torchwise  # noqa: E402
 from live_decisions import make_decision  # noqa: E402
 from torchwise.environment import detect  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.records.workload_spec import WorkloadSpec  # noqa: E402
+from torchwise.plan.workload_spec import WorkloadSpec  # noqa: E402
 from torchwise.workload import Example  # noqa: E402
 from torchwise.workload.identity import describe_example  # noqa: E402
 from torchwise.workload.module_state import State  # noqa: E402

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torchwise.plan import Numerics, Plan  # noqa: E402
+from torchwise.plan.workload_spec import WorkloadSpec  # noqa: E402
 from torchwise.records import Outcome, TrialState  # noqa: E402
-from torchwise.records.workload_spec import WorkloadSpec  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
 from torchwise.study import Request, Silent, run_study  # noqa: E402
 from torchwise.trial import Job, Limits, ProcessLauncher, hold_duel  # noqa: E402

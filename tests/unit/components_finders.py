@@ -11,8 +11,8 @@ import torch
 from live_decisions import make_decision
 from torchwise.components import CompileConfig
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Interval
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 

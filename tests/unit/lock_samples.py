@@ -12,6 +12,7 @@ from torchwise.environment import Environment
 from torchwise.lock import Entry
 from torchwise.lock.entry import entry_of
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
     Costs,
     Failure,
@@ -25,7 +26,6 @@ from torchwise.records import (
     Verdict,
     codec,
 )
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits
 from torchwise.trial.job import Attempt
 

@@ -8,8 +8,8 @@ from typing import Any
 from torchwise.decide import History
 from torchwise.environment import Environment
 from torchwise.plan import Plan, Trait
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Check, Costs, Inspection, Measurement, Outcome, Trial, TrialState, Verdict
-from torchwise.records.workload_spec import WorkloadSpec
 
 HERE = Environment(
     device="cpu",

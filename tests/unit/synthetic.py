@@ -20,8 +20,8 @@ from torchwise.decide.history import BETWEEN_S
 from torchwise.plan import EAGER, Numerics, Plan, PlanSpace
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.plan.space import compile_factor_of
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Trial, TrialState
-from torchwise.records.workload_spec import WorkloadSpec
 
 TRAITS = frozenset({"module", "floating", "float32", "gemm", "conv", "repeated_blocks", "several_shapes"})
 NOISE = 0.004

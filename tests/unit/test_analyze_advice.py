@@ -13,10 +13,10 @@ from builders import EAGER_S, UNCLEAR, a_failure, a_measurement, a_plan, a_trial
 from torchwise.diagnose.analysis import advice
 from torchwise.diagnose.analysis.advice import RULES, advise
 from torchwise.plan import EAGER
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, FailureKind
 from torchwise.records.analysis import Analysis, Batch, Consistency, Memory
 from torchwise.records.answer import Answer
-from torchwise.records.workload_spec import WorkloadSpec
 
 SPEC = WorkloadSpec("zoo:vision.resnet50", device="cuda")
 

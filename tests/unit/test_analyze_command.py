@@ -20,8 +20,8 @@ from torchwise.diagnose.analysis import run as phases
 from torchwise.diagnose.analysis.plans import DEFAULT, plan_of
 from torchwise.errors import InputError, PlanError, StorageError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.analysis import Analysis
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import write_json
 from torchwise.store import open_storage
 

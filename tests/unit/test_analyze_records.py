@@ -9,8 +9,8 @@ import pytest
 from analysis_samples import HANG, a_batch, a_steady, an_analysis, some_calls
 from builders import a_failure, a_measurement, a_trial
 from torchwise.errors import InputError
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.analysis import Analysis, Batch, Consistency, Memory
-from torchwise.records.workload_spec import WorkloadSpec
 
 
 @pytest.mark.parametrize(

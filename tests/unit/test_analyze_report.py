@@ -13,8 +13,8 @@ from rich.console import Console
 from analysis_samples import CRASH, HANG, a_batch, a_steady, an_analysis
 from builders import a_failure, a_measurement, a_plan, a_trial, an_inspection
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.analysis import Advice, Analysis, Batch, Consistency, Memory
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.analysis import render_analysis, render_analysis_html, write_analysis_html
 from torchwise.report.analysis.phases import phases
 from torchwise.report.analysis.plots import plots

@@ -15,9 +15,9 @@ from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
 from torchwise.errors import BaselineError, InputError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, TrialState
 from torchwise.records.analysis import Analysis
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import WAITING, Job
 from torchwise.trial.job import Attempt
 

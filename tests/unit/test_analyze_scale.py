@@ -11,7 +11,7 @@ from torchwise.diagnose.analysis import scale, steady
 from torchwise.diagnose.analysis.job import Scaling
 from torchwise.diagnose.analysis.scale import BatchDim, batch_of, resize_example
 from torchwise.errors import UnsupportedError
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import Job, loading
 from torchwise.workload import Example, Workload
 

@@ -26,8 +26,8 @@ from torchwise.artifact.manifest import SCHEMA, Manifest
 from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Failure, FailureKind, codec
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits
 
 LOADING = sys.modules["torchwise.artifact.load"]  # the package's own name `load` is the function

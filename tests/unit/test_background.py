@@ -26,8 +26,8 @@ from torchwise.background.protocol import Message, Order
 from torchwise.compile.aot import Code
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Interval, Study, codec
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.hot_swap import answers_alike, swap

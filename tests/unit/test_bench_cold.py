@@ -22,9 +22,9 @@ from torchwise.bench.run import run_benchmark
 from torchwise.cli import app
 from torchwise.errors import InputError
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.benchmark import Benchmark, Row
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.bench.csv import to_csv
 from torchwise.report.bench.markdown import to_markdown
 from torchwise.report.bench.page import render_bench_html

@@ -10,10 +10,10 @@ import pytest
 from bench_samples import PEAKS, ROOFLINE, a_benchmark, a_row, a_spec, fail_row, ours, some_rows
 from builders import EAGER_S, UNCLEAR, WRONG
 from torchwise.errors import InputError
+from torchwise.plan.workload_spec import Roofline
 from torchwise.records import Measurement
 from torchwise.records.benchmark import Benchmark, Peaks, Row, RowState, rival_of, rivals_of
 from torchwise.records.scale import scale_of
-from torchwise.records.workload_spec import Roofline
 from torchwise.report.bench import read_benchmark
 
 

@@ -15,9 +15,9 @@ from torchwise.bench.job import ContenderJob
 from torchwise.errors import StalePlanError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Outcome, codec
 from torchwise.records.benchmark import Performance
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher
 from torchwise.verify.step_runner import quiet
 from torchwise.workload import Example, Workload

@@ -16,9 +16,9 @@ from torchwise.diagnose.bisect.job import Graphs, Probe, ProbeResult, Written
 from torchwise.errors import BaselineError, InputError, PlanError
 from torchwise.plan import Plan
 from torchwise.plan.space import iter_changes
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, codec
 from torchwise.records.bisection import Bisection, Observation, Operation, Step, Symptom
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.bisect import Silent, render_bisection, verdict
 from torchwise.trial import Assignment, Limits
 from torchwise.trial.launcher import OnStage

@@ -15,7 +15,7 @@ import torch
 from torchwise.diagnose.bisect.capture import Captured, capture, extract_subgraph, list_graphs
 from torchwise.diagnose.bisect.job import Part, Probe
 from torchwise.diagnose.bisect.repro import write
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import Job
 from torchwise.workload import Workload
 from torchwise.workload.target import load

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from torchwise._torch.aot_autograd import CACHE_KEY
+from torchwise._torch.private_name import PrivateName
 from torchwise.compile import cache_key
 from torchwise.compile.backends import inductor
-from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 
 PLAN = Plan(backend="inductor")
@@ -46,9 +48,15 @@ def keys(kind: Any) -> list[dict[str, Any]]:
     return found
 
 
+def stand_in(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    """Have PyTorch make its keys by another class."""
+    module = importlib.import_module(CACHE_KEY.module)
+    monkeypatch.setattr(module, CACHE_KEY.attribute, kind)
+
+
 def test_a_key_that_does_not_tell_autocasts_apart_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type("Kind", (Old,), {"__init__": Old.__init__})
-    monkeypatch.setattr(cache_key, "look_up", lambda *_: kind)
+    stand_in(monkeypatch, kind)
     cache_key.add_autocast_to_key()
     cache_key.add_autocast_to_key()
     without, bf16, fp16 = keys(kind)
@@ -59,16 +67,13 @@ def test_a_key_that_does_not_tell_autocasts_apart_is_made_to(monkeypatch: pytest
 
 def test_a_key_that_does_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = New.__init__
-    monkeypatch.setattr(cache_key, "look_up", lambda *_: New)
+    stand_in(monkeypatch, New)
     cache_key.add_autocast_to_key()
     assert New.__init__ is before
 
 
 def test_a_version_without_such_keys_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_unsupported(*_: object) -> None:
-        raise UnsupportedError("gone")
-
-    monkeypatch.setattr(cache_key, "look_up", raise_unsupported)
+    monkeypatch.setattr(cache_key, "CACHE_KEY", PrivateName("torch._functorch", "no_such_name"))
     cache_key.add_autocast_to_key()
 
 

@@ -14,8 +14,8 @@ import pytest
 from torchwise.cluster import device_actor as module
 from torchwise.cluster.device_actor import DeviceActor
 from torchwise.errors import BaselineError
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits
 
 JOB = Job("try", WorkloadSpec("zoo:tutorial.fusion_demo"), cache_dir="/on/the/users/machine")

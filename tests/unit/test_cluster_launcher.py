@@ -17,8 +17,8 @@ from torchwise.cluster.launcher import RETRIES, RayLauncher, _select_portable
 from torchwise.cluster.library import connect, devices_of
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, InputError, UnsupportedError
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits
 
 HERE = Environment("cpu", "a", "Linux", "Xeon", 8, "3.11", "2.13")

@@ -27,8 +27,8 @@ from torchwise.cluster.launcher import RETRIES, RayLauncher
 from torchwise.environment import detect
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Trial, TrialState
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import open_storage
 from torchwise.trial import Job, Limits, ProcessSettings, try_plan
 

@@ -24,10 +24,10 @@ from torchwise.lock import Lock
 from torchwise.lock.check import CheckRequest, run_check
 from torchwise.lock.check_results import Check, State
 from torchwise.lock.render import render_check
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Measurement
 from torchwise.records.analysis import Analysis, Memory
 from torchwise.records.benchmark import Row
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import compare, render_benchmark, render_comparison
 from torchwise.report.analysis import render_analysis, render_analysis_html
 from torchwise.report.bench import render_bench_html

@@ -12,9 +12,9 @@ from rich.console import Console
 from builders import a_plan, a_study, a_trial, an_inspection
 from consistency import check_study
 from torchwise.decide import History, decide
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Measurement, Study, Trial
 from torchwise.records.answer import Answer
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report import render_study
 from torchwise.report.html import plots, render_html

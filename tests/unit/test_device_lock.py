@@ -20,12 +20,13 @@ from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 from torch._inductor.runtime import benchmarking
 
+from torchwise._torch.private_name import PrivateName
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Trial, TrialState
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, compile_lock, try_plan
 from torchwise.trial.harness import Harness
 from torchwise.trial.loading import load
@@ -390,7 +391,7 @@ def test_where_kernels_are_timed_elsewhere_nobody_steps_aside(
     compiler.works = lambda: found.append(device_lock._joined._is_away())  # type: ignore[union-attr]
     with compile_lock.compiling_aside(), inductor.patch(setting):
         compiler.compile()
-    monkeypatch.setattr(compile_lock, "NAMES", (*compile_lock.NAMES, ("torch._inductor", "no_such_name")))
+    monkeypatch.setattr(compile_lock, "NAMES", (*compile_lock.NAMES, PrivateName("torch._inductor", "no_such_name")))
     with compile_lock.compiling_aside():
         compiler.compile()
     assert found == [not setting, False]

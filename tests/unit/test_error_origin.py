@@ -16,9 +16,9 @@ from torchwise.bucketing.padding import Padding
 from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Inspection
 from torchwise.records.trial import WorkerStage
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Limits, candidate, error_origin, inspect_workload, inspection, training
 from torchwise.trial.inspection import inspect
 from torchwise.trial.job import Job

@@ -13,9 +13,9 @@ from rich.console import Console
 from explain_samples import explanation, make_finding, price
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval
 from torchwise.records.explanation import Basis, Explanation, FixTrial, Kernel, Saving, Stage, rank_findings
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.explain import render_explanation, render_explanation_html, write_explanation
 from torchwise.report.explain.plots import plots
 from torchwise.report.explain.text import describe_saving as words

@@ -11,7 +11,7 @@ from torch import nn
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial.candidate import _CandidateTrial
 from torchwise.trial.job import Job
 from torchwise.trial.plain_call import run_plainly

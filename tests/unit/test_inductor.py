@@ -23,8 +23,8 @@ from torchwise.compile.guards.guard_bypass import FastPath
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, try_plan
 from torchwise.workload import Example
 

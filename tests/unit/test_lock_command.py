@@ -21,9 +21,9 @@ from torchwise.errors import InputError
 from torchwise.lock import Lock, decision, read, write
 from torchwise.lock.entry import entry_of
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval, Study, StudyState
 from torchwise.records.answer import Answer
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import Storage, open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.trial import ProcessLauncher

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from torchwise.plan.effort import EFFORTS
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, inspect_workload
 from torchwise.trial.output_effects import prints
 

@@ -14,6 +14,7 @@ from sketches import FAILED, HERE, INDUCTOR, NOT_COMPARABLE, PASSED, a_trial, an
 
 from torchwise.errors import InputError, PlanError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
     Check,
     Costs,
@@ -32,7 +33,6 @@ from torchwise.records import (
     codec,
 )
 from torchwise.records.study import study_from_dict
-from torchwise.records.workload_spec import WorkloadSpec
 
 SPEC = WorkloadSpec("zoo:tutorial.fusion_demo", calls=5000, restarts=2)
 MEASUREMENT = Measurement(

@@ -24,8 +24,8 @@ from torchwise.cli.report import report
 from torchwise.cli.tune import tune
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Study, StudyState
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import write_json
 from torchwise.report.commands import BREAK, next_steps, reproduce, wrap_command
 from torchwise.store import open_storage

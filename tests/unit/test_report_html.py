@@ -25,9 +25,9 @@ from builders import (
     some_trials,
 )
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Outcome, Study, StudyState, TrialState
 from torchwise.records.verdict import Check, Verdict
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import write_html
 from torchwise.report.html import plots, render_html
 from torchwise.report.plots import cost, latency, speedup

@@ -12,8 +12,8 @@ import pytest
 from builders import CREATED_AT, a_study, a_trial
 from dashboard_samples import EVIL, LAST, PLAIN
 from explain_samples import explanation, make_finding, price
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import TrialState
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.explain.page import render_explanation_part
 from torchwise.report.html import render_html_part
 from torchwise.report.studies import progress, render_studies

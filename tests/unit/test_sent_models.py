@@ -17,7 +17,7 @@ from torch import nn
 
 from torchwise import TrainStep
 from torchwise.errors import WorkloadError
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, save
 from torchwise.workload import Example, Workload

@@ -15,8 +15,8 @@ import torchwise
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Outcome, Trial, TrialState
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, hold_duel, inspect_workload, try_plan
 from torchwise.trial.loading import load, save, with_optimizer_state
 

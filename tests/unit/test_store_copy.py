@@ -28,8 +28,8 @@ from store_samples import (
 from torchwise.cli.store import store
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Duel, Measurement, Standing, Study, StudyState, TrialState
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import CopyResult, Storage, StudyKey, claims, copy, open_storage, studies
 
 

@@ -26,8 +26,8 @@ from store_samples import (
 )
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Interval, Standing, StudyState, TrialState
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import downgrade_storage, migrate, open_storage
 from torchwise.store.database import Database
 from torchwise.store.location import locate

@@ -14,6 +14,7 @@ from torchwise import environment
 from torchwise.errors import BaselineError, InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
     Check,
     Costs,
@@ -30,7 +31,6 @@ from torchwise.records import (
     Verdict,
     codec,
 )
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import Storage, open_storage
 from torchwise.study import Caches, Request, Silent, run_study
 from torchwise.study.request import INSPECTIONS

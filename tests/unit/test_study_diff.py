@@ -9,9 +9,9 @@ import pytest
 
 from builders import WRONG, a_failure, a_measurement, a_study, a_trial, an_inspection, samples
 from dashboard_samples import LAST, PLAIN, SPEEDS, TARGET, a_version, some_processes
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Measurement, Study
 from torchwise.records.statistics import CONFIDENCE
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.history import history, render_history, summary
 from torchwise.report.regression import Change, Judge, Timing
 from torchwise.report.study_diff import compare_studies, differences, render_study_diff

@@ -25,7 +25,7 @@ from torchwise.cluster import sweep as module
 from torchwise.cluster.sweep import RETRIES
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.records.workload_spec import DEFAULT_CALLS
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 command = importlib.import_module("torchwise.cli.sweep")  # of this name the package has the function
 CPU = Slot(frozenset({"cpu"}))

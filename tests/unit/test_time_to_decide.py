@@ -13,7 +13,7 @@ import pytest
 from sketches import a_trial, an_inspection
 
 from torchwise.plan import EAGER, Plan
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec
 
 ONE, TWO, SLOW = Plan(threads=1), Plan(threads=2), Plan(threads=3)
 STEP = """

@@ -18,8 +18,8 @@ from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.errors import UnsupportedError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Outcome
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial.plain_call import run_plainly
 from torchwise.verify import Subject, verify
 from torchwise.verify.reference import float64_of

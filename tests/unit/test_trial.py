@@ -24,8 +24,8 @@ from torchwise.errors import BaselineError, TargetError, UnsupportedError, Workl
 from torchwise.measure import device_lock
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Duel, Failure, FailureKind, Measurement, Outcome, Trial, TrialState, codec
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import (
     Job,
     Limits,
@@ -226,7 +226,7 @@ def test_the_parent_needs_no_torch_and_no_guard_around_main(tmp_path: Path) -> N
         "import sys\n"
         "print('script runs')\n"
         "from torchwise.trial import Job, Limits, ProcessLauncher, inspect_workload\n"
-        "from torchwise.workload import WorkloadSpec\n"
+        "from torchwise.plan.workload_spec import WorkloadSpec\n"
         "job = Job('inspect', WorkloadSpec('zoo:tutorial.fusion_demo@small'))\n"
         "found = inspect_workload(ProcessLauncher(), job, Limits(60, 2**33), lambda s: None)\n"
         "print(found.description, 'torch' in sys.modules)\n"

@@ -20,6 +20,7 @@ from builders import (
 )
 from torchwise.decide import History, decide
 from torchwise.plan import EAGER
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
     Check,
     Costs,
@@ -34,7 +35,6 @@ from torchwise.records import (
 )
 from torchwise.records.answer import QUIET_HALF_WIDTH, Reliability
 from torchwise.records.cost_model import CostModel
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report.costs import Cost, baseline_cost, cost_of, workload_of
 from torchwise.report.plots.plot import series_of

@@ -11,8 +11,8 @@ import torch
 import torchwise
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Check, Outcome, Verdict
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Job, ProcessSettings, candidate
 from torchwise.verify import StepSubject, Subject, observation_of, verify, verify_step
 from torchwise.verify.first_calls import FirstAnswer

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchwise.errors import WorkloadError
-from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
 from torchwise.workload import Example, Workload
 from torchwise.workload.surrogate_loss import loss_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,7 +49,7 @@ def is_transforming() -> bool:
     return _forward_ad._current_level >= 0 or _innermost() is not None
 
 
-def copy_each(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     """Copy tensors into others of the same layouts, in one launch if they have one dtype.
 
     A decoding step of a language model returns two tensors a layer. Copies of a few microseconds each would be a large

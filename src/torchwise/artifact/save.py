@@ -15,8 +15,8 @@ from torchwise.artifact.folder import Folder
 from torchwise.artifact.manifest import Info, Manifest
 from torchwise.artifact.remote_files import hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
+from torchwise.plan.target_form import check_form
 from torchwise.records import Decision, Failure, codec
-from torchwise.records.target_form import check_form
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
 from torchwise.workload import Example, Workload
 from torchwise.workload.user_inputs import read_workload

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torchwise.errors import InputError
 from torchwise.plan import Numerics, Plan
-from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
 from torchwise.study import Request
 from torchwise.study.request import check_times_calls
 

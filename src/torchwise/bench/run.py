@@ -19,10 +19,10 @@ from torchwise.bench.request import TORCHWISE, BenchRequest
 from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, Measurement, WorkerStage, codec
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Performance, Row, RowState, rivals_of
 from torchwise.records.scale import scale_of
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report.outcome_text import why
 from torchwise.study import Caches, Silent, run_study
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, own_caches

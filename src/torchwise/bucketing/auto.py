@@ -16,8 +16,8 @@ from torchwise.bucketing.padding import Padding
 from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.plan.tune_options import TuneKeywords
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
-from torchwise.study.options import TuneKeywords
 from torchwise.workload import Example
 from torchwise.workload.workload import as_args, as_kwargs
 

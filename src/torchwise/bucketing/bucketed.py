@@ -13,9 +13,9 @@ from torchwise.bucketing.padding import Padding
 from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.errors import InputError
 from torchwise.former_names import renamed_arguments
+from torchwise.plan.tune_options import TuneKeywords
 from torchwise.records import Decision
 from torchwise.runtime import unwrap
-from torchwise.study.options import TuneKeywords
 from torchwise.workload import Example
 
 

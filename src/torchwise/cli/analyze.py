@@ -10,7 +10,7 @@ import typer
 from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.options import Device, Effort, Mode, Restarts, Seed, Store, Target, json_option
-from torchwise.records.workload_spec import DEFAULT_CALLS
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
     from torchwise.plan import Plan
@@ -59,9 +59,9 @@ def analyze(
 
     from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
     from torchwise.environment import default_device
+    from torchwise.plan.target_form import check_form
+    from torchwise.plan.workload_spec import WorkloadSpec
     from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer
-    from torchwise.records.target_form import check_form
-    from torchwise.records.workload_spec import WorkloadSpec
     from torchwise.report.analysis import AnalyzeProgress, render_analysis, write_analysis_html
     from torchwise.report.json_export import write_json
     from torchwise.store.location import place_of

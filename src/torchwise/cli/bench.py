@@ -11,7 +11,7 @@ import typer
 
 from torchwise.cli.files import check_writable
 from torchwise.cli.options import Cold, Device, Effort, json_option
-from torchwise.records.workload_spec import DEFAULT_CALLS
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
     from torchwise.bench import BenchRequest, Suite

@@ -43,7 +43,7 @@ def save(
     """Compile the plan that a study chose, and save it with the decision to a file or a shared folder."""
     from torchwise.cli.lookup import find_decided
     from torchwise.errors import InputError
-    from torchwise.records.workload_spec import LIVE
+    from torchwise.plan.workload_spec import LIVE
 
     options: dict[str, Any] = {} if limit is None else {"limit_bytes": size_of(limit)}
     found, decision = find_decided(study, store)

@@ -10,7 +10,7 @@ import typer
 from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.options import Device, Mode, Store, Target, former_option, json_option
-from torchwise.records.workload_spec import DEFAULT_CALLS
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
     from torchwise.records.explanation import Explanation
@@ -49,7 +49,7 @@ def explain(
 
     from torchwise.diagnose.explain import explain as run
     from torchwise.plan import Plan
-    from torchwise.records.target_form import check_form
+    from torchwise.plan.target_form import check_form
     from torchwise.report.explain import render_explanation, write_explanation
     from torchwise.store.location import place_of
 

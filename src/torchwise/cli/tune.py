@@ -10,7 +10,7 @@ import typer
 from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.options import Cold, Device, Effort, Restarts, Seed, Store, Target, json_option
-from torchwise.records.workload_spec import DEFAULT_CALLS
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 Launcher = Annotated[str, typer.Option(help="process (this machine) or ray (one device of a Ray cluster).")]
 Address = Annotated[

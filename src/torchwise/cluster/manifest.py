@@ -18,11 +18,11 @@ from torchwise import parsing
 from torchwise.errors import InputError
 from torchwise.parsing import parse_toml, short_repr
 from torchwise.plan import Plan
+from torchwise.plan.target_form import check_form
+from torchwise.plan.tune_options import TuneOptions
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import codec
-from torchwise.records.target_form import check_form
-from torchwise.records.workload_spec import DEFAULT_CALLS
 from torchwise.study import Request
-from torchwise.study.options import TuneOptions
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class Task(Options, frozen=True):
             fresh=fresh,
             **same,
         )
-        return options.make_request(self.target, self.device)
+        return Request.from_options(options, self.target, self.device)
 
     def arguments(self) -> list[str]:
         """Return the arguments of `torchwise` for this study."""

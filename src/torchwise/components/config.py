@@ -14,8 +14,8 @@ from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EffortName, check_effort
 from torchwise.plan.rules import MODES as COMPILE_MODES
 from torchwise.plan.space import numerics_of
-from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
-from torchwise.study.options import NumericsName, TuneKeywords
+from torchwise.plan.tune_options import NumericsName, TuneKeywords
+from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
 
 AUTO = "auto"
 MODES = (AUTO, *COMPILE_MODES)

@@ -9,9 +9,9 @@ from typing import Any
 
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.space import compile_factor_of, iter_changes
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import CheckName, FailureKind, Inspection, Outcome, Trial, WorkerStage
 from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory
-from torchwise.records.workload_spec import WorkloadSpec
 
 PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 4.0}
 """Seconds of a plain compile, until one was seen (small models: 10 to 20 s on two cores, 2 to 5 s on an H200)."""

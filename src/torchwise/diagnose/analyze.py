@@ -12,10 +12,10 @@ from torchwise.diagnose.analysis.plans import plan_of
 from torchwise.diagnose.analysis.run import LIMIT_S, AnalyzeRequest, Silent, run_analysis
 from torchwise.diagnose.worker_arguments import make_spec, sent
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Decision, codec
 from torchwise.records.analysis import Advice
 from torchwise.records.analysis import Analysis as AnalysisRecord
-from torchwise.records.workload_spec import DEFAULT_CALLS
 from torchwise.trial import ProcessLauncher
 from torchwise.workload import Example, Workload
 from torchwise.workload.user_inputs import read_workload

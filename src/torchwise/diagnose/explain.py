@@ -12,9 +12,9 @@ from torchwise.errors import InputError, UnsupportedError
 from torchwise.former_names import renamed_arguments
 from torchwise.plan import Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Failure, codec
 from torchwise.records.explanation import Explanation
-from torchwise.records.workload_spec import DEFAULT_CALLS
 from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, own_caches
 from torchwise.workload import Example, Workload
 from torchwise.workload.user_inputs import read_workload

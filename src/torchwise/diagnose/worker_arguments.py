@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwise.environment import default_device
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import ProcessSettings
 from torchwise.workload import Workload
 from torchwise.workload.user_inputs import device_of, name_of

@@ -15,6 +15,7 @@ from torchwise.dynamo.options import Options
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, is_at_least
+from torchwise.plan.tune_options import TuneOptions
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, StudyState
 from torchwise.report import Progress
@@ -22,7 +23,6 @@ from torchwise.runtime import stale_because
 from torchwise.store import Storage, StudyKey, open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.study.apply_approvals import apply_approvals
-from torchwise.study.options import TuneOptions
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings
 from torchwise.trial.loading import save
 from torchwise.workload.identity import identity, structure
@@ -66,7 +66,7 @@ def _request(captured: Captured, options: Options) -> Request:
         plans=DYNAMIC if captured.dynamic else None,
     )
     return replace(
-        asked.make_request(f"live:graph-{digest[:8]}", captured.device),
+        Request.from_options(asked, f"live:graph-{digest[:8]}", captured.device),
         limit_s=EFFORTS[options.effort].trial_s,  # the user named no plan, and is waiting
         structure=digest,
         settings=ProcessSettings.from_this_process(),

@@ -10,7 +10,7 @@ from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import short_repr
 from torchwise.plan import Numerics
 from torchwise.plan.effort import check_effort
-from torchwise.records.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
 from torchwise.store.location import locate
 
 BUDGET_S = 300.0

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from torchwise import environment
 from torchwise.errors import InputError
 from torchwise.lock.entry import Entry, entry_of
+from torchwise.plan.workload_spec import LIVE
 from torchwise.records import Decision, Study, StudyState
-from torchwise.records.workload_spec import LIVE
 from torchwise.store import Storage
 
 

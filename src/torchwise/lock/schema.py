@@ -21,8 +21,8 @@ from torchwise.lock.entry import HARDWARE, SOFTWARE, Entry
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.plan import SCHEMA as PLAN_SCHEMA
 from torchwise.plan.space import numerics_of
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Interval, codec
-from torchwise.records.workload_spec import WorkloadSpec
 
 Key = tuple[str, str, str]
 Range = tuple[float, float, float]

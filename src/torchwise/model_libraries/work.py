@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchwise._torch.dispatch import FAKE_TENSOR_MODE
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload.pytree import map_tensors, tensors
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from torchwise.environment import Environment
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.bounds import Amount, Count, Duration, Positive, Seconds
 from torchwise.records.codec import Document
@@ -19,7 +20,6 @@ from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Trial
-from torchwise.records.workload_spec import WorkloadSpec
 
 SCHEMA = "torchwise.analysis/1"
 FAR_OUT = 3.0

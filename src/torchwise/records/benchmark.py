@@ -9,6 +9,7 @@ from enum import StrEnum
 from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import Roofline, WorkloadSpec
 from torchwise.records.answer import Answer, Trust
 from torchwise.records.bounds import Amount, Rate, Seconds
 from torchwise.records.codec import Document
@@ -17,7 +18,6 @@ from torchwise.records.processes import cold_speedup_across, is_faster_across, s
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Failure
 from torchwise.records.verdict import Outcome, Verdict
-from torchwise.records.workload_spec import Roofline, WorkloadSpec
 
 SCHEMA = "torchwise.bench/1"
 EAGER = "eager"

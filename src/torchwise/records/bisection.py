@@ -9,9 +9,9 @@ from typing import Literal
 from torchwise.environment import Environment
 from torchwise.former_names import renamed_fields
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.bounds import Count, Positive, Seconds
 from torchwise.records.codec import Document
-from torchwise.records.workload_spec import WorkloadSpec
 
 SCHEMA = "torchwise.bisection/1"
 

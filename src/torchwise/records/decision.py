@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer
 from torchwise.records.bounds import Seconds
 from torchwise.records.codec import Document
 from torchwise.records.statistics import Interval
-from torchwise.records.workload_spec import WorkloadSpec
 
 SCHEMA = "torchwise.decision/1"
 

@@ -9,6 +9,7 @@ from typing import Any
 from torchwise.environment import Environment
 from torchwise.former_names import renamed_fields
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import codec
 from torchwise.records.answer import Answer, Reliability, Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Rate, Seconds
@@ -20,7 +21,6 @@ from torchwise.records.saving import Saving as Saving
 from torchwise.records.saving import clamp_saving, withhold
 from torchwise.records.saving import make_saving as make_saving
 from torchwise.records.statistics import Interval
-from torchwise.records.workload_spec import WorkloadSpec
 
 SCHEMA = "torchwise.explanation/1"
 

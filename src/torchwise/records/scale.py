@@ -12,11 +12,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Row
 from torchwise.records.cost_model import eager_peak_memory
 from torchwise.records.statistics import Interval, ratio_of
-from torchwise.records.workload_spec import WorkloadSpec
 
 EXACT = Interval(1.0, 1.0, 1.0)
 

@@ -10,6 +10,7 @@ from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.plan import Numerics
 from torchwise.plan.effort import check_effort
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import codec, derived
 from torchwise.records.answer import Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Seconds
@@ -18,7 +19,6 @@ from torchwise.records.decision import Decision
 from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement
 from torchwise.records.trial import Trial, TrialState
-from torchwise.records.workload_spec import WorkloadSpec
 
 SCHEMA = "torchwise.study/1"
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from torchwise.plan import Numerics
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec
 
 OPTION_COMMANDS = {
     "objective": ("tune", "analyze"),

@@ -6,8 +6,8 @@ import shlex
 from dataclasses import dataclass
 
 from torchwise.plan import Numerics, Plan, Trait
+from torchwise.plan.workload_spec import LIVE
 from torchwise.records import Study, StudyState
-from torchwise.records.workload_spec import LIVE
 from torchwise.report.command_line import command_line, options
 from torchwise.report.costs import workload_of
 

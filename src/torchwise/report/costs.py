@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Study, Trial
-from torchwise.records.workload_spec import WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from sqlalchemy.exc import IntegrityError
 
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Approval, Decision, Duel, Failure, Measurement, Study, StudyState, Trial
 from torchwise.records.explanation import Explanation
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store import approvals, claims, copy, explanations, studies
 from torchwise.store.copy import CopyResult
 from torchwise.store.database import Database

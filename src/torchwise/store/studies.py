@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, func, insert, literal, select, union, update
 
 from torchwise.errors import StorageError
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Interval, Study, StudyState
 from torchwise.records.decision import SCHEMA as DECISION_FORMAT
 from torchwise.records.study import SCHEMA as STUDY_FORMAT
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.store.claims import add_finished, read_trials, require
 from torchwise.store.db_clock import now
 from torchwise.store.keys import StudyKey, StudySummary

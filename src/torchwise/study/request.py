@@ -9,7 +9,8 @@ from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.space import numerics_of
-from torchwise.records.workload_spec import WorkloadSpec
+from torchwise.plan.tune_options import TuneOptions
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import ProcessSettings
 
 INSPECTIONS = 3
@@ -62,6 +63,30 @@ class Request:
             if not self.allow.allows(level := numerics_of(plan)):  # which refuses unknown choices, too
                 _refuse_misspelt_options(plan)
                 raise InputError(f"plan {plan} is {level}, but only up to {self.allow} is allowed: --allow {level}")
+
+    @classmethod
+    def from_options(cls, options: TuneOptions, target: str, device: str) -> Request:
+        """Return the request to tune a target with a user's options.
+
+        Args:
+            options: the options.
+            target: the target, or the name of a live model.
+            device: the device if the options name none.
+
+        Raises:
+            InputError: an option is invalid. The message names the value and the rule.
+        """
+        if isinstance(options.plans, Plan):
+            raise InputError("plans is a Plan, but must be a list of plans: plans=[plan]")
+        return cls(
+            options.make_workload_spec(target, device),
+            Numerics.of(options.allow),
+            options.effort,
+            options.budget,
+            None if options.plans is None else tuple(options.plans),
+            fresh=options.fresh,
+            cold=options.cold,
+        )
 
     @property
     def search_s(self) -> float:

@@ -19,13 +19,13 @@ from torchwise._torch.modules import CALL_IMPL
 from torchwise.compile.forward_entry import has_own_call
 from torchwise.compile.train_step import written_in_class
 from torchwise.errors import InputError
+from torchwise.plan.tune_options import TuneKeywords
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
 from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.statistics import EAGER_DECISION
 from torchwise.study.apply_approvals import apply_stored_approvals
-from torchwise.study.options import TuneKeywords
 from torchwise.training.distributed import find_rank_refusal
 from torchwise.training.ranks import PATIENCE_S, Ranks
 from torchwise.training.step import OTHER_RANK, tune

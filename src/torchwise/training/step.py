@@ -16,13 +16,13 @@ from torchwise.alerts import alert
 from torchwise.compile import signature_of
 from torchwise.compile.recompiles import RecompileLimitError
 from torchwise.decide import History, decide
+from torchwise.plan.tune_options import TuneKeywords
 from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, stale_because, unwrap
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.step import FIRST_CALLS
 from torchwise.study.apply_approvals import apply_stored_approvals
-from torchwise.study.options import TuneKeywords
 from torchwise.training.distributed import as_decided_for, bare, find_rank_refusal, rehearsing
 from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
 from torchwise.workload import Example

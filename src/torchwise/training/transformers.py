@@ -7,8 +7,8 @@ import logging
 from typing import Any, Unpack
 
 from torchwise.errors import UnsupportedError
+from torchwise.plan.tune_options import TuneKeywords
 from torchwise.records import Decision
-from torchwise.study.options import TuneKeywords
 from torchwise.training.forward import PlannedForward
 from torchwise.training.ranks import PATIENCE_S
 

@@ -1,6 +1,6 @@
 """The workload to tune: targets, example inputs, the mix of shapes, and the user's objective."""
 
-from torchwise.records.workload_spec import DEFAULT_CALLS, Device, Mode, Objective, Roofline, WorkloadSpec
+from torchwise.plan.workload_spec import DEFAULT_CALLS, Device, Mode, Objective, Roofline, WorkloadSpec
 from torchwise.workload.workload import Example, Workload
 
 __all__ = [

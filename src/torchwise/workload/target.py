@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import TargetError, TorchwiseError, WorkloadError, did_you_mean
-from torchwise.records.target_form import FORMS, check_form, list_schemes, split
+from torchwise.plan.target_form import FORMS, check_form, list_schemes, split
 from torchwise.workload.workload import Workload, check_device
 
 _NOT_THE_USERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen ")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchwise.errors import InputError
-from torchwise.records.workload_spec import LIVE
+from torchwise.plan.workload_spec import LIVE
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, Workload
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchwise.errors import WorkloadError
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import pytree
 from torchwise.workload.deep_copy import deep_copy
 from torchwise.workload.memory import overlap_of

@@ -176,7 +176,7 @@ def _end_anyway(graph: torch.cuda.CUDAGraph, pool: Any) -> bool:
     try:
         graph.reset()  # as in later versions
         cuda_graphs.END_ALLOCATING.get()(torch.cuda.current_device(), pool)
-    except (UnsupportedError, RuntimeError):
+    except (AttributeError, UnsupportedError, RuntimeError):
         return False
     return True
 

@@ -14,9 +14,9 @@ from torchwise.diagnose.analysis.scale import BatchDim, check_sizes
 from torchwise.errors import InputError, is_positive
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, check_effort
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, Inspection, Trial, TrialState, codec
 from torchwise.records.analysis import Analysis, Batch, Steady
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import Assignment, Job, Launcher, Limits, ProcessSettings, inspect_workload, own_caches, try_plan
 from torchwise.trial.job import Attempt
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torchwise.errors import InputError, is_positive
 from torchwise.plan import EAGER, Plan, check_is_plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.bisection import Symptom
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.trial import ProcessSettings
 
 LIMIT_S = 300.0

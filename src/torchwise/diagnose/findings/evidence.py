@@ -11,10 +11,10 @@ from torchwise.diagnose.op_trace import OpTrace, ReadKind
 from torchwise.diagnose.stages import Code
 from torchwise.errors import PlanError
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Interval, Measurement
 from torchwise.records.compile_events import Break, CompileEvents, Frame
 from torchwise.records.explanation import Basis, Execution, FixTrial, Kernel, Saving
-from torchwise.records.workload_spec import DEFAULT_CALLS
 
 COMPILED = Plan(backend="inductor")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from torchwise.plan.workload_spec import LIVE
 from torchwise.records.analysis import Analysis
-from torchwise.records.workload_spec import LIVE
 from torchwise.report import format as show
 from torchwise.report.command_line import command_line
 from torchwise.report.commands import Step

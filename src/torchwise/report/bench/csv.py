@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval
 from torchwise.records.benchmark import Benchmark, Row
 from torchwise.records.scale import scale_of
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report.bench.table import answers_of, duel_ratio, is_inconclusive
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchwise.errors import InputError
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.scale import Scale, ScaledRow, scale_of
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report.bench.drawing import Group, Mark, Picture, draw
 from torchwise.report.bench.table import TORCHWISE

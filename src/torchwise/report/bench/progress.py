@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.benchmark import Benchmark, Row
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report.bench.table import Line, line_of
 from torchwise.report.progress import Progress

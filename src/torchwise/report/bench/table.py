@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval, Outcome
 from torchwise.records.answer import Answer, exceeds
 from torchwise.records.benchmark import EAGER, Benchmark, Row, RowState
 from torchwise.records.processes import is_level_across
 from torchwise.records.scale import Scale, ScaledRow, scale_of
-from torchwise.records.workload_spec import WorkloadSpec
 from torchwise.report import format as show
 from torchwise.report.summary import hot_and_cold
 

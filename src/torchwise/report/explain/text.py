@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torchwise.plan.workload_spec import LIVE
 from torchwise.records import Interval
 from torchwise.records.answer import Answer
 from torchwise.records.explanation import Basis, Explanation, Finding, FixTrial, Kernel, Saving
-from torchwise.records.workload_spec import LIVE
 from torchwise.report import format as show
 from torchwise.report import summary
 from torchwise.report.command_line import command_line

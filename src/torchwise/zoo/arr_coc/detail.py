@@ -10,7 +10,7 @@ import functools
 import torch
 
 from torchwise.errors import WorkloadError
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.arr_coc.windows import window_sum
 from torchwise.zoo.random_inputs import Request

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.arr_coc.detail import LEVELS, MEAN, allocate, blend, detail_flops
 from torchwise.zoo.arr_coc.scenes import CHANNELS, image_of_scene

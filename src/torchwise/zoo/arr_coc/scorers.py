@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.arr_coc.scenes import features_of_scene
 from torchwise.zoo.arr_coc.windows import window_sum

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.arr_coc.scorers import SCORES
 from torchwise.zoo.random_inputs import Request

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.energy_flow.life import CYCLE, LIFESPAN, MODES
 from torchwise.zoo.energy_flow.work import bytes_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload.pytree import tensors
 
 

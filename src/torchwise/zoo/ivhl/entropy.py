@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.ivhl.complexes import complex_dtype, complex_normal
 from torchwise.zoo.random_inputs import Request

@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.ivhl.complexes import complex_dtype
 from torchwise.zoo.random_inputs import Request

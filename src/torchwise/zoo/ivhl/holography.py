@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.ivhl.complexes import complex_dtype, complex_normal
 from torchwise.zoo.ivhl.network import Legs, TensorNetwork, flops_of, greedy_path

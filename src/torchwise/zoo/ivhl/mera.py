@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.ivhl.complexes import complex_dtype, complex_normal, exact_draws
 from torchwise.zoo.random_inputs import Draws, Request

@@ -17,7 +17,7 @@ import functools
 
 import torch
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.ivhl.complexes import exact_draws
 from torchwise.zoo.random_inputs import Request

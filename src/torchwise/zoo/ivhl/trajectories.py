@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import nn
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.random_inputs import Request
 

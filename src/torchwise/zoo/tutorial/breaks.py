@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from torchwise.errors import WorkloadError
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.tutorial.inputs import make_mirrored_examples, normal_examples

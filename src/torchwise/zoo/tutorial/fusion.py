@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Workload
 from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.tutorial.inputs import normal_examples

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import nn
 
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Workload
 from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.tutorial.inputs import normal_examples

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from torchwise.errors import WorkloadError
-from torchwise.records.workload_spec import Roofline
+from torchwise.plan.workload_spec import Roofline
 from torchwise.workload import Example, Workload
 from torchwise.zoo.random_inputs import Request
 from torchwise.zoo.tutorial.inputs import normal_examples

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from torchwise.errors import InputError
-from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EffortName
-from torchwise.records.workload_spec import DEFAULT_CALLS, Device, Mode, Objective, WorkloadSpec
-from torchwise.study.request import Request
+from torchwise.plan.numerics import Numerics
+from torchwise.plan.plan import Plan
+from torchwise.plan.workload_spec import DEFAULT_CALLS, Device, Mode, Objective, WorkloadSpec
 
 if TYPE_CHECKING:
     from torchwise.workload import Example
@@ -78,8 +77,8 @@ class TuneOptions:
     fresh: bool = False
     cold: bool = False
 
-    def make_request(self, target: str, device: str) -> Request:
-        """Return the request to tune a target with these options.
+    def make_workload_spec(self, target: str, device: str) -> WorkloadSpec:
+        """Return the specification of a target's workload under these options.
 
         Args:
             target: the target, or the name of a live model.
@@ -88,9 +87,7 @@ class TuneOptions:
         Raises:
             InputError: an option is invalid. The message names the value and the rule.
         """
-        if isinstance(self.plans, Plan):
-            raise InputError("plans is a Plan, but must be a list of plans: plans=[plan]")
-        workload = WorkloadSpec(
+        return WorkloadSpec(
             target,
             device=self.device or device,  # type: ignore[arg-type]
             mode=self.mode,  # type: ignore[arg-type]
@@ -99,8 +96,4 @@ class TuneOptions:
             restarts=self.restarts,
             seed=self.seed,
             memory_limit=self.memory_limit,
-        )
-        plans = None if self.plans is None else tuple(self.plans)
-        return Request(
-            workload, Numerics.of(self.allow), self.effort, self.budget, plans, fresh=self.fresh, cold=self.cold
         )
