@@ -71,7 +71,7 @@ class Machine:
         self.pools: list[int] = []
         monkeypatch.setattr(graph_key, "DEVICE", "cpu")
         monkeypatch.setattr(
-            call_guard, "_len_torch_dispatch_stack", lambda: 0
+            call_guard, "_count_dispatch_modes", lambda: 0
         )  # no real recording is a mode, as the tape is
         monkeypatch.setattr(capture_errors, "_MACHINERY", (*capture_errors._MACHINERY, __file__))
         fakes = {

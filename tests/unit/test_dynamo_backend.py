@@ -13,8 +13,9 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 from dynamo_graphs import decision_for
+from torchwise._torch import dynamo
 from torchwise.dynamo import backend as entry
-from torchwise.dynamo import lower, private
+from torchwise.dynamo import lower
 from torchwise.dynamo.graph import Captured
 from torchwise.dynamo.options import Options
 from torchwise.errors import InputError
@@ -53,7 +54,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     module = importlib.import_module("torchwise.dynamo.graph_backend")
     monkeypatch.setattr(module, "decide", bench.decide)
     monkeypatch.setattr(module, "_logged", OnceLog())
-    monkeypatch.setattr(private, "inductor", bench.compile)
+    monkeypatch.setattr(dynamo, "compile_graph", bench.compile)
     torch._dynamo.reset()
     yield bench
     torch._dynamo.reset()
@@ -226,7 +227,7 @@ def test_what_inductor_cannot_compile_runs_as_it_is(bench: Bench, monkeypatch: A
         raise RuntimeError("no compiler")
 
     bench.error = RuntimeError("no decision")
-    monkeypatch.setattr(private, "inductor", fails)
+    monkeypatch.setattr(dynamo, "compile_graph", fails)
     x = torch.rand(3)
     with caplog.at_level(logging.WARNING, "torchwise"):
         assert torch.equal(torch.compile(torch.sin, backend=entry)(x), x.sin())

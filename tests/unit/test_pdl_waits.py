@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch._inductor import config
 from torch._inductor.codegen.triton import TritonKernel
 from torch._inductor.utils import IndentedBuffer
 
-from torchwise.compile import pdl_waits, private
+from torchwise._torch.inductor import ENABLE_PDL, FILTER_PDL, GRAPH_KEY, PDL_WAIT, TRITON_KERNEL
+from torchwise._torch.private_name import check
+from torchwise.compile import pdl_waits
 from torchwise.compile.backends import inductor
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -38,8 +41,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Give a kind of Inductor's own kernels, which all start early, that `wait_first` changes in their place."""
     kind = type("Early", (TritonKernel,), {"_enable_pdl_codegen": staticmethod(lambda: True)})
     details = type("Key", (Details,), {"__init__": Details.__init__})
-    found = {pdl_waits.KERNEL: kind, pdl_waits.DETAILS: details}
-    monkeypatch.setattr(pdl_waits, "look_up", lambda _, name: found[name])
+    for name, stand_in in ((TRITON_KERNEL, kind), (GRAPH_KEY, details)):
+        monkeypatch.setattr(importlib.import_module(name.module), name.attribute, stand_in)
     pdl_waits.wait_first()
     pdl_waits.wait_first()
     kind.details = details
@@ -86,7 +89,7 @@ def test_compiled_code_is_kept_apart_from_what_was_compiled_without(kernel: Any)
 
 
 def test_this_torch_writes_kernels_so() -> None:
-    private.check("a test", (*pdl_waits.MEMBERS, pdl_waits.DETAILS))
+    check("a test", (FILTER_PDL, ENABLE_PDL, PDL_WAIT, GRAPH_KEY))
 
 
 def test_a_torch_that_writes_them_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from torchwise.errors import PlanError
+from torchwise.errors import InputError, PlanError
 from torchwise.plan import CHOICES, EAGER, Choice, Numerics, Plan, PlanSpace, Trait, register
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.rules import MODES, PRECISIONS
@@ -233,7 +233,7 @@ def test_a_value_that_only_describes_is_never_proposed() -> None:
 
 
 def test_an_unknown_effort_is_refused() -> None:
-    with pytest.raises(PlanError, match="effort is 'extreme', but must be one of quick, standard, thorough"):
+    with pytest.raises(InputError, match="effort is 'extreme', but must be one of quick, standard, thorough"):
         a_space(effort="extreme")
 
 

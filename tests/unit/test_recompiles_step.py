@@ -12,9 +12,9 @@ from step_samples import Net, a_step, batch, batches, collect_step_state
 
 import torchwise
 from live_decisions import make_decision
+from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.alerts import heard
 from torchwise.compile.backends import inductor
-from torchwise.compile.backends.inductor import count_compiled_graphs
 from torchwise.plan import Plan
 from torchwise.runtime import fallbacks
 from torchwise.runtime.dispatch import NOT_VERIFIED

@@ -13,9 +13,10 @@ from test_target import own_imports as own_imports
 from torchwise.diagnose.bisect.job import Probe
 from torchwise.diagnose.bisect.repro import _target
 from torchwise.errors import TargetError, WorkloadError
-from torchwise.plan.target_form import check_form, load, split
+from torchwise.plan.target_form import check_form, split
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import Job
+from torchwise.workload.target import load
 
 MODEL = "import torch\ndef make(): return torch.nn.Linear(4, 2), (torch.randn(3, 4),)\n"
 
