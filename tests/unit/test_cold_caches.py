@@ -13,7 +13,6 @@ import pytest
 import torch
 from rich.console import Console
 from sketches import a_history, a_trial, make_measurement
-from torchwise.records.workload_spec import WorkloadSpec
 from typer.testing import CliRunner
 
 import torchwise
@@ -30,6 +29,7 @@ from torchwise.measure.clock import Clock
 from torchwise.measure.paired_timing import STOPPING_ROUNDS, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, WorkerStage, codec
 from torchwise.report import Progress, render_study
 from torchwise.report.html import render_html
