@@ -39,7 +39,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from torchwise.compile.transforms.complex_to_real import ComplexToReal, private
+from torchwise._torch import inductor
+from torchwise.compile.transforms.complex_to_real import ComplexToReal
 from torchwise.workload import pytree, target
 
 H200 = SimpleNamespace(
@@ -141,7 +142,7 @@ def trace_for_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
     for node in module.graph.nodes:
         if node.kwargs.get("device") is not None:
             node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
-    private.fake_tensor_prop(module, there)
+    inductor.PROPAGATE_FAKES.get()(module, there, True)
     return module, there
 
 

@@ -196,7 +196,7 @@ def _make_request(
     workload = read_workload(model, args, kwargs, examples)
     if workload is not None and workload.step:
         options = replace(options, mode="training")
-    device = device_of(workload) if workload else default_device()
+    device = options.device or (device_of(workload) if workload else default_device())
     request = Request.from_options(options, name_of(model), device)
     if workload is None:
         return request, None
@@ -368,6 +368,8 @@ def _optimize_in_background(
     from torchwise.background import Order, initial_decision, start
     from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
+    if unknown := [name for name in options if name not in OptionKeywords.__annotations__]:
+        raise TypeError(f"optimize() got an unexpected keyword argument {unknown[0]!r}")
     request, workload = _make_request(model, args, kwargs, examples, TuneOptions(**options))
     if request.workload.mode != "inference":
         raise InputError(

@@ -26,6 +26,7 @@ TRANSFORMS = PrivateName("torch._C._functorch", "peek_interpreter_stack")
 DISPATCH_MODES = PrivateName("torch._C", "_len_torch_dispatch_stack")
 FUNCTION_MODES = PrivateName("torch._C", "_len_torch_function_stack")
 FUNCTION_MODE = PrivateName("torch._C", "_get_function_stack_at")
+"""Read by `list_function_modes`, without a lookup on each call."""
 NO_SUBCLASSES = PrivateName("torch._C", "DisableTorchFunctionSubclass")
 NO_AUTOCAST = PrivateName("torch._C", "_DisableAutocast")
 SET_GRAD = PrivateName("torch._C", "_set_grad_enabled")
@@ -35,12 +36,13 @@ ENTER_AUTOCAST = PrivateName("torch.amp.autocast_mode", "_enter_autocast")
 C_MODULE = "torch._C"
 """The module whose functions are public as those of `torch`."""
 DUAL_LEVEL = PrivateName("torch.autograd.forward_ad", "_current_level")
+"""Read by `is_transforming`, without a lookup on each call."""
 FAKE_TENSOR = PrivateName("torch._subclasses.fake_tensor", "FakeTensor")
 FAKE_TENSOR_MODE = PrivateName("torch._subclasses.fake_tensor", "FakeTensorMode")
 NO_FAKES = PrivateName("torch._subclasses.fake_tensor", "unset_fake_temporarily")
 """A context in which tensors are real, for constants. Outside it only fake tensors are made."""
 COPY_EACH = PrivateName("torch", "_foreach_copy_")
-"""Used by `copy_each` alone."""
+"""Read by `copy_each`, without a lookup on each call."""
 _forward_ad, _innermost = torch.autograd.forward_ad, TRANSFORMS.get()
 
 

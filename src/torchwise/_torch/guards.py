@@ -36,7 +36,7 @@ def make_tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
     try:
         guards = TENSOR_GUARDS.get()(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
-    except TypeError as error:
+    except (AttributeError, TypeError) as error:
         raise UnsupportedError(f"torch {torch.__version__} has no such guards: {error}") from error
     check: Callable[..., bool] = guards.check
     return check

@@ -34,7 +34,10 @@ class PrivateName(NamedTuple):
             UnsupportedError: this version has no such name.
         """
         try:
-            return operator.attrgetter(self.attribute)(importlib.import_module(self.module))
+            module = importlib.import_module(self.module)
+            if "." not in self.attribute and not hasattr(module, self.attribute):  # a module that is not imported yet
+                return importlib.import_module(f"{self.module}.{self.attribute}")
+            return operator.attrgetter(self.attribute)(module)
         except (ImportError, AttributeError) as error:
             import torch
 

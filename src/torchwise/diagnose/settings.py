@@ -16,14 +16,14 @@ _SETTING = re.compile(
 
 
 def argument(setting: str) -> str:
-    """Return the value that a setting such as "torch.….config.x.add(print)" adds to a set, or "" for a flag."""
+    """Return the value that a setting such as Dynamo's "config.x.add(print)" adds to a set, or "" for a flag."""
     hit = _SETTING.match(setting)
     return (hit["added"] or "") if hit else ""
 
 
 @contextlib.contextmanager
 def patched(setting: str, names: dict[str, Any] | None = None) -> Iterator[None]:
-    """Apply a setting of PyTorch, such as "torch.….config.x = True" or "torch.….config.x.add(print)".
+    """Apply a setting of PyTorch, such as Dynamo's "config.x = True" or "config.x.add(print)".
 
     Args:
         setting: as it is printed.
