@@ -70,10 +70,20 @@ def threads_as_they_were() -> Iterator[None]:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Compute on one thread: OpenMP's own threads do not survive a fork, with or without a plan."""
+    yield from _compute_on(1)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Compute on two threads, for a plan that changes their number and no sum: one thread adds in another order."""
+    yield from _compute_on(2)
+
+
+def _compute_on(threads: int) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     yield
     torch.set_num_threads(before)
 

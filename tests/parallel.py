@@ -27,8 +27,8 @@ def workers(config: pytest.Config, cores: int | None = None, memory: int | None 
     count = min(cores, _files(config.args), max(memory // MEMORY, 1))
     if count < 2 or looked_at:
         return 0
-    # Without this, each process would compute on all cores.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // count, 2)))
+    # A call on two threads waits for the slower one: several times as long where other tests have the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores // count))
     return count
 
 

@@ -46,6 +46,7 @@ def cluster() -> Iterator[Cluster]:
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 5}
     patched = pytest.MonkeyPatch()
     patched.setenv("RAY_TMPDIR", folder)
+    patched.setenv("OMP_NUM_THREADS", "2")  # or one thread would be no plan
     patched.setenv("RAY_TQDM_PATCH_PRINT", "0")  # or `print` is Ray's for every later test of this process
     cluster = Cluster()
     try:

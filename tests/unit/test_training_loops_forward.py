@@ -29,11 +29,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import pytorch_lightning as pl
 
-PLAN = Plan(threads=torch.get_num_threads() + 1)  # the same numbers, and seen to be taken
+PLAN = Plan(threads=3)  # the same numbers, and seen to be taken
+
 DRAW = torch.Generator().manual_seed(5)
 X, Y = torch.randn(12, 4, generator=DRAW), torch.randint(0, 3, (12,), generator=DRAW)
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("two_threads")]
 
 
 def net() -> torch.nn.Sequential:

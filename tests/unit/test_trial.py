@@ -370,6 +370,7 @@ def test_a_worker_tells_which_part_of_a_plan_changes_nothing() -> None:
     assert codec.from_json(worker._report(UnsupportedError("no GPU"), "load")[1], Failure).no_effect is None
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_a_gpu_that_is_not_there_is_said_before_cuda_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(device_lock, "join", lambda _device: pytest.fail("it asked"))
