@@ -205,7 +205,7 @@ def test_there_are_as_many_processes_as_cores_files_and_memory_for_them(
     found = {"capture": "fd", "trace": False, **options}
     config: Any = SimpleNamespace(args=arguments, getoption=found.__getitem__)
     assert parallel.workers(config, cores, memory) == expected
-    assert os.environ == ({"OMP_NUM_THREADS": str(max(cores // expected, 2))} if expected else {})
+    assert os.environ == ({"OMP_NUM_THREADS": str(cores // expected)} if expected else {})
 
 
 def test_tests_on_the_gpu_stay_in_one_process() -> None:
