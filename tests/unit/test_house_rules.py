@@ -90,6 +90,28 @@ def test_a_folder_that_needs_torch_would_be_seen() -> None:
     assert "torch" in done.stderr
 
 
+LOADED_WITHOUT_TORCH = {
+    *("api.py", "steps.py", "_torch/dynamo.py", "_torch/private_name.py", "measure/device_lock.py", "zoo/registry.py"),
+    *("doctor/probe.py", "doctor/threads.py", "trial/error_origin.py", "trial/job.py"),
+    *("diagnose/source_locations.py", "components/autocast.py"),
+    *("model_libraries/diffusion.py", "model_libraries/images.py", "model_libraries/text.py"),
+}
+"""Modules outside of the pure folders that a command loads before it knows that it needs torch, or that few do."""
+
+
+def find_hidden_imports(text: str) -> list[int]:
+    """Return the lines that import torch in a function."""
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    inside = [node for function in functions for node in ast.walk(function) if isinstance(node, ast.Import)]
+    return sorted({node.lineno for node in inside if [alias.name for alias in node.names] == ["torch"]})
+
+
+def test_torch_is_imported_at_the_top_of_a_module() -> None:
+    assert find_hidden_imports("import torch\ndef f():\n    import torch\n    import torch.distributed\n") == [3]
+    hidden = {str(file.relative_to(SOURCE)) for file in FILES if find_hidden_imports(file.read_text())}
+    assert hidden <= LOADED_WITHOUT_TORCH
+
+
 def test_the_table_of_layers_is_the_one_that_is_held() -> None:
     page = (ROOT / "docs" / "design" / "architecture.md").read_text()
     shown = {(int(layer), name) for layer, name in re.findall(r"^\| (\d+) \| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)}
