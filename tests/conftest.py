@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -31,12 +30,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return parallel.scheduler(config, log)
-
-
-def pytest_collection_finish() -> None:
-    """Leave all that is loaded by now out of garbage collections, or each would go through PyTorch and all tests."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -368,8 +368,6 @@ def _optimize_in_background(
     from torchwise.background import Order, initial_decision, start
     from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
-    if unknown := [name for name in options if name not in OptionKeywords.__annotations__]:
-        raise TypeError(f"optimize() got an unexpected keyword argument {unknown[0]!r}")
     request, workload = _make_request(model, args, kwargs, examples, TuneOptions(**options))
     if request.workload.mode != "inference":
         raise InputError(

@@ -180,10 +180,8 @@ def test_the_options_of_tune_are_written_in_three_ways_that_agree() -> None:
         name: text.__forward_arg__ for name, text in typed.items()
     }
     kept = {field.name: field.default for field in dataclasses.fields(TuneOptions)}
-    assert set(kept) == {*inspect.get_annotations(OptionKeywords), "seed"}, "a live model has no seed"
-    assert {name: p.default for name, p in named.items() if name in kept} == {
-        n: v for n, v in kept.items() if n != "seed"
-    }
+    assert set(kept) == set(inspect.get_annotations(OptionKeywords))
+    assert {name: p.default for name, p in named.items() if name in kept} == kept
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
@@ -24,8 +26,9 @@ from torchwise.cluster import Manifest, Slot, SweepResult, Task, choice, read_ma
 from torchwise.cluster import sweep as module
 from torchwise.cluster.sweep import RETRIES
 from torchwise.errors import InputError
-from torchwise.plan import Plan
-from torchwise.plan.workload_spec import DEFAULT_CALLS
+from torchwise.plan import Numerics, Plan
+from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.study import Request
 
 command = importlib.import_module("torchwise.cli.sweep")  # of this name the package has the function
 CPU = Slot(frozenset({"cpu"}))
@@ -327,3 +330,17 @@ def test_the_command_shows_and_writes_every_study_and_its_exit_code_says_the_wor
     assert [f"{target} on cpu: " in done.stdout for target in targets] == [True, True]
     assert "Run a: 2 times eager's speed" in done.stdout
     assert f"store {store}" in sweep.log("a"), "the store goes by the environment, where no list of processes shows it"
+
+
+def test_every_option_of_a_study_reaches_its_request() -> None:
+    plan = Plan(threads=1)
+    numbers: dict[str, Any] = {"calls": 7, "restarts": 3, "seed": 11, "memory_limit": 1.5, "budget": 3.0}
+    task = Task(
+        "m:f", "cpu", "training", allow="lower-precision", effort="quick", plan=(plan.to_json(),), cold=True, **numbers
+    )
+    request = task.request(fresh=True)
+    spec = WorkloadSpec("m:f", "cpu", "training", "latency", 7, 3, 11, 3 * 2**29)
+    assert request == Request(spec, Numerics.LOWER_PRECISION, "quick", 3.0, (plan,), fresh=True, cold=True)
+    assert (
+        msgspec.structs.replace(task, objective="throughput", cold=False).request().workload.objective == "throughput"
+    )

@@ -70,6 +70,12 @@ def test_a_missing_name_is_told_with_the_feature_and_the_version() -> None:
             check("a feature", [PrivateName("torch", "_foreach_copy_"), name])
 
 
+def test_a_module_is_imported_where_nothing_has_imported_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = importlib.import_module("torch._inductor.metrics")
+    monkeypatch.delattr("torch._inductor.metrics")
+    assert PrivateName("torch._inductor", "metrics").get() is metrics
+
+
 # ---- only one folder uses them
 
 

@@ -40,7 +40,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cold: bool = False
 
 
-AS_THEY_ARE = ("calls", "restarts", "allow", "effort", "budget", "objective", "mode", "seed", "cold")
+AS_THEY_ARE = ("calls", "restarts", "allow", "effort", "budget", "objective", "mode", "cold")
 """Options that a manifest writes as Python does. A plan is a text here, and the limit of memory is in GiB."""
 
 
@@ -73,7 +73,7 @@ class Task(Options, frozen=True):
             fresh=fresh,
             **same,
         )
-        return Request.from_options(options, self.target, self.device)
+        return Request.from_options(options, self.target, self.device, self.seed)
 
     def arguments(self) -> list[str]:
         """Return the arguments of `torchwise` for this study."""

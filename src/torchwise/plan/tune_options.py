@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from torchwise.plan.effort import EffortName
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.plan import Plan
-from torchwise.plan.workload_spec import DEFAULT_CALLS, Device, Mode, Objective, WorkloadSpec
+from torchwise.plan.workload_spec import DEFAULT_CALLS, Device, Mode, Objective
 
 if TYPE_CHECKING:
     from torchwise.workload import Example
@@ -58,7 +58,6 @@ class TuneOptions:
         device: "cpu" or "cuda", or None for the device of the model, or of this machine.
         plans: the plans to try instead of a search, or None to search.
         memory_limit: maximum peak memory of a call in bytes, besides weights, optimizer state and inputs.
-        seed: seed of the weights and inputs that a target's factory draws.
         fresh: whether the stored study is deleted first.
         cold: whether the chosen plan is timed with cold processor caches, too.
     """
@@ -73,27 +72,5 @@ class TuneOptions:
     device: str | None = None
     plans: Iterable[Plan] | None = None
     memory_limit: int | None = None
-    seed: int = 0
     fresh: bool = False
     cold: bool = False
-
-    def make_workload_spec(self, target: str, device: str) -> WorkloadSpec:
-        """Return the specification of a target's workload under these options.
-
-        Args:
-            target: the target, or the name of a live model.
-            device: the device if the options name none.
-
-        Raises:
-            InputError: an option is invalid. The message names the value and the rule.
-        """
-        return WorkloadSpec(
-            target,
-            device=self.device or device,  # type: ignore[arg-type]
-            mode=self.mode,  # type: ignore[arg-type]
-            objective=self.objective,  # type: ignore[arg-type]
-            calls=self.calls,
-            restarts=self.restarts,
-            seed=self.seed,
-            memory_limit=self.memory_limit,
-        )

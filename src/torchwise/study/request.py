@@ -65,21 +65,32 @@ class Request:
                 raise InputError(f"plan {plan} is {level}, but only up to {self.allow} is allowed: --allow {level}")
 
     @classmethod
-    def from_options(cls, options: TuneOptions, target: str, device: str) -> Request:
+    def from_options(cls, options: TuneOptions, target: str, device: str, seed: int = 0) -> Request:
         """Return the request to tune a target with a user's options.
 
         Args:
             options: the options.
             target: the target, or the name of a live model.
-            device: the device if the options name none.
+            device: the device to run on, which the options may leave open.
+            seed: seed of the weights and inputs that a target's factory draws.
 
         Raises:
             InputError: an option is invalid. The message names the value and the rule.
         """
         if isinstance(options.plans, Plan):
             raise InputError("plans is a Plan, but must be a list of plans: plans=[plan]")
+        workload = WorkloadSpec(
+            target,
+            device=device,  # type: ignore[arg-type]
+            mode=options.mode,  # type: ignore[arg-type]
+            objective=options.objective,  # type: ignore[arg-type]
+            calls=options.calls,
+            restarts=options.restarts,
+            seed=seed,
+            memory_limit=options.memory_limit,
+        )
         return cls(
-            options.make_workload_spec(target, device),
+            workload,
             Numerics.of(options.allow),
             options.effort,
             options.budget,
