@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchwise.bucketing import padding_check
 from torchwise.bucketing.padding import Padding
+from torchwise.compile.transforms import isolate_rnn
 from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.plan.effort import EFFORTS
@@ -104,7 +105,7 @@ def raises(*_args: Any, **_named: Any) -> Any:
         {
             (inspection, "_is_stochastic"): "whether it draws random numbers",
             (inspection, "find_repeated_blocks"): "whether it has repeated blocks",
-            (inspection, "has_rnn"): "whether it has an RNN",
+            (isolate_rnn, "has_rnn"): "whether it has an nn.RNN, nn.GRU or nn.LSTM",
         },
         {
             (inspection, "prints"): "whether it prints",

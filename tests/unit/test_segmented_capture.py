@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchwise.compile.cuda_graphs import CAPTURES, segments
+from torchwise.compile.cuda_graphs import segmented, segments
 from torchwise.compile.cuda_graphs import segmented as branches_file
 from torchwise.compile.cuda_graphs.compile_freeze import forbid_compile
 from torchwise.compile.cuda_graphs.host_values import HostValues
@@ -260,7 +260,7 @@ def test_a_question_at_which_dynamo_breaks_the_graph_is_asked_and_nothing_is_com
 )
 def test_it_is_for_inference_on_a_gpu(device: str, mode: str, said: str) -> None:
     with pytest.raises(UnsupportedError, match=f"capture is 'branches'.*{said}"):
-        CAPTURES["branches"](torch.relu, None, device=device, mode=mode)
+        segmented.SegmentedCall(torch.relu, None, device=device, mode=mode)
 
 
 def test_a_training_step_is_not_captured_in_branches() -> None:

@@ -8,8 +8,7 @@ from typing import Literal
 
 import torch
 
-from torchwise._torch import dynamo
-from torchwise.compile import cpu_isa_cache
+from torchwise._torch import cpu_isa_cache, dynamo
 from torchwise.errors import UnsupportedError
 from torchwise.records import Decision
 from torchwise.trial import DerivedJob, Job

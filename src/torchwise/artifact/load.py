@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from torchwise import environment
-from torchwise._torch import dynamo, inductor
+from torchwise._torch import cpu_isa_cache, dynamo, inductor
 from torchwise.artifact import caches, package
 from torchwise.artifact.folder import Folder
 from torchwise.artifact.manifest import Info
 from torchwise.artifact.package import Package
 from torchwise.artifact.remote_files import RemoteFolder, hide_password, is_folder, is_url
-from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError, StalePlanError, TorchwiseError
 from torchwise.records import Decision
 from torchwise.workload import Workload

@@ -15,12 +15,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torchwise.background.aot_worker import AotCode, CheckResult, Preparation
 from torchwise.background.protocol import Message, Order
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
-from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.plan.rules import find_choices, iter_changes
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.store import open_storage
 from torchwise.study import Caches, Request, Silent, run_study
@@ -87,16 +88,16 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
 def adapt_to_aot(plan: Plan) -> Plan:
     """Return the plan most similar to `plan` that can be compiled ahead of time.
 
-    Regional compilation becomes whole-model compilation, Inductor's CUDA graphs become one around the call, and weights
-    are not frozen.
+    Each choice that cannot be is replaced by those that its declaration gives. So regional compilation becomes
+    whole-model compilation, and Inductor's CUDA graphs become one around the call.
     """
-    if plan.backend == "eager":
-        return plan
-    capture = "call" if plan.mode in CUDA_GRAPH_MODES else plan.capture
-    mode = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(plan.mode, plan.mode)
-    options = tuple((name, value) for name, value in plan.options if name != "freezing")
-    transforms = tuple(name for name in plan.transforms if name != "isolate_rnn")
-    return replace(plan, scope="whole", mode=mode, capture=capture, options=options, transforms=transforms)
+    changed = [choice for choice in find_choices(plan) if choice.ahead_instead is not None]
+    dropped = {choice.key for choice in changed}
+    kept = [change for change in iter_changes(plan) if change not in dropped]
+    fields: dict[str, Any] = {}
+    for field, value in (*kept, *(new for choice in changed for new in choice.ahead_instead or ())):
+        fields[field] = (*fields.get(field, ()), value) if field in ("options", "transforms") else value
+    return Plan(**fields)
 
 
 def _prepare_plan(

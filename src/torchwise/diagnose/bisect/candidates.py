@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchwise.diagnose.bisect.job import Option
 from torchwise.plan import Plan
 from torchwise.plan.plan import OptionValue
-from torchwise.plan.space import iter_changes
+from torchwise.plan.rules import iter_changes
 
 
 @dataclass(frozen=True, slots=True)

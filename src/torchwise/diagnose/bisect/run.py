@@ -17,7 +17,7 @@ from torchwise.diagnose.bisect.program import MARKS
 from torchwise.diagnose.bisect.request import BisectRequest
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.space import iter_changes
+from torchwise.plan.rules import iter_changes
 from torchwise.records import Failure, codec
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Stage, Subgraph, Symptom
 from torchwise.trial import Job, Launcher, own_caches
