@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 
@@ -46,7 +46,7 @@ def check_trajectories(candidate_losses: list[list[float]], eager_losses: list[l
     differences = (candidate[:, half:].mean(axis=1) - eager[:, half:].mean(axis=1)) / scale
     mean, margin = float(differences.mean()), MARGIN_REDUCED if reduced else MARGIN
     spread = float(differences.std(ddof=1)) / math.sqrt(len(differences))
-    reach = float(stats.t.ppf(1 - FALSE_ALARM_RATE, len(differences) - 1)) * spread
+    reach = float(stdtrit(len(differences) - 1, 1 - FALSE_ALARM_RATE)) * spread
     detail = (
         f"over {eager.shape[0]} seeds of {eager.shape[1]} steps the mean loss differs from eager's by {mean:+.2%} ± "
         f"{reach:.2%}, and {margin:.0%} is granted (false alarms: {FALSE_ALARM_RATE:g})"
