@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
 from torchwise import errors
@@ -126,7 +127,7 @@ def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str,
     device_lock.configure_lock(
         lambda waits: connection.send((MessageKind.WAITS if waits else MessageKind.GOES_ON, stage[0]))
     )
-    cpu_isa_cache.SHARED.known, cpu_isa_cache.SHARED.is_warm = checks, job.task == "warm"
+    cpu_isa_cache.SHARED.known, cpu_isa_cache.SHARED.is_warm = checks, _has_warm_cache()
     if COMPILER_MODULE in sys.modules:
         cpu_isa_cache.SHARED.install()
     try:
@@ -139,6 +140,12 @@ def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str,
     sys.stdout.flush()
     # Interpreter shutdown after CUDA graphs and compile pools can crash or hang, and there is nothing left to save.
     os._exit(0)
+
+
+def _has_warm_cache() -> bool:
+    """Return whether an earlier process has compiled into the folder of Inductor's cache."""
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+    return "TORCHINDUCTOR_CACHE_DIR" in os.environ and folder.is_dir() and any(folder.iterdir())
 
 
 def _run(job: Assignment, stage: Stage) -> Any:

@@ -14,7 +14,6 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from scipy.special import stdtrit
 
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 
@@ -31,6 +30,8 @@ def check_trajectories(candidate_losses: list[list[float]], eager_losses: list[l
         eager_losses: losses of eager, on the same batches.
         reduced: whether the candidate computes in a lower precision than the step as written.
     """
+    from scipy.special import stdtrit  # takes a sixth of a second, and only training steps need it
+
     candidate, eager = np.array(candidate_losses), np.array(eager_losses)
     if bool((np.isfinite(eager) & ~np.isfinite(candidate)).any()):
         return Check(
