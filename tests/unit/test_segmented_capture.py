@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -477,7 +478,8 @@ def plan(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Segmented
 
     def make(call: Callable[..., Any], module: torch.nn.Module | None = None, x: torch.Tensor = UP) -> SegmentedPaths:
         made: Any = SegmentedCall.__new__(SegmentedCall)
-        made._call, made._module, made._borrow, made._pool, made._recording_stream = call, module, False, None, books
+        made._call, made._module, made._borrow = call, module, False
+        made._pool = SimpleNamespace(handle=None, stream=books)
         made._device, made._guard, made._host = -1, ModuleGuard(module), {}
         branches = made._replays(("a signature", None, False), (x.clone(),), {}, lambda: True, lambda: None)
         branches.warmed = warmed

@@ -227,7 +227,7 @@ class SegmentedCall(CapturedCall):
             )
         try:
             path = record_path(
-                lambda: self._call(*args, **kwargs), pool=self._pool, stream=self._recording_stream, host=host
+                lambda: self._call(*args, **kwargs), pool=self._pool.handle, stream=self._pool.stream, host=host
             )
             if self._versions(inputs) != before or any(not pytree.equal(b.tensor, b.values) for b in buffers):
                 raise UnsupportedError(_WRITES)

@@ -1,0 +1,67 @@
+"""The memory, the stream and the order of replays that all CUDA graphs of one owner share.
+
+An owner is a captured call, step or loop. Its graphs write to one memory pool, so that they must not run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sized
+from typing import Any
+
+import torch
+
+from torchwise._torch import cuda_graphs
+from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
+from torchwise.compile.cuda_graphs.recorded_graph import Graph, record, record_in_place
+
+
+class GraphPool:
+    """Records the graphs of one owner, and orders their replays.
+
+    Attributes:
+        handle: the memory pool of the graphs recorded next.
+        stream: the stream on which they are recorded.
+    """
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+        self.stream = RecordingStream()
+        self._last: torch.cuda.Stream | None = None
+        self._last_raw: int | None = None
+        self._get_raw_stream: Callable[[int], int] | None = None  # which a build for the CPU lacks
+
+    def renew(self, graphs: Sized = ()) -> None:
+        """Take new memory unless there are graphs, as a pool without them takes no new ones while tensors lie in it."""
+        if not graphs:
+            self.handle = torch.cuda.graph_pool_handle()
+
+    def record(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], settled: Callable[[], None]
+    ) -> Graph:
+        """Warm up, and record one call on copies of its inputs. See `recorded_graph.record`."""
+        return record(call, args, kwargs, pool=self.handle, stream=self.stream, settled=settled)
+
+    def record_in_place(
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        wanted: list[torch.Tensor] | None,
+    ) -> tuple[Callable[[], None], Any]:
+        """Record one warm call on the memory of its arguments. See `recorded_graph.record_in_place`."""
+        return record_in_place(call, args, kwargs, wanted, pool=self.handle, stream=self.stream)
+
+    def wait_for_last_replay(self, device: int) -> None:
+        """Wait for the last replay if it was on another stream, as it may still use the memory of the graphs.
+
+        Args:
+            device: index of the current GPU.
+        """
+        if self._get_raw_stream is None:
+            self._get_raw_stream = cuda_graphs.RAW_STREAM.get()
+        if self._get_raw_stream(device) == self._last_raw:
+            return
+        current = torch.cuda.current_stream()
+        if self._last is not None:
+            current.wait_stream(self._last)
+        self._last, self._last_raw = current, current.cuda_stream
