@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchwise.compile.cuda_graphs import capture_errors, graph_key, graph_pool
+from torchwise.compile.cuda_graphs import capture_errors, graph_pool
 from torchwise.compile.cuda_graphs.recorded_graph import Graph
 from torchwise.runtime import call_guard
 from torchwise.workload import pytree
@@ -71,7 +71,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.recorded, self.replayed, self.mode, self.capturing = 0, 0, 0, False
         self.pools: list[int] = []
-        monkeypatch.setattr(graph_key, "DEVICE", "cpu")
+        monkeypatch.setattr(graph_pool, "DEVICE", "cpu")
         monkeypatch.setattr(
             call_guard, "_count_dispatch_modes", lambda: 0
         )  # no real recording is a mode, as the tape is

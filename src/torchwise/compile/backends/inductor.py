@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from torchwise._torch import dynamo, inductor
-from torchwise.compile import loop_rolling, pdl_waits
+from torchwise.compile import inductor_patches, loop_rolling
 from torchwise.compile.backends.compile_callback import CompileCallback, compile_with
 from torchwise.compile.backends.freezing import Freezing
-from torchwise.compile.cache_key import add_autocast_to_key
 from torchwise.compile.guards.fast_module_guard import Reads
 from torchwise.compile.guards.guard_bypass import GuardBypass
+from torchwise.compile.inductor_patches import add_autocast_to_key
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
 from torchwise.compile.transforms import load_transforms
@@ -278,8 +278,8 @@ def _options(plan: Plan) -> dict[str, Any]:
                 f"Inductor takes one post_grad_custom_pre_pass, and this program has set its own: {other}"
             )
         options["post_grad_custom_pre_pass"] = graph_pass
-    if options.get(pdl_waits.OPTION) or inductor.CONFIG.get().triton.enable_pdl:  # or the user's own setting
-        pdl_waits.wait_first()
+    if options.get(inductor_patches.OPTION) or inductor.CONFIG.get().triton.enable_pdl:  # or the user's own setting
+        inductor_patches.wait_first()
     check_options(options)
     return options
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from torchwise.compile.cuda_graphs.capture_errors import capture_error
-from torchwise.compile.cuda_graphs.graph_key import is_on_gpu
-from torchwise.compile.cuda_graphs.graph_pool import GraphPool
+from torchwise.compile.cuda_graphs.graph_pool import GraphPool, is_on_gpu
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, static
 from torchwise.compile.signature import is_strided, opaque_leaves
 from torchwise.errors import UnsupportedError

@@ -26,12 +26,12 @@ import torch
 from torchwise._torch.dispatch import copy_each
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
-from torchwise.compile.cuda_graphs.graph_key import GraphKey
+from torchwise.compile.cuda_graphs.graph_pool import GraphKey
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.module_buffers import KeptBuffer, buffers_of
 from torchwise.compile.cuda_graphs.recorded_graph import copy_outputs, static_inputs, tensors_of, warm_up
 from torchwise.compile.cuda_graphs.segments import Path, record_path
-from torchwise.compile.noop_check import no_effect
+from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 

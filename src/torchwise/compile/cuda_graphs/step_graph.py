@@ -16,16 +16,21 @@ import torch
 
 from torchwise._torch.guards import make_settings_check
 from torchwise.compile.cuda_graphs.capture_errors import capture_error
-from torchwise.compile.cuda_graphs.graph_key import (
+from torchwise.compile.cuda_graphs.graph_pool import (
     GraphKey,
+    GraphPool,
     graph_key_of,
     is_on_gpu,
     is_unavailable,
 )
-from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, overlap, tensors_of
-from torchwise.compile.cuda_graphs.step_recording import Grads, StepRecording, detach_tensors
-from torchwise.compile.cuda_graphs.training_state import StateChange, TrainingState
+from torchwise.compile.cuda_graphs.training_state import (
+    Grads,
+    StateChange,
+    StepRecording,
+    TrainingState,
+    detach_tensors,
+)
 from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
 from torchwise.compile.recompiles import Recompiles

@@ -16,8 +16,8 @@ from typing import Any, TypeGuard
 
 import torch
 
-from torchwise.compile.noop_check import no_effect
 from torchwise.compile.shared_copies import share
+from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import UnsupportedError
 
 
