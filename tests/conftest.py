@@ -119,10 +119,10 @@ class StandingClock:
 @pytest.fixture
 def spent_clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
     """Have trials and searches count the seconds of a clock that stands."""
-    from torchwise.trial import stopwatch
+    from torchwise.trial import run_trial
 
     clock = StandingClock()
-    monkeypatch.setattr(stopwatch, "time", clock)
+    monkeypatch.setattr(run_trial, "time", clock)
     return clock
 
 

@@ -21,7 +21,7 @@ import torchwise
 from live_decisions import make_decision
 from torchwise import artifact, environment
 from torchwise._torch import cpu_isa_cache
-from torchwise.artifact import build, caches, package
+from torchwise.artifact import build, package
 from torchwise.artifact.build import Build, BuildResult
 from torchwise.artifact.manifest import SCHEMA, Manifest
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
@@ -415,7 +415,7 @@ def test_locks_links_and_halves_are_left_out(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "ab/link").symlink_to(tmp_path / "ab/c.so")
-    assert caches.collect(tmp_path) == {"inductor/ab/c.so": b""}
+    assert build.collect(tmp_path) == {"inductor/ab/c.so": b""}
 
 
 def test_instruction_sets_are_checked_once_and_then_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ from live_decisions import make_decision
 from local_server import serving
 from torchwise import artifact, environment
 from torchwise._torch import cpu_isa_cache
-from torchwise.artifact.folder import Folder, name_of
-from torchwise.artifact.remote_files import RemoteFolder
+from torchwise.artifact.remote_files import Folder, RemoteFolder, name_of
 from torchwise.errors import InputError
 
 

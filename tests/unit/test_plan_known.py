@@ -19,7 +19,7 @@ from torchwise.plan.choice import list_values
 from torchwise.plan.choices import inductor_options
 from torchwise.plan.known_names import check_known
 from torchwise.records import Decision, Study, Trial, codec
-from torchwise.store.rows import dump, load
+from torchwise.store.keys import dump, load
 
 
 def text(**fields: Any) -> str:

@@ -59,8 +59,7 @@ def analyze(
 
     from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
     from torchwise.environment import default_device
-    from torchwise.plan.target_form import check_form
-    from torchwise.plan.workload_spec import WorkloadSpec
+    from torchwise.plan.workload_spec import WorkloadSpec, check_form
     from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer
     from torchwise.report.analysis import AnalyzeProgress, render_analysis, write_analysis_html
     from torchwise.report.json_export import write_json

@@ -1,8 +1,12 @@
-"""The settings of a program's components: whether, how and at which minimum speed-up they run by a plan."""
+"""The settings of a program's components: whether, how and at which minimum speed-up they run by a plan.
+
+The environment variable `TORCHWISE_DISABLE`, which makes every component run its original code.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
@@ -148,3 +152,15 @@ def _is_number(value: object) -> bool:
 def list_modes() -> tuple[str, ...]:
     """List the modes of a component: "auto" searches, and each mode of `torch.compile` is taken as it is."""
     return (AUTO, *list_allowed("mode"))
+
+
+VARIABLE = "TORCHWISE_DISABLE"
+OFF = ("", "0", "false", "no", "off")
+
+
+def is_disabled() -> bool:
+    """Return whether `TORCHWISE_DISABLE` is set now.
+
+    Any value but "", 0, false, no and off counts, as plain code is safe.
+    """
+    return (value := os.environ.get(VARIABLE)) is not None and value.strip().lower() not in OFF

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from torchwise.components.autocast import autocast_of, device_of
+from torchwise.components.component import autocast_of, device_of
 from torchwise.components.config import PROFILES, CompileConfig, list_modes
 from torchwise.components.search import Find, tune_in_workers
 from torchwise.errors import InputError, TorchwiseError
@@ -169,9 +169,8 @@ class CompileManager:
         changes: dict[str, Any],
         is_whole: bool = True,
     ) -> Callable[..., Any]:
-        from torchwise.components.component import Component
+        from torchwise.components.component import Component, copy_with_shared_dict
         from torchwise.components.program import function_of, place
-        from torchwise.components.shared_dict_copy import copy_with_shared_dict
 
         module = target if isinstance(target, torch.nn.Module) else None
         original = target if module is None else copy_with_shared_dict(module)

@@ -13,8 +13,7 @@ from torchwise.plan import Plan
 from torchwise.records import Standing, Study
 from torchwise.report.approvals import render_approvals
 from torchwise.report.trial_table import Row, rows
-from torchwise.study.apply_approvals import apply_approvals
-from torchwise.study.approvals import make_approval
+from torchwise.study.apply_approvals import apply_approvals, make_approval
 
 AUTOMATIC = "automatic"
 MEANINGS = {

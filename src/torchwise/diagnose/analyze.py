@@ -18,7 +18,7 @@ from torchwise.records.analysis import Advice
 from torchwise.records.analysis import Analysis as AnalysisRecord
 from torchwise.trial import ProcessLauncher
 from torchwise.workload import Example, Workload
-from torchwise.workload.user_inputs import read_workload
+from torchwise.workload.target import read_workload
 
 
 class Analysis:

@@ -14,11 +14,11 @@ from torchwise.errors import InputError, WorkloadError, is_positive
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Decision, Failure, Outcome, codec
-from torchwise.records.batchfit import BatchFit, SizeTried
+from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, own_caches
 from torchwise.trial.job import Attempt
 from torchwise.workload import Workload
-from torchwise.workload.user_inputs import read_workload
+from torchwise.workload.target import read_workload
 
 LIMIT_S = 600.0
 REFINEMENTS = 2

@@ -13,7 +13,7 @@ from torchwise.environment import default_device
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import ProcessSettings
 from torchwise.workload import Workload
-from torchwise.workload.user_inputs import device_of, name_of
+from torchwise.workload.target import device_of, name_of
 
 
 @dataclass(frozen=True, slots=True)

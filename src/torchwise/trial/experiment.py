@@ -20,7 +20,7 @@ from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.first_calls import FirstAnswer, very_first
 from torchwise.verify.inputs import draws
 from torchwise.verify.observe import Observation
-from torchwise.verify.retained_outputs import check_retained_outputs
+from torchwise.verify.spot_check import check_retained_outputs
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import pytree

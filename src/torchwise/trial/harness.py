@@ -13,9 +13,8 @@ import torch
 from torchwise._torch import cpu_isa_cache
 from torchwise.errors import UnsupportedError
 from torchwise.measure import device_lock
-from torchwise.measure.cache_eviction import make_eviction
 from torchwise.measure.clock import Clock
-from torchwise.measure.memory import measure_memory_use, peak_memory
+from torchwise.measure.memory import make_eviction, measure_memory_use, peak_memory
 from torchwise.measure.paired_timing import MIN_ROUND_S, MIN_ROUNDS, STOPPING_ROUNDS, Precision, measure_pair
 from torchwise.plan import Trait
 from torchwise.records import Measurement

@@ -29,8 +29,7 @@ from torchwise.records.structure_differences import pack_details
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
-from torchwise.trial.output_effects import prints
-from torchwise.trial.plain_call import PlainCall, run_plainly
+from torchwise.trial.plain_call import PlainCall, prints, run_plainly
 from torchwise.trial.training import step_traits, work_of
 from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note

@@ -14,7 +14,7 @@ from torchwise.diagnose.worker_arguments import make_spec, sent
 from torchwise.plan import EAGER, Plan
 from torchwise.records.bisection import Bisection
 from torchwise.workload import Example, Workload
-from torchwise.workload.user_inputs import read_workload
+from torchwise.workload.target import read_workload
 
 
 def bisect(
