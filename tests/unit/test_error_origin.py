@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchwise.bucketing import padding_check
-from torchwise.bucketing.padder import Padding
+from torchwise.bucketing.padding import Padding
 from torchwise.compile.transforms import isolate_rnn
 from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
 from torchwise.plan import EAGER

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from live_decisions import make_decision
-from torchwise.bucketing.padder import Padding, carriers_of
+from torchwise.bucketing.padding import Padding, carriers_of
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.fallback_reason import FallbackReason

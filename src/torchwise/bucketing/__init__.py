@@ -5,7 +5,7 @@ from torchwise.bucketing.bucketed import WarmedBucket, bucketed, warm_up
 from torchwise.bucketing.buckets import Choice, buckets_for, choose, padded_share
 from torchwise.bucketing.dispatch import Counts
 from torchwise.bucketing.module import BucketedFunction, BucketedModule, apply_buckets, counts_of
-from torchwise.bucketing.padder import Padding
+from torchwise.bucketing.padding import Padding
 from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.lazy import load_attributes
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Unpack
 
 from torchwise.bucketing.buckets import MAX_BUCKETS, buckets_for, histogram_of
 from torchwise.bucketing.module import Bucketed, apply_buckets, buckets_of
-from torchwise.bucketing.padder import Padder, Padding
+from torchwise.bucketing.padding import Padder, Padding
 from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.compile.cuda_graphs.in_place_replay import SETTLING_CALLS
 from torchwise.errors import InputError

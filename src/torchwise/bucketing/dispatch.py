@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import is_autocast_enabled, is_grad_enabled
 
-from torchwise.bucketing.padder import Padder
+from torchwise.bucketing.padding import Padder
 from torchwise.bucketing.padding_check import VerifiedPadding
 from torchwise.compile.guards.fast_module_guard import Reads
 from torchwise.compile.guards.module_guard import ModuleGuard

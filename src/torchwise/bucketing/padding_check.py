@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchwise.bucketing.padder import Padder, Padding, tensors_by_path
+from torchwise.bucketing.padding import Padder, Padding, tensors_by_path
 from torchwise.compile.signature import is_plain, plain_key
 from torchwise.errors import BaselineError, InputError, InternalError, format_error, is_count
 from torchwise.verify import is_stochastic, mismatch
