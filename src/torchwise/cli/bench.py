@@ -310,10 +310,11 @@ def _refuse_no_targets() -> None:
         InputError: always. The message names the families.
     """
     from torchwise.errors import InputError
-    from torchwise.zoo import list_workloads
+    from torchwise.zoo.families import load_zoo
 
-    families = ", ".join(dict.fromkeys(entry.family for entry in list_workloads()))
-    raise InputError(
-        f"no target is given, but a benchmark needs some: a family of the zoo ({families}), zoo for all of them, "
-        "package.module:factory, path/file.py:factory, or --suite FILE"
+    zoo = load_zoo()
+    problem = (
+        f"no target is given, but a benchmark needs some: a family of the zoo ({', '.join(zoo.families)}), zoo for all "
+        "of them, package.module:factory, path/file.py:factory, or --suite FILE"
     )
+    raise InputError("; ".join([problem, *zoo.explain_rest()]))

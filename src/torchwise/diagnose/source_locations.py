@@ -14,6 +14,7 @@ from pathlib import Path
 import torchwise
 from torchwise._torch import dynamo
 from torchwise.records.compile_events import Frame
+from torchwise.zoo.families import find_program_folders
 
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<function>[^\n]+))?', re.MULTILINE)
 _RESUMED = re.compile(r"^(torch_dynamo_resume_in_)+(?P<function>.+?)(_at_\d+)+$")
@@ -57,8 +58,8 @@ def is_compiler(file: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
-    """Return whether a file is installed code: torch, site-packages, the standard library, or Torchwise but its zoo."""
-    return _is_within(file, _libraries()) and not _is_within(file, (str(Path(torchwise.__file__).parent / "zoo"),))
+    """Return whether a file is installed code: torch, site-packages, the standard library, Torchwise, but no zoo."""
+    return _is_within(file, _libraries()) and not _is_within(file, _programs())
 
 
 def excerpt(frame: Frame) -> str:
@@ -80,6 +81,11 @@ def _libraries() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib") if name in paths]
     return (str(_torch()), str(Path(torchwise.__file__).parent), *installed)
+
+
+@functools.cache
+def _programs() -> tuple[str, ...]:
+    return find_program_folders()
 
 
 def _torch() -> Path:
