@@ -15,8 +15,8 @@ from torchwise.zoo.tutorial_catalogue import TUTORIAL
 
 GROUP = "torchwise.zoo_families"
 """The entry-point group in which plug-ins offer families."""
-FAMILIES_OF_MODELS = ("arr_coc", "energy_flow", "ivhl", "spinlock", "training")
-"""Families of the package `torchwise-models`, which is named where it is not installed."""
+KNOWN = ("energy_flow", "ivhl", "spinlock", "arr_coc", TUTORIAL.name, "training")
+"""Families that are shown before all others. All but the tutorial come with the package `torchwise-models`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Zoo:
     """All families that are installed.
 
     Attributes:
-        families: those that can be used, in the order of their names.
+        families: those that can be used, in the order in which they are shown.
         problems: the reason for each that cannot be used.
     """
 
@@ -39,7 +39,7 @@ class Zoo:
     @property
     def absent(self) -> tuple[str, ...]:
         """The families of `torchwise-models` if it is not installed."""
-        return tuple(name for name in FAMILIES_OF_MODELS if name not in self.families and name not in self.problems)
+        return tuple(name for name in KNOWN if name not in self.families and name not in self.problems)
 
     def explain(self, name: str) -> str | None:
         """Return why no workload `name` can be used, if the reason is its whole family."""
@@ -65,7 +65,8 @@ def load_zoo() -> Zoo:
             families[name] = found
         else:
             problems[name] = f"the zoo family {name!r} {found}"
-    return Zoo(dict(sorted(families.items())), problems)
+    order = [*KNOWN, *sorted(families)]
+    return Zoo({name: families[name] for name in sorted(families, key=order.index)}, problems)
 
 
 def find_program_folders() -> tuple[str, ...]:
