@@ -14,7 +14,8 @@ import pytest
 
 import torchwise
 from torchwise import cli
-from torchwise.bench import resolve_targets
+from torchwise.bench import Suite, resolve_targets
+from torchwise.cli.bench import _resolve_targets
 from torchwise.diagnose.source_locations import is_library
 from torchwise.errors import InputError, TargetError
 from torchwise.plan.workload_spec import SCHEMES_OF_MODELS, check_form
@@ -132,6 +133,14 @@ def test_lists_say_where_the_rest_comes_from(monkeypatch: pytest.MonkeyPatch, ca
         assert run(monkeypatch, *arguments) == 2
         shown = " ".join(capsys.readouterr().err.split())
         assert all(part in shown for part in message.split(".*")), shown
+
+
+@pytest.mark.usefixtures("without_models")
+def test_a_benchmark_of_the_whole_zoo_says_what_it_leaves_out(capsys) -> None:
+    assert _resolve_targets(Suite(("zoo",))) == resolve_targets(["tutorial"], ["medium"])
+    assert capsys.readouterr().err.startswith("torchwise: the zoo families energy_flow, ivhl, ")
+    _resolve_targets(Suite(("tutorial",)))
+    assert capsys.readouterr().err == ""
 
 
 def test_nothing_is_said_to_be_missing_where_all_is_there() -> None:

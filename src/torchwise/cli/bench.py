@@ -278,7 +278,11 @@ def _load_suite(
 
 def _resolve_targets(suite: Suite) -> list[str]:
     from torchwise.bench import resolve_targets
+    from torchwise.zoo.families import load_zoo
 
+    if "zoo" in suite.targets:
+        for reason in load_zoo().explain_rest():
+            typer.echo(f"torchwise: {reason}", err=True)
     return resolve_targets(suite.targets, suite.sizes)
 
 
