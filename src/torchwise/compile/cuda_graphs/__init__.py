@@ -14,8 +14,8 @@ from typing import Any, Protocol
 class CudaGraph(Protocol):
     """A call that is answered by replaying CUDA graphs: the class that the choice of a plan's `capture` names.
 
-    Answers are the caller's, unless they are borrowed. Inputs that the call writes to are written to. Weights that are
-    changed in place take effect. A suite tests it (`torchwise.testing.cuda_graph`).
+    Answers are the caller's, unless they are borrowed. Inputs that the call writes to are written to, or the call is
+    refused. Weights that are changed in place take effect. `torchwise.testing.cuda_graph` has its contract as tests.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
