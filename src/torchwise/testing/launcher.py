@@ -29,9 +29,9 @@ class LauncherContract:
     """A job ends with an answer or a failure, and a failure of the job never makes the launcher raise.
 
     The answer is the record that the job's function returns, as JSON. Each stage is heard when it begins. An error in
-    the worker, its death and its limits of time and memory are failures, with the stage and the reason. A worker that
-    is ended takes its children along. Only an error of the user's target or inputs is raised in the caller. After any
-    of them the next job runs.
+    the worker, its death and its limit of time are failures, with the stage and the reason. A worker that is ended
+    takes its children along. Only an error of the user's target or inputs is raised in the caller. After any of them
+    the next job runs.
     """
 
     @pytest.fixture
@@ -72,11 +72,6 @@ class LauncherContract:
         while is_running(child) and time.monotonic() - start < 8.0 + SECONDS_TO_END:
             time.sleep(0.05)
         assert not is_running(child), "a child of the worker lives on"
-
-    def test_a_worker_ends_at_its_limit_of_memory(self, launcher: Launcher, tmp_path: Path) -> None:
-        failure, _ = run_job(launcher, "hang", tmp_path / "note", Limits(60.0, 1))
-        assert isinstance(failure, Failure)
-        assert failure.kind is FailureKind.OUT_OF_MEMORY
 
     def test_an_error_of_the_user_s_is_raised(self, launcher: Launcher) -> None:
         with pytest.raises(InputError, match="x is a list, but must be a tensor"):
