@@ -66,7 +66,7 @@ def make_decision(plan: Plan = INDUCTOR, **changes: Any) -> Decision:
     """Return a decision for a plan of that study."""
     decision = Decision(
         plan=plan,
-        reason="2 times as fast, proven by 1 check",
+        reason="2 times as fast, verified by 1 check",
         speedup=Interval(1.75, 2.0, 2.25),
         break_even_calls=Interval(10.0, 20.0, float("inf")),
         saved_s=100.0,

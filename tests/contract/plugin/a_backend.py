@@ -28,7 +28,7 @@ CHOICE = Choice(
     summary="graphs are traced by Dynamo and interpreted by torch.fx",
     effort="quick",
     compile_factor=0.1,
-    realized_by="plugin.a_backend:compile",
+    realized_by=compile,
 )
 
 

@@ -16,8 +16,8 @@ HAS_DROPOUT = Trait("plugin.dropout")
 
 def has_dropout(model: Any) -> bool:
     """Whether a model has dropout in it, switched off."""
-    is_model = isinstance(model, torch.nn.Module)
-    return is_model and any(isinstance(part, torch.nn.Dropout) and not part.training for part in model.modules())
+    parts = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return any(isinstance(part, torch.nn.Dropout) and not part.training for part in parts)
 
 
 def drop_dropout(model: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
