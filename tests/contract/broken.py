@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 
-def find_passed(suite: object, **fixtures: Any) -> list[str]:
-    """Run each test of a suite that needs these fixtures alone, and return the names of those that pass."""
-    passed = []
+def run_suite(suite: object, **fixtures: Any) -> dict[str, bool]:
+    """Run each test of a suite that needs these fixtures alone, and return whether it passes, by name."""
+    passed = {}
     for name, check in inspect.getmembers(suite, inspect.ismethod):
         wanted = inspect.signature(check).parameters
-        if not name.startswith("test_") or not set(wanted) <= set(fixtures):
-            continue
-        try:
-            check(**{fixture: fixtures[fixture] for fixture in wanted})
-        except (AssertionError, pytest.fail.Exception):
-            continue
-        passed.append(name)
+        if name.startswith("test_") and set(wanted) <= set(fixtures):
+            try:
+                check(**{fixture: fixtures[fixture] for fixture in wanted})
+                passed[name.removeprefix("test_")] = True
+            except (Exception, pytest.fail.Exception):
+                passed[name.removeprefix("test_")] = False
+    assert passed
     return passed

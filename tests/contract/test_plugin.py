@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +40,12 @@ def registered() -> Iterator[None]:
 
 def make_model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(), make_net().inner).eval()
+
+
+def test_without_pytest_the_way_out_is_named() -> None:
+    code = "import sys; sys.modules['pytest'] = None; import torchwise.testing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.endswith("torchwise.testing holds suites of pytest tests: pip install pytest\n")
 
 
 @pytest.mark.parametrize("module", [a_backend, a_transform])

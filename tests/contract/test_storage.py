@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,17 @@ from sqlalchemy import text
 
 from postgres_server import PostgresServer
 from torchwise.errors import StorageError
-from torchwise.records import Study
-from torchwise.store import Storage, open_storage
+from torchwise.plan import Plan
+from torchwise.records import Approval, Study, Trial, TrialState
+from torchwise.records.explanation import Explanation
+from torchwise.store import Storage, StudyKey, open_storage
 from torchwise.testing.records import (
     INDUCTOR,
     TUNED,
     claim_trial,
     complete_trial,
     conclude_study,
+    create_study,
     make_approval,
     make_explanation,
 )
@@ -102,6 +106,42 @@ class DatabaseContract(StorageContract):
         spoil(storage, """UPDATE torchwise_trials SET record = replace(record, '"native"', '"nonsense"')""")
         with pytest.raises(StorageError, match=rf"trial 0 of study {study.id} cannot be read: .*nonsense"):
             storage.get_study(study.id)
+
+
+class Careless(Storage):
+    """Gives every plan to everyone, and loses results."""
+
+    def claim_trial(self, study_id: int, plan: Plan, *_args: object, **_options: object) -> Trial:
+        return Trial(0, plan, TrialState.RUNNING)
+
+    def store_outcome(self, study_id: int, **_outcome: object) -> None: ...
+
+    def store_approval(self, approval: Approval) -> None: ...
+
+    def keep_explanation(self, explanation: Explanation) -> int:
+        return super().keep_explanation(replace(explanation, notes=("lost",)))
+
+    def find_study(self, key: StudyKey, target: str | None = None) -> Study | None:
+        return None
+
+
+SEEN = [
+    StorageContract.test_a_study_comes_back_as_it_was,
+    StorageContract.test_a_plan_in_hand_or_finished_is_not_claimed,
+    StorageContract.test_a_conclusion_adds_time_and_replaces_the_rest,
+    StorageContract.test_a_ruling_replaces_the_one_on_the_same_plan,
+    StorageContract.test_an_explanation_comes_back_as_it_was,
+]
+
+
+@pytest.mark.parametrize("check", SEEN, ids=lambda check: check.__name__)
+def test_a_storage_that_breaks_the_contract_is_seen(check: Callable[..., None], tmp_path: Path) -> None:
+    with open_storage(str(tmp_path / "careless.db")) as storage:
+        careless = Careless(storage._database)
+        wanted = inspect.signature(check).parameters
+        given = {"storage": careless, **({"study": create_study(careless)} if "study" in wanted else {})}
+        with pytest.raises(AssertionError):
+            check(StorageContract(), **given)
 
 
 class TestSqlite(DatabaseContract):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from broken import find_passed
+from broken import run_suite
 from plugin import a_backend, a_transform
 
 from torchwise.plan import CHOICES, Choice, Plan, Stage
 from torchwise.plan.choice import load_choices
-from torchwise.testing.models import Net, make_rows
+from torchwise.testing.models import make_rows
 from torchwise.testing.transform import TransformContract, make_rewriter
 
 
@@ -107,25 +109,46 @@ class TestStaticForm(TransformContract):
         return (make_rows(5),)
 
 
-class Twice(torch.nn.Module):
-    """Takes any model, changes its weights and its parts, and keeps weights of its own."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.own = Net()
-        for parameter in model.parameters():
-            parameter.data = parameter.data + 1
-        model.more = torch.nn.Linear(1, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.own(x)["first"]
+def copy_weights(model: Any) -> Any:
+    return a_transform.drop_dropout(copy.deepcopy(model))
 
 
-def test_a_rewrite_that_breaks_the_contract_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes: dict[str, Any] = {"summary": "", "required_traits": (), "stage": Stage.FORM}
-    choice = replace(a_transform.CHOICE, value="broken", realized_by=lambda m: (Twice(m), lambda f: f), **changes)
+def change_parts(model: Any) -> Any:
+    model.add_module("more", torch.nn.Identity())
+    return a_transform.drop_dropout(model)
+
+
+def replace_weights(model: Any) -> Any:
+    rewritten = a_transform.drop_dropout(model)
+    model[0].weight = torch.nn.Parameter(model[0].weight.detach().clone())
+    return rewritten
+
+
+def double_answers(model: Any) -> Any:
+    return a_transform.drop_dropout(model)[0], lambda inner: lambda x: inner(x) * 2
+
+
+def take_any(model: Any) -> Any:
+    return model, lambda inner: inner
+
+
+FAULTS: dict[Callable[[Any], Any], set[str]] = {
+    copy_weights: {"weights_are_shared"},
+    change_parts: {"the_original_stays_as_it_is"},
+    replace_weights: {"its_state_is_untouched", "weights_are_shared"},
+    double_answers: {"it_answers_as_the_original_does", "weights_are_shared"},
+    take_any: {"a_model_that_it_is_not_for_is_refused"},
+}
+
+
+@pytest.mark.parametrize(("fault", "seen"), FAULTS.items())
+def test_a_rewrite_that_breaks_the_contract_is_seen(
+    fault: Callable[[Any], Any], seen: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = replace(a_transform.CHOICE, value="broken", realized_by=fault, stage=Stage.FORM)
     monkeypatch.setitem(CHOICES, choice.key, choice)
-    inputs = (make_rows(3),)
+    model, inputs = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout()).eval(), (make_rows(3),)
     rewriter = make_rewriter(Plan(transforms=("broken",)), choice, inputs)
-    given = {"choice": choice, "model": torch.nn.Linear(4, 4), "unfit": torch.nn.Identity(), "inputs": inputs}
-    assert find_passed(TransformContract(), rewrite=rewriter, **given) == []
+    given = {"choice": choice, "model": model, "unfit": torch.nn.Identity(), "inputs": inputs}
+    found = run_suite(TransformContract(), rewrite=rewriter, **given)
+    assert {name for name, passed in found.items() if not passed} == seen
