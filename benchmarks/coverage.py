@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from torchwise import environment
-from torchwise.decide import History, decide, next_repeat
+from torchwise.study.history import History
+from torchwise.study.decision import decide
+from torchwise.study.repeats import next_repeat
 from torchwise.environment import Environment
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS

@@ -29,7 +29,8 @@ import psutil
 import torch
 
 import torchwise
-from torchwise import bucketing, environment
+from torchwise import environment
+from torchwise.runtime import bucketing
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.workload import Example

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torchwise.decide.history import TIE
+from torchwise.study.history import TIE
 from torchwise.environment import default_device, detect
 from torchwise.plan import Plan
 from torchwise.records import codec

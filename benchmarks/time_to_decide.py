@@ -35,7 +35,7 @@ from pathlib import Path
 
 from run_suite import Lane, lanes_on, start_on
 
-from torchwise.decide import History
+from torchwise.study.history import History
 from torchwise.plan import EAGER, Numerics, Plan, PlanSpace
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.space import choices_of

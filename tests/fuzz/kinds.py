@@ -22,9 +22,6 @@ from torchwise import environment
 from torchwise.artifact import package
 from torchwise.artifact.manifest import Manifest
 from torchwise.bench.suite import read_suite
-from torchwise.cluster.manifest import read_manifest
-from torchwise.components.config import CompileConfig
-from torchwise.dynamo.decide import Options
 from torchwise.lock import file as lock_file
 from torchwise.lock import schema, toml
 from torchwise.lock.check_results import Check, Checked, State
@@ -48,7 +45,10 @@ from torchwise.records.explanation import Explanation, Limits, SourceLocation
 from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.report.bench import read_benchmark
 from torchwise.report.comparison import Comparison, compare
+from torchwise.runtime.components.config import CompileConfig
+from torchwise.runtime.dynamo.decide import Options
 from torchwise.store.keys import dump, load
+from torchwise.study.cluster.manifest import read_manifest
 
 TUNED = Plan(backend="inductor", transforms=("isolate_rnn", "complex_to_real"), options=(("freezing", True),))
 

@@ -18,7 +18,6 @@ import typer
 from typer.testing import CliRunner
 
 from builders import a_plan, a_study, some_trials
-from torchwise import api
 from torchwise.cli.lookup import find_study
 from torchwise.cli.report import report
 from torchwise.cli.tune import tune
@@ -28,6 +27,7 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Study, StudyState
 from torchwise.report import write_json
 from torchwise.report.commands import BREAK, next_steps, reproduce, wrap_command
+from torchwise.runtime import api
 from torchwise.store import open_storage
 
 HOSTILE = "a b/$(touch x);'\".py:make"

@@ -18,7 +18,6 @@ from builders import (
     a_trial,
     an_inspection,
 )
-from torchwise.decide import History, decide
 from torchwise.plan import EAGER
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
@@ -41,6 +40,8 @@ from torchwise.report.plots.plot import series_of
 from torchwise.report.study_diff import times_of
 from torchwise.report.summary import inspection_facts, notes
 from torchwise.report.trial_table import Row, rows
+from torchwise.study.decision import decide
+from torchwise.study.history import History
 
 CHEAP = Costs(1.0, 0.5)
 

@@ -15,7 +15,7 @@ from torchwise.cli.options import Device, Store, json_option
 from torchwise.cli.tune import Address, Launcher
 
 if TYPE_CHECKING:
-    from torchwise.cluster import SweepResult
+    from torchwise.study.cluster import SweepResult
 
 
 def sweep(
@@ -36,8 +36,8 @@ def sweep(
     Exit codes: 0 all studies are decided. 1 a study ended with another error. 2 invalid input, also of one target. 3 a
     model itself fails. 4 all studies ended, and at least one is inconclusive. 130 interrupted.
     """
-    from torchwise.cluster import choice, read_manifest, run_sweep
     from torchwise.store import open_storage
+    from torchwise.study.cluster import choice, read_manifest, run_sweep
 
     check_writable(json)
     choice.check(launcher, address)
@@ -60,8 +60,8 @@ def sweep(
 def _command() -> list[str]:
     """Return the command for a process that ends together with this one, and waits for the store."""
     own = (
-        f"from torchwise.cluster.parent_watchdog import follow; follow({os.getpid()}); "
-        "from torchwise.cluster.retry import retry_while_unreachable; from torchwise.cli import app, main; "
+        f"from torchwise.study.cluster.parent_watchdog import follow; follow({os.getpid()}); "
+        "from torchwise.study.cluster.retry import retry_while_unreachable; from torchwise.cli import app, main; "
         "main(lambda: retry_while_unreachable(app))"
     )
     return [sys.executable, "-c", own]

@@ -71,11 +71,11 @@ def tune(
     """
     from rich.console import Console
 
-    from torchwise.cluster import Task, choice
     from torchwise.records.answer import EXIT_INCONCLUSIVE
     from torchwise.report import Progress, render_study, write_html, write_json
     from torchwise.store import open_storage
     from torchwise.study import run_study
+    from torchwise.study.cluster import Task, choice
 
     choice.check(launcher, address)
     device = device or choice.default_device(launcher, address)

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from torchwise.plan import Plan
 from torchwise.records import Inspection, Interval, StepWork, Trial
+from torchwise.records.trial import WAITING
 from torchwise.report import format as show
 from torchwise.report.outcome_text import own_fault
 from torchwise.report.throughput import describe_loss, throughput
 from torchwise.report.trial_table import verdict_word
-from torchwise.trial import WAITING
 
 REFRESHES_PER_SECOND = 8
 LONG_WAIT_S = 10.0
