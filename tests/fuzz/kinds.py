@@ -35,6 +35,7 @@ from torchwise.records.analysis import Analysis
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Step, Subgraph, Symptom
 from torchwise.records.codec import Document
+from torchwise.records.comparison import Comparison, compare
 from torchwise.records.compile_events import (
     Break,
     CodeFix,
@@ -46,8 +47,7 @@ from torchwise.records.compile_events import (
 )
 from torchwise.records.explanation import Explanation, Limits, SourceLocation
 from torchwise.records.scale import BatchFit, SizeTried
-from torchwise.report.bench import read_benchmark
-from torchwise.report.comparison import Comparison, compare
+from torchwise.report import read_benchmark
 from torchwise.store.keys import dump, load
 
 TUNED = Plan(backend="inductor", transforms=("isolate_rnn", "complex_to_real"), options=(("freezing", True),))

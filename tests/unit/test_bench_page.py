@@ -10,7 +10,7 @@ import pytest
 from bench_samples import PEAKS, a_benchmark, a_row, a_spec, ours, some_rows
 from torchwise.records.benchmark import RowState
 from torchwise.report.bench import render_bench_html, write_bench_html
-from torchwise.report.bench.themed_plots import plots
+from torchwise.report.plots.bench import plots
 
 HOSTILE = "\"'><script>alert(1)</script>\x1b[31m{{ 7*7 }}\u202e</style>\x00"
 

@@ -81,7 +81,7 @@ def bench(
     them.
     """
     from torchwise.plan import Numerics, Plan
-    from torchwise.report.bench import read_benchmark
+    from torchwise.report import read_benchmark
 
     if not targets and not suite:
         _refuse_no_targets()
@@ -146,7 +146,7 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
     from torchwise.bench import run_benchmark
     from torchwise.errors import StorageError
     from torchwise.records.answer import EXIT_INCONCLUSIVE
-    from torchwise.report.bench import BenchProgress, export
+    from torchwise.report import BenchProgress, export
     from torchwise.trial import ProcessLauncher
 
     resume = files.resume
@@ -202,7 +202,7 @@ def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:
 
 def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
     from torchwise.records.scale import with_trust
-    from torchwise.report.bench import export, write_bench_html, write_plots
+    from torchwise.report import export, write_bench_html, write_plots
     from torchwise.report.json_export import write_json
 
     _print(done, request, files)  # first, so that the table survives a full disk
@@ -293,7 +293,7 @@ def _check_files(files: list[Path], plots: Path | None, resume: Path | None) -> 
         InputError: a file cannot be written. The message names it and the reason.
     """
     from torchwise.errors import InputError
-    from torchwise.report.bench import check_exportable
+    from torchwise.report.bench_files import check_exportable
 
     if resume and resume.suffix != ".json":
         raise InputError(f"{resume} cannot be resumed from: only a .json file holds a whole benchmark")

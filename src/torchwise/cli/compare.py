@@ -27,8 +27,8 @@ def compare(
     """
     from rich.console import Console
 
-    from torchwise.report import comparison
-    from torchwise.report.bench import read_benchmark, render_comparison
+    from torchwise.records import comparison
+    from torchwise.report import read_benchmark, render_comparison
     from torchwise.report.json_export import write_json
 
     check_writable(json)

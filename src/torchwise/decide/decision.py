@@ -13,8 +13,8 @@ from torchwise.records import Decision, Outcome, Trial
 from torchwise.records.answer import Answer
 from torchwise.records.cores import describe_contention
 from torchwise.records.cost_model import CostModel
+from torchwise.records.format import count, seconds
 from torchwise.records.trial import relative_speeds
-from torchwise.records.units import count, seconds
 
 LESS_MEMORY = 0.95
 """With the objective "memory", a plan must need less than this share of eager's peak."""

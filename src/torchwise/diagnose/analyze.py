@@ -114,7 +114,7 @@ def analyze(
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
         BaselineError: the model raises on its own inputs.
     """
-    from torchwise.report.analysis import AnalyzeProgress
+    from torchwise.report.progress import AnalyzeProgress
     from torchwise.runtime import unwrap
     from torchwise.workload.identity import structure
 

@@ -1,0 +1,107 @@
+"""Summary of a benchmark: each contender's result over all targets, and where Torchwise is slower."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchwise.records.answer import Answer
+from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Row
+from torchwise.records.scale import scale_of, surely_faster
+from torchwise.records.statistics import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A geometric mean of ratios over targets (Fleming & Wallace, How not to lie with statistics, CACM 1986).
+
+    Attributes:
+        contender: the contender.
+        precision: class of its numeric precision.
+        ratio: the mean, 1 for equal.
+        targets: number of targets in it: those with correct answers and a reliable ratio.
+        uncertain: number of targets with correct answers and a ratio that is too uncertain.
+    """
+
+    contender: str
+    precision: str
+    ratio: float
+    targets: int
+    uncertain: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Result of a benchmark.
+
+    Attributes:
+        targets: number of targets.
+        tried: number of targets on which each contender ran so far, in each precision class.
+        speedups: over eager, by contender and precision class, best first, without eager against itself.
+        duels: Torchwise over the best alternative, by precision class.
+        faster: duels whose whole interval lies above 1.
+        equal: duels whose interval holds 1 and is narrow, and those of eager with itself.
+        slower: duels whose whole interval lies below 1, the worst first.
+        inconclusive: duels whose interval holds 1 and is wide.
+        without: rows of Torchwise with no duel or no correct answer.
+        ratios: Torchwise over its rival, for each row with a duel.
+    """
+
+    targets: int
+    tried: dict[tuple[str, str], int]
+    speedups: tuple[Mean, ...]
+    duels: tuple[Mean, ...]
+    faster: tuple[Row, ...]
+    equal: tuple[Row, ...]
+    slower: tuple[Row, ...]
+    inconclusive: tuple[Row, ...]
+    without: tuple[Row, ...]
+    ratios: tuple[tuple[Row, Interval], ...] = ()
+
+
+def summarize(benchmark: Benchmark) -> Summary:
+    """Summarise a benchmark. Only correct answers count."""
+    own = [row for row in benchmark.rows if row.contender == TORCHWISE]
+    duels = [row for row in own if row.is_right and row.duel]
+    scales = {workload: scale_of(benchmark, workload) for workload in benchmark.workloads}
+    found = ((row, scales[row.workload].duel_ratio(row)) for row in duels)
+    ratios = tuple((row, ratio) for row, ratio in found if ratio)
+    answers = [(row, scales[row.workload].duel_answer(row)) for row in duels]
+    faster = tuple(row for row, answer in answers if answer is Answer.YES)
+    slower_pairs = [pair for pair in ratios if pair[1].high < 1 and not pair[0].is_its_rival]
+    slower = tuple(row for row, _ in sorted(slower_pairs, key=lambda pair: pair[1].mid))
+    uncertain = tuple(row for row, answer in answers if answer is Answer.INCONCLUSIVE)
+    scaled = [one for scale in scales.values() for one in scale.rows]
+    speeds = [(one.row, one.speedup) for one in scaled if one.row.is_right and one.row.contender != EAGER]
+    return Summary(
+        targets=len(benchmark.workloads),
+        tried=Counter((row.contender, row.precision) for row in benchmark.rows if not row.refused),
+        speedups=_means(speeds),
+        duels=_means(ratios),
+        faster=faster,
+        equal=tuple(row for row in duels if row not in (*faster, *slower, *uncertain)),
+        slower=slower,
+        inconclusive=uncertain,
+        without=tuple(row for row in own if row not in duels),
+        ratios=ratios,
+    )
+
+
+def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
+    """Return the means of the reliable ratios.
+
+    A ratio that may be above or below 1 is part of a mean of several ratios. Without those, the mean would lack the
+    ratios close to 1. A single such ratio gives no mean.
+    """
+    groups: dict[tuple[str, str], list[Interval]] = {}
+    for row, ratio in pairs:
+        groups.setdefault((row.contender, row.precision), []).append(ratio)
+    found = []
+    for key, ratios in groups.items():
+        figures = [ratio for ratio in ratios if ratio.is_usable]
+        if len(figures) > 1 or any(surely_faster(ratio) is not Answer.INCONCLUSIVE for ratio in figures):
+            mean = math.exp(sum(math.log(ratio.mid) for ratio in figures) / len(figures))
+            found.append(Mean(*key, mean, len(figures), len(ratios) - len(figures)))
+    return tuple(sorted(found, key=lambda mean: -mean.ratio))
