@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -26,7 +26,6 @@ from torchwise.report.document import (
     Fact,
     Facts,
     Medium,
-    Only,
     Panel,
     Plot,
     Row,
@@ -117,20 +116,10 @@ def plots(study: Study) -> list[Plot]:
 
 
 def study_document(
-    study: Study, name: str | None = None, store: str | None = None, plots: Sequence[Plot] = ()
+    study: Study, name: str | None = None, store: str | None = None, plots: Sequence[Plot] | None = None
 ) -> Document:
-    """Return a study as a document. Give it the plots if it is for a page."""
+    """Return a study as a document. Give it the plots if it is for a page, which has all details of each trial too."""
     candidates = rows(study)
-    entries = trial_entries(study, candidates)
-    evidence: tuple[Block, ...] = (
-        *([Section("Trials, and how to repeat them", entries)] if entries else []),
-        Columns(
-            (
-                Section("The original model", (Facts(tuple(inspection_facts(study))),)),
-                environment_section(study.environment),
-            )
-        ),
-    )
     took = f"The search took {show.seconds(study.seconds)}. " if study.seconds else ""
     return Document(
         title=workload_of(study).target,
@@ -142,15 +131,23 @@ def study_document(
             Text(describe_request(study), tone=Tone.MUTED),
             *(Text(line) for line in throughputs(study)),
             _candidate_table(candidates),
-            *plot_section(plots),
+            *plot_section(plots or ()),
             *list_section("Not tried", study.excluded, MAX_EXCLUDED),
             *list_section("Notes", notes(study)),
             Section("Next", (Commands(tuple(next_steps(study, name, store))),)),
-            Only(Medium.PAGE, evidence),
+            *(() if plots is None else _list_evidence(study, candidates)),
         ),
         footer=f"{took}With another GPU, driver, PyTorch or model, this decision is stale, and plans must be verified "
         "again.",
     )
+
+
+def _list_evidence(study: Study, candidates: Sequence[Candidate]) -> Iterator[Block]:
+    """Yield the details that only a page has room for."""
+    if entries := trial_entries(study, candidates):
+        yield Section("Trials, and how to repeat them", entries)
+    model = Section("The original model", (Facts(tuple(inspection_facts(study))),))
+    yield Columns((model, environment_section(study.environment)))
 
 
 def _decision_panel(decision: Decision, more: Sequence[str]) -> Panel:
