@@ -65,7 +65,7 @@ class Study:
 
     def save_json(self, path: str | Path) -> None:
         """Write schema `torchwise.study/1`."""
-        from torchwise.report import write_json
+        from torchwise.records.files import write_json
 
         write_json(self.record, Path(path))
 

@@ -26,7 +26,7 @@ from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Study, StudyState
-from torchwise.report import write_json
+from torchwise.records.files import write_json
 from torchwise.report.commands import BREAK, wrap_command
 from torchwise.report.study import next_steps
 from torchwise.report.trial_entries import reproduce

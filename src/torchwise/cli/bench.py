@@ -134,7 +134,7 @@ class Files:
     @property
     def json(self) -> str | None:
         """The first JSON file, which holds the complete benchmark, quoted for a shell."""
-        from torchwise.report.json_export import STDOUT
+        from torchwise.records.files import STDOUT
 
         files = [file for file in self.exports if file.suffix == ".json"]
         files += [self.full_json] if self.full_json and self.full_json != STDOUT else []
@@ -201,9 +201,9 @@ def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:
 
 
 def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
+    from torchwise.records.files import write_json
     from torchwise.records.scale import with_trust
     from torchwise.report import export, write_bench_html, write_plots
-    from torchwise.report.json_export import write_json
 
     _print(done, request, files)  # first, so that the table survives a full disk
     for file in files.exports:

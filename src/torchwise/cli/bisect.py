@@ -63,8 +63,8 @@ def bisect(
     from torchwise.environment import default_device
     from torchwise.plan import EAGER
     from torchwise.plan.workload_spec import WorkloadSpec, check_form
+    from torchwise.records.files import write_json
     from torchwise.report.bisection import render_bisection
-    from torchwise.report.json_export import write_json
     from torchwise.report.progress import BisectProgress
     from torchwise.trial import ProcessLauncher
 

@@ -28,8 +28,8 @@ def compare(
     from rich.console import Console
 
     from torchwise.records import comparison
+    from torchwise.records.files import write_json
     from torchwise.report import read_benchmark, render_comparison
-    from torchwise.report.json_export import write_json
 
     check_writable(json)
     result = comparison.compare(read_benchmark(a), read_benchmark(b), threshold)

@@ -102,7 +102,7 @@ def export(
 ) -> None:
     """Write a study with all its trials to a file, for another machine or a colleague."""
     from torchwise.cli.lookup import find_study
-    from torchwise.report import write_json
+    from torchwise.records.files import write_json
 
     check_writable(file)
     write_json(find_study(study, store), file)
@@ -245,7 +245,7 @@ def _paragraph(row: StudySummary) -> str:
 
 def _write(path: Path, summaries: Sequence[StudySummary]) -> None:
     from torchwise.records import codec
-    from torchwise.report.json_export import write_atomically
+    from torchwise.records.files import write_atomically
 
     write_atomically(f"{codec.to_json({'schema': SCHEMA, 'studies': summaries})}\n", path)
 

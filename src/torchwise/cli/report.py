@@ -23,7 +23,8 @@ def report(
     from rich.console import Console
 
     from torchwise.cli.lookup import find_study
-    from torchwise.report import render_study, write_html, write_json
+    from torchwise.records.files import write_json
+    from torchwise.report import render_study, write_html
     from torchwise.store.location import place_of
 
     for file in (json, html):

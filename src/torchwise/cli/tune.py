@@ -73,7 +73,8 @@ def tune(
 
     from torchwise.cluster import Task, choice
     from torchwise.records.answer import EXIT_INCONCLUSIVE
-    from torchwise.report import Progress, render_study, write_html, write_json
+    from torchwise.records.files import write_json
+    from torchwise.report import Progress, render_study, write_html
     from torchwise.store import open_storage
     from torchwise.study import run_study
 

@@ -43,7 +43,7 @@ class Analysis:
 
     def save_json(self, path: str | Path) -> None:
         """Write schema `torchwise.analysis/1`."""
-        from torchwise.report.json_export import write_json
+        from torchwise.records.files import write_json
 
         write_json(self.record, path)
 

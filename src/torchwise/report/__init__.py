@@ -3,7 +3,6 @@
 from torchwise.report.bench import render_bench_html, render_benchmark, write_bench_html
 from torchwise.report.bench_files import export, read_benchmark
 from torchwise.report.comparison import render_comparison
-from torchwise.report.json_export import write_json
 from torchwise.report.plots.bench import write_plots
 from torchwise.report.progress import BenchProgress, Progress
 from torchwise.report.study import render_decision, render_html, render_study, write_html
@@ -21,6 +20,5 @@ __all__ = [
     "render_study",
     "write_bench_html",
     "write_html",
-    "write_json",
     "write_plots",
 ]

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from torchwise.records import format as show
 from torchwise.records.analysis import Analysis
 from torchwise.records.answer import Answer
+from torchwise.records.files import write_atomically
 from torchwise.report.analysis_phases import inconclusive_saving, phases, speedup_of
 from torchwise.report.commands import command_line, is_live
 from torchwise.report.document import (
@@ -39,7 +40,6 @@ from torchwise.report.facts import (
     environment_section,
     name_report,
 )
-from torchwise.report.json_export import write_atomically
 from torchwise.report.render.html import render_page
 from torchwise.report.render.terminal import render_terminal
 

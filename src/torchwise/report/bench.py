@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from torchwise.records import format as show
 from torchwise.records.answer import Reliability
 from torchwise.records.benchmark import Benchmark
+from torchwise.records.files import write_atomically
 from torchwise.records.scale import trust_of
 from torchwise.records.suite_summary import summarize
 from torchwise.report.bench_lines import LEGEND, Line, TargetLines, blocks, sentences
@@ -34,7 +35,6 @@ from torchwise.report.document import (
     trust_text,
 )
 from torchwise.report.facts import environment_section, name_report, place, when
-from torchwise.report.json_export import write_atomically
 from torchwise.report.render.html import render_page
 from torchwise.report.render.terminal import render_terminal
 

@@ -10,13 +10,13 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval
 from torchwise.records import format as show
 from torchwise.records.benchmark import TORCHWISE, Benchmark, Row
+from torchwise.records.files import write_atomically
 from torchwise.records.scale import scale_of, trust_of, with_trust
 from torchwise.records.suite_summary import summarize
 from torchwise.report.bench import describe_machine
 from torchwise.report.bench_lines import LEGEND, Line, TargetLines, blocks, line_of, sentences, why_no_duel
 from torchwise.report.document import Column, Document, Items, Section, Table, Text, Value
 from torchwise.report.document import Row as TableRow
-from torchwise.report.json_export import write_atomically
 from torchwise.report.render.csv import render_csv
 from torchwise.report.render.markdown import render_markdown
 

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from torchwise.records import format as show
 from torchwise.records.answer import Answer
 from torchwise.records.explanation import Explanation, Finding, Kernel, SourceLocation, Stage
+from torchwise.records.files import write_atomically, write_json
 from torchwise.report import explanation_text as words
 from torchwise.report.commands import command_line, is_live
 from torchwise.report.document import (
@@ -34,7 +35,6 @@ from torchwise.report.document import (
     trust_text,
 )
 from torchwise.report.facts import environment_section, name_report
-from torchwise.report.json_export import write_atomically, write_json
 from torchwise.report.render.html import Theme, render_page, render_part
 from torchwise.report.render.terminal import render_terminal
 

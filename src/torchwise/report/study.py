@@ -14,6 +14,7 @@ from torchwise.records import format as show
 from torchwise.records.candidates import Row as Candidate
 from torchwise.records.candidates import rows
 from torchwise.records.costs import workload_of
+from torchwise.records.files import write_atomically
 from torchwise.records.reasons import format_saving
 from torchwise.report.commands import command_line, is_live
 from torchwise.report.document import (
@@ -48,7 +49,6 @@ from torchwise.report.facts import (
     name_report,
     throughput,
 )
-from torchwise.report.json_export import write_atomically
 from torchwise.report.render.html import Theme, render_page, render_part
 from torchwise.report.render.terminal import render_terminal
 from torchwise.report.trial_entries import trial_entries

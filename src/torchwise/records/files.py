@@ -1,4 +1,4 @@
-"""Write records as JSON, and all reports atomically."""
+"""Write records as JSON, and any text, to files that hold either all of it or their old contents."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import secrets
 from pathlib import Path
 
 from torchwise.errors import StorageError
-from torchwise.records import Study
 from torchwise.records.codec import Document
+from torchwise.records.study import Study
 
 STDOUT = Path("/dev/stdout")
 """Meaning of `--json -`."""
