@@ -56,7 +56,9 @@ def render_terminal(document: Document) -> RenderableType:
     return Group(*_render_blocks(document.blocks, 0))
 
 
-def paragraph(words: str, lead: str = "", style: str = "", indent: int = 2, lead_style: str = "bold") -> RenderableType:
+def _paragraph(
+    words: str, lead: str = "", style: str = "", indent: int = 2, lead_style: str = "bold"
+) -> RenderableType:
     """Return a paragraph with every line indented."""
     line = Words.assemble((show.plain(lead), lead_style), (show.plain(words), style))
     return _Paragraph(line, indent) if indent else line
@@ -88,19 +90,19 @@ def _render_block(block: Block, indent: int) -> Iterator[RenderableType]:
     """Yield the lines of one block. Lines of text are indented. Tables and titles are not."""
     match block:
         case Text():
-            yield paragraph(block.text, block.lead, STYLES[block.tone], indent)
+            yield _paragraph(block.text, block.lead, "cyan" if block.link else STYLES[block.tone], indent)
         case Items():
             yield from _render_items(block, indent)
         case Facts():
-            yield paragraph(block.brief, indent=indent) if block.brief else _render_facts(block, indent)
+            yield _paragraph(block.brief, indent=indent) if block.brief else _render_facts(block, indent)
         case Code():
-            yield paragraph(block.text, style="dim", indent=indent + 1)
+            yield _paragraph(block.text, style="dim", indent=indent + 1)
         case Commands():
             yield from _render_commands(block, indent)
         case Table():
             yield _TableView(block)
         case Plot():
-            yield paragraph(block.summary, f"{block.title}: ", indent=indent)
+            yield _paragraph(block.summary, f"{block.title}: ", indent=indent)
         case Panel():
             yield _render_panel(block)
         case Section():
@@ -118,11 +120,11 @@ def _render_block(block: Block, indent: int) -> Iterator[RenderableType]:
 
 def _render_items(block: Items, indent: int) -> Iterator[RenderableType]:
     if block.limit is None:
-        yield from (paragraph(line, indent=indent) for line in block.texts)
+        yield from (_paragraph(line, indent=indent) for line in block.texts)
         return
-    yield from (paragraph(show.truncate(line, MAX_EXCERPT), indent=indent) for line in block.texts[: block.limit])
+    yield from (_paragraph(show.truncate(line, MAX_EXCERPT), indent=indent) for line in block.texts[: block.limit])
     if (left := len(block.texts) - block.limit) > 0:
-        yield paragraph(f"and {left} more, which the page and the JSON list", indent=indent)
+        yield _paragraph(f"and {left} more, which the page and the JSON list", indent=indent)
 
 
 def _render_facts(block: Facts, indent: int) -> RenderableType:
@@ -136,7 +138,7 @@ def _render_commands(block: Commands, indent: int) -> Iterator[RenderableType]:
     for step in block.steps:
         yield _CommandView(step.command)
         if step.purpose:
-            yield paragraph(step.purpose, style="dim", indent=indent + 2)
+            yield _paragraph(step.purpose, style="dim", indent=indent + 2)
 
 
 def _render_panel(block: Panel) -> RenderableType:
@@ -176,13 +178,13 @@ class _TableView:
         places, cells = _fit(table, options.max_width)
         yield _make_grid(table, places, cells) if cells is not None else Group(*_render_as_sentences(table))
         if table.note:
-            yield paragraph(table.note, style="yellow")
+            yield _paragraph(table.note, style="yellow")
         if table.limit is not None and len(table.rows) > table.limit:
-            yield paragraph(table.more)
+            yield _paragraph(table.more)
         notes = list(_find_notes(table, places))
         if table.notes_title and notes:
             yield Words(f"\n{show.one_line(table.notes_title)}", style="bold")
-        yield from (paragraph(note, f"{name}: ", lead_style=style or "bold") for name, note, style in notes)
+        yield from (_paragraph(note, f"{name}: ", lead_style=style or "bold") for name, note, style in notes)
 
 
 def _fit(table: Table, width: int) -> tuple[list[int], list[list[str]] | None]:
@@ -240,7 +242,7 @@ def _make_grid(table: Table, places: Sequence[int], cells: Sequence[Sequence[str
 def _render_as_sentences(table: Table) -> Iterator[RenderableType]:
     for name, *cells in table.lines[: table.limit]:
         pairs = ", ".join(f"{title} {cell}" for title, cell in zip(table.header[1:], cells, strict=True))
-        yield paragraph(f"{table.header[0]} {name}: {pairs}".strip())
+        yield _paragraph(f"{table.header[0]} {name}: {pairs}".strip())
 
 
 def _find_notes(table: Table, places: Sequence[int]) -> Iterator[tuple[str, str, str]]:
