@@ -17,8 +17,8 @@ from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval
 from torchwise.records.explanation import Basis, Explanation, FixTrial, Kernel, Saving, Stage, rank_findings
+from torchwise.records.saving import describe_saving as words
 from torchwise.report.explanation import next_steps, render_explanation, render_explanation_html, write_explanation
-from torchwise.report.explanation_text import describe_saving as words
 from torchwise.report.plots.explanation import plots
 
 

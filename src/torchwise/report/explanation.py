@@ -9,9 +9,9 @@ from rich.console import RenderableType
 
 from torchwise.records import format as show
 from torchwise.records.answer import Answer
-from torchwise.records.explanation import Explanation, Finding, Kernel, SourceLocation, Stage
+from torchwise.records.explanation import Explanation, Finding, FixTrial, Kernel, SourceLocation, Stage
 from torchwise.records.files import write_atomically, write_json
-from torchwise.report import explanation_text as words
+from torchwise.records.saving import UNMEASURED, describe_saving
 from torchwise.report.commands import command_line, is_live
 from torchwise.report.document import (
     Block,
@@ -34,12 +34,13 @@ from torchwise.report.document import (
     plot_section,
     trust_text,
 )
-from torchwise.report.facts import environment_section, name_report
+from torchwise.report.facts import environment_section, name_report, place, when
 from torchwise.report.render.html import Theme, render_page, render_part
 from torchwise.report.render.terminal import render_terminal
 
 MAX_KERNELS = 12
 MAX_FILES = 2
+NOTHING = "No finding has a relevant potential saving."
 LEGEND = (
     "A measured saving was timed with and without the fix in one process. An estimated saving was not timed, and is an "
     "upper bound."
@@ -93,19 +94,19 @@ def _draw_plots(explanation: Explanation) -> list[Plot]:
 
 def _explanation_document(explanation: Explanation, store: str | None = None, plots: Sequence[Plot] = ()) -> Document:
     explanation = explanation.make_consistent()
-    trust, place = explanation.trust, words.place(explanation)
+    trust, scope = explanation.trust, describe_run(explanation)
     findings = [_describe_finding(number, one) for number, one in enumerate(explanation.findings, 1)]
-    headline = Panel("The call", words.headline(explanation), tone=Tone.GOOD if findings else Tone.WARNING)
-    sentences = (words.execution(explanation), words.capturable(explanation))
+    panel = Panel("The call", describe_call(explanation), tone=Tone.GOOD if findings else Tone.WARNING)
+    sentences = (describe_execution(explanation), describe_capture(explanation))
     return Document(
         title=explanation.workload.target,
         brand=name_report("explanation", explanation.created_at),
-        subtitles=(place,),
+        subtitles=(scope,),
         blocks=(
             *([trust_text(trust)] if trust else []),
-            headline,
-            Only(Medium.TERMINAL, (Text(place, tone=Tone.MUTED),)),
-            Section(words.order(explanation), tuple(findings) or (Text(words.NOTHING),)),
+            panel,
+            Only(Medium.TERMINAL, (Text(scope, tone=Tone.MUTED),)),
+            Section(describe_order(explanation), tuple(findings) or (Text(NOTHING),)),
             *plot_section(plots),
             Section("Stages", (_stage_table(explanation.stages), *_name_artifacts(explanation))),
             Section("Kernels of one call", (_kernel_table(explanation.kernels), *map(Text, sentences))),
@@ -118,8 +119,8 @@ def _explanation_document(explanation: Explanation, store: str | None = None, pl
 
 
 def _describe_finding(number: int, one: Finding) -> Entry:
-    tone = Tone.GOOD if words.gains(one.saving) else Tone.WARNING
-    remark = Text(words.describe_saving(one.saving), tone=tone)
+    tone = Tone.GOOD if one.saving and one.saving.is_gain else Tone.WARNING
+    remark = Text(describe_saving(one.saving), tone=tone)
     return Entry(f"{number}. {one.title}", remark, tuple(_finding_blocks(one)), f"finding-{number}")
 
 
@@ -132,7 +133,7 @@ def _finding_blocks(one: Finding) -> Iterator[Block]:
     yield Text(one.fix, "Fix: ")
     if one.plan:
         yield Only(Medium.PAGE, (Code(one.plan.to_json(), "Plan with this fix"),))
-    yield from (Text(words.describe_fix(attempt), "Tried: ", Tone.MUTED) for attempt in one.tried)
+    yield from (Text(describe_fix(attempt), "Tried: ", Tone.MUTED) for attempt in one.tried)
     if one.saving:
         yield Text(one.saving.how, "Saving: ", Tone.MUTED)
 
@@ -181,6 +182,61 @@ def _kernel_cells(kernel: Kernel) -> tuple[str, ...]:
         show.NONE if kernel.flops is None else f"{show.three(kernel.flops / 1e6)} M" if kernel.flops else "0",
         "unknown" if kernel.share is None else show.percent(kernel.share),
     )
+
+
+def describe_call(explanation: Explanation) -> str:
+    """Return the plan, the time of a call, and its comparison with eager."""
+    name = "torch.compile" if explanation.plan is None else str(explanation.plan)
+    call, speedup = explanation.execution.call_s, explanation.measurement.speedup
+    return (
+        f"{explanation.workload.target} with {name}: {show.time(call)} per call, {show.speedup(speedup)} eager's speed"
+    )
+
+
+def describe_order(explanation: Explanation) -> str:
+    """Return the heading over the findings, which names their order."""
+    return (
+        "Findings, the largest potential saving first" if explanation.is_ranked else "Findings, not ordered by saving"
+    )
+
+
+def describe_run(explanation: Explanation) -> str:
+    """Return machine, date and duration of the explanation, in a line."""
+    took = f"explained in {show.seconds(explanation.seconds)}"
+    return place(explanation.environment, when(explanation.created_at), took)
+
+
+def describe_fix(attempt: FixTrial) -> str:
+    """Return the result of an attempted fix, such as "dynamic=True: compiled 9 times, …; it does not help"."""
+    words = f"{attempt.fix}: {attempt.seen}"
+    if attempt.saving and attempt.saving.answer is Answer.INCONCLUSIVE and not attempt.helps:
+        return f"{words}; its saving {UNMEASURED}"
+    if attempt.saving and (attempt.helps or attempt.saving.answer is not Answer.YES):
+        words += f"; it {describe_saving(attempt.saving)}"
+    return words if attempt.helps else f"{words}; it does not help"
+
+
+def describe_execution(explanation: Explanation) -> str:
+    """Return the shares of kernels, host and guards in a call's time, as text."""
+    timed = explanation.execution
+    words = f"Kernels run for {show.seconds(timed.busy_s)} of the {show.seconds(timed.call_s.mid)} of a call, "
+    words += f"and only the host works for the remaining {show.percent(timed.host_share)}."
+    if timed.guards:
+        words += f" {show.pluralize(timed.guards, 'guard')} take about {show.seconds(timed.guards_s)}."
+    if timed.is_rough:
+        words += (
+            f" Under the profiler the call took {show.ratio(timed.inflation)} its normal time. So times of kernels and "
+            "guards are scaled to the timed call, and only rough."
+        )
+    return words
+
+
+def describe_capture(explanation: Explanation) -> str:
+    """Say whether the call can be captured as one CUDA graph, and why not."""
+    found = explanation.capturable
+    answer = {True: "can be captured", False: "cannot be captured", None: "was not captured"}[found.answer]
+    reasons = f": {'; '.join(found.reasons)}" if found.reasons else ""
+    return show.one_line(f"The call {answer} as one CUDA graph{reasons}.")
 
 
 def next_steps(explanation: Explanation, store: str | None = None) -> list[Step]:
