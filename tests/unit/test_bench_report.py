@@ -23,10 +23,10 @@ from torchwise.plan import EAGER
 from torchwise.records import Measurement
 from torchwise.records.benchmark import Benchmark, Row, RowState
 from torchwise.records.scale import scale_of, with_trust
-from torchwise.records.suite_summary import summarize
+from torchwise.records.suite_summary import describe_summary, summarize
 from torchwise.report import BenchProgress, export, read_benchmark, render_benchmark, write_plots
 from torchwise.report.bench_files import to_csv, to_markdown
-from torchwise.report.bench_lines import blocks, line_of, sentences
+from torchwise.report.bench_lines import blocks, line_of
 from torchwise.report.plots.bench import roofline_picture, speedup_picture
 from torchwise.report.progress import to_log_line
 
@@ -218,13 +218,13 @@ def test_the_summary_is_geometric_and_counts_only_right_answers() -> None:
     (mean,) = summarize(a_benchmark(rows)).speedups
     assert mean.ratio == pytest.approx(4.0, rel=0.02)
     assert mean.targets == 2
-    (sentence,) = sentences(summarize(a_benchmark(rows)))
+    (sentence,) = describe_summary(summarize(a_benchmark(rows)))
     assert sentence.endswith("geometric mean of 2 targets, correct on 2 of 3")
 
 
 def test_what_was_not_tried_yet_is_not_called_wrong() -> None:
     rows = (a_row("default", 2.0, target="zoo:a.a"), a_row("eager", 1.0, target="zoo:b.b"))
-    (sentence,) = sentences(summarize(a_benchmark(rows)))
+    (sentence,) = describe_summary(summarize(a_benchmark(rows)))
     assert sentence.endswith("over eager: 2.00×, on one target")
 
 
@@ -233,7 +233,7 @@ def test_the_summary_never_mixes_precisions() -> None:
     summary = summarize(a_benchmark(rows))
     assert {mean.precision: round(mean.ratio) for mean in summary.duels} == {"native": 2, "bf16": 8}
     assert {mean.precision for mean in summary.speedups} == {"native", "bf16"}
-    assert any("torchwise in bf16 over eager" in text for text in sentences(summary))
+    assert any("torchwise in bf16 over eager" in text for text in describe_summary(summary))
 
 
 def test_duels_are_faster_equal_or_slower_by_their_whole_interval() -> None:
@@ -259,7 +259,7 @@ def test_duels_are_faster_equal_or_slower_by_their_whole_interval() -> None:
         ["zoo:noi.sy"],
         ["zoo:wro.ng"],
     ]
-    found = "\n".join(sentences(summary))
+    found = "\n".join(describe_summary(summary))
     assert "on 6 targets: 1 faster, 2 equal within the interval, 2 slower, 1 inconclusive" in found
     assert re.search(r"slower on zoo:slow.est \(inference on cuda\): 0.5\d*× \[.*\] max-autotune's speed", found)
     assert "not compared on zoo:wro.ng (inference on cuda): not right: values: output[0]" in found

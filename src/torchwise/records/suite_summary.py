@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchwise.records import format as show
 from torchwise.records.answer import Answer
 from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Row
 from torchwise.records.scale import scale_of, surely_faster
@@ -89,6 +90,13 @@ def summarize(benchmark: Benchmark) -> Summary:
     )
 
 
+def why_no_duel(row: Row) -> str:
+    """Explain why a correct answer of Torchwise was not compared with another contender."""
+    if not row.is_right:
+        return ""
+    return row.reason or f"no other contender has correct answers in precision {row.precision}"
+
+
 def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
     """Return the means of the reliable ratios.
 
@@ -105,3 +113,54 @@ def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
             mean = math.exp(sum(math.log(ratio.mid) for ratio in figures) / len(figures))
             found.append(Mean(*key, mean, len(figures), len(ratios) - len(figures)))
     return tuple(sorted(found, key=lambda mean: -mean.ratio))
+
+
+def describe_summary(summary: Summary) -> list[str]:
+    """Return the lines of a summary, or none if nothing was timed."""
+    lines = [_describe_speedup(mean, summary.tried[mean.contender, mean.precision]) for mean in summary.speedups]
+    lines += [
+        f"torchwise over the best alternative{_precision_suffix(mean)}: {show.ratio(mean.ratio)}, "
+        f"{_describe_targets(mean)}"
+        for mean in summary.duels
+    ]
+    if compared := summary.faster + summary.equal + summary.slower + summary.inconclusive:
+        counts = f"{len(summary.faster)} faster, {len(summary.equal)} equal within the interval"
+        counts += f", {len(summary.slower)} slower"
+        counts += f", {len(summary.inconclusive)} inconclusive" if summary.inconclusive else ""
+        lines.append(f"torchwise against the best alternative on {show.pluralize(len(compared), 'target')}: {counts}")
+    lines += [f"slower on {_name_target(row)}: {_compare_rival(row, summary)}" for row in summary.slower]
+    lines += [f"inconclusive on {_name_target(row)}: {_compare_rival(row, summary)}" for row in summary.inconclusive]
+    lines += [f"not compared on {_name_target(row)}: {_explain_absence(row)}" for row in summary.without]
+    return [show.one_line(text) for text in lines]
+
+
+def _describe_speedup(mean: Mean, tried: int) -> str:
+    right = mean.targets + mean.uncertain
+    over = "" if right == tried else f", correct on {right} of {tried}"
+    name = f"{mean.contender}{_precision_suffix(mean)}"
+    return f"{name} over eager: {show.ratio(mean.ratio)}, {_describe_targets(mean)}{over}"
+
+
+def _describe_targets(mean: Mean) -> str:
+    """Return the number of targets behind a ratio, and of those that are left out."""
+    many = f"geometric mean of {show.pluralize(mean.targets, 'target')}" if mean.targets > 1 else "on one target"
+    return f"{many}, too uncertain on {mean.uncertain} more" if mean.uncertain else many
+
+
+def _precision_suffix(mean: Mean) -> str:
+    """Return a suffix for a precision other than the model's own."""
+    return "" if mean.precision == "native" else f" in {mean.precision}"
+
+
+def _name_target(row: Row) -> str:
+    work = row.workload
+    return f"{work.target} ({work.mode} on {work.device})"
+
+
+def _compare_rival(row: Row, summary: Summary) -> str:
+    ratio = next((ratio for one, ratio in summary.ratios if one is row), None)
+    return f"{show.speedup(ratio)} {row.rival}'s speed"
+
+
+def _explain_absence(row: Row) -> str:
+    return why_no_duel(row) if row.is_right else ": ".join(filter(None, row.answers))

@@ -12,8 +12,8 @@ from torchwise.records.answer import Reliability
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.files import write_atomically
 from torchwise.records.scale import trust_of
-from torchwise.records.suite_summary import summarize
-from torchwise.report.bench_lines import LEGEND, Line, TargetLines, blocks, sentences
+from torchwise.records.suite_summary import describe_summary, summarize
+from torchwise.report.bench_lines import LEGEND, Line, TargetLines, blocks
 from torchwise.report.document import (
     Block,
     Cell,
@@ -87,7 +87,7 @@ def describe_machine(benchmark: Benchmark) -> str:
 
 def _bench_document(benchmark: Benchmark, steps: Sequence[Step], plots: Sequence[Plot] = ()) -> Document:
     """Return a benchmark as a document. The summary is first on a page, and last on a terminal, where it stays seen."""
-    found, targets = sentences(summarize(benchmark)), blocks(benchmark)
+    found, targets = describe_summary(summarize(benchmark)), blocks(benchmark)
     trust = trust_of(benchmark) if benchmark.rows else None
     is_reliable = trust is not None and trust.reliability is not Reliability.UNUSABLE
     head, *rest = found or ["No row was timed." if benchmark.rows else NOTHING]

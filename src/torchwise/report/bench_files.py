@@ -12,9 +12,9 @@ from torchwise.records import format as show
 from torchwise.records.benchmark import TORCHWISE, Benchmark, Row
 from torchwise.records.files import write_atomically
 from torchwise.records.scale import scale_of, trust_of, with_trust
-from torchwise.records.suite_summary import summarize
+from torchwise.records.suite_summary import describe_summary, summarize, why_no_duel
 from torchwise.report.bench import describe_machine
-from torchwise.report.bench_lines import LEGEND, Line, TargetLines, blocks, line_of, sentences, why_no_duel
+from torchwise.report.bench_lines import LEGEND, Line, TargetLines, blocks, line_of
 from torchwise.report.document import Column, Document, Items, Section, Table, Text, Value
 from torchwise.report.document import Row as TableRow
 from torchwise.report.render.csv import render_csv
@@ -95,7 +95,7 @@ def overview(benchmark: Benchmark) -> str:
 def _overview_blocks(benchmark: Benchmark) -> tuple[Items | Table, ...]:
     own = [row for row in benchmark.rows if row.contender == TORCHWISE]
     table = Table("Overview", OVERVIEW, tuple(_overview_row(row, benchmark) for row in own))
-    return (Items(tuple(sentences(summarize(benchmark)))), *([table] if len(own) > 1 else []))
+    return (Items(tuple(describe_summary(summarize(benchmark)))), *([table] if len(own) > 1 else []))
 
 
 def _overview_row(row: Row, benchmark: Benchmark) -> TableRow:

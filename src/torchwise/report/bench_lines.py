@@ -1,4 +1,4 @@
-"""A benchmark in words: each contender on each target as a line, and the sentences of the summary."""
+"""A benchmark in words: each contender on each target as a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchwise.records import format as show
 from torchwise.records.answer import Answer
 from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Row, RowState
 from torchwise.records.scale import Scale, ScaledRow, scale_of
-from torchwise.records.suite_summary import Mean, Summary
+from torchwise.records.suite_summary import why_no_duel
 from torchwise.report.facts import hot_and_cold
 
 BEST = "★"
@@ -145,13 +145,6 @@ def duel_words(row: Row, scale: Scale) -> str:
     return why_no_duel(row)
 
 
-def why_no_duel(row: Row) -> str:
-    """Explain why a correct answer of Torchwise was not compared with another contender."""
-    if not row.is_right:
-        return ""
-    return row.reason or f"no other contender has correct answers in precision {row.precision}"
-
-
 def _name_rival(row: Row, scale: Scale) -> str:
     rival = next((one.row for one in scale.rows if one.row.contender == row.rival and one.row.is_right), None)
     return "another contender" if rival is not None and not scale.leads_others(rival, row) else "the best alternative"
@@ -208,54 +201,3 @@ def _choice(row: Row, scale: Scale) -> str:
     if row.plan:
         words += ["given by the request" if row.search_s is None else f"searched {show.seconds(row.search_s)}"]
     return ", ".join([*words, *filter(None, [duel_words(row, scale)])])
-
-
-def sentences(summary: Summary) -> list[str]:
-    """Return the lines of a summary, or none if nothing was timed."""
-    lines = [_describe_speedup(mean, summary.tried[mean.contender, mean.precision]) for mean in summary.speedups]
-    lines += [
-        f"torchwise over the best alternative{_precision_suffix(mean)}: {show.ratio(mean.ratio)}, "
-        f"{_describe_targets(mean)}"
-        for mean in summary.duels
-    ]
-    if compared := summary.faster + summary.equal + summary.slower + summary.inconclusive:
-        counts = f"{len(summary.faster)} faster, {len(summary.equal)} equal within the interval"
-        counts += f", {len(summary.slower)} slower"
-        counts += f", {len(summary.inconclusive)} inconclusive" if summary.inconclusive else ""
-        lines.append(f"torchwise against the best alternative on {show.pluralize(len(compared), 'target')}: {counts}")
-    lines += [f"slower on {_target(row)}: {_figures(row, summary)}" for row in summary.slower]
-    lines += [f"inconclusive on {_target(row)}: {_figures(row, summary)}" for row in summary.inconclusive]
-    lines += [f"not compared on {_target(row)}: {_why(row)}" for row in summary.without]
-    return [show.one_line(text) for text in lines]
-
-
-def _describe_speedup(mean: Mean, tried: int) -> str:
-    right = mean.targets + mean.uncertain
-    over = "" if right == tried else f", correct on {right} of {tried}"
-    name = f"{mean.contender}{_precision_suffix(mean)}"
-    return f"{name} over eager: {show.ratio(mean.ratio)}, {_describe_targets(mean)}{over}"
-
-
-def _describe_targets(mean: Mean) -> str:
-    """Return the number of targets behind a ratio, and of those that are left out."""
-    many = f"geometric mean of {show.pluralize(mean.targets, 'target')}" if mean.targets > 1 else "on one target"
-    return f"{many}, too uncertain on {mean.uncertain} more" if mean.uncertain else many
-
-
-def _precision_suffix(mean: Mean) -> str:
-    """Return a suffix for a precision other than the model's own."""
-    return "" if mean.precision == "native" else f" in {mean.precision}"
-
-
-def _target(row: Row) -> str:
-    work = row.workload
-    return f"{work.target} ({work.mode} on {work.device})"
-
-
-def _figures(row: Row, summary: Summary) -> str:
-    ratio = next((ratio for one, ratio in summary.ratios if one is row), None)
-    return f"{show.speedup(ratio)} {row.rival}'s speed"
-
-
-def _why(row: Row) -> str:
-    return why_no_duel(row) if row.is_right else ": ".join(filter(None, row.answers))
