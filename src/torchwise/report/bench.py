@@ -106,7 +106,7 @@ def _bench_document(benchmark: Benchmark, steps: Sequence[Step], plots: Sequence
             Only(Medium.TERMINAL, (Text(machine, tone=Tone.MUTED),)),
             Only(Medium.PAGE, (panel,)),
             *plot_section(plots),
-            *(Section(target.title, (bench_table(target),)) for target in targets),
+            *(Section(target.title, (_bench_table(target),)) for target in targets),
             *([Text(LEGEND, tone=Tone.MUTED)] if benchmark.rows else []),
             Only(Medium.TERMINAL, ending),
             *([Section("Next", (Commands(tuple(steps)),))] if steps else []),
@@ -115,7 +115,7 @@ def _bench_document(benchmark: Benchmark, steps: Sequence[Step], plots: Sequence
     )
 
 
-def bench_table(target: TargetLines) -> Table:
+def _bench_table(target: TargetLines) -> Table:
     """Return the contenders of one target."""
     return Table(target.title, COLUMNS, tuple(map(_bench_row, target.lines)), target.note)
 
