@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
@@ -28,7 +27,6 @@ from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Outcome, Study, StudyState, TrialState
 from torchwise.records.verdict import Check, Verdict
-from torchwise.report import write_html
 from torchwise.report.plots import cost
 from torchwise.report.plots import study as study_plots
 from torchwise.report.plots.drawing import VARIABLES, WIDTH, adapt_svg, round_times
@@ -392,11 +390,6 @@ def test_a_study_without_a_plan_says_so(name: str, sentence: str) -> None:
 
 def test_the_same_study_gives_the_same_page(text: str) -> None:
     assert render_html(a_study()) == text
-
-
-def test_the_page_is_written_and_its_path_returned(tmp_path: Path, text: str) -> None:
-    path = write_html(a_study(), tmp_path / "report.html")
-    assert path.read_text(encoding="utf-8") == text
 
 
 def test_a_page_stays_small_however_many_rounds_there_were() -> None:

@@ -201,9 +201,9 @@ def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:
 
 
 def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
-    from torchwise.records.files import write_json
+    from torchwise.records.files import write_atomically, write_json
     from torchwise.records.scale import with_trust
-    from torchwise.report import export, write_bench_html, write_plots
+    from torchwise.report import export, render_bench_html, write_plots
 
     _print(done, request, files)  # first, so that the table survives a full disk
     for file in files.exports:
@@ -213,7 +213,7 @@ def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
     if files.plots:
         write_plots(done, files.plots)
     if files.html:
-        write_bench_html(done, files.html)
+        write_atomically(render_bench_html(done), files.html)
 
 
 def _next(done: Benchmark, request: BenchRequest, files: Files) -> list[str]:

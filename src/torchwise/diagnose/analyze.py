@@ -49,9 +49,9 @@ class Analysis:
 
     def save_html(self, path: str | Path) -> None:
         """Write a self-contained page."""
-        from torchwise.report.analysis import write_analysis_html
+        from torchwise.records.files import write_atomically
 
-        write_analysis_html(self.record, path)
+        write_atomically(self._repr_html_(), path)
 
     def __rich__(self) -> Any:
         from torchwise.report.analysis import render_analysis

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import RenderableType
 
 from torchwise.records import format as show
 from torchwise.records.analysis import Analysis
 from torchwise.records.answer import Answer
-from torchwise.records.files import write_atomically
 from torchwise.report.analysis_phases import inconclusive_saving, phases, speedup_of
 from torchwise.report.commands import command_line, is_live
 from torchwise.report.document import (
@@ -27,7 +25,6 @@ from torchwise.report.document import (
     Plot,
     Section,
     Step,
-    Text,
     Tone,
     list_section,
     plot_section,
@@ -35,6 +32,7 @@ from torchwise.report.document import (
 )
 from torchwise.report.facts import (
     break_even,
+    describe_request,
     describe_scope,
     drop_empty,
     environment_section,
@@ -49,15 +47,6 @@ def render_analysis(analysis: Analysis, store: str | None = None) -> RenderableT
     return render_terminal(analysis_document(analysis, store))
 
 
-def write_analysis_html(analysis: Analysis, path: str | Path, store: str | None = None) -> Path:
-    """Write an analysis as a page to `path`, whole or not at all, and return the path. `store` is as in `next_steps`.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    return write_atomically(render_analysis_html(analysis, store), path)
-
-
 def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
     """Return an analysis as a page. The same analysis always gives the same page."""
     from torchwise.report.plots.analysis import plots
@@ -68,6 +57,7 @@ def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
 def analysis_document(analysis: Analysis, store: str | None = None, plots: Sequence[Plot] = ()) -> Document:
     """Return an analysis as a document. Give it the plots if it is for a page."""
     inspection, failure = analysis.inspection, analysis.trial.failure
+    plan = f"plan {analysis.plan} ({analysis.plan.id})"
     model = (("Model", inspection.description), *(("Inputs", line) for line in inspection.inputs))
     traceback = [Section("Traceback", (Code(failure.traceback, "Traceback"),))] if failure and failure.traceback else []
     evidence: tuple[Block, ...] = (
@@ -82,7 +72,7 @@ def analysis_document(analysis: Analysis, store: str | None = None, plots: Seque
         blocks=(
             trust_text(analysis.judge_trust()),
             _advice_panel(analysis),
-            Text(describe_request(analysis), tone=Tone.MUTED),
+            describe_request(analysis.workload, plan, f"effort {analysis.effort}"),
             *plot_section(plots),
             Columns(tuple(phase.section for phase in phases(analysis))),
             *list_section("Advice", (advice.text for advice in analysis.advice[1:])),
@@ -153,16 +143,3 @@ def next_steps(analysis: Analysis, store: str | None = None) -> list[Step]:
         cause = command_line("bisect", spec, *plan, *store_option)
         steps.insert(0, Step(cause, "finds the cause of the failure or the wrong answer"))
     return steps
-
-
-def describe_request(analysis: Analysis) -> str:
-    """Return the request in a line."""
-    spec = analysis.workload
-    words = [
-        f"plan {analysis.plan} ({analysis.plan.id})",
-        f"{spec.mode} on {spec.device}",
-        f"for {spec.objective}",
-        f"{show.pluralize(spec.calls, 'call')} and {show.pluralize(spec.restarts, 'start')}",
-        f"effort {analysis.effort}",
-    ]
-    return show.one_line(", ".join(words))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import RenderableType
 
 from torchwise.records import format as show
 from torchwise.records.answer import Reliability
 from torchwise.records.benchmark import Benchmark
-from torchwise.records.files import write_atomically
 from torchwise.records.scale import trust_of
 from torchwise.records.suite_summary import describe_summary, summarize
 from torchwise.report.bench_lines import LEGEND, Line, TargetLines, blocks
@@ -58,15 +56,6 @@ NOTHING = "No row is finished yet."
 def render_benchmark(benchmark: Benchmark, next_commands: Sequence[str] = ()) -> RenderableType:
     """Return a benchmark for a terminal: the machine, every target, the summary, and the next commands."""
     return render_terminal(_bench_document(benchmark, [Step(command, "") for command in next_commands]))
-
-
-def write_bench_html(benchmark: Benchmark, path: str | Path) -> Path:
-    """Write a benchmark as a page to `path`, whole or not at all, and return the path.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    return write_atomically(render_bench_html(benchmark), path)
 
 
 def render_bench_html(benchmark: Benchmark) -> str:

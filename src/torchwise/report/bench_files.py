@@ -15,25 +15,14 @@ from torchwise.records.scale import scale_of, trust_of, with_trust
 from torchwise.records.suite_summary import describe_summary, summarize, why_no_duel
 from torchwise.report.bench import describe_machine
 from torchwise.report.bench_lines import LEGEND, Line, TargetLines, blocks, line_of
-from torchwise.report.document import Column, Document, Items, Section, Table, Text, Value
+from torchwise.report.document import Document, Items, Section, Table, Text, Value, figure_columns, text_columns
 from torchwise.report.document import Row as TableRow
 from torchwise.report.render.csv import render_csv
 from torchwise.report.render.markdown import render_markdown
 
-COLUMNS = (
-    Column("contender"),
-    Column("precision"),
-    *(Column(name, is_figure=True) for name in ("per call", "speed-up over eager", "cold", "warm", "peak memory")),
-    Column("roofline", is_figure=True),
-    Column("answers"),
-)
-OVERVIEW = (
-    Column("target"),
-    Column("plan"),
-    Column("per call", is_figure=True),
-    Column("speed-up over eager", is_figure=True),
-    Column("over the best alternative"),
-)
+FIGURES = figure_columns("per call", "speed-up over eager", "cold", "warm", "peak memory", "roofline")
+COLUMNS = (*text_columns("contender", "precision"), *FIGURES, *text_columns("answers"))
+OVERVIEW = (*text_columns("target", "plan"), *FIGURES[:2], *text_columns("over the best alternative"))
 
 
 def export(benchmark: Benchmark, path: str | Path) -> Path:
@@ -117,9 +106,9 @@ def _target_row(line: Line) -> TableRow:
 
 def to_csv(benchmark: Benchmark) -> str:
     """Return a line for each row, with raw figures in SI units. Each column's name holds its unit."""
-    columns = map(Column, _raw_cells(Row(WorkloadSpec(""), ""), Benchmark(benchmark.environment, 0.0)))
+    names = _raw_cells(Row(WorkloadSpec(""), ""), Benchmark(benchmark.environment, 0.0))
     rows = (TableRow(tuple(_raw_cells(row, benchmark).values())) for row in benchmark.rows)
-    return render_csv(Document("", (Table("Rows", tuple(columns), tuple(rows)),)))
+    return render_csv(Document("", (Table("Rows", text_columns(*names), tuple(rows)),)))
 
 
 def _raw_cells(row: Row, benchmark: Benchmark) -> dict[str, Value]:

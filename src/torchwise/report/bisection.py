@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from torchwise.records import format as show
 from torchwise.records.bisection import Bisection, Observation, Operation, Symptom
-from torchwise.report.document import Block, Column, Document, Row, Table, Text, Tone
+from torchwise.report.document import Block, Document, Row, Table, Text, Tone, figure_columns, text_columns
 from torchwise.report.render.terminal import render_terminal
 
 STAGES = {
@@ -29,7 +29,7 @@ SYMPTOMS = {
 }
 MAX_OPERATIONS = 20
 DETAIL = 160
-COLUMNS = (Column("probe", is_wrapped=True), Column("result", is_wrapped=True), Column("time", is_figure=True))
+COLUMNS = (*text_columns("probe", "result"), *figure_columns("time"))
 
 
 def describe_symptom(observation: Observation) -> str:

@@ -11,14 +11,25 @@ from rich.console import Console
 
 from torchwise.records import format as show
 from torchwise.records.compile_events import Break, Compilation, CompileEvents, Recompile, UncompiledPart
-from torchwise.report.document import Block, Code, Column, Document, Row, Section, Table, Text, Tone
+from torchwise.report.document import (
+    Block,
+    Code,
+    Document,
+    Row,
+    Section,
+    Table,
+    Text,
+    Tone,
+    figure_columns,
+    text_columns,
+)
 from torchwise.report.render.terminal import render_terminal
 
 MAX_COUNT = 20
 """Maximum entries shown of each kind. The JSON has all."""
 COLUMNS = (
-    Column("function", is_wrapped=True),
-    *(Column(name, is_figure=True) for name in ("compilations", "time", "backend", "guards", "cache hits")),
+    *text_columns("function"),
+    *figure_columns("compilations", "time", "backend", "guards", "cache hits"),
 )
 
 

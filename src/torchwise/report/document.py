@@ -292,6 +292,16 @@ class Document:
     footer: str = ""
 
 
+def text_columns(*names: str) -> tuple[Column, ...]:
+    """Return columns of texts, which may take several lines."""
+    return tuple(Column(name, is_wrapped=True) for name in names)
+
+
+def figure_columns(*names: str) -> tuple[Column, ...]:
+    """Return columns of figures."""
+    return tuple(Column(name, is_figure=True) for name in names)
+
+
 def figures_table(caption: str, header: Iterable[str], lines: Iterable[Iterable[Value]]) -> Table:
     """Return a table of figures, whose first column names the rows."""
     columns = tuple(Column(name, is_figure=bool(number)) for number, name in enumerate(header))

@@ -16,7 +16,6 @@ from torchwise.report.commands import command_line, is_live
 from torchwise.report.document import (
     Block,
     Code,
-    Column,
     Commands,
     Document,
     Entry,
@@ -30,8 +29,10 @@ from torchwise.report.document import (
     Table,
     Text,
     Tone,
+    figure_columns,
     list_section,
     plot_section,
+    text_columns,
     trust_text,
 )
 from torchwise.report.facts import environment_section, name_report, place, when
@@ -45,16 +46,8 @@ LEGEND = (
     "A measured saving was timed with and without the fix in one process. An estimated saving was not timed, and is an "
     "upper bound."
 )
-STAGES = (
-    Column("stage", is_wrapped=True),
-    Column("time", is_figure=True),
-    Column("in", is_wrapped=True),
-    Column("out", is_wrapped=True),
-)
-KERNELS = (
-    Column("kernel", is_wrapped=True),
-    *(Column(name, is_figure=True) for name in ("calls", "time", "bytes", "FLOPs", "roofline")),
-)
+STAGES = (*text_columns("stage"), *figure_columns("time"), *text_columns("in", "out"))
+KERNELS = (*text_columns("kernel"), *figure_columns("calls", "time", "bytes", "FLOPs", "roofline"))
 
 
 def render_explanation(explanation: Explanation, store: str | None = None) -> RenderableType:

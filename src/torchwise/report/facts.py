@@ -9,7 +9,7 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Inspection, Interval, StepWork, Trial, Verdict
 from torchwise.records import format as show
 from torchwise.records.answer import Answer, exceeds
-from torchwise.report.document import Cell, Column, Fact, Facts, Medium, Row, Section, Table, Text, Tone
+from torchwise.report.document import Cell, Column, Fact, Facts, Medium, Row, Section, Table, Text, Tone, figure_columns
 
 _TONES = {"pass": Tone.GOOD, "fail": Tone.BAD, "not comparable": Tone.WARNING}
 
@@ -54,6 +54,13 @@ def place(here: Environment, *more: str) -> str:
     return show.one_line(", ".join(filter(None, (here.gpu or here.cpu, f"torch {here.torch}", *more))))
 
 
+def describe_request(spec: WorkloadSpec, subject: str, *more: str) -> Text:
+    """Return a line with the subject of a report, the request, and more of it."""
+    scale = f"{show.pluralize(spec.calls, 'call')} and {show.pluralize(spec.restarts, 'start')}"
+    words = (subject, f"{spec.mode} on {spec.device}", f"for {spec.objective}", scale, *more)
+    return Text(show.one_line(", ".join(words)), tone=Tone.MUTED)
+
+
 def describe_scope(spec: WorkloadSpec, here: Environment) -> Text:
     """Return a line with the target and the machine that a result holds for."""
     return Text(f"holds for {show.one_line(spec.target)} on {place(here)}", tone=Tone.MUTED)
@@ -66,8 +73,7 @@ def check_table(about: str, verdict: Verdict | None) -> tuple[Table, ...]:
     columns = (
         Column("check"),
         Column("outcome"),
-        Column("error", is_figure=True),
-        Column("noise floor", is_figure=True),
+        *figure_columns("error", "noise floor"),
         Column("detail", is_wrapped=True, medium=Medium.PAGE),
     )
     rows = tuple(

@@ -13,7 +13,6 @@ from torchwise.records.study_history import Line, Point, history
 from torchwise.report.document import (
     Block,
     Cell,
-    Column,
     Document,
     Panel,
     Row,
@@ -24,18 +23,14 @@ from torchwise.report.document import (
     change_tone,
     list_section,
     plot_section,
+    text_columns,
     trust_text,
 )
 from torchwise.report.facts import when
 from torchwise.report.render.html import Theme, render_part
 
-DIFF = tuple(Column(name, is_wrapped=True) for name in ("plan", "first", "second", "change"))
-POINTS = (
-    *(Column(name, is_wrapped=True) for name in ("study", "when", "torch", "plan", "per call")),
-    Column("speed-up", is_wrapped=True, title="speed-up (95 %)"),
-    Column("change", is_wrapped=True),
-    Column("note", is_wrapped=True),
-)
+DIFF = text_columns("plan", "first", "second", "change")
+POINTS = text_columns("study", "when", "torch", "plan", "per call", "speed-up (95 %)", "change", "note")
 LEGEND = "Drift: the time changed together with eager's. Inconclusive: the measurements cannot tell."
 
 

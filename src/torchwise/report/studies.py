@@ -7,27 +7,15 @@ from typing import TYPE_CHECKING
 
 from torchwise.records import Approval, Standing, Study, StudyState
 from torchwise.records import format as show
-from torchwise.report.document import Block, Cell, Column, Document, Row, Table, Text, Tone
+from torchwise.report.document import Block, Cell, Document, Row, Table, Text, Tone, text_columns
 from torchwise.report.facts import when
 from torchwise.report.render.html import Theme, render_part
 
 if TYPE_CHECKING:
     from torchwise.store import StudySummary
 
-STUDIES = tuple(
-    Column(name, is_wrapped=True, title=title)
-    for name, title in (
-        ("study", ""),
-        ("target", ""),
-        ("where", ""),
-        ("state", ""),
-        ("trials", ""),
-        ("plan", ""),
-        ("speed-up", "speed-up (95 %)"),
-        ("when", ""),
-    )
-)
-APPROVALS = tuple(Column(name, is_wrapped=True) for name in ("plan", "status", "by", "reason", "time"))
+STUDIES = text_columns("study", "target", "where", "state", "trials", "plan", "speed-up (95 %)", "when")
+APPROVALS = text_columns("plan", "status", "by", "reason", "time")
 
 
 def progress(study: Study, now: float) -> str:

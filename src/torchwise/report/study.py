@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from rich.console import RenderableType
 
@@ -14,7 +13,6 @@ from torchwise.records import format as show
 from torchwise.records.candidates import Row as Candidate
 from torchwise.records.candidates import rows
 from torchwise.records.costs import workload_of
-from torchwise.records.files import write_atomically
 from torchwise.records.reasons import format_saving
 from torchwise.report.commands import command_line, is_live
 from torchwise.report.document import (
@@ -41,6 +39,7 @@ from torchwise.report.document import (
 )
 from torchwise.report.facts import (
     break_even,
+    describe_request,
     describe_scope,
     drop_empty,
     environment_section,
@@ -87,15 +86,6 @@ def render_decision(decision: Decision) -> RenderableType:
     return render_terminal(Document("", (_decision_panel(decision, ()),)))
 
 
-def write_html(study: Study, path: str | Path, name: str | None = None, store: str | None = None) -> Path:
-    """Write a study as a page to `path`, whole or not at all, and return the path. See `render_html`.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    return write_atomically(render_html(study, name, store), path)
-
-
 def render_html(study: Study, name: str | None = None, store: str | None = None) -> str:
     """Return a study as a page. The same study always gives the same page. The arguments are as for `render_study`."""
     return render_page(study_document(study, name, store, plots(study)))
@@ -119,16 +109,16 @@ def study_document(
     study: Study, name: str | None = None, store: str | None = None, plots: Sequence[Plot] | None = None
 ) -> Document:
     """Return a study as a document. Give it the plots if it is for a page, which has all details of each trial too."""
-    candidates = rows(study)
+    candidates, spec = rows(study), workload_of(study)
     took = f"The search took {show.seconds(study.seconds)}. " if study.seconds else ""
     return Document(
-        title=workload_of(study).target,
+        title=spec.target,
         brand=name_report(f"study {study.id}", study.created_at),
         subtitles=(study.inspection.description,),
         blocks=(
             *([trust_text(study.trust)] if study.is_timed else []),
             _decision_panel(study.decision, caches(study)) if study.decision else _undecided_panel(study),
-            Text(describe_request(study), tone=Tone.MUTED),
+            describe_request(spec, spec.target, f"numerics up to {study.allow}", f"effort {study.effort}"),
             *(Text(line) for line in throughputs(study)),
             _candidate_table(candidates),
             *plot_section(plots or ()),
@@ -216,20 +206,6 @@ def _candidate_row(row: Candidate) -> Row:
         Tone.GOOD if row.is_decided else STANDINGS[row.standing],
         row.name,
     )
-
-
-def describe_request(study: Study) -> str:
-    """Return the request in a line."""
-    spec = workload_of(study)
-    words = [
-        show.one_line(spec.target),
-        f"{spec.mode} on {spec.device}",
-        f"for {spec.objective}",
-        f"{show.pluralize(spec.calls, 'call')} and {show.pluralize(spec.restarts, 'start')}",
-        f"numerics up to {study.allow}",
-        f"effort {study.effort}",
-    ]
-    return ", ".join(words)
 
 
 def caches(study: Study) -> list[str]:
