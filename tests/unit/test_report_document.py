@@ -124,6 +124,17 @@ def test_a_kind_of_block_without_a_macro_fails() -> None:
         render_page(alone("no block"))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_page_shows_all_of_a_table_whether_it_scrolls_or_becomes_cards(wraps: bool) -> None:
+    columns = (Column("plan", is_wrapped=wraps), Column("speed", is_figure=True, medium=Medium.TERMINAL), Column("why"))
+    row = Row((Cell("inductor", link="#x"), 1.25, Cell("wrong", Tone.BAD, detail="by far")), notes=("a note",))
+    page = render_page(alone(Table("caption", columns, (row,), note="a warning")))
+    assert ('class="scroll"' in page) is not wraps
+    for part in ('<a href="#x">inductor</a>', '<span class="bad">wrong</span>', "by far", "a note", "a warning"):
+        assert part in page
+    assert "1.25" not in read_page(page)
+
+
 def test_a_page_has_its_frame_and_a_part_has_none() -> None:
     page, part = render_page(WHOLE), render_part(WHOLE, "dark")
     for words in ("a document", "a brand", "a subtitle", "a last line"):

@@ -6,8 +6,9 @@ One function for each subject makes its document. So a terminal and a page never
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import compress
 
 from torchwise.records import format as show
 from torchwise.records.answer import Reliability, Trust
@@ -187,6 +188,12 @@ class Table:
     def lines(self) -> tuple[tuple[str, ...], ...]:
         """The texts of the cells, row by row."""
         return tuple(tuple(cell.text for cell in row.shown) for row in self.rows)
+
+    def select(self, medium: Medium) -> Table:
+        """Return the table without the columns that are for another output alone."""
+        kept = [column.medium in (None, medium) for column in self.columns]
+        rows = (replace(row, cells=tuple(compress(row.cells, kept))) for row in self.rows)
+        return replace(self, columns=tuple(compress(self.columns, kept)), rows=tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)

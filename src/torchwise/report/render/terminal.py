@@ -20,7 +20,6 @@ from torchwise.report.commands import wrap_command
 from torchwise.report.document import (
     Block,
     Code,
-    Column,
     Columns,
     Commands,
     Document,
@@ -100,7 +99,7 @@ def _render_block(block: Block, indent: int) -> Iterator[RenderableType]:
         case Commands():
             yield from _render_commands(block, indent)
         case Table():
-            yield _TableView(block)
+            yield _TableView(block.select(Medium.TERMINAL))
         case Plot():
             yield _paragraph(block.summary, f"{block.title}: ", indent=indent)
         case Panel():
@@ -195,7 +194,7 @@ def _fit(table: Table, width: int) -> tuple[list[int], list[list[str]] | None]:
     levels = sorted({column.least_width for column in table.columns if column.least_width <= width}, reverse=True)
     places: list[int] = []
     for level, breaks_words, is_folded in itertools.product(levels, (False, True), (False, True)):
-        places = [place for place, column in enumerate(table.columns) if _is_shown(column, level)]
+        places = [place for place, column in enumerate(table.columns) if column.least_width <= level]
         wraps = [table.columns[place].is_wrapped for place in places]
         fold = [_fold if is_folded and not wraps_text else show.one_line for wraps_text in wraps]
         cells = [
@@ -205,10 +204,6 @@ def _fit(table: Table, width: int) -> tuple[list[int], list[list[str]] | None]:
         if _min_width([table.header[place] for place in places], cells, wraps, breaks_words) <= width:
             return places, cells
     return places, None
-
-
-def _is_shown(column: Column, level: int) -> bool:
-    return column.least_width <= level and column.medium is not Medium.PAGE
 
 
 def _min_width(names: Sequence[str], rows: Sequence[Sequence[str]], wraps: Sequence[bool], breaks_words: bool) -> int:
