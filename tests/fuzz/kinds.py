@@ -32,6 +32,7 @@ from torchwise.records.analysis import Analysis
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Step, Subgraph, Symptom
 from torchwise.records.codec import Document
+from torchwise.records.comparison import Comparison, compare
 from torchwise.records.compile_events import (
     Break,
     CodeFix,
@@ -43,8 +44,7 @@ from torchwise.records.compile_events import (
 )
 from torchwise.records.explanation import Explanation, Limits, SourceLocation
 from torchwise.records.scale import BatchFit, SizeTried
-from torchwise.report.bench import read_benchmark
-from torchwise.report.comparison import Comparison, compare
+from torchwise.report import read_benchmark
 from torchwise.runtime.components.config import CompileConfig
 from torchwise.runtime.dynamo.decide import Options
 from torchwise.store.keys import dump, load

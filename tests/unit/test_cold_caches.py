@@ -30,7 +30,7 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, WorkerStage, codec
 from torchwise.report import Progress, render_study
-from torchwise.report.html import render_html
+from torchwise.report.study import render_html
 from torchwise.store import open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.study.cluster import Task

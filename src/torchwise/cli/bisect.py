@@ -63,8 +63,9 @@ def bisect(
     from torchwise.environment import default_device
     from torchwise.plan import EAGER
     from torchwise.plan.workload_spec import WorkloadSpec, check_form
-    from torchwise.report.bisect import BisectProgress, render_bisection
-    from torchwise.report.json_export import write_json
+    from torchwise.records.files import write_json
+    from torchwise.report.bisection import render_bisection
+    from torchwise.report.progress import BisectProgress
     from torchwise.trial import ProcessLauncher
 
     check_form(target)

@@ -63,7 +63,7 @@ def _write(path: Path, findings: list[Finding]) -> None:
     import json
     from dataclasses import asdict
 
-    from torchwise.report.json_export import write_atomically
+    from torchwise.records.files import write_atomically
 
     data = {"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]}
     write_atomically(json.dumps(data, indent=2) + "\n", path)

@@ -17,7 +17,7 @@ def check_writable(file: Path | None) -> None:
     import secrets
 
     from torchwise.errors import InputError
-    from torchwise.report.json_export import STDOUT
+    from torchwise.records.files import STDOUT
 
     if file == STDOUT:
         return

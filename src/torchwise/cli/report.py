@@ -23,7 +23,8 @@ def report(
     from rich.console import Console
 
     from torchwise.cli.lookup import find_study
-    from torchwise.report import render_study, write_html, write_json
+    from torchwise.records.files import write_atomically, write_json
+    from torchwise.report import render_html, render_study
     from torchwise.store.location import place_of
 
     for file in (json, html):
@@ -35,4 +36,4 @@ def report(
     if json:
         write_json(found, json)
     if html:
-        write_html(found, html, **named)
+        write_atomically(render_html(found, **named), html)

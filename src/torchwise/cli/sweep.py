@@ -89,7 +89,7 @@ def _exit_code(done: list[SweepResult]) -> int:
 def _write(done: list[SweepResult], file: Path) -> None:
     import json
 
-    from torchwise.report.json_export import write_atomically
+    from torchwise.records.files import write_atomically
 
     data = {"schema": "torchwise.sweep/1", "studies": [swept.to_dict() for swept in done]}
     write_atomically(f"{json.dumps(data, indent=1)}\n", file)

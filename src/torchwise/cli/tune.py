@@ -72,7 +72,8 @@ def tune(
     from rich.console import Console
 
     from torchwise.records.answer import EXIT_INCONCLUSIVE
-    from torchwise.report import Progress, render_study, write_html, write_json
+    from torchwise.records.files import write_atomically, write_json
+    from torchwise.report import Progress, render_html, render_study
     from torchwise.store import open_storage
     from torchwise.study import run_study
     from torchwise.study.cluster import Task, choice
@@ -110,6 +111,6 @@ def tune(
     if json:
         write_json(study, json)
     if html:
-        write_html(study, html, store=place)
+        write_atomically(render_html(study, store=place), html)
     if study.decision and study.decision.is_inconclusive:
         raise typer.Exit(EXIT_INCONCLUSIVE)

@@ -109,7 +109,7 @@ def _write(path: Path, entries: Sequence[Entry]) -> None:
     import json
     from dataclasses import asdict
 
-    from torchwise.report.json_export import write_atomically
+    from torchwise.records.files import write_atomically
 
     data = {"schema": SCHEMA, "workloads": [{**asdict(entry), "family": entry.family} for entry in entries]}
     write_atomically(json.dumps(data, indent=2) + "\n", path)

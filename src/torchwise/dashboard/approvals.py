@@ -11,8 +11,8 @@ from torchwise.dashboard import stored
 from torchwise.errors import TorchwiseError
 from torchwise.plan import Plan
 from torchwise.records import Standing, Study
-from torchwise.report.approvals import render_approvals
-from torchwise.report.trial_table import Row, rows
+from torchwise.records.candidates import Row, rows
+from torchwise.report.studies import render_approvals
 from torchwise.study.apply_approvals import apply_approvals, make_approval
 
 AUTOMATIC = "automatic"

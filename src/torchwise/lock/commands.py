@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from torchwise.lock.entry import Entry
-from torchwise.report.command_line import command_line
+from torchwise.report.commands import command_line
 
 
 def tune_again(entry: Entry, *more: str) -> str:

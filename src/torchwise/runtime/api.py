@@ -59,15 +59,15 @@ class Study:
 
     def save_html(self, path: str | Path) -> None:
         """Write a self-contained page."""
-        from torchwise.report import write_html
+        from torchwise.records.files import write_atomically
 
-        write_html(self.record, Path(path), store=self._store)
+        write_atomically(self._repr_html_(), path)
 
     def save_json(self, path: str | Path) -> None:
         """Write schema `torchwise.study/1`."""
-        from torchwise.report import write_json
+        from torchwise.records.files import write_json
 
-        write_json(self.record, Path(path))
+        write_json(self.record, path)
 
     def __rich__(self) -> Any:
         from torchwise.report import render_study

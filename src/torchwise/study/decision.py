@@ -11,8 +11,8 @@ from torchwise.records import Decision, Outcome, Trial
 from torchwise.records.answer import Answer
 from torchwise.records.cores import describe_contention
 from torchwise.records.cost_model import CostModel
+from torchwise.records.format import count, seconds
 from torchwise.records.trial import relative_speeds
-from torchwise.records.units import count, seconds
 from torchwise.study.history import TIE, History, sets_threads_alone
 from torchwise.study.pairwise import cheapest
 

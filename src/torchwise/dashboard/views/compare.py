@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from torchwise.dashboard import stored
-from torchwise.report.study_diff import render_study_diff
+from torchwise.report.history import render_study_diff
 
 
 def show() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from torchwise.dashboard import stored
-from torchwise.report.explain.page import render_explanation_part
-from torchwise.report.summary import when
+from torchwise.report.explanation import render_explanation_part
+from torchwise.report.facts import when
 
 
 def show() -> None:

@@ -9,9 +9,9 @@ import streamlit as st
 from torchwise.dashboard import stored
 from torchwise.dashboard.approvals import show_approvals
 from torchwise.records import Study, StudyState
-from torchwise.report.html import render_html_part
+from torchwise.report.render.html import Theme
 from torchwise.report.studies import progress
-from torchwise.report.template import Theme
+from torchwise.report.study import render_html_part
 
 EVERY_S = 2
 

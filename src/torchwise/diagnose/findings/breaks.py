@@ -11,9 +11,9 @@ from torchwise.diagnose.findings.evidence import (
     make_estimate,
     place_of_line,
 )
+from torchwise.records import format as show
 from torchwise.records.compile_events import Break, UncompiledKind
 from torchwise.records.explanation import Finding, FixTrial, Saving, SourceLocation
-from torchwise.report import format as show
 
 
 def find(evidence: Evidence, savings: Savings) -> Iterator[Finding]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from torchwise.diagnose.findings.evidence import Evidence, Savings, make_estimate
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.records import format as show
 from torchwise.records.explanation import Finding, Saving
-from torchwise.report import format as show
 
 MIN_SHARE = 0.10
 """Share of a call from which waiting for the host is reported."""

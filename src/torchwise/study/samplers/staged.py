@@ -18,7 +18,7 @@ from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.effort import EFFORTS, MOST
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import choices_of, complexity_of
-from torchwise.records import units
+from torchwise.records import format as show
 from torchwise.study.history import History, code_of, lays_out_by_itself, sets_threads_alone
 from torchwise.study.samplers.base import Proposal
 
@@ -88,7 +88,7 @@ class _Option:
 
 def _format_estimate(seconds: float) -> str:
     """Return an estimate in words, without digits that it does not have, and without an exponent."""
-    return f"{seconds:.3g} s" if 0.1 <= abs(seconds) < 999.5 else units.seconds(seconds)
+    return f"{seconds:.3g} s" if 0.1 <= abs(seconds) < 999.5 else show.seconds(seconds)
 
 
 _PARTS = {
