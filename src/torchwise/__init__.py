@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchwise.api import Study, apply, optimize, tune
     from torchwise.components import CompileConfig, CompileManager, compiled, default_manager
     from torchwise.diagnose.analyze import Analysis, analyze
-    from torchwise.diagnose.batch_fit import fit_batch
+    from torchwise.diagnose.batches import fit_batch
     from torchwise.diagnose.bisect import bisect
     from torchwise.diagnose.explain import explain
     from torchwise.diagnose.watch import watch
@@ -52,7 +52,7 @@ _HOMES = {
     "compiled": "components",
     "default_manager": "components",
     "explain": "diagnose.explain",
-    "fit_batch": "diagnose.batch_fit",
+    "fit_batch": "diagnose.batches",
     "export_metrics": "serving",
     "freeze": "serving",
     "on_alert": "alerts",

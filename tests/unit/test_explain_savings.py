@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.diagnose.relative_saving import share_saved, share_saved_anywhere
-from torchwise.diagnose.savings import PairedSavings
+from torchwise.diagnose.savings import PairedSavings, share_saved, share_saved_anywhere
 from torchwise.measure import peaks
 from torchwise.plan import Plan
 from torchwise.records import Measurement

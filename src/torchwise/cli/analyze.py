@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchwise.plan import Plan
 
 LIMIT_S = 600.0
-"""The same as `torchwise.diagnose.analysis.run.LIMIT_S`, whose import would load all of that module."""
+"""The same as `torchwise.diagnose.analyze_phases.LIMIT_S`, whose import would load all of that module."""
 
 
 def analyze(
@@ -57,7 +57,7 @@ def analyze(
     """
     from rich.console import Console
 
-    from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
+    from torchwise.diagnose.analyze_phases import AnalyzeRequest, run_analysis
     from torchwise.environment import default_device
     from torchwise.plan.target_form import check_form
     from torchwise.plan.workload_spec import WorkloadSpec
@@ -99,7 +99,7 @@ def _resolve_plan(text: str, store: str | None) -> Plan:
         InputError: there is no such plan, or the study has no decision.
     """
     from torchwise.cli.lookup import find_decided
-    from torchwise.diagnose.analysis.plans import is_id, plan_of
+    from torchwise.diagnose.arguments import is_id, plan_of
 
     if text != "latest" and not text.endswith(".json") and (not text.isdecimal() or is_id(text)):
         return plan_of(text or None, store)

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchwise.diagnose.analysis.plans import plan_of
-from torchwise.diagnose.analysis.run import LIMIT_S, AnalyzeRequest, Silent, run_analysis
-from torchwise.diagnose.worker_arguments import make_spec, sent
+from torchwise.diagnose.analyze_phases import LIMIT_S, AnalyzeRequest, Silent, run_analysis
+from torchwise.diagnose.arguments import make_spec, plan_of, sent
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Decision, codec

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchwise.diagnose.worker_arguments import make_spec, sent
+from torchwise.diagnose.arguments import make_spec, sent
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.former_names import renamed_arguments
 from torchwise.plan import Plan, check_is_plan

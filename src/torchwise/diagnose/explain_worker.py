@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,31 @@ from torchwise.compile import compile_plan
 from torchwise.compile.transforms.isolate_rnn import has_rnn
 from torchwise.compile.transforms.static_form import has_static_form
 from torchwise.diagnose import findings, kernels
-from torchwise.diagnose.capturable import capturable
+from torchwise.diagnose.evidence import Evidence
 from torchwise.diagnose.explain import Inquiry
-from torchwise.diagnose.findings.evidence import Evidence
 from torchwise.diagnose.fix_trials import find_varying_sizes
 from torchwise.diagnose.kernels import PROFILED
 from torchwise.diagnose.op_trace import OpTrace, observe
-from torchwise.diagnose.relative_saving import measure_with_retry
-from torchwise.diagnose.savings import PairedSavings, profiles
-from torchwise.diagnose.sizes import bytes_of_kernels
+from torchwise.diagnose.savings import PairedSavings, measure_with_retry, profiles
 from torchwise.diagnose.stages import FILES, code_of, stages, write
 from torchwise.diagnose.suggestions import check_suggestions
 from torchwise.diagnose.trace import Artifact, Span, Trace
-from torchwise.diagnose.work import KnownWork
+from torchwise.diagnose.work import KnownWork, bytes_of_kernels
 from torchwise.errors import InternalError, format_error
+from torchwise.plan import Plan
 from torchwise.records import Measurement
 from torchwise.records.answer import Reliability
-from torchwise.records.compile_events import CompileEvents
-from torchwise.records.explanation import Execution, Explanation, Limits, judge_measurement, rank_findings
+from torchwise.records.compile_events import CompileEvents, UncompiledKind
+from torchwise.records.explanation import (
+    Basis,
+    Capturable,
+    Execution,
+    Explanation,
+    Finding,
+    Limits,
+    judge_measurement,
+    rank_findings,
+)
 from torchwise.records.statistics import median_interval
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.harness import Calls, Harness
@@ -46,6 +53,7 @@ MAX_SETTLING_CALLS = 10
 """Maximum number of further calls that still compile something: two more than PyTorch's limit for one function."""
 CALLS = 25
 """Timed calls of each example, if there are several examples."""
+_STAYS = "the numbers that are read from the GPU can stay there (numbers_on_gpu)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanatio
         execution=evidence.execution,
         kernels=evidence.kernels,
         findings=rank_findings(found, spec.calls),
-        capturable=capturable(evidence, found, savings.failures),
+        capturable=judge_capture(evidence, found, savings.failures),
         compile_events=compiled.watched,
         notes=(
             *filter(None, [unread_note(harness.workload.call)]),
@@ -235,3 +243,27 @@ def _dtype(workload: Workload) -> torch.dtype:
     if isinstance(workload.call, torch.nn.Module):
         tensors = [*workload.call.parameters(), *tensors]
     return next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
+
+
+def judge_capture(evidence: Evidence, findings: Iterable[Finding], failures: Mapping[Plan | str, str]) -> Capturable:
+    """Return whether the call can be captured, with every known obstacle.
+
+    Args:
+        evidence: of the run.
+        findings: of the run. One of them may have tried the capture.
+        failures: how the tried fixes failed, by plan. The texts do not name the plans.
+    """
+    reasons = [f"{wait.place}: {wait.what}" for wait in evidence.observed.waits]
+    reasons += [one.what for one in evidence.watched.fallbacks if one.kind is UncompiledKind.CUDAGRAPH_SKIP]
+    if evidence.device != "cuda":
+        return Capturable(False if reasons else None, tuple(reasons) or ("there are no CUDA graphs on a CPU",))
+    if evidence.base.capture == "call" or (evidence.base.capture == "branches" and not reasons):
+        # The explained run is captured itself.
+        return Capturable(True)
+    plan = evidence.captured
+    timed = {one.plan for one in findings if one.saving and one.saving.basis is not Basis.ESTIMATED}
+    if plan is not None and plan.capture == "call" and plan in timed:
+        return Capturable(True, (_STAYS,) if "numbers_on_gpu" in plan.transforms else tuple(reasons))
+    if plan is not None and plan in failures:
+        reasons.append(f"plan {plan}: {failures[plan]}")
+    return Capturable(False if reasons else None, tuple(reasons))

@@ -6,19 +6,19 @@ The printed code is the code that runs: a mark, a setting, or a buffer in place 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchwise._torch import dynamo
-from torchwise.diagnose.findings.evidence import Fix
-from torchwise.diagnose.fresh_code_copy import fresh_copy
+from torchwise.diagnose.code_copies import fresh_copy
+from torchwise.diagnose.evidence import Fix
 from torchwise.diagnose.kernels import PROFILED
-from torchwise.diagnose.settings import patched
 from torchwise.diagnose.trace import Trace
 from torchwise.errors import UnsupportedError
 from torchwise.records.compile_events import Frame, UncompiledKind
@@ -31,6 +31,9 @@ ROUNDS = 12
 QUIET_ROUNDS = 4
 """Calls of each example without a compilation after which the calls end: a call counter has had its effect by then."""
 _LOCAL = re.compile(r"\bL\['(\w+)'\]")
+_SETTING = re.compile(
+    r"(?P<module>torch\.[\w.]*config)\.(?P<name>\w+)(?: = (?P<value>True|False)|\.add\((?P<added>.+)\))$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +180,31 @@ def find_varying_sizes(model: Callable[..., Any], examples: tuple[Example, ...])
                     shapes.setdefault(path, set()).add(tuple(leaf.shape))
     alike = {path: list(zip(*found, strict=True)) for path, found in shapes.items() if len({*map(len, found)}) == 1}
     return tuple((path, dim) for path, dims in alike.items() for dim, sizes in enumerate(dims) if len({*sizes}) > 1)
+
+
+def read_added_value(setting: str) -> str:
+    """Return the value that a setting such as Dynamo's "config.x.add(print)" adds to a set, or "" for a flag."""
+    hit = _SETTING.match(setting)
+    return (hit["added"] or "") if hit else ""
+
+
+@contextlib.contextmanager
+def patched(setting: str, names: dict[str, Any] | None = None) -> Iterator[None]:
+    """Apply a setting of PyTorch, such as Dynamo's "config.x = True" or "config.x.add(print)".
+
+    Args:
+        setting: as it is printed.
+        names: the names that it may use beside Python's own.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    hit = _SETTING.match(setting)
+    if hit is None:
+        raise ValueError(f"setting is {setting!r}, but must be such as {dynamo.CONFIG}.name = True")
+    config = importlib.import_module(hit["module"])
+    value = hit["value"] == "True"
+    if hit["added"]:
+        value = {*getattr(config, hit["name"]), eval(hit["added"], dict(names or {}))}
+    with config.patch({hit["name"]: value}):
+        yield

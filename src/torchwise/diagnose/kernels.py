@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from torchwise.diagnose.flops import VIEWS
-from torchwise.diagnose.op_trace import Work
+from torchwise.diagnose.op_trace import VIEWS, Work
 from torchwise.diagnose.work import KnownWork, is_operator, kernel_name
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock

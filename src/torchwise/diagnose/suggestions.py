@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from torchwise.diagnose.fixes.break_site import BreakSite
-from torchwise.diagnose.fresh_code_copy import fresh_copy
-from torchwise.diagnose.rewriting import rewritten
-from torchwise.diagnose.settings import argument
+from torchwise.diagnose.break_fixes import BreakSite
+from torchwise.diagnose.code_copies import fresh_copy, rewritten
+from torchwise.diagnose.fix_trials import read_added_value
 from torchwise.diagnose.trace import Trace
 from torchwise.records.compile_events import Break, CodeFix
 from torchwise.trial.harness import Harness
@@ -77,13 +76,13 @@ def check_suggestions(breaks: tuple[Break, ...], harness: Harness) -> Checked:
 
 def _is_call(fix: CodeFix) -> bool:
     """Return whether the setting adds a value to a set, and so needs a name for that value."""
-    return bool(argument(fix.setting))
+    return bool(read_added_value(fix.setting))
 
 
 def _can_name(setting: str, names: dict[str, Any]) -> bool:
     """Return whether the added value has a name at the top of a module, where a program applies the setting."""
     try:
-        return callable(eval(argument(setting), dict(names)))
+        return callable(eval(read_added_value(setting), dict(names)))
     except Exception:  # the names may be missing there, or be of any kind
         return False
 

@@ -7,8 +7,7 @@ import time
 from dataclasses import replace
 from typing import Protocol
 
-from torchwise.diagnose.bisect.job import Probe, ProbeResult
-from torchwise.diagnose.bisect.request import BisectRequest
+from torchwise.diagnose.bisect.job import BisectRequest, Probe, ProbeResult
 from torchwise.errors import BaselineError, TorchwiseError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, WorkerStage, codec

@@ -21,24 +21,20 @@ def as_tensor(condition: str) -> str:
 
 def keep_tensors(statement: ast.stmt | None) -> str:
     """Return a statement that keeps tensors instead of numbers, or empty if it is not simple or nothing changes."""
-    if statement is None or not isinstance(
-        statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
-    ):
-        return ""
-    before = ast.unparse(statement)
-    after = ast.unparse(_WithoutNumbers().visit(copy.deepcopy(statement)))
-    return after if after != before else ""
+    return _rewrite(statement, _WithoutNumbers())
 
 
 def with_where(statement: ast.stmt | None) -> str:
     """Return a statement with `torch.where` in place of a conditional expression, or empty if it has none."""
-    if statement is None or not isinstance(
-        statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
-    ):
+    return _rewrite(statement, _WithWhere())
+
+
+def _rewrite(statement: ast.stmt | None, transformer: ast.NodeTransformer) -> str:
+    """Return a simple statement as a transformer changes it, or empty if nothing changes."""
+    if not isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr):
         return ""
-    before = ast.unparse(statement)
-    after = ast.unparse(ast.fix_missing_locations(_WithWhere().visit(copy.deepcopy(statement))))
-    return after if after != before else ""
+    after = ast.unparse(ast.fix_missing_locations(transformer.visit(copy.deepcopy(statement))))
+    return after if after != ast.unparse(statement) else ""
 
 
 class _WithoutNumbers(ast.NodeTransformer):

@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torchwise import environment
-from torchwise.diagnose.analysis.advice import advise
-from torchwise.diagnose.analysis.job import Scaling, SteadyRun
-from torchwise.diagnose.analysis.plans import DEFAULT
-from torchwise.diagnose.analysis.scale import BatchDim, check_sizes
+from torchwise.compile import compile_plan
+from torchwise.diagnose.analyze_advice import advise
+from torchwise.diagnose.arguments import DEFAULT
+from torchwise.diagnose.batches import BatchDim, Scaling, check_sizes
 from torchwise.errors import InputError, is_positive
+from torchwise.measure import device_lock
+from torchwise.measure.clock import Clock
+from torchwise.measure.memory import peak_memory
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, Inspection, Trial, TrialState, codec
-from torchwise.records.analysis import Analysis, Batch, Steady
-from torchwise.trial import Assignment, Job, Launcher, Limits, ProcessSettings, inspect_workload, own_caches, try_plan
+from torchwise.records.analysis import CALLS_PER_TURN, Analysis, Batch, Consistency, Memory, Steady
+from torchwise.trial import (
+    Assignment,
+    DerivedJob,
+    Job,
+    Launcher,
+    Limits,
+    ProcessSettings,
+    inspect_workload,
+    own_caches,
+    try_plan,
+)
+from torchwise.trial.harness import Harness
 from torchwise.trial.job import Attempt
+from torchwise.workload import Workload, pytree
+from torchwise.workload.layouts import size_of
 
 LIMIT_S = 600.0
 """Seconds after which a phase is ended. The longest compile among the reference workloads took 238 s."""
+MIN_TURNS, MAX_CALLS = 3, 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +207,77 @@ class _Phases:
 
     def _limits(self) -> Limits:
         return Limits.from_free_memory(self._request.limit_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyRun(DerivedJob):
+    """Has a worker start the job's plan warm, and time call after call.
+
+    Attributes:
+        job: workload, plan, effort, and the caches that a trial of this plan left.
+    """
+
+    job: Job
+
+    @property
+    def task(self) -> str:
+        """The function that the worker runs."""
+        return "torchwise.diagnose.analyze_phases:measure_steady"
+
+
+def measure_steady(request: SteadyRun, stage: Callable[[str], None]) -> Steady:
+    """Start the plan from the caches of an earlier process, and time each call by itself."""
+    harness, plan = Harness(request.job), request.job.plan
+    with harness.gradients():
+        example = harness.workload.examples[0]
+        compiled = compile_plan(harness.workload.call, plan, example, device=harness.device, mode=harness.mode)
+        calls = harness.runners(compiled.call)
+        stage("warm compile")
+        warm: list[float] = []
+        start = peak_memory(lambda: warm.append(harness.first_calls(calls)), harness.device)
+        stage("measure")
+        common = _commonest(harness.workload)
+        plan_calls, eager_calls = _time_alternately(
+            calls[common], harness.eager[common], harness.device, request.job.effort.measure_s
+        )
+        stage("memory")
+        call, baseline = harness.memory(calls)
+    memory = replace(_static_memory(harness.workload), start=start, call=call, baseline_call=baseline)
+    return Steady(warm[0], plan_calls, eager_calls, memory)
+
+
+def _time_alternately(
+    plan: Callable[[], Any], eager: Callable[[], Any], device: str, budget_s: float
+) -> tuple[Consistency, Consistency]:
+    """Time single calls of both sides, some of one and then some of the other, until the budget is spent.
+
+    Garbage collection stays on, as in any program: its pauses belong to the measurement.
+    """
+    clock, sides = Clock(device), (plan, eager)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with device_lock.alone():
+        for side in sides:  # the first call after a pause is not a steady one
+            clock.once(side)
+        deadline = time.perf_counter() + budget_s
+        while len(seconds[0]) < MAX_CALLS and (
+            len(seconds[0]) < MIN_TURNS * CALLS_PER_TURN or time.perf_counter() < deadline
+        ):
+            for side, side_seconds in zip(sides, seconds, strict=True):
+                side_seconds += [clock.once(side) for _ in range(CALLS_PER_TURN)]
+    return Consistency(tuple(seconds[0])), Consistency(tuple(seconds[1]))
+
+
+def _commonest(workload: Workload) -> int:
+    """Return the index of the most frequent example: across a mix, calls would differ by their shapes alone."""
+    weights = [example.weight for example in workload.examples]
+    return weights.index(max(weights))
+
+
+def _static_memory(workload: Workload) -> Memory:
+    module, inputs = workload.module, [_bytes((e.args, dict(e.kwargs))) for e in workload.examples]
+    weights = () if module is None else (*module.parameters(), *module.buffers())
+    return Memory(sum(map(size_of, {id(t): t for t in weights}.values())), max(inputs))
+
+
+def _bytes(tree: Any) -> int:
+    return sum(map(size_of, pytree.tensors(tree)))

@@ -1,0 +1,271 @@
+"""Other batch sizes: find the batch dimension, try a plan at a size, and `torchwise.fit_batch`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwise.diagnose.arguments import make_spec, plan_of, sent
+from torchwise.errors import InputError, UnsupportedError, WorkloadError, is_count, is_positive
+from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
+from torchwise.records import Decision, Failure, Outcome, codec
+from torchwise.records.batchfit import BatchFit, SizeTried
+from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, own_caches
+from torchwise.trial.job import Attempt
+from torchwise.workload import Example, Workload, pytree
+from torchwise.workload.user_inputs import read_workload
+
+FIT_LIMIT_S = 600.0
+REFINEMENTS = 2
+"""Sizes tried between the largest that fitted and the smallest that did not, each halfway."""
+
+
+def fit_batch(
+    model: Callable[..., Any] | Workload,
+    args: Any = None,
+    *,
+    plan: Plan | Decision | str | None = "eager",
+    memory_limit: int | None = None,
+    largest: int = 65_536,
+    effort: str = "quick",
+    launcher: Launcher | None = None,
+) -> BatchFit:
+    """Find the largest batch that fits under a plan, and the one with the highest throughput.
+
+    The batch starts at the size of the example and doubles until it fails or passes the limit. Then the gap is halved a
+    few times. Each size runs in a process of its own, on repeated inputs: it is compiled, verified and timed.
+
+    Args:
+        model: a `TrainStep`, an `nn.Module`, a function or a `Workload`.
+        args: an example batch, along the first dimension of every tensor in it.
+        plan: as `torchwise.analyze` takes it.
+        memory_limit: bytes that a call may take at its peak in addition to weights, optimizer state and inputs, or None
+            for the device's memory.
+        largest: no larger batch is tried.
+        effort: how carefully each size is measured: "quick", "standard" or "thorough".
+        launcher: where the workers run, by default processes of this machine.
+
+    Raises:
+        InputError: an argument cannot be used, or the inputs have no batch.
+    """
+    from torchwise.runtime import unwrap
+    from torchwise.workload.identity import structure
+
+    workload = read_workload(model if isinstance(model, Workload) else unwrap(model), args, None, None)
+    if workload is None:
+        raise InputError(f"model is {model!r}, but must be the step, module, function or Workload itself")
+    if memory_limit is not None and not is_positive(memory_limit):
+        raise WorkloadError(f"memory limit is {memory_limit!r} bytes, but must be above 0")
+    start = batch_of(workload.examples[0], 0).size
+    if not is_positive(largest) or largest < start:
+        raise InputError(f"largest is {largest!r}, but must be at least {start}, the batch size of the example")
+    mode = "training" if workload.step else "inference"
+    spec = make_spec(model, workload, None, mode=mode, objective="throughput", calls=1, restarts=1)
+    chosen = plan_of(plan, None)
+    with sent(workload, spec.target) as file:
+        job = Job(
+            "try",
+            spec,
+            chosen,
+            file.source,
+            effort=EFFORTS[effort],
+            settings=file.settings,
+            structure=structure(workload.call),
+        )
+        tried = _Search(job, launcher or ProcessLauncher(), memory_limit).run(start, largest)
+    return BatchFit(spec.target, chosen, tried, memory_limit)
+
+
+class _Search:
+    def __init__(self, job: Job, launcher: Launcher, memory_limit: int | None) -> None:
+        self._job = job
+        self._launcher = launcher
+        self._limit = memory_limit
+        self._tried: dict[int, SizeTried] = {}
+
+    def run(self, start: int, largest: int) -> tuple[SizeTried, ...]:
+        size, good, bad = start, 0, None
+        while size <= largest:
+            if self._try(size).problem:
+                bad = size
+                break
+            good, size = size, size * 2
+        for _ in range(REFINEMENTS if bad is not None and good else 0):
+            assert bad is not None
+            between = (good + bad) // 2
+            if between in self._tried:
+                break
+            if self._try(between).problem:
+                bad = between
+            else:
+                good = between
+        return tuple(self._tried[size] for size in sorted(self._tried))
+
+    def _try(self, size: int) -> SizeTried:
+        with own_caches() as folder:
+            scaling = Scaling(replace(self._job, cache_dir=folder), size, 0)
+            reply = self._launcher.run(scaling, Limits.from_free_memory(FIT_LIMIT_S), lambda _stage: None)
+        self._tried[size] = self._judge_size(size, reply)
+        return self._tried[size]
+
+    def _judge_size(self, size: int, reply: str | Failure) -> SizeTried:
+        if isinstance(reply, Failure):
+            return SizeTried(size, problem=str(reply))
+        attempt = codec.from_json(reply, Attempt)
+        peak = attempt.costs.peak_memory
+        if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
+            return SizeTried(size, peak_memory=peak, problem=f"not verified: {attempt.verdict.reason}")
+        throughput = size / attempt.measurement.candidate_time.mid
+        if self._limit is not None and (peak is None or peak > self._limit):
+            shown = "an unknown amount" if peak is None else f"{peak / 2**20:.0f} MiB"
+            return SizeTried(size, throughput, peak, f"takes {shown}, above the limit of {self._limit / 2**20:.0f} MiB")
+        return SizeTried(size, throughput, peak)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling(DerivedJob):
+    """Has a worker try the job's plan on inputs of another batch size.
+
+    Attributes:
+        job: workload, plan, effort and empty caches.
+        size: of the batch, or None to find out only which dimension the batch is.
+        dim: the dimension of the batch, or None to find it.
+    """
+
+    job: Job
+    size: int | None = None
+    dim: int | None = None
+
+    @property
+    def task(self) -> str:
+        """The function that the worker runs."""
+        return f"torchwise.diagnose.batches:{'find_batch_dim' if self.size is None else 'attempt_at_size'}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDim:
+    """The dimension of the batch, and its size in the first example."""
+
+    dim: int
+    size: int
+
+
+def find_batch_dim(scaling: Scaling, stage: Callable[[str], None]) -> BatchDim:
+    """Find the batch dimension, or check the named one.
+
+    A batch is a dimension in which every tensor of the inputs has the same size. If none is named, the outputs must
+    grow with it as well. Otherwise it may be a sequence, or a matrix without a batch.
+
+    Raises:
+        UnsupportedError: there is none, as the message explains.
+    """
+    from torchwise.trial.loading import load
+
+    workload = load(scaling.job)
+    batch = batch_of(workload.examples[0], scaling.dim)
+    if scaling.dim is None:
+        stage("find the batch dimension")
+        _check_outputs(workload, batch)
+    return batch
+
+
+def attempt_at_size(scaling: Scaling, stage: Callable[[str], None]) -> Attempt:
+    """Try the plan on the first example at the requested batch size: compiled, verified, and timed against eager."""
+    from torchwise.trial import candidate
+    from torchwise.trial.loading import load, save
+
+    assert scaling.size is not None, "a scaling without a size only finds the dimension"
+    workload = load(scaling.job)
+    dim = batch_of(workload.examples[0], scaling.dim).dim
+    workload = replace(workload, examples=(resize_example(workload.examples[0], dim, scaling.size),), reseed=None)
+    with tempfile.TemporaryDirectory(prefix="torchwise-batch-") as folder:
+        source = str(Path(folder, "model.pt"))
+        save(workload, source)
+        del workload  # the trial loads its own model: two may not fit in memory where one does
+        return candidate.attempt(replace(scaling.job, source=source), stage)
+
+
+def batch_of(example: Example, dim: int | None) -> BatchDim:
+    """Return the dimension that every tensor of the inputs shares, or 0 if none is named.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    tensors = _tensors(example)
+    if not tensors:
+        raise UnsupportedError("the inputs hold no tensor with a dimension, so there is no batch to scale")
+    batch_dim = 0 if dim is None else dim
+    for tensor in tensors:
+        if not -tensor.dim() <= batch_dim < tensor.dim():
+            raise UnsupportedError(
+                f"an input of shape {tuple(tensor.shape)} has no dimension {batch_dim}: name another with --batch-dim"
+            )
+    sizes = sorted({tensor.shape[batch_dim] for tensor in tensors})
+    if len(sizes) > 1:
+        raise UnsupportedError(
+            f"the inputs differ in dimension {batch_dim} (sizes {', '.join(map(str, sizes))}), so it is no common "
+            "batch: name the batch dimension with --batch-dim"
+        )
+    if sizes[0] == 0:
+        raise UnsupportedError(
+            f"dimension {batch_dim} of the inputs is empty, so there is nothing to make batches from"
+        )
+    return BatchDim(batch_dim, sizes[0])
+
+
+def resize_example(example: Example, dim: int, size: int) -> Example:
+    """Return the example with its items along `dim` repeated or left out until there are `size`.
+
+    The values stay the same: indices stay in their range, and masks stay masks.
+    """
+
+    def resize(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0:
+            return tensor
+        items = torch.arange(size, device=tensor.device) % tensor.shape[dim]
+        return tensor.detach().index_select(dim, items).requires_grad_(tensor.requires_grad)
+
+    return example.map_tensors(resize)
+
+
+def _check_outputs(workload: Workload, batch: BatchDim) -> None:
+    """Run the model on one item more than the inputs hold.
+
+    Raises:
+        UnsupportedError: it does not run, or no output grows by an item.
+    """
+    more = resize_example(workload.examples[0], batch.dim, batch.size + 1)
+    try:
+        with torch.no_grad():
+            outputs = workload.call(*more.args, **more.kwargs)
+    except Exception as error:  # the user's model may raise anything on inputs that it was not made for
+        raise UnsupportedError(
+            f"the model raises {type(error).__name__} on {batch.size + 1} items instead of {batch.size} along "
+            f"dimension {batch.dim}: {error}"
+        ) from error
+    if not any(batch.size + 1 in tensor.shape for tensor in pytree.tensors(outputs)):
+        raise UnsupportedError(
+            f"no output grows with dimension {batch.dim} of the inputs, so it may be no batch: if it is one, pass "
+            f"--batch-dim {batch.dim}"
+        )
+
+
+def _tensors(example: Example) -> list[Any]:
+    return [t for t in example.tensors() if t.dim()]
+
+
+def check_sizes(sizes: tuple[int, ...]) -> None:
+    """Refuse values that are no batch sizes.
+
+    Raises:
+        WorkloadError: a size is no whole number of at least 1.
+    """
+    for size in sizes:
+        if not is_count(size):
+            raise WorkloadError(f"batch size is {size!r}, but must be a whole number of at least 1")
