@@ -14,6 +14,17 @@ from torchwise.trial import DerivedJob, Job, ProcessSettings
 LIMIT_S = 300.0
 """Seconds for one probe: anything that compiles for longer counts as a hang."""
 AUTO = "auto"
+MARKS = {
+    Symptom.WRONG: "FAULT: value",
+    Symptom.NAN: "FAULT: value",
+    Symptom.CRASH: "FAULT: the compiled call raises",
+    Symptom.HANG: "Timeout (",  # printed by Python's faulthandler
+    Symptom.SLOW: "FAULT: a call takes",
+}
+"""Beginning of the line that a repro prints for each fault.
+
+A program that cannot even be imported also exits with 1, and prints no such line.
+"""
 _NO_FAULTS = (Symptom.NONE, Symptom.NOT_COMPARABLE)
 Task = Literal["probe:run_probe", "capture:list_graphs", "repro:write"]
 Option = bool | int | str

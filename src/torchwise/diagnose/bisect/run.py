@@ -14,9 +14,8 @@ from typing import Any
 from torchwise import environment
 from torchwise.diagnose.arguments import make_spec, sent
 from torchwise.diagnose.bisect.isolate import describe_choice, find_cause, is_plain, minimal, plan_of
-from torchwise.diagnose.bisect.job import AUTO, LIMIT_S, BisectRequest, Graphs, Part, Probe, ProbeResult, Written
+from torchwise.diagnose.bisect.job import AUTO, LIMIT_S, MARKS, BisectRequest, Graphs, Part, Probe, ProbeResult, Written
 from torchwise.diagnose.bisect.probe_runner import BisectListener, ProbeRunner
-from torchwise.diagnose.bisect.program import MARKS
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import iter_changes
