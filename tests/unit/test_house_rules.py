@@ -92,7 +92,7 @@ def test_a_folder_that_needs_torch_would_be_seen() -> None:
 
 LOADED_WITHOUT_TORCH = {
     *("api.py", "steps.py", "_torch/dynamo.py", "_torch/private_name.py", "measure/device_lock.py", "zoo/registry.py"),
-    *("doctor/probe.py", "doctor/threads.py", "trial/error_origin.py", "trial/job.py"),
+    *("doctor/probe.py", "trial/error_origin.py", "trial/job.py"),
     *("diagnose/messages.py", "components/autocast.py"),
     *("model_libraries/diffusion.py", "model_libraries/images.py", "model_libraries/text.py"),
 }
