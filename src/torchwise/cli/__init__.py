@@ -21,12 +21,11 @@ from torchwise.cli.bench import bench
 from torchwise.cli.bisect import bisect
 from torchwise.cli.cache import cache
 from torchwise.cli.check import check
+from torchwise.cli.common import Group, interruptible
 from torchwise.cli.compare import compare
 from torchwise.cli.dashboard import dashboard
 from torchwise.cli.doctor import doctor
 from torchwise.cli.explain import explain
-from torchwise.cli.groups import Group
-from torchwise.cli.interrupts import interruptible
 from torchwise.cli.lock import lock
 from torchwise.cli.plans import plans
 from torchwise.cli.report import report
