@@ -88,11 +88,10 @@ class AnalyzeListener(Protocol):
 class Silent:
     """A listener that says nothing."""
 
-    def phase(self, name: str) -> None:
-        """A phase has begun."""
+    def phase(self, *_: object) -> None:
+        """Say nothing."""
 
-    def stage(self, name: str) -> None:
-        """The worker has entered a stage."""
+    stage = phase
 
 
 def run_analysis(request: AnalyzeRequest, launcher: Launcher, listener: AnalyzeListener) -> Analysis:

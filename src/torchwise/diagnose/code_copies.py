@@ -60,9 +60,10 @@ def fresh_copy(call: Callable[..., Any]) -> Callable[..., Any]:
     return copied
 
 
-def _copy_function(function: types.FunctionType) -> types.FunctionType:
+def _copy_function(function: types.FunctionType, code: types.CodeType | None = None) -> types.FunctionType:
+    """Return a copy of a function with new code, by default with a copy of its own."""
     copied = types.FunctionType(
-        function.__code__.replace(),
+        code or function.__code__.replace(),
         function.__globals__,
         function.__name__,
         function.__defaults__,
@@ -89,7 +90,7 @@ def rewritten(call: Callable[..., Any], file: str, line: int, statement: str) ->
     if new is None:
         return None
     if isinstance(call, types.FunctionType):
-        return _with_code(call, new) if _origin_of(call.__code__) == _origin_of(new) else None
+        return _copy_function(call, new) if _origin_of(call.__code__) == _origin_of(new) else None
     if not isinstance(call, torch.nn.Module):
         return None
     copied = fresh_copy(call)
@@ -103,17 +104,9 @@ def _rewrite(kind: type, new: types.CodeType) -> bool:
     for name in dir(kind):
         function = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
         if isinstance(function, types.FunctionType) and _origin_of(function.__code__) == _origin_of(new):
-            setattr(kind, name, _with_code(function, new))
+            setattr(kind, name, _copy_function(function, new))
             return True
     return False
-
-
-def _with_code(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
-    copied = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    copied.__kwdefaults__ = function.__kwdefaults__
-    return copied
 
 
 def _origin_of(code: types.CodeType) -> Origin:

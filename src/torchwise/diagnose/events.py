@@ -35,13 +35,11 @@ class Artifact:
             "dynamo_cpp_guards_str", …
         compile_id: of the compilation that it belongs to, such as "0/0", or empty if there is none.
         text: the text itself.
-        path: for generated code, its file, or empty otherwise.
     """
 
     name: str
     compile_id: str
     text: str
-    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ class Events:
             compile_id = _compile_id(metadata)
             self._add_text(name, self._unfinished.setdefault(compile_id, _Unfinished()), text)
             if self._keeps is True or (self._keeps and name in self._keeps):
-                self.artifacts.append(Artifact(name, compile_id, text, _path(metadata.get(name))))
+                self.artifacts.append(Artifact(name, compile_id, text))
 
     def add_skips(self, count: int) -> None:
         """Add the CUDA-graph skips without a reason from a compilation: they happened when the code ran."""
@@ -167,26 +165,12 @@ class Events:
             self._add_recompile(compilation, unfinished.failures)
         if uncompiled := unfinished.uncompiled:
             what = f"not compiled at all, because of the graph break at {uncompiled.where} ({uncompiled.reason})"
-            place = (
-                Frame(compilation.file, compilation.line, compilation.function)
-                if compilation.function
-                else uncompiled.where
-            )
-            self._add_fallback(
-                UncompiledPart(
-                    UncompiledKind.WHOLE_FUNCTION,
-                    what,
-                    place.function,
-                    place.file,
-                    place.line,
-                    graph_break=uncompiled.where,
-                )
-            )
+            place = compilation if compilation.function else uncompiled
+            part = _make_part(UncompiledKind.WHOLE_FUNCTION, what, place)
+            self._add_fallback(replace(part, graph_break=uncompiled.where))
         if left := unfinished.lowered.left:
             what = f"complex operators run one by one in eager: {', '.join(left)}"
-            self._add_fallback(
-                UncompiledPart(UncompiledKind.COMPLEX, what, compilation.function, compilation.file, compilation.line)
-            )
+            self._add_fallback(_make_part(UncompiledKind.COMPLEX, what, compilation))
 
     def _with_its_own_seconds(self, compilation: Compilation) -> Compilation:
         """Subtract the trace's seconds for an earlier compilation of this name.
@@ -244,10 +228,6 @@ def _compile_id(metadata: dict[str, Any]) -> str:
     return f"{metadata['frame_id']}/{metadata['frame_compile_id']}" if "frame_compile_id" in metadata else ""
 
 
-def _path(metadata: Any) -> str:
-    return str(metadata.get("filename") or metadata.get("file_path") or "") if isinstance(metadata, dict) else ""
-
-
 def read_compilation(metrics: Mapping[str, Any], known: Frame | None) -> Compilation:
     """Return a compilation from PyTorch's metrics.
 
@@ -285,9 +265,8 @@ def find_fallbacks(metrics: Mapping[str, Any], compilation: Compilation) -> list
     if _LIMIT in compilation.failed:
         what = "compiled too often: every call that fits no compiled version runs in eager from now on"
         found.append(_make_part(UncompiledKind.RECOMPILE_LIMIT, what, compilation))
-    elif (
-        compilation.failed and metrics.get("fail_type") not in _EXPECTED
-    ):  # those are graph breaks, and reported as such
+    # Expected failures are graph breaks, and reported as such.
+    elif compilation.failed and metrics.get("fail_type") not in _EXPECTED:
         message = first_line(f"{metrics.get('fail_type')}: {compilation.failed}")
         found.append(_make_part(UncompiledKind.ERROR, message, compilation))
     return found
@@ -312,8 +291,8 @@ def list_eager_operators(code: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hit["op"] for hit in _CALL.finditer(code)))
 
 
-def _make_part(kind: UncompiledKind, what: str, compilation: Compilation) -> UncompiledPart:
-    return UncompiledPart(kind, what, compilation.function, compilation.file, compilation.line)
+def _make_part(kind: UncompiledKind, what: str, place: Compilation | Break) -> UncompiledPart:
+    return UncompiledPart(kind, what, place.function, place.file, place.line)
 
 
 def _phases(metrics: Mapping[str, Any]) -> dict[str, float]:

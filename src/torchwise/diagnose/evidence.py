@@ -116,7 +116,6 @@ class Fix:
         code: the code of the fix, as it is printed.
         advice: the recommendation as a sentence, for a fix that helps.
         sources: the varying values, as PyTorch names them.
-        dims: for "mark", the tensors and dimensions.
         number: for "tensor", the number that becomes a tensor.
         of: the function that is recompiled.
     """
@@ -125,7 +124,6 @@ class Fix:
     code: str
     advice: str
     sources: tuple[str, ...] = ()
-    dims: tuple[tuple[str, int], ...] = ()
     number: HeldNumber | None = None
     of: Frame | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from torchwise.diagnose import findings, kernels
 from torchwise.diagnose.evidence import Evidence
 from torchwise.diagnose.explain import Inquiry
 from torchwise.diagnose.fix_trials import find_varying_sizes
-from torchwise.diagnose.kernels import PROFILED
+from torchwise.diagnose.kernels import profiler_options, with_profiler
 from torchwise.diagnose.op_trace import OpTrace, observe
-from torchwise.diagnose.savings import PairedSavings, measure_with_retry, profiles
+from torchwise.diagnose.savings import PairedSavings, measure_with_retry
 from torchwise.diagnose.stages import FILES, code_of, stages, write
 from torchwise.diagnose.suggestions import check_suggestions
-from torchwise.diagnose.trace import Artifact, Span, Trace
+from torchwise.diagnose.trace import Trace
 from torchwise.diagnose.work import KnownWork, bytes_of_kernels
 from torchwise.errors import InternalError, format_error
 from torchwise.plan import Plan
@@ -56,13 +56,6 @@ CALLS = 25
 _STAYS = "the numbers that are read from the GPU can stay there (numbers_on_gpu)"
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    watched: CompileEvents
-    spans: tuple[Span, ...]
-    artifacts: tuple[Artifact, ...]
-
-
 def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
     """Explain one run.
 
@@ -74,39 +67,32 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanatio
     harness = _load_harness(inquiry)
     with harness.gradients():
         stage("compile")
-        run, compiled = _compile(inquiry, harness)
+        run, trace = _compile(inquiry, harness)
         stage("try the suggested code")
-        suggested = check_suggestions(compiled.watched.breaks, harness)
-        compiled = replace(compiled, watched=replace(compiled.watched, breaks=suggested.breaks))
+        suggested = check_suggestions(trace.breaks, harness)
+        watched = replace(trace.to_record(), breaks=suggested.breaks)
         stage("measure")
         measurement = measure_with_retry(lambda: harness.measure(run, harness.eager), _is_timed)
         stage("profile")
         limits = kernels.measure_limits(harness.device, _dtype(harness.workload))
         instruments = Instruments(lambda: check_plainly(harness.workload))
-        evidence = _collect_evidence(inquiry, harness, run, compiled, measurement, limits, instruments)
+        evidence = _collect_evidence(inquiry, harness, run, trace, watched, measurement, limits, instruments)
         savings = PairedSavings(harness, run, evidence.execution.call_s.mid, inquiry.budget_s, stage, suggested)
         found = findings.find(evidence, savings)
-    files = write(compiled.artifacts, Path(inquiry.folder)) if inquiry.folder else {}
+    files = write(trace.artifacts, Path(inquiry.folder)) if inquiry.folder else {}
     spec, backend = inquiry.job.workload, "eager" if evidence.base.is_eager else evidence.base.backend
     return Explanation(
         workload=spec,
         environment=environment.detect(spec.device),
         plan=inquiry.plan,
         measurement=measurement,
-        stages=stages(
-            compiled.spans, compiled.artifacts, compiled.watched, evidence.execution, evidence.kernels, backend, files
-        ),
+        stages=stages(trace.spans, trace.artifacts, watched, evidence.execution, evidence.kernels, backend, files),
         execution=evidence.execution,
         kernels=evidence.kernels,
         findings=rank_findings(found, spec.calls),
         capturable=judge_capture(evidence, found, savings.failures),
-        compile_events=compiled.watched,
-        notes=(
-            *filter(None, [unread_note(harness.workload.call)]),
-            *compiled.watched.notes,
-            *savings.notes,
-            *instruments.notes,
-        ),
+        compile_events=watched,
+        notes=(*filter(None, [unread_note(harness.workload.call)]), *watched.notes, *savings.notes, *instruments.notes),
         seconds=time.perf_counter() - started,
         created_at=created_at,
         folder=inquiry.folder,
@@ -139,7 +125,7 @@ def _load_harness(inquiry: Inquiry) -> Harness:
         raise InternalError(f"Torchwise failed, and not the model: {format_error(error)}") from error
 
 
-def _compile(inquiry: Inquiry, harness: Harness) -> tuple[Calls, _Compiled]:
+def _compile(inquiry: Inquiry, harness: Harness) -> tuple[Calls, Trace]:
     """Compile by the plan, and call until nothing is compiled any more.
 
     State that a model changes, such as a count of its calls, causes recompilations up to PyTorch's limit.
@@ -153,16 +139,15 @@ def _compile(inquiry: Inquiry, harness: Harness) -> tuple[Calls, _Compiled]:
             compiled = len(trace.compilations)
             for call in run:
                 harness.once(call)
-    return run, _Compiled(trace.to_record(), trace.spans, trace.artifacts)
+    return run, trace
 
 
 def _call(inquiry: Inquiry, harness: Harness) -> Callable[..., Any]:
     call, plan, device = harness.workload.call, inquiry.plan, harness.device
     if plan is None:
-        compiled: Callable[..., Any] = torch.compile(call, options={PROFILED: True} if device == "cpu" else None)
+        compiled: Callable[..., Any] = torch.compile(call, options=profiler_options(device) or None)
         return compiled
-    if profiles(plan, device):
-        plan = plan.with_choice("options", (PROFILED, True))
+    plan = with_profiler(plan, device)
     return compile_plan(call, plan, harness.workload.examples[0], device=device, mode=harness.mode).call
 
 
@@ -170,7 +155,8 @@ def _collect_evidence(
     inquiry: Inquiry,
     harness: Harness,
     run: Calls,
-    compiled: _Compiled,
+    trace: Trace,
+    watched: CompileEvents,
     measurement: Measurement,
     limits: Limits,
     instruments: Instruments,
@@ -182,7 +168,7 @@ def _collect_evidence(
     profiled = instruments.use(
         "where the time of a call goes",
         lambda: _profile(
-            harness, run, call_s.mid, limits if is_timed else None, _collect_known_work(harness, compiled, observed)
+            harness, run, call_s.mid, limits if is_timed else None, _collect_known_work(harness, trace, observed)
         ),
         kernels.Profiled(),
     )
@@ -190,7 +176,7 @@ def _collect_evidence(
         call_s,
         min(profiled.busy_s, call_s.mid),
         profiled.guards_s,
-        sum(one.guards for one in compiled.watched.compilations if one.is_forward),
+        sum(one.guards for one in watched.compilations if one.is_forward),
         profiled.regions,
         profiled.inflation,
     )
@@ -198,8 +184,8 @@ def _collect_evidence(
         device=harness.device,
         plan=inquiry.plan,
         measurement=measurement,
-        watched=compiled.watched,
-        code=code_of(compiled.artifacts),
+        watched=watched,
+        code=code_of(trace.artifacts),
         execution=execution,
         profiled=profiled,
         observed=observed,
@@ -214,9 +200,9 @@ def _is_timed(measured: Measurement) -> bool:
     return judge_measurement(measured).reliability is not Reliability.UNUSABLE
 
 
-def _collect_known_work(harness: Harness, compiled: _Compiled, observed: OpTrace) -> KnownWork:
+def _collect_known_work(harness: Harness, trace: Trace, observed: OpTrace) -> KnownWork:
     """Return the known work of kernels. Each example may have operators of other shapes."""
-    code = [artifact.text for artifact in compiled.artifacts if artifact.name == "inductor_output_code"]
+    code = [artifact.text for artifact in trace.artifacts if artifact.name == "inductor_output_code"]
     further = [observe(call, harness.device).work for call in harness.eager[1:]] if observed.operators else []
     return KnownWork(
         bytes_of_kernels(code), {key: work for known in (observed.work, *further) for key, work in known.items()}

@@ -172,7 +172,7 @@ def _marks(varying: tuple[tuple[str, int], ...]) -> Fix:
         for dim, names in sorted(by_dim.items())
     ]
     code = "; ".join(marks)
-    return Fix("mark", code, f"Mark the varying dimensions before the call: `{code}`.", dims=varying)
+    return Fix("mark", code, f"Mark the varying dimensions before the call: `{code}`.")
 
 
 def _make_hoist_fix(sources: tuple[str, ...], again: list[Recompile]) -> Fix:

@@ -18,7 +18,7 @@ import torch
 from torchwise._torch import dynamo
 from torchwise.diagnose.code_copies import fresh_copy
 from torchwise.diagnose.evidence import Fix
-from torchwise.diagnose.kernels import PROFILED
+from torchwise.diagnose.kernels import profiler_options
 from torchwise.diagnose.trace import Trace
 from torchwise.errors import UnsupportedError
 from torchwise.records.compile_events import Frame, UncompiledKind
@@ -80,7 +80,7 @@ def settle(fix: Fix, harness: Harness) -> Settled:
         for number in range(ROUNDS):
             before = len(trace.compilations)
             for fixed_call, eager_call in zip(calls, eager, strict=True):
-                alike = _answers_alike(fixed_call, eager_call, number) and alike
+                alike = answers_alike(fixed_call, eager_call, number) and alike
             quiet = quiet + 1 if len(trace.compilations) == before else 0
             if quiet == QUIET_ROUNDS:
                 break
@@ -96,16 +96,18 @@ def _is(of: Frame | None, one: Any) -> bool:
     return of is not None and (of.file, of.line, of.function) == (one.file, one.line, one.function)
 
 
-def _answers_alike(fixed_call: Callable[[], Any], eager_call: Callable[[], Any], seed: int) -> bool:
+def answers_alike(fixed_call: Callable[[], Any], plain_call: Callable[[], Any], seed: int) -> bool:
+    """Return whether two calls give exactly the same answer under one seed."""
+
     def answer(call: Callable[[], Any]) -> Observation:
         torch.manual_seed(seed)
         return observation_of(call(), ())
 
-    return mismatch(answer(fixed_call), answer(eager_call), 0.0) is None
+    return mismatch(answer(fixed_call), answer(plain_call), 0.0) is None
 
 
 def _compile_with_fix(fix: Fix, model: Callable[..., Any], harness: Harness) -> Callable[..., Any]:
-    options: dict[str, Any] = {PROFILED: True} if harness.device == "cpu" else {}
+    options = profiler_options(harness.device)
     if fix.kind == "hoist":
         options["guard_filter_fn"] = lambda guards: [not _checks_source(guard, fix.sources) for guard in guards]
     if fix.kind == "tensor":

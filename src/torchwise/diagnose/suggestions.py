@@ -17,11 +17,10 @@ import torch
 
 from torchwise.diagnose.break_fixes import BreakSite
 from torchwise.diagnose.code_copies import fresh_copy, rewritten
-from torchwise.diagnose.fix_trials import read_added_value
+from torchwise.diagnose.fix_trials import answers_alike, read_added_value
 from torchwise.diagnose.trace import Trace
 from torchwise.records.compile_events import Break, CodeFix
 from torchwise.trial.harness import Harness
-from torchwise.verify import mismatch, observation_of
 
 ROUNDS = 3
 """Calls of each example that are compared with the unchanged model."""
@@ -150,7 +149,7 @@ def _try_line(found: Break, harness: Harness) -> Callable[..., Any] | None:
             return None
         for number in range(ROUNDS):
             for fixed_call, plain_call in zip(harness.runners(copied), harness.runners(plain), strict=True):
-                if not _is_alike(fixed_call, plain_call, number):
+                if not answers_alike(fixed_call, plain_call, number):
                     return None
         with Trace() as trace:
             for call in harness.runners(torch.compile(_rewritten(found, harness), backend="eager")):
@@ -164,11 +163,3 @@ def _try_line(found: Break, harness: Harness) -> Callable[..., Any] | None:
 def _rewritten(found: Break, harness: Harness) -> Any:
     assert found.fix is not None
     return rewritten(harness.workload.call, found.file, found.line, found.fix.line)
-
-
-def _is_alike(fixed_call: Callable[[], Any], plain_call: Callable[[], Any], seed: int) -> bool:
-    answers = []
-    for call in (fixed_call, plain_call):
-        torch.manual_seed(seed)
-        answers.append(observation_of(call(), ()))
-    return mismatch(answers[0], answers[1], 0.0) is None
