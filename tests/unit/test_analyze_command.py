@@ -17,7 +17,7 @@ from builders import a_decision, a_plan, a_study, a_trial
 from torchwise.cli.analyze import LIMIT_S, analyze
 from torchwise.diagnose import analyze as api
 from torchwise.diagnose import analyze_phases as phases
-from torchwise.diagnose.arguments import DEFAULT, plan_of
+from torchwise.diagnose.requests import DEFAULT, plan_of
 from torchwise.errors import InputError, PlanError, StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec

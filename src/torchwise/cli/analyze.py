@@ -69,7 +69,7 @@ def analyze(
     from rich.console import Console
 
     from torchwise.diagnose.analyze_phases import AnalyzeRequest, run_analysis
-    from torchwise.diagnose.arguments import make_spec
+    from torchwise.diagnose.requests import make_spec
     from torchwise.plan.target_form import check_form
     from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer
     from torchwise.report.analysis import AnalyzeProgress, render_analysis, write_analysis_html
@@ -100,7 +100,7 @@ def _resolve_plan(text: str, store: str | None) -> Plan:
         InputError: there is no such plan, or the study has no decision.
     """
     from torchwise.cli.lookup import find_decided
-    from torchwise.diagnose.arguments import is_id, plan_of
+    from torchwise.diagnose.requests import is_id, plan_of
 
     if text != "latest" and not text.endswith(".json") and (not text.isdecimal() or is_id(text)):
         return plan_of(text or None, store)

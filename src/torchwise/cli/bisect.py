@@ -61,8 +61,8 @@ def bisect(
     """
     from rich.console import Console
 
-    from torchwise.diagnose.arguments import make_spec
     from torchwise.diagnose.bisect import BisectRequest, run_bisection
+    from torchwise.diagnose.requests import make_spec
     from torchwise.plan import EAGER
     from torchwise.plan.target_form import check_form
     from torchwise.report.bisect import BisectProgress, render_bisection

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwise.diagnose.analyze_phases import LIMIT_S, AnalyzeRequest, Silent, run_analysis
-from torchwise.diagnose.arguments import make_spec, plan_of, sent
+from torchwise.diagnose.requests import make_spec, plan_of, sent
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Decision, codec

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torchwise import environment
 from torchwise.compile import compile_plan
 from torchwise.diagnose.analyze_advice import advise
-from torchwise.diagnose.arguments import DEFAULT
 from torchwise.diagnose.batches import BatchDim, Scaling, check_sizes
+from torchwise.diagnose.requests import DEFAULT, ask_worker
 from torchwise.errors import InputError, is_positive
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
@@ -19,7 +19,7 @@ from torchwise.measure.memory import peak_memory
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import Failure, Inspection, Trial, TrialState, codec
+from torchwise.records import Failure, Inspection, Trial, TrialState
 from torchwise.records.analysis import CALLS_PER_TURN, Analysis, Batch, Consistency, Memory, Steady
 from torchwise.trial import (
     Assignment,
@@ -37,6 +37,7 @@ from torchwise.trial.job import Attempt
 from torchwise.workload import Workload, pytree
 from torchwise.workload.layouts import size_of
 
+T = TypeVar("T")
 LIMIT_S = 600.0
 """Seconds after which a phase is ended. The longest compile among the reference workloads took 238 s."""
 MIN_TURNS, MAX_CALLS = 3, 4000
@@ -161,11 +162,10 @@ class _Phases:
         if not trial.is_verified or trial.costs is None:
             return trial, None
         self._listener.phase(f"{self._request.plan}, with full caches")
-        reply = self._run_worker(SteadyRun(replace(self._job, cache_dir=folder)))
-        if isinstance(reply, Failure):
-            again = replace(reply, message=f"in a second process, from warm caches: {reply.message}")
+        steady = self._ask_worker(SteadyRun(replace(self._job, cache_dir=folder)), Steady)
+        if isinstance(steady, Failure):
+            again = replace(steady, message=f"in a second process, from warm caches: {steady.message}")
             return replace(trial, state=TrialState.FAIL, failure=again, reason=str(again)), None
-        steady = codec.from_json(reply, Steady)
         costs = replace(trial.costs, warm_s=steady.warm_s)
         return replace(trial, costs=costs), steady
 
@@ -178,12 +178,11 @@ class _Phases:
             return (), "not scaled: the plan is not verified on the given inputs", None
         self._listener.phase("the batch dimension")
         try:
-            reply = self._run_worker(Scaling(self._job, dim=request.batch_dim))
+            batch = self._ask_worker(Scaling(self._job, dim=request.batch_dim), BatchDim)
         except InputError as error:
             return (), f"not scaled: {error}", None
-        if isinstance(reply, Failure):
-            return (), f"not scaled: {reply.message}", None
-        batch = codec.from_json(reply, BatchDim)
+        if isinstance(batch, Failure):
+            return (), f"not scaled: {batch.message}", None
         note = f"dimension {batch.dim} of the inputs, of size {batch.size} in the given inputs"
         return tuple(self._batch(size, batch.dim) for size in dict.fromkeys(request.batches)), note, batch.size
 
@@ -192,17 +191,16 @@ class _Phases:
         with own_caches() as folder:
             job = replace(self._job, cache_dir=folder, effort=EFFORTS["quick"])
             try:
-                reply = self._run_worker(Scaling(job, size, dim))
+                attempt = self._ask_worker(Scaling(job, size, dim), Attempt)
             except InputError as error:  # if a live model cannot be pickled again, only this batch's result fails
                 return Batch(size, reason=str(error))
-        if isinstance(reply, Failure):
-            return Batch(size, reason=str(reply))
-        attempt = codec.from_json(reply, Attempt)
+        if isinstance(attempt, Failure):
+            return Batch(size, reason=str(attempt))
         reason = "" if attempt.measurement else f"not verified: {attempt.verdict.reason}"
         return Batch(size, attempt.measurement, attempt.costs, reason)
 
-    def _run_worker(self, job: Assignment) -> str | Failure:
-        return self._launcher.run(job, self._limits(), self._listener.stage)
+    def _ask_worker(self, job: Assignment, kind: type[T]) -> T | Failure:
+        return ask_worker(self._launcher, job, kind, self._request.limit_s, self._listener.stage)
 
     def _limits(self) -> Limits:
         return Limits.from_free_memory(self._request.limit_s)

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from torchwise.diagnose.arguments import make_spec, plan_of, sent
+from torchwise.diagnose.requests import ask_worker, make_spec, plan_of, sent
 from torchwise.errors import InputError, UnsupportedError, WorkloadError, is_count, is_positive
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
-from torchwise.records import Decision, Failure, Outcome, codec
+from torchwise.records import Decision, Failure, Outcome
 from torchwise.records.batchfit import BatchFit, SizeTried
-from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, own_caches
+from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, own_caches
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload, pytree
 from torchwise.workload.user_inputs import read_workload
@@ -110,14 +110,13 @@ class _Search:
     def _try(self, size: int) -> SizeTried:
         with own_caches() as folder:
             scaling = Scaling(replace(self._job, cache_dir=folder), size, 0)
-            reply = self._launcher.run(scaling, Limits.from_free_memory(FIT_LIMIT_S), lambda _stage: None)
-        self._tried[size] = self._judge_size(size, reply)
+            attempt = ask_worker(self._launcher, scaling, Attempt, FIT_LIMIT_S, lambda _stage: None)
+        self._tried[size] = self._judge_size(size, attempt)
         return self._tried[size]
 
-    def _judge_size(self, size: int, reply: str | Failure) -> SizeTried:
-        if isinstance(reply, Failure):
-            return SizeTried(size, problem=str(reply))
-        attempt = codec.from_json(reply, Attempt)
+    def _judge_size(self, size: int, attempt: Attempt | Failure) -> SizeTried:
+        if isinstance(attempt, Failure):
+            return SizeTried(size, problem=str(attempt))
         peak = attempt.costs.peak_memory
         if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
             return SizeTried(size, peak_memory=peak, problem=f"not verified: {attempt.verdict.reason}")

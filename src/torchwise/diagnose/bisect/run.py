@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from torchwise import environment
-from torchwise.diagnose.arguments import make_spec, sent
 from torchwise.diagnose.bisect.isolate import describe_choice, find_cause, is_plain, minimal, plan_of
 from torchwise.diagnose.bisect.job import AUTO, LIMIT_S, MARKS, BisectRequest, Graphs, Part, Probe, ProbeResult, Written
 from torchwise.diagnose.bisect.probe_runner import BisectListener, ProbeRunner
+from torchwise.diagnose.requests import make_spec, sent
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import iter_changes
-from torchwise.records import Failure, codec
+from torchwise.records import Failure
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Stage, Subgraph, Symptom
 from torchwise.trial import Job, Launcher, own_caches
 from torchwise.workload import Example, Workload
@@ -198,16 +198,15 @@ class _BisectionSearch:
         if probe.stage == "dynamo":
             runner.note("the graph is not reduced: Dynamo alone causes the fault, so its graph is already wrong")
             return None
-        reply = runner.run_task("list the graphs", replace(probe, to="capture:list_graphs"))
-        if isinstance(reply, Failure):
-            runner.note(f"the graph is not reduced: the graphs could not be listed ({reply})")
+        listed = runner.run_task("list the graphs", replace(probe, to="capture:list_graphs"), Graphs)
+        if isinstance(listed, Failure):
+            runner.note(f"the graph is not reduced: the graphs could not be listed ({listed})")
             return None
-        graphs = codec.from_json(reply, Graphs).graphs
-        for place, operations in enumerate(graphs):
+        for place, operations in enumerate(listed.graphs):
             if operations and self._is_faulty_subgraph(probe, place, operations):
                 return self._reduce(probe, place, operations)
         if not runner.spent:
-            runner.note(_NONE_BY_ITSELF[min(sum(map(bool, graphs)), 2)])
+            runner.note(_NONE_BY_ITSELF[min(sum(map(bool, listed.graphs)), 2)])
         return None
 
     def _is_faulty_subgraph(self, probe: Probe, graph: int, kept: tuple[Operation, ...]) -> bool:
@@ -228,12 +227,12 @@ class _BisectionSearch:
         repro: Repro | None = None
         for attempt in _attempts(probe, bisection.subgraph):
             probe = replace(attempt, to="repro:write", file=self._request.repro or "", fault=bisection.observation)
-            reply = self._runner.run_task("write a repro", replace(probe, about=tuple(_repro_header(bisection))))
-            if isinstance(reply, Failure):
-                self._runner.note(f"no repro of the {'part' if attempt.part else 'target'}: {reply.message}")
+            probe = replace(probe, about=tuple(_repro_header(bisection)))
+            written = self._runner.run_task("write a repro", probe, Written)
+            if isinstance(written, Failure):
+                self._runner.note(f"no repro of the {'part' if attempt.part else 'target'}: {written.message}")
                 continue
-            standalone = codec.from_json(reply, Written).standalone
-            repro = self._run_repro(probe.file, standalone, bisection.observation.symptom)
+            repro = self._run_repro(probe.file, written.standalone, bisection.observation.symptom)
             if repro.confirmed:
                 if attempt.to_load:
                     self._runner.note("the part is right without the target's own code, which causes the fault")
