@@ -235,14 +235,14 @@ def test_what_is_slower_for_being_given_up_says_so() -> None:
 
 
 def test_a_fix_that_raises_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchwise.diagnose.savings import PairedSavings
+    from torchwise.diagnose.savings import Savings
 
     def fails(*_: object) -> None:
         raise TypeError("'Tensor' object cannot be interpreted as an integer\nand more")
 
     monkeypatch.setattr("torchwise.diagnose.savings.settle", fails)
     arena = Arena(storms.Counts(), [(storms.X,)])
-    asked = PairedSavings(arena, [], 1e-4, 60.0, lambda _stage: None)  # type: ignore[arg-type]
+    asked = Savings(arena, [], 1e-4, 60.0, lambda _stage: None)  # type: ignore[arg-type]
     found = asked.try_fix(Fix("hoist", "code", "advice"))
     assert found is not None
     assert not found.helps

@@ -1,10 +1,9 @@
-"""The evidence that the finders read, and the interface that measures potential savings for them."""
+"""The evidence that the finders read, the fixes that they have tried, and savings that nobody timed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from torchwise.diagnose.kernels import Profiled
 from torchwise.diagnose.op_trace import OpTrace, ReadKind
@@ -14,7 +13,7 @@ from torchwise.plan import Plan
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Interval, Measurement
 from torchwise.records.compile_events import Break, CompileEvents, Frame
-from torchwise.records.explanation import Basis, Execution, FixTrial, Kernel, Saving
+from torchwise.records.explanation import Basis, Execution, Kernel, Saving
 
 COMPILED = Plan(backend="inductor")
 
@@ -126,32 +125,6 @@ class Fix:
     sources: tuple[str, ...] = ()
     number: HeldNumber | None = None
     of: Frame | None = None
-
-
-class Savings(Protocol):
-    """Times a run with and without a fix. A saving that cannot be measured is None, and a note says why."""
-
-    def measure_plan(self, plan: Plan) -> Saving | None:
-        """Return the plan's saving over the run."""
-
-    def measure_without_guards(self) -> Saving | None:
-        """Return the same code's saving without guards on modules and their weights."""
-
-    def measure_setting(self, setting: str) -> Saving | None:
-        """Return the saving under a setting of PyTorch, written as one assigns it."""
-
-    def measure_line(self, graph_break: Break) -> Saving | None:
-        """Return the model's saving with the line from a break's fix, if that line was run."""
-
-    @property
-    def failures(self) -> Mapping[Plan | str, str]:
-        """How tried fixes failed, by fix. The text does not name the fix."""
-
-    def try_fix(self, fix: Fix) -> FixTrial | None:
-        """Try a fix on a copy of the model: count its compilations, compare its answers, and measure its saving."""
-
-    def measure_break(self) -> Interval | None:
-        """Return the seconds that one graph break costs here, with hardly any guards and nothing to fuse."""
 
 
 def make_estimate(low: float, mid: float, high: float, how: str) -> Saving:

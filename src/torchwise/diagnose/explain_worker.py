@@ -20,7 +20,7 @@ from torchwise.diagnose.explain import Inquiry
 from torchwise.diagnose.fix_trials import find_varying_sizes
 from torchwise.diagnose.kernels import profiler_options, with_profiler
 from torchwise.diagnose.op_trace import OpTrace, observe
-from torchwise.diagnose.savings import PairedSavings, measure_with_retry
+from torchwise.diagnose.savings import Savings, measure_with_retry
 from torchwise.diagnose.stages import FILES, code_of, stages, write
 from torchwise.diagnose.suggestions import check_suggestions
 from torchwise.diagnose.trace import Trace
@@ -77,7 +77,7 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanatio
         limits = kernels.measure_limits(harness.device, _dtype(harness.workload))
         instruments = Instruments(lambda: check_plainly(harness.workload))
         evidence = _collect_evidence(inquiry, harness, run, trace, watched, measurement, limits, instruments)
-        savings = PairedSavings(harness, run, evidence.execution.call_s.mid, inquiry.budget_s, stage, suggested)
+        savings = Savings(harness, run, evidence.execution.call_s.mid, inquiry.budget_s, stage, suggested)
         found = findings.find(evidence, savings)
     files = write(trace.artifacts, Path(inquiry.folder)) if inquiry.folder else {}
     spec, backend = inquiry.job.workload, "eager" if evidence.base.is_eager else evidence.base.backend

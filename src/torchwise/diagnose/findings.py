@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from torchwise.diagnose.evidence import COMPILED, Evidence, Savings, make_estimate
+from torchwise.diagnose.evidence import COMPILED, Evidence, make_estimate
 from torchwise.diagnose.findings_recompiles import find_recompile_limits, find_repeated
 from torchwise.diagnose.findings_uncompiled import find_breaks, find_complex_numbers, find_fallbacks, find_rnn
 from torchwise.diagnose.op_trace import Wait
-from torchwise.diagnose.savings import share_saved_anywhere
+from torchwise.diagnose.savings import Savings, share_saved_anywhere
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.records.answer import Answer, Reliability

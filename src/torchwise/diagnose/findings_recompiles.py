@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchwise._torch import dynamo
-from torchwise.diagnose.evidence import Evidence, Fix, HeldNumber, Savings, estimate_compile_saving
+from torchwise.diagnose.evidence import Evidence, Fix, HeldNumber, estimate_compile_saving
+from torchwise.diagnose.savings import Savings
 from torchwise.records import Interval
 from torchwise.records.compile_events import Frame, Recompile, UncompiledKind
 from torchwise.records.explanation import Basis, Finding, FixTrial, Saving, SourceLocation

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from torchwise.diagnose.evidence import Evidence, Savings, estimate_compile_saving, make_estimate, place_of_line
+from torchwise.diagnose.evidence import Evidence, estimate_compile_saving, make_estimate, place_of_line
+from torchwise.diagnose.savings import Savings
 from torchwise.records.compile_events import Break, UncompiledKind, UncompiledPart
 from torchwise.records.explanation import Finding, FixTrial, Kernel, Saving, SourceLocation
 from torchwise.report import format as show

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torchwise
 from torchwise._torch import dynamo
 from torchwise.diagnose.break_fixes import add_fix
 from torchwise.records.compile_events import Break, Frame
 
+_OWN = Path(__file__).parents[1]
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<function>[^\n]+))?', re.MULTILINE)
 _RESUMED = re.compile(r"^(torch_dynamo_resume_in_)+(?P<function>.+?)(_at_\d+)+$")
 _PLACE = re.compile(r"^Graph break in user code at (?P<file>.+):(?P<line>\d+)$", re.MULTILINE)
@@ -75,7 +75,7 @@ def is_compiler(file: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     """Return whether a file is installed code: torch, site-packages, the standard library, or Torchwise but its zoo."""
-    return _is_within(file, _libraries()) and not _is_within(file, (str(Path(torchwise.__file__).parent / "zoo"),))
+    return _is_within(file, _libraries()) and not _is_within(file, (str(_OWN / "zoo"),))
 
 
 def read_excerpt(frame: Frame) -> str:
@@ -96,7 +96,7 @@ def _compiler() -> tuple[str, ...]:
 def _libraries() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib") if name in paths]
-    return (str(_torch()), str(Path(torchwise.__file__).parent), *installed)
+    return (str(_torch()), str(_OWN), *installed)
 
 
 def _torch() -> Path:

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_flop_count
 
-import torchwise
 from torchwise._torch.dispatch import TorchDispatchMode
 from torchwise.compile.tensor_reads import answering
 from torchwise.compile.transforms.numbers_on_gpu import WIDE
@@ -39,8 +38,9 @@ _HOST_READS = {
 }
 READS_ONE = "aten::_local_scalar_dense"
 """The operator with which Python reads one number. The others return a count or a bool."""
-_MACHINERY = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, torchwise.__file__))
-_ZOO = str(Path(torchwise.__file__).parent / "zoo") + os.sep
+_OWN = Path(__file__).parents[1]
+_MACHINERY = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, _OWN))
+_ZOO = f"{_OWN / 'zoo'}{os.sep}"
 _VIEWS = (
     "empty empty_like empty_strided as_strided as_strided_ view view_as _unsafe_view _reshape_alias detach alias t "
     "transpose transpose_ mT permute expand expand_as slice narrow select unbind split unsafe_split chunk unsafe_chunk "

@@ -54,14 +54,12 @@ of 1.3 % of the call.
 """
 
 
-class PairedSavings:
-    """Times fixes against the explained run.
-
-    See `evidence.Savings`.
+class Savings:
+    """Times the explained run with and without a fix. A saving that cannot be measured is None.
 
     Attributes:
         notes: why a saving is unknown.
-        failures: how fixes failed, by fix.
+        failures: how tried fixes failed, by fix. The texts do not name the fix.
 
     Args:
         harness: the harness with the workload.
@@ -103,11 +101,11 @@ class PairedSavings:
         )
 
     def measure_setting(self, setting: str) -> Saving | None:
-        """Return the saving from compiling under a setting of PyTorch."""
+        """Return the saving under a setting of PyTorch, written as one assigns it."""
         return self._get_saving(setting, lambda: self._set(setting))
 
     def measure_line(self, graph_break: Break) -> Saving | None:
-        """Return the model's saving with the line from a break's fix."""
+        """Return the model's saving with the line from a break's fix, if that line was run."""
         copied = self._suggested.rewritten.get(graph_break)
         if copied is None or graph_break.fix is None:
             return None
@@ -115,11 +113,11 @@ class PairedSavings:
         return self._get_saving(place_of_line(graph_break), lambda: self._compile_model(copied, **options))
 
     def try_fix(self, fix: Fix) -> FixTrial | None:
-        """Try a fix on a copy of the model, or return None if the budget is spent."""
+        """Try a fix on a copy of the model: count its compilations, compare its answers, and measure its saving."""
         return self._find_once(fix, fix.code, lambda: self._try(fix))
 
     def measure_break(self) -> Interval | None:
-        """Return the seconds that one graph break costs here by itself."""
+        """Return the seconds that one graph break costs here, with hardly any guards and nothing to fuse."""
         return self._find_once("a graph break", "a graph break", self._measure_break)
 
     def _measure_break(self) -> Interval | None:
