@@ -10,7 +10,7 @@ import pytest
 
 from analysis_samples import CRASH, HANG, Heard, Workers, an_analysis
 from builders import PASSED, WRONG, a_measurement, a_plan
-from torchwise.diagnose.analyze_phases import AnalyzeRequest, SteadyRun, run_analysis
+from torchwise.diagnose.analyze import AnalyzeRequest, SteadyRun, run_analysis
 from torchwise.diagnose.batches import Scaling
 from torchwise.errors import BaselineError, InputError, WorkloadError
 from torchwise.plan import EAGER
@@ -158,9 +158,9 @@ def test_a_model_that_fails_ends_it() -> None:
 
 def test_jobs_name_their_functions_and_find_is_the_one_without_a_size() -> None:
     job = Job("try", SPEC)
-    assert SteadyRun(job).task == "torchwise.diagnose.analyze_phases:measure_steady"
-    assert Scaling(job).task == "torchwise.diagnose.batches:find_batch_dim"
-    assert Scaling(job, 4).task == "torchwise.diagnose.batches:attempt_at_size"
+    assert SteadyRun(job).task == "torchwise.diagnose.analyze_worker:measure_steady"
+    assert Scaling(job).task == "torchwise.diagnose.analyze_worker:find_batch_dim"
+    assert Scaling(job, 4).task == "torchwise.diagnose.analyze_worker:attempt_at_size"
     assert Scaling(replace(job, cache_dir="/x"), 4).variables()["TORCHINDUCTOR_CACHE_DIR"] == "/x"
 
 

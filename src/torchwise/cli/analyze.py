@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchwise.plan import Plan
 
 LIMIT_S = 600.0
-"""The same as `torchwise.diagnose.analyze_phases.LIMIT_S`, whose import would load all of that module."""
+"""The same as `torchwise.diagnose.analyze.LIMIT_S`, whose import would load all of that module."""
 PlanName = Annotated[
     str,
     typer.Option(
@@ -68,7 +68,7 @@ def analyze(
     """
     from rich.console import Console
 
-    from torchwise.diagnose.analyze_phases import AnalyzeRequest, run_analysis
+    from torchwise.diagnose.analyze import AnalyzeRequest, run_analysis
     from torchwise.diagnose.requests import make_spec
     from torchwise.plan.target_form import check_form
     from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer
