@@ -61,19 +61,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(tune)
-app.command()(sweep)
-app.command()(doctor)
-app.command()(analyze)
-app.command()(explain)
-app.command()(bisect)
-app.command()(report)
-app.command()(dashboard)
-app.command()(bench)
-app.command()(compare)
-app.command()(lock)
-app.command()(check)
-app.command()(zoo)
+for _command in (tune, sweep, doctor, analyze, explain, bisect, report, dashboard, bench, compare, lock, check, zoo):
+    app.command()(_command)
 app.add_typer(plans, name="plans")
 app.add_typer(cache, name="cache")
 app.add_typer(store, name="store")

@@ -6,6 +6,7 @@ knows the step in which the child crashed or hung.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -81,16 +82,16 @@ def read(ended: child.Ended) -> Probe:
 
 def main() -> None:
     """Run the steps, in the child."""
-    if not _step("import", _import_torch):
+    if not _step("import", lambda: _read_version("torch")):
         return
-    _step("threads", _count_threads)
-    _step("cores", time_threads)
-    _step("inductor_cpu", lambda: _compile("cpu"))
     import torch
 
+    _step("threads", lambda: str(torch.get_num_threads()))
+    _step("cores", time_threads)
+    _step("inductor_cpu", lambda: _compile("cpu"))
     if torch.version.cuda is None:
         return
-    triton = _step("triton", _import_triton)
+    triton = _step("triton", lambda: _read_version("triton"))
     if _step("cuda", _reach_gpu) and triton:
         _step("inductor_cuda", lambda: _compile("cuda"))
 
@@ -110,22 +111,8 @@ def _report(**fields: Any) -> None:
     print(PREFIX + json.dumps(fields), flush=True)
 
 
-def _import_torch() -> str:
-    import torch
-
-    return torch.__version__
-
-
-def _count_threads() -> str:
-    import torch
-
-    return str(torch.get_num_threads())
-
-
-def _import_triton() -> str:
-    import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-    return str(triton.__version__)
+def _read_version(package: str) -> str:
+    return str(importlib.import_module(package).__version__)
 
 
 def _reach_gpu() -> str:

@@ -51,7 +51,16 @@ def check_torch(facts: SystemInfo) -> Iterator[Finding]:
     if facts.torch == "absent":
         return
     yield _check_build(facts)
-    yield from _check_inductor(facts)
+    step = facts.probe.get("inductor_cpu")
+    if step is not None and step.failed:
+        yield bad(
+            "Inductor on the CPU",
+            f"compiling a small function fails: {step.detail}",
+            "fix the C++ compiler, OpenMP or Python headers first if they have findings, too; "
+            "otherwise run again with TORCHDYNAMO_VERBOSE=1 and search for the message",
+        )
+    elif step is not None:
+        yield ok("Inductor on the CPU", f"{step.detail}, in {step.seconds:.1f} s")
 
 
 def _check_version(facts: SystemInfo) -> Finding:
@@ -85,21 +94,6 @@ def _check_build(facts: SystemInfo) -> Finding:
             "install a CUDA build to use it: https://pytorch.org/get-started/locally",
         )
     return ok("torch build", "for the CPU")
-
-
-def _check_inductor(facts: SystemInfo) -> Iterator[Finding]:
-    step = facts.probe.get("inductor_cpu")
-    if step is None:
-        return
-    if step.failed:
-        yield bad(
-            "Inductor on the CPU",
-            f"compiling a small function fails: {step.detail}",
-            "fix the C++ compiler, OpenMP or Python headers first if they have findings, too; "
-            "otherwise run again with TORCHDYNAMO_VERBOSE=1 and search for the message",
-        )
-    else:
-        yield ok("Inductor on the CPU", f"{step.detail}, in {step.seconds:.1f} s")
 
 
 def check_compiler(facts: SystemInfo) -> Iterator[Finding]:
