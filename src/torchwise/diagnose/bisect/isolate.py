@@ -22,6 +22,8 @@ _OVERLOAD = re.compile(r"<OpOverload\(op='(?P<op>[^']*)', overload='(?P<overload
 def minimal(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
     """Return a part of `items` that has the property, but not without any one of its items.
 
+    Source: Zeller and Hildebrandt, Simplifying and isolating failure-inducing input, IEEE TSE 28(2), 2002 (`ddmin`).
+
     Args:
         items: as a whole they have the property, which is not checked again.
         holds: whether some items, in their order, have the property. It is called once for each part.

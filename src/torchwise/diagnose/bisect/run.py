@@ -21,7 +21,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import iter_changes
 from torchwise.records import Failure
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Stage, Subgraph, Symptom
-from torchwise.trial import Job, Launcher, own_caches
+from torchwise.trial import Job, Launcher, ProcessLauncher, own_caches
 from torchwise.workload import Example, Workload
 from torchwise.workload.user_inputs import read_workload
 
@@ -29,6 +29,12 @@ LOWER: tuple[Stage, ...] = ("dynamo", "aot_eager", "aot_eager_decomp_partition")
 """The stages below Inductor, each with all stages before it."""
 REPRO_LIMIT_S = 900.0
 OUTPUT_TAIL = 1500
+_NONE_BY_ITSELF = (
+    "no graph has an operation: the fault lies in the Python code around them",
+    "the only graph is right by itself: the fault lies in its inputs, or in the Python code that uses its outputs",
+    "no graph shows the fault by itself: it lies in the Python code between them, or in their inputs",
+)
+"""Notes for no graph, for one, and for more."""
 
 
 def bisect(
@@ -71,7 +77,6 @@ def bisect(
         UnsupportedError: this torch lacks a feature that bisecting or the plan needs.
     """
     from torchwise.report.bisect import BisectProgress, Silent
-    from torchwise.trial import ProcessLauncher
 
     workload = read_workload(model, args, kwargs, examples)
     spec = make_spec(model, workload, device, mode=mode)
@@ -102,14 +107,6 @@ def run_bisection(request: BisectRequest, launcher: Launcher, listener: BisectLi
         )
         bisection = _BisectionSearch(request, ProbeRunner(request, launcher, listener, job)).run()
     return replace(bisection, seconds=time.monotonic() - start)
-
-
-_NONE_BY_ITSELF = (
-    "no graph has an operation: the fault lies in the Python code around them",
-    "the only graph is right by itself: the fault lies in its inputs, or in the Python code that uses its outputs",
-    "no graph shows the fault by itself: it lies in the Python code between them, or in their inputs",
-)
-"""Notes for no graph, for one, and for more."""
 
 
 class _BisectionSearch:
