@@ -83,6 +83,10 @@ class Candidate:
         return f"{self.name}={self.value}" if self.is_option else f"without {self.name.replace('_', ' ')}"
 
 
+def _turn_off(*names: str) -> tuple[Candidate, ...]:
+    return tuple(Candidate(name, False) for name in names)
+
+
 PASSES = tuple(Candidate(name) for name in ("post_grad_passes", "joint_graph_passes", "pre_grad_passes"))
 """Kinds of pass that PyTorch's own `CompilerBisector` can leave out, in its words."""
 DECOMPOSITIONS = Candidate("decomposition")
@@ -93,38 +97,17 @@ Without them, operators run as in eager.
 """
 
 OPTIONS = (
-    Candidate("triton.cudagraphs", False),
-    Candidate("freezing", False),
-    Candidate("max_autotune", False),
-    Candidate("max_autotune_gemm", False),
-    Candidate("coordinate_descent_tuning", False),
-    Candidate("cpp_wrapper", False),
-    Candidate("pattern_matcher", False),
-    Candidate("joint_graph_constant_folding", False),
-    Candidate("constant_and_index_propagation", False),
-    Candidate("split_cat_fx_passes", False),
-    Candidate("epilogue_fusion", False),
-    Candidate("prologue_fusion", False),
+    *_turn_off("triton.cudagraphs", "freezing", "max_autotune", "max_autotune_gemm", "coordinate_descent_tuning"),
+    *_turn_off("cpp_wrapper", "pattern_matcher", "joint_graph_constant_folding", "constant_and_index_propagation"),
+    *_turn_off("split_cat_fx_passes", "epilogue_fusion", "prologue_fusion"),
     Candidate("max_fusion_size", 1),
-    Candidate("loop_ordering_after_fusion", False),
-    Candidate("loop_index_inversion_in_fusion", False),
-    Candidate("layout_optimization", False),
-    Candidate("comprehensive_padding", False),
-    Candidate("shape_padding", False),
-    Candidate("inplace_padding", False),
+    *_turn_off("loop_ordering_after_fusion", "loop_index_inversion_in_fusion", "layout_optimization"),
+    *_turn_off("comprehensive_padding", "shape_padding", "inplace_padding"),
     Candidate("cpp.simdlen", 1),
-    Candidate("cpp.weight_prepack", False),
-    Candidate("cpp.enable_loop_tail_vec", False),
-    Candidate("cpp.enable_tiling_heuristics", False),
-    Candidate("inplace_buffers", False),
-    Candidate("allow_buffer_reuse", False),
-    Candidate("memory_planning", False),
-    Candidate("reorder_for_peak_memory", False),
-    Candidate("reorder_for_locality", False),
-    Candidate("split_reductions", False),
-    Candidate("triton.persistent_reductions", False),
-    Candidate("optimize_scatter_upon_const_tensor", False),
-    Candidate("use_fast_math", False),
+    *_turn_off("cpp.weight_prepack", "cpp.enable_loop_tail_vec", "cpp.enable_tiling_heuristics", "inplace_buffers"),
+    *_turn_off("allow_buffer_reuse", "memory_planning", "reorder_for_peak_memory", "reorder_for_locality"),
+    *_turn_off("split_reductions", "triton.persistent_reductions", "optimize_scatter_upon_const_tensor"),
+    *_turn_off("use_fast_math"),
     Candidate("emulate_precision_casts", True),
     Candidate("fallback_random", True),
 )
