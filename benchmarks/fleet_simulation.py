@@ -30,7 +30,7 @@ from torchwise.decide import History, StagedSampler
 from torchwise.plan import Numerics, Plan, PlanSpace
 from torchwise.records import Study, StudyState
 from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
-from torchwise.study.heartbeat import HEARTBEAT_S
+from torchwise.study.caches import HEARTBEAT_S
 
 FLEETS = (1, 10, 100, 1000)
 TRIALS = 16

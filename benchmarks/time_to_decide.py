@@ -41,7 +41,8 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.space import choices_of
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
-from torchwise.trial.candidate import calls_of
+from torchwise.trial.candidate import PlanCandidate
+from torchwise.trial.experiment import start_candidate
 from torchwise.trial.harness import Harness
 from torchwise.trial.job import Job
 
@@ -159,7 +160,7 @@ def finals(options: argparse.Namespace) -> None:
     harness = Harness(Job("try", everything.workload, effort=FINALS, traits=everything.inspection.traits))
     ratios = {str(best): 1.0}
     with harness.gradients():
-        calls = {plan: calls_of(harness, plan) for plan in near}
+        calls = {plan: start_candidate(PlanCandidate(plan), harness) for plan in near}
         for plan in near[1:]:
             ratios[str(plan)] = harness.measure(calls[plan], calls[best]).speedup.mid
     path_of(options, "finals", "json").write_text(json.dumps({"best": str(best), "ratios": ratios}, indent=1))

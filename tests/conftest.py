@@ -119,10 +119,10 @@ class StandingClock:
 @pytest.fixture
 def spent_clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
     """Have trials and searches count the seconds of a clock that stands."""
-    from torchwise.trial import stopwatch
+    from torchwise.trial import run_trial
 
     clock = StandingClock()
-    monkeypatch.setattr(stopwatch, "time", clock)
+    monkeypatch.setattr(run_trial, "time", clock)
     return clock
 
 
@@ -131,7 +131,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Register a backend "counting" that compiles nothing, and lists the operators of each graph it is given."""
     import torch
 
-    from torchwise.compile.backends import BACKENDS
+    from torchwise.plan import CHOICES, Choice, Numerics
 
     torch.compiler.reset()
     found: list[list[str]] = []
@@ -141,7 +141,15 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
         found.append([getattr(target, "__name__", str(target)) for target in calls])
         return module.forward
 
-    monkeypatch.setitem(BACKENDS, "counting", lambda call, _plan: torch.compile(call, backend=note))
+    counting = Choice(
+        "backend",
+        "counting",
+        Numerics.EXACT,
+        complexity=1,
+        summary="counts",
+        realized_by=lambda call, _plan: torch.compile(call, backend=note),
+    )
+    monkeypatch.setitem(CHOICES, counting.key, counting)
     yield found
     torch.compiler.reset()
 

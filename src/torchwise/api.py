@@ -190,7 +190,7 @@ def _make_request(
     from torchwise.workload import Workload
     from torchwise.workload.identity import structure
     from torchwise.workload.structure_details import details_of
-    from torchwise.workload.user_inputs import device_of, name_of, read_workload
+    from torchwise.workload.target import device_of, name_of, read_workload
 
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = read_workload(model, args, kwargs, examples)

@@ -24,7 +24,7 @@ from torchwise.artifact.manifest import Manifest
 from torchwise.bench.suite import read_suite
 from torchwise.cluster.manifest import read_manifest
 from torchwise.components.config import CompileConfig
-from torchwise.dynamo.options import Options
+from torchwise.dynamo.decide import Options
 from torchwise.lock import file as lock_file
 from torchwise.lock.check_results import Check, Checked, State
 from torchwise.lock.entry import _digest
@@ -33,7 +33,6 @@ from torchwise.parsing import parse_json
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Approval, Decision, Duel, Interval, Study, Trial, codec
 from torchwise.records.analysis import Analysis
-from torchwise.records.batchfit import BatchFit, SizeTried
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Step, Subgraph, Symptom
 from torchwise.records.codec import Document
@@ -47,9 +46,10 @@ from torchwise.records.compile_events import (
     UncompiledPart,
 )
 from torchwise.records.explanation import Explanation, Limits, SourceLocation
+from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.report.bench import read_benchmark
 from torchwise.report.comparison import Comparison, compare
-from torchwise.store.rows import dump, load
+from torchwise.store.keys import dump, load
 
 TUNED = Plan(backend="inductor", transforms=("isolate_rnn", "complex_to_real"), options=(("freezing", True),))
 

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torchwise.measure.cache_eviction import make_eviction  # noqa: E402
 from torchwise.measure.clock import Clock  # noqa: E402
+from torchwise.measure.memory import make_eviction  # noqa: E402
 from torchwise.measure.paired_timing import Mix, Precision, measure_pair  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.plan.workload_spec import WorkloadSpec  # noqa: E402

@@ -15,13 +15,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchwise.compile.cuda_graphs import capture_errors, graph_key, loop_graph, step_graph
+from torchwise.compile.cuda_graphs import capture_errors, graph_pool
 from torchwise.compile.cuda_graphs.recorded_graph import Graph
 from torchwise.runtime import call_guard
 from torchwise.workload import pytree
 
 
 class Stream:
+    cuda_stream = 0
+
     def wait_stream(self, other: object) -> None: ...
 
 
@@ -69,7 +71,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.recorded, self.replayed, self.mode, self.capturing = 0, 0, 0, False
         self.pools: list[int] = []
-        monkeypatch.setattr(graph_key, "DEVICE", "cpu")
+        monkeypatch.setattr(graph_pool, "DEVICE", "cpu")
         monkeypatch.setattr(
             call_guard, "_count_dispatch_modes", lambda: 0
         )  # no real recording is a mode, as the tape is
@@ -77,6 +79,7 @@ class Machine:
         fakes = {
             "graph_pool_handle": itertools.count().__next__,
             "Stream": Stream,
+            "current_device": lambda: 0,
             "current_stream": Stream,
             "is_current_stream_capturing": lambda: self.capturing,
             "get_sync_debug_mode": lambda: self.mode,
@@ -84,8 +87,8 @@ class Machine:
         }
         for name, value in fakes.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        for module in (loop_graph, step_graph):
-            monkeypatch.setattr(module, "record", self.record)
+        monkeypatch.setattr(graph_pool, "record", self.record)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
 
     def _set_mode(self, mode: Any) -> None:
         self.mode = mode

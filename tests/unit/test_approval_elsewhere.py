@@ -18,7 +18,7 @@ from torchwise import training
 from torchwise.bucketing import Padding, apply_buckets, bucketed, verify_padding
 from torchwise.components import CompileManager, search
 from torchwise.dynamo import decide
-from torchwise.dynamo.options import Options
+from torchwise.dynamo.decide import Options
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Interval, Standing
 

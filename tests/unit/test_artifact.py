@@ -20,10 +20,10 @@ import torch
 import torchwise
 from live_decisions import make_decision
 from torchwise import artifact, environment
-from torchwise.artifact import build, caches, package
+from torchwise._torch import cpu_isa_cache
+from torchwise.artifact import build, package
 from torchwise.artifact.build import Build, BuildResult
 from torchwise.artifact.manifest import SCHEMA, Manifest
-from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
@@ -121,7 +121,7 @@ def test_it_is_readable_by_whomever_the_umask_lets(file: Path, tmp_path: Path) -
 
 def test_the_compiler_is_imported_by_loading_and_not_by_the_first_call(file: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from torchwise import artifact; from torchwise.compile import cpu_isa_cache\n"
+        "import sys; from torchwise import artifact; from torchwise._torch import cpu_isa_cache\n"
         "cpu_isa_cache.replay = lambda known: 0\n"
         f"artifact.load({str(file)!r}, trust=True); before = set(sys.modules); import torch; "
         "torch.compile(lambda x: x.unsqueeze(0))(torch.ones(3)); new = set(sys.modules) - before; "
@@ -415,7 +415,7 @@ def test_locks_links_and_halves_are_left_out(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "ab/link").symlink_to(tmp_path / "ab/c.so")
-    assert caches.collect(tmp_path) == {"inductor/ab/c.so": b""}
+    assert build.collect(tmp_path) == {"inductor/ab/c.so": b""}
 
 
 def test_instruction_sets_are_checked_once_and_then_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,11 @@ from typer.testing import CliRunner
 
 from live_decisions import make_decision
 from torchwise import __version__, artifact, environment
+from torchwise._torch import cpu_isa_cache
 from torchwise.artifact import package
-from torchwise.artifact.folder import USED, Folder, name_of
 from torchwise.artifact.manifest import Manifest
-from torchwise.artifact.remote_files import RemoteFolder, hide_password
+from torchwise.artifact.remote_files import USED, Folder, RemoteFolder, hide_password, name_of
 from torchwise.cli.cache import cache, size_of
-from torchwise.compile import cpu_isa_cache
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.records import Decision
 from torchwise.workload import Workload

@@ -15,9 +15,8 @@ from test_artifact import INDUCTOR, NET, Recorded, X
 from live_decisions import make_decision
 from local_server import serving
 from torchwise import artifact, environment
-from torchwise.artifact.folder import Folder, name_of
-from torchwise.artifact.remote_files import RemoteFolder
-from torchwise.compile import cpu_isa_cache
+from torchwise._torch import cpu_isa_cache
+from torchwise.artifact.remote_files import Folder, RemoteFolder, name_of
 from torchwise.errors import InputError
 
 

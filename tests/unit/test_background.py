@@ -32,7 +32,7 @@ from torchwise.runtime import Dispatcher
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.hot_swap import answers_alike, swap
 from torchwise.study import Request
-from torchwise.study.approval_policy import ApprovalPolicy
+from torchwise.study.apply_approvals import ApprovalPolicy
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload
 

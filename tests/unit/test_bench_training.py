@@ -7,7 +7,7 @@ import torch
 from step_samples import Net, a_step, batch
 
 from live_decisions import make_decision
-from torchwise.bench.contender_worker import _adapt_decision, _ContenderHarness
+from torchwise.bench.contender_worker import ContenderCandidate, adapt_decision
 from torchwise.bench.contenders import Setting, load_contenders
 from torchwise.bench.contenders.contender import with_model
 from torchwise.bench.contenders.torchwise import Torchwise, check_served
@@ -19,6 +19,7 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Outcome, codec
 from torchwise.records.benchmark import Performance
 from torchwise.trial import Job, Limits, ProcessLauncher
+from torchwise.trial.experiment import Experiment
 from torchwise.verify.step_runner import quiet
 from torchwise.workload import Example, Workload
 from torchwise.zoo import load
@@ -40,13 +41,16 @@ def test_a_contender_trains_as_eager_does(name: str) -> None:
 
 def test_a_loss_that_is_overwritten_is_said_apart_from_whether_it_is_right() -> None:
     spec = WorkloadSpec("zoo:training.carrier@small", mode="training")
-    ring = _ContenderHarness(ContenderJob("contend", Job("try", spec, effort=EFFORTS["quick"]), "eager"))
-    call, kept = ring.build("eager"), torch.zeros(())
-    assert ring._step_runner is not None
-    ring._step_runner.call = lambda *batch: kept.copy_(call(*batch))
-    verdict, overwrites = ring.judge(call)
+    ring = Experiment(
+        Job("try", spec, effort=EFFORTS["quick"]), ContenderCandidate("eager", Setting("cpu", "training"))
+    )
+    ring.build()
+    call, kept = ring.call, torch.zeros(())
+    assert ring.step_runner is not None
+    ring.step_runner.call = lambda *batch: kept.copy_(call(*batch))
+    verdict = ring.verify(lambda _stage: None)
     assert verdict.outcome is Outcome.PASS, verdict.reason
-    assert overwrites
+    assert ring.overwrites_answers()
 
 
 def test_a_decision_is_judged_on_copies_without_dropout_too() -> None:
@@ -58,7 +62,7 @@ def test_a_decision_is_judged_on_copies_without_dropout_too() -> None:
     workload = Workload(still, (Example(batch()),))
     with pytest.raises(StalePlanError):
         Torchwise().build(workload, setting)
-    call = Torchwise().build(workload, _adapt_decision(setting, still))
+    call = Torchwise().build(workload, adapt_decision(setting, still))
     call(*batch())
     check_served(call)
 

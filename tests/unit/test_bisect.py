@@ -14,7 +14,7 @@ from torchwise.diagnose.bisect.isolate import OPTIONS, first, is_plain, minimal,
 from torchwise.diagnose.bisect.job import Graphs, Probe, ProbeResult, Written
 from torchwise.errors import BaselineError, InputError, PlanError
 from torchwise.plan import Plan
-from torchwise.plan.space import iter_changes
+from torchwise.plan.rules import iter_changes
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, codec
 from torchwise.records.bisection import Bisection, Observation, Operation, Step, Symptom

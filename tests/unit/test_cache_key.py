@@ -11,7 +11,7 @@ import torch
 
 from torchwise._torch.aot_autograd import CACHE_KEY
 from torchwise._torch.private_name import PrivateName
-from torchwise.compile import cache_key
+from torchwise.compile import inductor_patches
 from torchwise.compile.backends import inductor
 from torchwise.plan import Plan
 
@@ -20,9 +20,9 @@ PLAN = Plan(backend="inductor")
 
 @pytest.fixture(autouse=True)
 def _anew() -> Iterator[None]:
-    cache_key.add_autocast_to_key.cache_clear()
+    inductor_patches.add_autocast_to_key.cache_clear()
     yield
-    cache_key.add_autocast_to_key.cache_clear()
+    inductor_patches.add_autocast_to_key.cache_clear()
 
 
 class Old:
@@ -57,8 +57,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
 def test_a_key_that_does_not_tell_autocasts_apart_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type("Kind", (Old,), {"__init__": Old.__init__})
     stand_in(monkeypatch, kind)
-    cache_key.add_autocast_to_key()
-    cache_key.add_autocast_to_key()
+    inductor_patches.add_autocast_to_key()
+    inductor_patches.add_autocast_to_key()
     without, bf16, fp16 = keys(kind)
     assert without == {"disable_amp": False}, "what is in a cache already stays found"
     assert bf16["autocast_state"] == {"cpu": torch.bfloat16}
@@ -68,13 +68,13 @@ def test_a_key_that_does_not_tell_autocasts_apart_is_made_to(monkeypatch: pytest
 def test_a_key_that_does_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = New.__init__
     stand_in(monkeypatch, New)
-    cache_key.add_autocast_to_key()
+    inductor_patches.add_autocast_to_key()
     assert New.__init__ is before
 
 
 def test_a_version_without_such_keys_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_key, "CACHE_KEY", PrivateName("torch._functorch", "no_such_name"))
-    cache_key.add_autocast_to_key()
+    monkeypatch.setattr(inductor_patches, "CACHE_KEY", PrivateName("torch._functorch", "no_such_name"))
+    inductor_patches.add_autocast_to_key()
 
 
 @pytest.mark.parametrize(

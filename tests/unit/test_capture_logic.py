@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from torchwise._torch.dispatch import copy_each
-from torchwise.compile.cuda_graphs import call_graph as captured
-from torchwise.compile.cuda_graphs import recorded_graph
+from torchwise.compile.cuda_graphs import graph_pool, recorded_graph
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_CALLS, Replays
@@ -56,8 +55,8 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: self.capturing, raising=False)
-        monkeypatch.setattr(captured, "record", self.record)
-        monkeypatch.setattr(captured, "record_in_place", self.record_in_place)
+        monkeypatch.setattr(graph_pool, "record", self.record)
+        monkeypatch.setattr(graph_pool, "record_in_place", self.record_in_place)
         monkeypatch.setattr(torch, "empty_like", self.empty_like)
         self._memory: list[tuple[torch.Tensor, Callable[[], object]]] = []
 
@@ -638,7 +637,7 @@ def test_what_cannot_be_captured_is_named_with_its_line(
     def fails(*given: object, **options: object) -> Graph:
         raise error
 
-    monkeypatch.setattr(captured, "record", fails)
+    monkeypatch.setattr(graph_pool, "record", fails)
     with pytest.raises(kind, match=said):
         capture_call(torch.sin)(X)
 

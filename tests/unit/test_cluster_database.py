@@ -18,7 +18,7 @@ from torchwise import cluster
 from torchwise.cli import app
 from torchwise.cluster.retry import retry_while_unreachable
 from torchwise.errors import StorageError
-from torchwise.store import open_storage, reconnect
+from torchwise.store import db_errors, open_storage
 
 command = importlib.import_module("torchwise.cli.sweep")  # of this name the package has the function
 
@@ -50,7 +50,7 @@ def test_a_study_waits_no_longer_than_the_limit_and_for_nothing_but_a_server(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, tries = server.store(), []
-    monkeypatch.setattr(reconnect, "PATIENCE_S", 0.4)
+    monkeypatch.setattr(db_errors, "PATIENCE_S", 0.4)
     server.kill()
 
     def study() -> None:

@@ -14,7 +14,7 @@ from torchwise.cluster import choice
 from torchwise.cluster import launcher as module
 from torchwise.cluster.device_actor import ActorInfo
 from torchwise.cluster.launcher import RETRIES, RayLauncher, _select_portable
-from torchwise.cluster.library import connect, devices_of
+from torchwise.cluster.manifest import connect, devices_of
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, InputError, UnsupportedError
 from torchwise.plan.workload_spec import WorkloadSpec

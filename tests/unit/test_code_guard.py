@@ -20,8 +20,7 @@ from torch import nn
 
 from live_decisions import make_decision
 from torchwise.compile.guards.code_guard import CodeGuard
-from torchwise.compile.guards.reachable_code import MAX_FUNCTIONS, ReachableCode
-from torchwise.compile.guards.same_code import is_same_code
+from torchwise.compile.guards.reachable_code import MAX_FUNCTIONS, ReachableCode, is_same_code
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.call_guard import CallGuard

@@ -23,9 +23,9 @@ from torchwise.cli import app
 from torchwise.cluster import Task
 from torchwise.decide import History, decide, next_cold
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.measure import cache_eviction, clock
-from torchwise.measure.cache_eviction import make_eviction
+from torchwise.measure import clock, memory
 from torchwise.measure.clock import Clock
+from torchwise.measure.memory import make_eviction
 from torchwise.measure.paired_timing import STOPPING_ROUNDS, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
@@ -131,8 +131,8 @@ def caches_of(folder: Path, cpu: int, **sizes: str) -> None:
 
 @pytest.fixture
 def cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cache_eviction, "CPUS", tmp_path)
-    monkeypatch.setattr(cache_eviction, "usable_cpus", lambda: frozenset({0, 1, 2}))
+    monkeypatch.setattr(memory, "CPUS", tmp_path)
+    monkeypatch.setattr(memory, "usable_cpus", lambda: frozenset({0, 1, 2}))
     return tmp_path
 
 
@@ -161,8 +161,8 @@ def test_all_of_the_buffer_is_written(cpus: Path, buffers: list[torch.Tensor]) -
 
 
 def test_no_buffer_takes_more_than_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_eviction, "_last_level_bytes", lambda: 64 << 20)
-    monkeypatch.setattr(cache_eviction.psutil, "virtual_memory", lambda: type("Free", (), {"available": 200 << 20}))
+    monkeypatch.setattr(memory, "_last_level_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("Free", (), {"available": 200 << 20}))
     with pytest.raises(UnsupportedError, match="takes a buffer of 128 MiB, but 200 MiB of memory are free"):
         make_eviction("cpu")
 

@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwise.compile import compile_plan
 from torchwise.compile.backends.inductor import aot_backend
-from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for, half_angle, split_interleave
-from torchwise.compile.transforms.complex_to_real import aot as aot_module
+from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for, half_angle, layout
+from torchwise.compile.transforms.complex_to_real import compile as aot_module
 from torchwise.compile.transforms.complex_to_real import compile as compile_module
 from torchwise.compile.transforms.complex_to_real.compile import wrap_complex
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting, rewrite
@@ -437,9 +437,9 @@ def test_what_a_large_reduction_gives_on_a_gpu_is_interleaved_apart(
 ) -> None:
     x = z(6, 5)
     assert "aten.where.self" not in operators(rewritten(function, x)[0]), "on a CPU it is not"
-    monkeypatch.setattr(split_interleave, "DEVICE", "cpu")
+    monkeypatch.setattr(layout, "DEVICE", "cpu")
     assert "aten.where.self" not in operators(rewritten(function, x)[0]), "a small one is not"
-    monkeypatch.setattr(split_interleave, "MIN_ELEMENTS", x.numel())
+    monkeypatch.setattr(layout, "MIN_ELEMENTS", x.numel())
     rewriting, _ = rewritten(function, x)
     assert "aten.where.self" in operators(rewriting)
     assert "aten.cat.default" not in operators(rewriting)
@@ -452,8 +452,8 @@ def test_what_a_large_reduction_gives_on_a_gpu_is_interleaved_apart(
 def test_what_no_reduction_gives_is_interleaved_as_it_is_written(
     function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(split_interleave, "DEVICE", "cpu")
-    monkeypatch.setattr(split_interleave, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(layout, "DEVICE", "cpu")
+    monkeypatch.setattr(layout, "MIN_ELEMENTS", 1)
     assert "aten.where.self" not in operators(rewritten(function, z(6, 5))[0])
 
 

@@ -15,7 +15,7 @@ from components_finders import THREADS, Failing, Finder
 
 import torchwise
 from torchwise.components import CompileConfig, CompileManager, component
-from torchwise.components.kill_switch import VARIABLE
+from torchwise.components.config import VARIABLE
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.plan import EAGER, Plan
 from torchwise.runtime.fallback_reason import FallbackReason

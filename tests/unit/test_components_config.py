@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from torchwise.components import PROFILES, CompileConfig
-from torchwise.components.kill_switch import VARIABLE, is_disabled
+from torchwise.components.config import VARIABLE, is_disabled
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 

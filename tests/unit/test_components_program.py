@@ -15,7 +15,7 @@ import torch
 from components_finders import Finder
 
 from torchwise.components import CompileManager, compiled, default_manager
-from torchwise.components.kill_switch import VARIABLE
+from torchwise.components.config import VARIABLE
 from torchwise.errors import InputError
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.workload import Example

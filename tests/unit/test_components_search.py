@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchwise.components import CompileManager, search
-from torchwise.components.kill_switch import VARIABLE
+from torchwise.components.config import VARIABLE
 from torchwise.runtime.fallback_reason import FallbackReason
 
 

@@ -16,8 +16,8 @@ from dynamo_graphs import decision_for
 from torchwise._torch import dynamo
 from torchwise.dynamo import backend as entry
 from torchwise.dynamo import lower
+from torchwise.dynamo.decide import Options
 from torchwise.dynamo.graph import Captured
-from torchwise.dynamo.options import Options
 from torchwise.errors import InputError
 from torchwise.once_log import OnceLog
 from torchwise.plan import EAGER, Plan

@@ -18,7 +18,7 @@ import torch
 from dynamo_graphs import capture_graph, decision_for
 from torchwise.dynamo import backend as entry
 from torchwise.dynamo import decide
-from torchwise.dynamo.options import Options
+from torchwise.dynamo.decide import Options
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchwise.bucketing import padding_check
 from torchwise.bucketing.padding import Padding
+from torchwise.compile.transforms import isolate_rnn
 from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.plan.effort import EFFORTS
@@ -24,7 +25,7 @@ from torchwise.trial.inspection import inspect
 from torchwise.trial.job import Job
 from torchwise.trial.plain_call import run_plainly
 from torchwise.trial.training import flops_of
-from torchwise.verify import retained_outputs
+from torchwise.verify import spot_check
 from torchwise.workload import Workload, target
 
 TARGETS = Path(__file__).parent.parent / "targets" / "valid_programs.py"
@@ -104,7 +105,7 @@ def raises(*_args: Any, **_named: Any) -> Any:
         {
             (inspection, "_is_stochastic"): "whether it draws random numbers",
             (inspection, "find_repeated_blocks"): "whether it has repeated blocks",
-            (inspection, "has_rnn"): "whether it has an RNN",
+            (isolate_rnn, "has_rnn"): "whether it has an nn.RNN, nn.GRU or nn.LSTM",
         },
         {
             (inspection, "prints"): "whether it prints",
@@ -249,8 +250,8 @@ def test_a_proof_of_padding_says_whose_error_it_is(monkeypatch: pytest.MonkeyPat
 
 def test_outputs_that_eager_cannot_hold_either_are_not_the_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     example = load_workload("forces").examples[0]
-    monkeypatch.setattr(retained_outputs.pytree, "equal", raises)
+    monkeypatch.setattr(spot_check.pytree, "equal", raises)
     with pytest.raises(RuntimeError, match="the instrument broke"):
-        retained_outputs.check_retained_outputs(
+        spot_check.check_retained_outputs(
             torch.sin, torch.sin, *(replace(example, args=example.args[:1]) for _ in range(2))
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchwise.diagnose.savings import Savings, share_saved, share_saved_anywhere
-from torchwise.measure import peaks
+from torchwise.measure import profile
 from torchwise.plan import Plan
 from torchwise.records import Measurement
 from torchwise.trial.harness import Calls
@@ -97,10 +97,10 @@ def test_a_mend_that_the_budget_leaves_out_is_told_and_has_not_failed() -> None:
 
 
 def test_peaks_are_measured_however_little_time_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(peaks.COPY_BYTES, "cpu", 2**16)
-    monkeypatch.setitem(peaks.SIDE, "cpu", 32)
-    assert 0 < peaks.bandwidth("cpu", 0.0) < 1e15
-    assert 0 < peaks.matrix_rate(torch.float64, "cpu", 0.0) < 1e18
+    monkeypatch.setitem(profile.COPY_BYTES, "cpu", 2**16)
+    monkeypatch.setitem(profile.SIDE, "cpu", 32)
+    assert 0 < profile.bandwidth("cpu", 0.0) < 1e15
+    assert 0 < profile.matrix_rate(torch.float64, "cpu", 0.0) < 1e18
 
 
 def test_what_disturbs_for_a_while_widens_the_interval() -> None:

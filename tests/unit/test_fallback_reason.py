@@ -13,8 +13,7 @@ from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.runtime import fallback_reason
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
-from torchwise.runtime.fallbacks import MAX_SENTENCES, Fallbacks
-from torchwise.runtime.statistics import MAX_ERROR_TYPES, OTHER, Statistics
+from torchwise.runtime.statistics import MAX_ERROR_TYPES, MAX_SENTENCES, OTHER, Fallbacks, Statistics
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
 X = torch.randn(3, 4)

@@ -11,12 +11,12 @@ import torch
 from counted import Counted, eager, settings
 from torch import nn
 
-from torchwise.compile import retry_pace
+from torchwise.compile import recompiles
 from torchwise.compile.backends.compile_callback import compile_with
 from torchwise.compile.guards import guard_bypass
 from torchwise.compile.guards.guard_bypass import GuardBypass
 from torchwise.compile.guards.module_guard import ModuleGuard
-from torchwise.compile.retry_pace import SHARE, Pace
+from torchwise.compile.recompiles import SHARE, Pace
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
 
@@ -148,7 +148,7 @@ def test_what_was_compiled_outside_of_inference_mode_is_called_within(net: Net) 
 
 @torch.no_grad()
 def test_states_that_take_turns_are_all_known(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry_pace, "SHARE", 1e6)
+    monkeypatch.setattr(recompiles, "SHARE", 1e6)
     counted = Counted(net.forward, X)
     for i in range(12):
         net.scale = (2.0, 3.0, 4.0)[i % 3]

@@ -17,7 +17,7 @@ from store_samples import a_decision, a_ruling, a_study, an_explanation, create
 from torchwise.artifact.manifest import Manifest, Member
 from torchwise.cli import app
 from torchwise.components.config import CompileConfig
-from torchwise.dynamo.options import Options
+from torchwise.dynamo.decide import Options
 from torchwise.environment import detect
 from torchwise.errors import InputError, StorageError, TorchwiseError
 from torchwise.plan import Plan

@@ -12,7 +12,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.trial.candidate import _CandidateTrial
+from torchwise.trial.candidate import PlanCandidate, PlanExperiment
 from torchwise.trial.job import Job
 from torchwise.trial.plain_call import run_plainly
 from torchwise.workload import Example, Workload
@@ -88,7 +88,8 @@ def settle(factory: Any, shapes: Any) -> None:
         traits=frozenset({"stateful"}),
         effort=EFFORTS["quick"],
     )
-    tried = _CandidateTrial(job)
+    tried = PlanExperiment(job, PlanCandidate(job.plan))
+    tried.build()
     tried.first_calls()
     tried.check_that_it_settles()
 

@@ -93,7 +93,7 @@ def test_a_folder_that_needs_torch_would_be_seen() -> None:
 LOADED_WITHOUT_TORCH = {
     *("api.py", "steps.py", "_torch/dynamo.py", "_torch/private_name.py", "measure/device_lock.py", "zoo/registry.py"),
     *("doctor/probe.py", "trial/error_origin.py", "trial/job.py"),
-    *("diagnose/messages.py", "components/autocast.py"),
+    *("diagnose/messages.py", "components/component.py"),
     *("model_libraries/diffusion.py", "model_libraries/images.py", "model_libraries/text.py"),
 }
 """Modules outside of the pure folders that a command loads before it knows that it needs torch, or that few do."""

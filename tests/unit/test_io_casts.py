@@ -13,7 +13,7 @@ from torch import nn
 from live_decisions import make_decision
 from torchwise.compile import compile_plan
 from torchwise.compile.io_casts import ByForm, OutputForm, form_of
-from torchwise.compile.layout import order_of
+from torchwise.compile.transforms.eager_strides import order_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import Outcome

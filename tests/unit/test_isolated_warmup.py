@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from torchwise.background.isolated_warmup import isolate_rng, warm_up_plan
+from torchwise.background.search import isolate_rng, warm_up_plan
 from torchwise.compile import compile_plan
 from torchwise.compile.aot import Loader, Maker
 from torchwise.errors import UnsupportedError

@@ -23,7 +23,7 @@ from torchwise.model_libraries.work import count
 from torchwise.workload import Workload
 from torchwise.workload.identity import identity
 from torchwise.workload.pytree import tensors
-from torchwise.workload.surrogate_loss import loss_of
+from torchwise.workload.step_check import loss_of
 from torchwise.workload.target import load as load_target
 
 TEXT = "layers=2,width=128,vocabulary=50,length=12"

@@ -14,7 +14,7 @@ import pytest
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import Job, Limits, ProcessLauncher, inspect_workload
-from torchwise.trial.output_effects import prints
+from torchwise.trial.plain_call import prints
 
 MODELS = logging.getLogger("a.model")
 PYTORCHS = logging.getLogger("torch._dynamo.anything")

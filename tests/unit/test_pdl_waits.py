@@ -14,7 +14,7 @@ from torch._inductor.utils import IndentedBuffer
 
 from torchwise._torch.inductor import ENABLE_PDL, FILTER_PDL, GRAPH_KEY, PDL_WAIT, TRITON_KERNEL
 from torchwise._torch.private_name import check
-from torchwise.compile import pdl_waits
+from torchwise.compile import inductor_patches
 from torchwise.compile.backends import inductor
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -24,9 +24,9 @@ WAIT, LAUNCH = TritonKernel.GDC_WAIT, TritonKernel.GDC_LAUNCH
 
 @pytest.fixture(autouse=True)
 def _anew() -> Iterator[None]:
-    pdl_waits.wait_first.cache_clear()
+    inductor_patches.wait_first.cache_clear()
     yield
-    pdl_waits.wait_first.cache_clear()
+    inductor_patches.wait_first.cache_clear()
 
 
 class Details:
@@ -43,10 +43,10 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     details = type("Key", (Details,), {"__init__": Details.__init__})
     for name, stand_in in ((TRITON_KERNEL, kind), (GRAPH_KEY, details)):
         monkeypatch.setattr(importlib.import_module(name.module), name.attribute, stand_in)
-    pdl_waits.wait_first()
-    pdl_waits.wait_first()
+    inductor_patches.wait_first()
+    inductor_patches.wait_first()
     kind.details = details
-    with config.patch({pdl_waits.OPTION: True}):
+    with config.patch({inductor_patches.OPTION: True}):
         yield kind
 
 
@@ -78,13 +78,13 @@ def test_what_does_not_start_early_stays_as_it_is(kernel: Any) -> None:
 
 
 def test_what_starts_early_without_the_option_stays_as_it_is(kernel: Any) -> None:
-    with config.patch({pdl_waits.OPTION: False}):
+    with config.patch({inductor_patches.OPTION: False}):
         assert write_body(kernel, "tl.store(out, 0)") == ["tl.store(out, 0)"], "as its key does not tell it apart"
 
 
 def test_compiled_code_is_kept_apart_from_what_was_compiled_without(kernel: Any) -> None:
     assert vars(kernel.details()) == {"graph": "graph", "kernels_wait_once_and_first": True}
-    with config.patch({pdl_waits.OPTION: False}):
+    with config.patch({inductor_patches.OPTION: False}):
         assert vars(kernel.details()) == {"graph": "graph"}, "what is in a cache already stays found"
 
 
@@ -95,7 +95,7 @@ def test_this_torch_writes_kernels_so() -> None:
 def test_a_torch_that_writes_them_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(TritonKernel, "_filter_pdl")
     with pytest.raises(UnsupportedError, match=r"enable_pdl needs torch\..*\.TritonKernel\._filter_pdl, which torch"):
-        pdl_waits.wait_first()
+        inductor_patches.wait_first()
 
 
 @pytest.mark.parametrize(("value", "set_by_the_user", "asks"), [(1, 0, True), (0, 0, False), (None, 1, True)])
@@ -103,10 +103,10 @@ def test_every_plan_that_starts_kernels_early_has_them_wait(
     monkeypatch: pytest.MonkeyPatch, value: int | None, set_by_the_user: int, asks: bool
 ) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(pdl_waits, "wait_first", lambda: asked.append(True))
-    options = () if value is None else ((pdl_waits.OPTION, bool(value)),)
+    monkeypatch.setattr(inductor_patches, "wait_first", lambda: asked.append(True))
+    options = () if value is None else ((inductor_patches.OPTION, bool(value)),)
     plan = Plan(backend="inductor", options=options)
-    with config.patch({pdl_waits.OPTION: bool(set_by_the_user)}):
+    with config.patch({inductor_patches.OPTION: bool(set_by_the_user)}):
         for compiler in (
             lambda plan: inductor.compile(torch.sin, plan),
             inductor.graph_compiler,

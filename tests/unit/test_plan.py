@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torchwise.errors import PlanError
 from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.plan import plan as the_module
-from torchwise.plan import rules as the_rules
 from torchwise.plan.plan import SCHEMA
+from torchwise.plan.rules import CUDA_GRAPH_MODES, list_allowed
 
 FULL = Plan(
     precision="bf16",
@@ -82,27 +82,27 @@ def plans(draw: st.DrawFn) -> Plan:
     """Draw a legal plan."""
     of_step, compiled = draw(st.booleans()), draw(st.booleans())
     fields: dict[str, Any] = {
-        "precision": draw(st.sampled_from([p for p in the_rules.PRECISIONS if p != "bf16" or not of_step])),
-        "memory_format": draw(st.sampled_from(the_rules.MEMORY_FORMATS)),
+        "precision": draw(st.sampled_from([p for p in list_allowed("precision") if p != "bf16" or not of_step])),
+        "memory_format": draw(st.sampled_from(list_allowed("memory_format"))),
         "transforms": tuple(draw(st.lists(st.text(min_size=1, max_size=8), max_size=3))),
         "capture": draw(st.sampled_from(["none", "step"] if of_step else ["none", "call"])),
     }
     if of_step:
-        forms = [form for form in the_rules.OPTIMIZERS if compiled or form != "compiled"]
+        forms = [form for form in list_allowed("optimizer") if compiled or form != "compiled"]
         fields["optimizer"] = draw(st.sampled_from(forms))
-        fields["activation_checkpointing"] = draw(st.sampled_from(the_rules.CHECKPOINTED))
+        fields["activation_checkpointing"] = draw(st.sampled_from(list_allowed("activation_checkpointing")))
         fields["microbatches"] = draw(st.integers(1, 64))
     if compiled:
         fields |= {
             "backend": draw(st.sampled_from(["inductor", "tensorrt"])),
             "options": tuple(draw(st.dictionaries(st.text(max_size=8), option_values, max_size=4)).items()),
-            "scope": draw(st.sampled_from([s for s in the_rules.SCOPES if of_step or s != "loss"])),
+            "scope": draw(st.sampled_from([s for s in list_allowed("scope") if of_step or s != "loss"])),
         }
-        modes = set(the_rules.MODES) - set(the_rules.CUDA_GRAPH_MODES if fields["capture"] != "none" else ())
+        modes = set(list_allowed("mode")) - set(CUDA_GRAPH_MODES if fields["capture"] != "none" else ())
         rolled = fields["scope"] == "rolled"
-        fields["mode"] = draw(st.sampled_from(sorted(modes - set(the_rules.CUDA_GRAPH_MODES if rolled else ()))))
+        fields["mode"] = draw(st.sampled_from(sorted(modes - set(CUDA_GRAPH_MODES if rolled else ()))))
         if fields["capture"] == "none" and not rolled:
-            fields["shapes"] = draw(st.sampled_from(the_rules.SHAPES))
+            fields["shapes"] = draw(st.sampled_from(list_allowed("shapes")))
     if fields["capture"] == "none":
         fields["threads"] = draw(st.none() | st.integers(1, 512))
     return Plan(**fields)
@@ -283,7 +283,7 @@ INDUCTOR = {"backend": "inductor"}
         ({"memory_format": "nhwc"}, "memory_format is 'nhwc', but must be one of preserve, channels_last"),
         ({"scope": "half"} | INDUCTOR, "scope is 'half', but must be one of whole, regional, rolled"),
         ({"capture": "loop"}, "capture is 'loop', but must be one of none, call, branches, step"),
-        ({"optimizer": "fast"}, "optimizer is 'fast', but must be one of preserve, foreach, fused, compiled"),
+        ({"optimizer": "fast"}, "optimizer is 'fast', but must be one of preserve, fused, foreach, compiled"),
         ({"optimizer": True}, "optimizer is True, but must be one of preserve"),
         ({"activation_checkpointing": "all"}, "activation_checkpointing is 'all', but must be one of none, blocks"),
         ({"microbatches": 0}, "microbatches is 0, but must be a whole number of at least 1"),

@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from store_samples import a_decision, a_study
-from torchwise.compile.backends import BACKENDS
-from torchwise.compile.transforms import transform_names
 from torchwise.errors import InputError, PlanError, StorageError
 from torchwise.plan import CHOICES, Choice, Numerics, Plan, choice, register
+from torchwise.plan.choice import list_values
 from torchwise.plan.choices import inductor_options
 from torchwise.plan.known_names import check_known
 from torchwise.records import Decision, Study, Trial, codec
-from torchwise.store.rows import dump, load
+from torchwise.store.keys import dump, load
 
 
 def text(**fields: Any) -> str:
@@ -75,10 +74,10 @@ def test_a_plan_within_a_record_is_held_to_the_same_rules_and_the_place_is_named
 
 
 def test_every_name_that_there_is_can_be_read() -> None:
-    for name in transform_names():
+    for name in list_values("transforms"):
         check_known(Plan(backend="inductor", transforms=(name,)) if name != "numbers_on_gpu" else
                     Plan(transforms=(name,), capture="call"))  # fmt: skip
-    for backend in BACKENDS:
+    for backend in ("eager", *list_values("backend")):
         check_known(Plan(backend=backend))
     for name in torch._inductor.list_options():
         if name != "TYPE_CHECKING":
@@ -130,7 +129,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
     kept = dict(CHOICES)
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    choice._import_choices.cache_clear()
+    choice._load_plug_ins.cache_clear()
     yield
     CHOICES.clear()
     CHOICES.update(kept)

@@ -12,7 +12,7 @@ import pytest
 from torchwise.errors import InputError, PlanError
 from torchwise.plan import CHOICES, EAGER, Choice, Numerics, Plan, PlanSpace, Trait, register
 from torchwise.plan.choice import ANY, load_choices
-from torchwise.plan.rules import MODES, PRECISIONS
+from torchwise.plan.rules import list_allowed
 from torchwise.plan.space import choices_of, compile_factor_of, complexity_of, numerics_of
 
 ALL_TRAITS = frozenset(
@@ -303,9 +303,12 @@ def test_what_the_rules_refuse_is_not_a_neighbour() -> None:
 def test_a_value_may_take_anothers_place_and_an_option_is_set_once() -> None:
     plan = Plan(backend="inductor", mode="reduce-overhead", precision="tf32", options=(("cpp_wrapper", True),))
     around = list(a_space().neighbours(plan))
-    assert {near.mode for near, choice in around if choice.field == "mode"} == set(MODES) - {"default", plan.mode}
+    assert {near.mode for near, choice in around if choice.field == "mode"} == set(list_allowed("mode")) - {
+        "default",
+        plan.mode,
+    }
     precisions = {near.precision for near, choice in around if choice.field == "precision"}
-    assert precisions == set(PRECISIONS) - {"native", plan.precision}
+    assert precisions == set(list_allowed("precision")) - {"native", plan.precision}
     assert not [choice for _, choice in around if choice.field == "backend"]
     assert ("options", ("cpp_wrapper", True)) not in {choice.key for _, choice in around}
 
@@ -425,8 +428,8 @@ def test_every_plan_of_the_space_is_known() -> None:
 
 def test_every_value_that_the_rules_know_is_described() -> None:
     described = {choice.key for choice in load_choices().values()}
-    assert {("precision", value) for value in PRECISIONS} - described == {("precision", "native")}
-    assert {("mode", value) for value in MODES} - described == {("mode", "default")}
+    assert {("precision", value) for value in list_allowed("precision")} - described == {("precision", "native")}
+    assert {("mode", value) for value in list_allowed("mode")} - described == {("mode", "default")}
 
 
 @pytest.mark.parametrize("choice", load_choices().values(), ids=lambda choice: str(choice.key))

@@ -17,7 +17,7 @@ from store_samples import INDUCTOR, TUNED, a_decision, a_study, claim, complete_
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
 from torchwise.records import StudyState, TrialState
-from torchwise.store import LeaseOwner, Storage, StudyKey, commit_tokens, open_storage, postgres, reconnect, schema
+from torchwise.store import LeaseOwner, Storage, StudyKey, db_errors, open_storage, postgres, schema
 from torchwise.study import Silent, run_study
 from torchwise.trial import Job
 
@@ -74,7 +74,7 @@ def test_the_wait_ends_and_is_not_begun_again(
     storage: Storage, server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = create(storage)
-    monkeypatch.setattr(reconnect, "PATIENCE_S", 0.4)
+    monkeypatch.setattr(db_errors, "PATIENCE_S", 0.4)
     server.stop()
     started = time.monotonic()
     with pytest.raises(
@@ -103,7 +103,7 @@ def test_who_gives_up_waiting_need_not_give_up_twice(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(reconnect.time, "sleep", raise_interrupt)
+        patched.setattr(db_errors.time, "sleep", raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             storage.get_study(study.id)
         with pytest.raises(StorageError, match="cannot be reached"):  # as a search that ends takes back its claim
@@ -194,10 +194,10 @@ def test_what_is_added_is_added_once(storage: Storage, commit_is_lost: Callable[
 
 def test_a_transaction_that_is_still_being_committed_is_waited_for(storage: Storage) -> None:
     with storage._database._engine.connect() as first:
-        assert commit_tokens.is_new(first, "a", ())
+        assert db_errors.is_new(first, "a", ())
         threading.Timer(0.3, first.commit).start()
-        assert not storage._database.write(lambda connection: commit_tokens.is_new(connection, "a", ()))
-    assert storage._database.write(lambda connection: commit_tokens.is_new(connection, "b", ()))
+        assert not storage._database.write(lambda connection: db_errors.is_new(connection, "a", ()))
+    assert storage._database.write(lambda connection: db_errors.is_new(connection, "b", ()))
 
 
 def test_a_crash_before_the_commit_loses_nothing_though_the_number_is_given_again(

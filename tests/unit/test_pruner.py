@@ -8,7 +8,7 @@ import pytest
 from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_inspection
 
 from torchwise.decide import decide, prune_below
-from torchwise.decide.pruner import MARGIN
+from torchwise.decide.repeats import MARGIN
 from torchwise.plan import Plan
 from torchwise.records import TrialState
 

@@ -16,7 +16,7 @@ from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.alerts import heard
 from torchwise.compile.backends import inductor
 from torchwise.plan import Plan
-from torchwise.runtime import fallbacks
+from torchwise.runtime import statistics
 from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.step import OptimizedStep
@@ -143,7 +143,7 @@ def test_a_setting_of_an_optimizer_that_cannot_be_an_input_ends_the_plan_and_is_
 def test_batches_that_were_not_proven_are_said_once_and_alerted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fallbacks, "MIN_CALLS", 20)
+    monkeypatch.setattr(statistics, "MIN_CALLS", 20)
     fast, _ = make_steps(MODEL)
     with heard() as alerts, caplog.at_level(logging.WARNING, "torchwise"):
         for given in batches(30, rows=6):

@@ -12,7 +12,7 @@ from test_complex_to_real import FIELD, PLAN, close, graph_of, z
 
 from torchwise._torch import inductor
 from torchwise.compile import compile_plan
-from torchwise.compile.transforms.complex_to_real import half_angle, split_interleave
+from torchwise.compile.transforms.complex_to_real import half_angle, layout
 from torchwise.compile.transforms.complex_to_real.inductor_calls import patient_fusion
 from torchwise.compile.transforms.complex_to_real.repeated_work import MAX_EVALUATIONS, bound_repeated_work
 from torchwise.compile.transforms.complex_to_real.rewrite import rewrite
@@ -128,7 +128,7 @@ def test_what_repeats_little_is_fused_as_before(
     call: Callable[..., Any], args: tuple[Any, ...], large_on_a_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large_on_a_gpu:
-        for module in (split_interleave, half_angle):
+        for module in (layout, half_angle):
             monkeypatch.setattr(module, "DEVICE", "cpu")
             monkeypatch.setattr(module, "MIN_ELEMENTS", 1)
     rewriting = rewritten(call, *args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchwise.compile.cuda_graphs import CAPTURES, segments
+from torchwise.compile.cuda_graphs import segmented, segments
 from torchwise.compile.cuda_graphs import segmented as branches_file
 from torchwise.compile.cuda_graphs.compile_freeze import forbid_compile
 from torchwise.compile.cuda_graphs.host_values import HostValues
@@ -260,7 +261,7 @@ def test_a_question_at_which_dynamo_breaks_the_graph_is_asked_and_nothing_is_com
 )
 def test_it_is_for_inference_on_a_gpu(device: str, mode: str, said: str) -> None:
     with pytest.raises(UnsupportedError, match=f"capture is 'branches'.*{said}"):
-        CAPTURES["branches"](torch.relu, None, device=device, mode=mode)
+        segmented.SegmentedCall(torch.relu, None, device=device, mode=mode)
 
 
 def test_a_training_step_is_not_captured_in_branches() -> None:
@@ -477,7 +478,8 @@ def plan(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Segmented
 
     def make(call: Callable[..., Any], module: torch.nn.Module | None = None, x: torch.Tensor = UP) -> SegmentedPaths:
         made: Any = SegmentedCall.__new__(SegmentedCall)
-        made._call, made._module, made._borrow, made._pool, made._recording_stream = call, module, False, None, books
+        made._call, made._module, made._borrow = call, module, False
+        made._pool = SimpleNamespace(handle=None, stream=books)
         made._device, made._guard, made._host = -1, ModuleGuard(module), {}
         branches = made._replays(("a signature", None, False), (x.clone(),), {}, lambda: True, lambda: None)
         branches.warmed = warmed

@@ -15,8 +15,8 @@ import torch
 
 from dynamo_graphs import capture_graph, decision_for
 from torchwise.dynamo import backend, decide
+from torchwise.dynamo.decide import Options
 from torchwise.dynamo.graph import Captured, CastGraph, Graph
-from torchwise.dynamo.options import Options
 from torchwise.once_log import OnceLog
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision

@@ -19,7 +19,7 @@ from torchwise.artifact.manifest import Manifest
 from torchwise.compile import CompiledPlan
 from torchwise.plan import Plan
 from torchwise.runtime import dispatch
-from torchwise.runtime.input_snapshot import InputSnapshot
+from torchwise.runtime.input_writes import InputSnapshot
 from torchwise.runtime.module import dispatcher_of
 from torchwise.serving import freeze, unfreeze
 

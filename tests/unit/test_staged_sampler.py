@@ -17,7 +17,8 @@ from torchwise.decide.samplers.staged import HOPE, _format_estimate
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import load_choices
 from torchwise.plan.effort import EFFORTS
-from torchwise.plan.space import compile_factor_of, iter_changes, numerics_of
+from torchwise.plan.rules import iter_changes
+from torchwise.plan.space import compile_factor_of, numerics_of
 from torchwise.records import Check, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")

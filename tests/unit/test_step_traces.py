@@ -20,7 +20,7 @@ from torchwise.compile.cuda_graphs.module_buffers import buffers_of, kept_buffer
 from torchwise.compile.cuda_graphs.training_state import TrainingState
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.runtime.input_snapshot import InputSnapshot
+from torchwise.runtime.input_writes import InputSnapshot
 from torchwise.training import PlannedForward
 from torchwise.trial.loading import RepeatableStep
 from torchwise.workload.module_state import kept_state

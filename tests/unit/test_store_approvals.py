@@ -11,7 +11,7 @@ from postgres_server import PostgresServer
 from store_samples import INDUCTOR, TUNED, a_ruling, create
 from torchwise.errors import StorageError
 from torchwise.records import Standing
-from torchwise.store import approvals, database, open_storage, read_only, read_storage, reconnect, sqlite
+from torchwise.store import approvals, database, db_errors, open_storage, read_only, read_storage, sqlite
 from torchwise.store.location import locate
 from torchwise.store.postgres import postgres_engine
 
@@ -28,7 +28,7 @@ def test_a_pin_that_another_process_sets_at_the_same_time_is_no_second_one(postg
 def test_a_look_does_not_wait_for_a_server_that_goes_meanwhile(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconnect.Outage, "wait", lambda *_: pytest.fail("it waits"))
+    monkeypatch.setattr(db_errors.Outage, "wait", lambda *_: pytest.fail("it waits"))
     looked_into = database.Database(locate(postgres.store()), prompt_s=2.0)
     looked_into.read(lambda connection: approvals.read(connection, None, None, None))
     looked_into._engine = postgres_engine(locate("postgresql://nobody@127.0.0.1:1/nothing"), 2.0)

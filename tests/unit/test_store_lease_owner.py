@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from torchwise.store import LeaseOwner
-from torchwise.store.lease_owner import this_host
+from torchwise.store.claims import this_host
 
 ME = LeaseOwner.current()
 LONG = 1e9

@@ -13,8 +13,7 @@ from test_target import own_imports as own_imports
 from torchwise.diagnose.bisect.job import Probe
 from torchwise.diagnose.bisect.repro import _describe_target
 from torchwise.errors import TargetError, WorkloadError
-from torchwise.plan.target_form import check_form, split
-from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec, check_form, split
 from torchwise.trial import Job
 from torchwise.workload.target import load
 

@@ -16,8 +16,8 @@ from sketches import HERE, INDUCTOR, a_history, a_trial, an_inspection, make_mea
 import torchwise as tw
 from live_decisions import make_decision
 from torchwise.compile import settings
-from torchwise.compile import thread_count as module
-from torchwise.compile.thread_count import OwnCount, SharedCount, thread_count
+from torchwise.compile import settings as module
+from torchwise.compile.settings import OwnCount, SharedCount, thread_count
 from torchwise.decide import History, StagedSampler, decide
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import CHOICES, load_choices

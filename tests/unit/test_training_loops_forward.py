@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchwise
 import torchwise.training
 from live_decisions import make_decision
-from torchwise.compile.backends import BACKENDS
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import CHOICES, EAGER, Plan
 from torchwise.records import Decision
 from torchwise.training import PlannedForward
 from torchwise.training import forward as forward_module
@@ -107,7 +106,8 @@ def test_a_plan_that_fails_is_not_taken_and_the_loop_does_not_notice(
     bare: torch.nn.Module, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = net()
-    monkeypatch.delitem(BACKENDS, "inductor")
+    unrealized = replace(CHOICES["backend", "inductor"], realized_by=None)
+    monkeypatch.setitem(CHOICES, unrealized.key, unrealized)
     planned = PlannedForward(model, decide_training(model, Plan(backend="inductor")))
     train(model, planned.between_steps)
     assert "training goes on as written: the plan failed (UnsupportedError)" in caplog.text

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from torchwise.compile.noop_check import no_effect
+from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import BaselineError, TargetError, UnsupportedError, WorkloadError
 from torchwise.measure import device_lock
 from torchwise.plan import Plan

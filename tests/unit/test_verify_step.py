@@ -16,8 +16,7 @@ from torchwise.compile import compile_plan
 from torchwise.plan import Plan
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify import StepSubject, verify_step
-from torchwise.verify.gradient_scale import GradientScales
-from torchwise.verify.gradients import Gradients
+from torchwise.verify.gradients import Gradients, GradientScales
 from torchwise.verify.loss_curves import FALSE_ALARM_RATE, check_trajectories
 from torchwise.verify.observe import Observation
 from torchwise.verify.step import _weights

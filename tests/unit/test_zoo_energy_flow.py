@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchwise.zoo.energy_flow as family
 from torchwise.workload import Workload
 from torchwise.workload.pytree import clone, equal, list_named_leaves, tensors
-from torchwise.workload.surrogate_loss import loss_of
+from torchwise.workload.step_check import loss_of
 from torchwise.zoo.catalogue.energy_flow import ENTRIES
 from torchwise.zoo.energy_flow.carrier import STEEPNESS, STRIDE, Carried
 from torchwise.zoo.energy_flow.life import CYCLE, DIVISION, FLOOR, LIFESPAN, MATURITY, MODES, RETENTION, level_of

@@ -13,18 +13,16 @@ from typing import Any
 import torch
 
 from torchwise import environment
-from torchwise._torch import dynamo, inductor
-from torchwise.artifact import caches, package
-from torchwise.artifact.folder import Folder
+from torchwise._torch import cpu_isa_cache, dynamo, inductor
+from torchwise.artifact import build, package
 from torchwise.artifact.manifest import Info
 from torchwise.artifact.package import Package
-from torchwise.artifact.remote_files import RemoteFolder, hide_password, is_folder, is_url
-from torchwise.compile import cpu_isa_cache
+from torchwise.artifact.remote_files import Folder, RemoteFolder, hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, TorchwiseError
 from torchwise.records import Decision
 from torchwise.workload import Workload
 from torchwise.workload.identity import describe_example, structure
-from torchwise.workload.user_inputs import device_of
+from torchwise.workload.target import device_of
 
 logger = logging.getLogger("torchwise")
 
@@ -190,7 +188,7 @@ def _install_code(path: str, found: Package, trust: bool) -> Decision:
         raise StalePlanError(
             f"{path} is for another machine or software ({'; '.join(different)}): save one here, or go on without it"
         )
-    caches.place(found.code)
+    build.place(found.code)
     cpu_isa_cache.replay(manifest.checks)
     _set_up_compiler(found.info.decision.workload.device)
     return found.info.decision

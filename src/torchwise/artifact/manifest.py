@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torchwise import __version__, environment
 from torchwise.environment import Environment
 from torchwise.records import Decision, codec
-from torchwise.records.bounds import Count, Seconds
 from torchwise.records.codec import Document
+from torchwise.records.statistics import Count, Seconds
 
 SCHEMA = "torchwise.artefact/1"  # the name of the format, which stays as it was first written
 

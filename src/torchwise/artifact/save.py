@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from torchwise import __version__, environment
-from torchwise.artifact import caches, package
+from torchwise.artifact import build, package
 from torchwise.artifact.build import Build, BuildResult
-from torchwise.artifact.folder import Folder
 from torchwise.artifact.manifest import Info, Manifest
-from torchwise.artifact.remote_files import hide_password, is_folder, is_url
+from torchwise.artifact.remote_files import Folder, hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
-from torchwise.plan.target_form import check_form
+from torchwise.plan.workload_spec import check_form
 from torchwise.records import Decision, Failure, codec
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
 from torchwise.workload import Example, Workload
-from torchwise.workload.user_inputs import read_workload
+from torchwise.workload.target import read_workload
 
 LIMIT_S = 1800.0
 
@@ -110,7 +109,7 @@ def _make_artifact(
             warm.seconds if warm else None,
             warm.compiled if warm else 0,
         )
-        return package.pack(manifest, decision, caches.collect(Path(folder)))
+        return package.pack(manifest, decision, build.collect(Path(folder)))
 
 
 def _workload(

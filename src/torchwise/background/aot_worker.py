@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import torch
 
+from torchwise._torch import cpu_isa_cache
 from torchwise.background.protocol import ExtraCalls, read_code, write_code
-from torchwise.compile import compile_plan, cpu_isa_cache
+from torchwise.compile import compile_plan
 from torchwise.compile.aot import Loader, Maker
 from torchwise.plan import Trait
 from torchwise.trial import DerivedJob, Job

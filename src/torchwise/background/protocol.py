@@ -54,7 +54,7 @@ class Message:
         decision: the promoted plan's decision, as JSON.
         file: the file of its code, or "" for a plan that compiles nothing.
         sha256: SHA-256 of that file.
-        checks: results of the checks of instruction sets (`torchwise.compile.cpu_isa_cache`).
+        checks: results of the checks of instruction sets (`torchwise._torch.cpu_isa_cache`).
         extra_calls: how the model may be called besides the program's own calls.
     """
 

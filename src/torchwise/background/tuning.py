@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from torchwise import environment
-from torchwise._torch import aot_autograd, dynamo, inductor
+from torchwise._torch import aot_autograd, cpu_isa_cache, dynamo, inductor
 from torchwise.alerts import alert
-from torchwise.background.isolated_warmup import warm_up_plan
 from torchwise.background.protocol import Message, Order, read_code
-from torchwise.compile import cpu_isa_cache
+from torchwise.background.search import warm_up_plan
 from torchwise.compile.aot import Loader
 from torchwise.errors import StalePlanError, TorchwiseError, UnsupportedError
 from torchwise.plan import EAGER

@@ -8,7 +8,7 @@ import torch
 
 from torchwise.bench.job import HardwareSurvey
 from torchwise.measure import device_lock
-from torchwise.measure.peaks import bandwidth, matrix_rate
+from torchwise.measure.profile import bandwidth, matrix_rate
 from torchwise.records.benchmark import Peaks
 
 DTYPES = {"cpu": ("float32", "bfloat16", "float64"), "cuda": ("float32", "bfloat16", "float16", "float64")}

@@ -14,7 +14,7 @@ from torchwise.bench import contenders
 from torchwise.bench.request import BenchRequest
 from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import parse_toml
-from torchwise.plan.target_form import check_form
+from torchwise.plan.workload_spec import check_form
 from torchwise.records import codec
 from torchwise.zoo import list_workloads
 from torchwise.zoo.entry import SIZES

@@ -1,14 +1,12 @@
 """Run inputs of many sizes by padding them to a few sizes, if verified, without compiling during a request."""
 
 from torchwise.bucketing.auto import fit
-from torchwise.bucketing.bucketed import bucketed
-from torchwise.bucketing.buckets import buckets_for, padded_share
-from torchwise.bucketing.choice import Choice, choose
-from torchwise.bucketing.counts import Counts
+from torchwise.bucketing.bucketed import WarmedBucket, bucketed, warm_up
+from torchwise.bucketing.buckets import Choice, buckets_for, choose, padded_share
+from torchwise.bucketing.dispatch import Counts
 from torchwise.bucketing.module import BucketedFunction, BucketedModule, apply_buckets, counts_of
 from torchwise.bucketing.padding import Padding
 from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
-from torchwise.bucketing.warmup import WarmedBucket, warm_up
 from torchwise.lazy import load_attributes
 
 __all__ = [

@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from torchwise.bucketing.bucketed import Tuned, import_tune, tune_buckets
-from torchwise.bucketing.buckets import MAX_BUCKETS, histogram_of
-from torchwise.bucketing.choice import Choice, choose
+from torchwise.bucketing.buckets import MAX_BUCKETS, Choice, choose, histogram_of
 from torchwise.bucketing.module import apply_buckets
-from torchwise.bucketing.padder import Padder
-from torchwise.bucketing.padding import Padding
+from torchwise.bucketing.padding import Padder, Padding
 from torchwise.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.errors import InputError
 from torchwise.plan import Plan

@@ -1,17 +1,23 @@
-"""Dispatch a call of any size: pad it to a bucket, run the bucket's plan, and cut the outputs back."""
+"""Dispatch a call of any size: pad it to a bucket, run the bucket's plan, and cut the outputs back.
+
+Run a bucket's plan, or else the original on the unpadded call.
+
+Counts of calls by size and bucket.
+"""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import is_autocast_enabled, is_grad_enabled
 
-from torchwise.bucketing.bucket_dispatch import BucketDispatch, UnpaddedAnswer
-from torchwise.bucketing.counts import Counts
-from torchwise.bucketing.padder import Padder
+from torchwise.bucketing.padding import Padder
 from torchwise.bucketing.padding_check import VerifiedPadding
 from torchwise.compile.guards.fast_module_guard import Reads
 from torchwise.compile.guards.module_guard import ModuleGuard
@@ -20,6 +26,8 @@ from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
 from torchwise.runtime.dispatch import CLOSED
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+from torchwise.workload import Example
+from torchwise.workload.identity import specify_inputs
 from torchwise.workload.module_state import kept_state
 
 BEYOND = Fallback(FallbackReason.ABOVE_BUCKETS)
@@ -218,3 +226,107 @@ def _make_route(
     if decision.plan.is_eager or stale_because(original, decision):
         return None
     return BucketDispatch(original, decision, verified, canary=canary, statistics=statistics)
+
+
+UNLIKE = Fallback(FallbackReason.PADDING_NOT_VERIFIED)
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class UnpaddedAnswer:
+    """An answer of the original to the unpadded call, which must not be cut."""
+
+    answer: Any
+
+
+class BucketDispatch(Dispatcher):
+    """Answers padded calls by a plan, if their arguments, dtypes, ranks and values are of the verified kind.
+
+    Args:
+        original: as for `Dispatcher`.
+        decision: as for `Dispatcher`.
+        verified: the verification of padding.
+        canary: as for `Dispatcher`.
+        statistics: as for `Dispatcher`.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        decision: Decision,
+        verified: VerifiedPadding,
+        *,
+        canary: int | None,
+        statistics: Statistics,
+    ) -> None:
+        super().__init__(original, decision, canary=canary, statistics=statistics)
+        self._form = specify_inputs(verified.example).strip_sizes()
+        self._here = threading.local()
+        self._changed = _skip_change_check
+
+    def instead_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], more: tuple[Any, ...], named: Any) -> Any:
+        """Answer a padded call by the plan, or return the original's answer to the unpadded call (`UnpaddedAnswer`)."""
+        self._here.came = (args, kwargs)
+        try:
+            return self(*more, **named)
+        finally:
+            self._here.came = None
+
+    def _original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        came: Call | None = getattr(self._here, "came", None)
+        if came is None:
+            return super()._original(fallback, args, kwargs)
+        return UnpaddedAnswer(super()._original(fallback, *came))
+
+    def _find_unverified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
+        if specify_inputs(Example(args, kwargs)).strip_sizes() != self._form:
+            return UNLIKE
+        return super()._find_unverified(args, kwargs)
+
+
+def _skip_change_check() -> Fallback | None:
+    """Replace the check for changes: `Buckets` makes the same check before each call comes here."""
+    return None
+
+
+@dataclass(slots=True)
+class Counts:
+    """Calls by size and bucket so far. Counts are exact for sequential calls, as in `Statistics`.
+
+    Attributes:
+        calls: calls by bucket.
+        sizes: calls by size. Sizes beyond the largest bucket are rounded up to a power of two, so that the counts stay
+            small.
+        beyond: calls beyond the largest bucket, which the original answers.
+        padding: total padding, in units of the size.
+        computed: total computed size of the calls, with padding, in the same units.
+        compiles: graphs that PyTorch compiled in this process since the freeze, or None before it.
+        captures: CUDA graphs that were recorded in this process since the freeze, or None before it.
+        first_calls: calls that compiled or captured something since the freeze, or None before it.
+    """
+
+    calls: Counter[int] = field(default_factory=Counter)
+    sizes: Counter[int] = field(default_factory=Counter)
+    beyond: int = 0
+    padding: int = 0
+    computed: int = 0
+    compiles: int | None = None
+    captures: int | None = None
+    first_calls: int | None = None
+
+    @property
+    def padded_share(self) -> float:
+        """The padded share of the computed sizes, 0 to 1, or 0 before the first call."""
+        return self.padding / self.computed if self.computed else 0.0
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counts as plain data, for logging or sending."""
+        return {
+            "calls_by_bucket": dict(self.calls),
+            "beyond": self.beyond,
+            "padded_share": self.padded_share,
+            "compiles_since_freeze": self.compiles,
+            "captures_since_freeze": self.captures,
+            "first_calls_since_freeze": self.first_calls,
+        }

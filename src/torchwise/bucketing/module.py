@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from torchwise.bucketing.counts import Counts
-from torchwise.bucketing.dispatch import Buckets
+from torchwise.bucketing.dispatch import Buckets, Counts
 from torchwise.bucketing.padding_check import VerifiedPadding
 from torchwise.errors import InputError
 from torchwise.former_names import renamed_arguments

@@ -70,7 +70,7 @@ def analyze(
 
     from torchwise.diagnose.analyze import AnalyzeRequest, run_analysis
     from torchwise.diagnose.requests import make_spec
-    from torchwise.plan.target_form import check_form
+    from torchwise.plan.workload_spec import check_form
     from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer
     from torchwise.report.analysis import AnalyzeProgress, render_analysis, write_analysis_html
     from torchwise.report.json_export import write_json

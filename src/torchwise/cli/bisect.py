@@ -64,7 +64,7 @@ def bisect(
     from torchwise.diagnose.bisect import BisectRequest, run_bisection
     from torchwise.diagnose.requests import make_spec
     from torchwise.plan import EAGER
-    from torchwise.plan.target_form import check_form
+    from torchwise.plan.workload_spec import check_form
     from torchwise.report.bisect import BisectProgress, render_bisection
     from torchwise.report.json_export import write_json
     from torchwise.trial import ProcessLauncher

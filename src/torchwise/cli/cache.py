@@ -98,7 +98,7 @@ def list_(
     url: Annotated[str, typer.Argument(help="URL of a folder, such as s3://bucket/models.")],
 ) -> None:
     """List the artifacts in a folder, the last used first, and mark those for this machine. None is loaded."""
-    from torchwise.artifact.folder import Folder
+    from torchwise.artifact.remote_files import Folder
 
     folder = Folder(url)
     folder.place.check()

@@ -160,7 +160,7 @@ def withdraw(study: Study, plan: PlanArgument = None, store: Store = None) -> No
     """
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.store import open_storage
-    from torchwise.study.approvals import find_approvals
+    from torchwise.study.apply_approvals import find_approvals
 
     found = find_study(study, store)
     with open_storage(store, existing=True) as storage:
@@ -250,7 +250,7 @@ def _approve(standing: str, study: str, plan: str | None, reason: str, by: str |
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.records import Standing
     from torchwise.store import open_storage
-    from torchwise.study.approvals import make_approval
+    from torchwise.study.apply_approvals import make_approval
 
     found = find_study(study, store)
     by = _login() if by is None else by

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from torchwise import environment
 from torchwise.cluster.launcher import RayLauncher
-from torchwise.cluster.library import connect, devices_of
-from torchwise.cluster.manifest import Task
+from torchwise.cluster.manifest import Task, connect, devices_of
 from torchwise.cluster.sweep import Slot
 from torchwise.environment import Environment
 from torchwise.errors import InputError

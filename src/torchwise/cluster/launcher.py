@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from torchwise import __version__
 from torchwise.cluster.device_actor import POLL_S, ActorInfo, DeviceActor
-from torchwise.cluster.library import connect, nodes_with
+from torchwise.cluster.manifest import connect, nodes_with
 from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Failure, FailureKind, WorkerStage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from torchwise.store import reconnect
+from torchwise.store import db_errors
 from torchwise.store.db_errors import UnreachableError
 
 
@@ -18,11 +18,11 @@ def retry_while_unreachable(command: Callable[[], None]) -> None:
     Raises:
         StorageError: the server did not return.
     """
-    start, outage = time.monotonic(), reconnect.Outage("of the sweep")
+    start, outage = time.monotonic(), db_errors.Outage("of the sweep")
     while True:
         try:
             return command()
         except UnreachableError as error:
-            if time.monotonic() - start >= reconnect.PATIENCE_S:  # a running study has waited as long itself
+            if time.monotonic() - start >= db_errors.PATIENCE_S:  # a running study has waited as long itself
                 raise
             outage.wait(error)

@@ -30,7 +30,7 @@ from torchwise.compile.guards.guard_bypass import FastPath, GuardBypass, fast_pa
 from torchwise.compile.signature import Signature, overlap_in, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.plan.space import choices_of
 
 _GLOBAL = re.compile(r"G\['(?:__import_(?P<module>\w+)'\]\.(?P<name>\w+)|(?P<own>\w+)'\])")
 Call = Callable[..., Any]
@@ -88,16 +88,9 @@ def check_possible(plan: Plan) -> None:
     Raises:
         UnsupportedError: it is such a plan.
     """
-    reasons = {
-        "it compiles parts, and only one whole graph can be stored": plan.scope != "whole",
-        "an isolated RNN breaks the graph": "isolate_rnn" in plan.transforms,
-        "its output strides depend on a trace of `torch.compile`": "eager_strides" in plan.transforms,
-        f"mode {plan.mode!r} records its CUDA graphs in the process that compiles": plan.mode in CUDA_GRAPH_MODES,
-        "the weights are frozen into the code, which would not notice changed weights": bool(plan.option("freezing")),
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise UnsupportedError(f"plan {plan} cannot be compiled ahead: {reason}")
+    for choice in choices_of(plan):
+        if choice.not_ahead:
+            raise UnsupportedError(f"plan {plan} cannot be compiled ahead: {choice.not_ahead}")
 
 
 class Maker:

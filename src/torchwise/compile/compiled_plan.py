@@ -16,8 +16,7 @@ import torch
 
 from torchwise._torch.modules import BatchNorm
 from torchwise.compile import regional
-from torchwise.compile.backends import BACKENDS, Backend
-from torchwise.compile.cuda_graphs import CAPTURES
+from torchwise.compile.backends import Backend, load_backend
 from torchwise.compile.cuda_graphs.object_inputs import WithObjects
 from torchwise.compile.forward_entry import entry_of
 from torchwise.compile.guards.fast_module_guard import Reads
@@ -27,9 +26,10 @@ from torchwise.compile.settings import settings_for
 from torchwise.compile.shared_copies import DerivedWeights, ModuleChangeGuard, share
 from torchwise.compile.signature import opaque_leaves
 from torchwise.compile.train_step import CompiledStep
-from torchwise.compile.transforms import CALL_TRANSFORMS, Layer, transform_model, transform_names
+from torchwise.compile.transforms import Layer, check_transforms, has_stage, load_transforms, transform_model
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
+from torchwise.plan.choice import Stage, load_choices, load_code
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example
 
@@ -90,14 +90,13 @@ def compile_plan(
         return _compile_step(call, plan, example, device, recompiles)
     if plan.of_a_step:
         raise UnsupportedError(f"plan {plan} is for a whole training step, but this is a model: pass a TrainStep")
-    if unknown := [name for name in plan.transforms if name not in transform_names()]:
-        raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(transform_names())}")
+    check_transforms(plan.transforms)
     inside, outside = _prepare_call(call, plan)
     of_code = recompiles if plan.capture == "none" else recompiles.make_part_counter(is_told=False)
     inner = _compile_call(inside, plan, device, call, backend, of_code)
     settings = settings_for(plan)
     fast_path = getattr(inner, "get_fast_path", lambda _args, _kwargs: inner)
-    reads: Any = _unknown if "static_form" in plan.transforms else getattr(inner, "reads", _unknown)
+    reads: Any = _unknown if has_stage(plan.transforms, Stage.FORM) else getattr(inner, "reads", _unknown)
     call = settings.wrap(inner)
     if plan.capture == "none":
         return CompiledPlan(
@@ -108,7 +107,7 @@ def compile_plan(
             reads,
         )
     module = inside if isinstance(inside, torch.nn.Module) else None
-    kind, reads = CAPTURES[plan.capture], getattr(inner, "reads", None)
+    kind, reads = _load_capture(plan.capture), getattr(inner, "reads", None)
     options: dict[str, Any] = {
         "device": device,
         "mode": mode,
@@ -126,6 +125,14 @@ def compile_plan(
     return CompiledPlan(
         plan, outside(captured), lambda args, kwargs: outside(captured.get_bypass(args, kwargs)), captured.close, reads
     )
+
+
+def _load_capture(unit: str) -> Callable[..., Any]:
+    """Return the class of captured calls of a plan's `capture`."""
+    realized_by = load_choices()["capture", unit].realized_by
+    if realized_by is None:
+        raise UnsupportedError(f"capture is {unit!r}, but its declaration names no class that captures calls")
+    return load_code(realized_by)
 
 
 def _compile_step(step: TrainStep, plan: Plan, example: Example, device: str, recompiles: Recompiles) -> CompiledPlan:
@@ -159,7 +166,7 @@ def _prepare_call(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., A
         inside, guarded = share(form), True
     if isinstance(call, torch.nn.Module) and guarded:
         runs = form if follows else inside  # the layer of derived weights syncs the rest
-        is_copy = runs is not call and "static_form" not in plan.transforms  # the model declares a static form itself
+        is_copy = runs is not call and not has_stage(plan.transforms, Stage.FORM)  # the model declares that form itself
         guard = functools.partial(ModuleChangeGuard, call, values=frozen)
         if is_copy and isinstance(runs, torch.nn.Module):
             layers.append(guard(copied=runs).wrap)
@@ -196,9 +203,7 @@ def _compiler(
     if backend_override is not None and plan.backend != "eager":
         compiled = backend_override(entry_of(inside), plan)
         return lambda wrap_call: wrap_call(compiled)
-    backend = BACKENDS.get(plan.backend)
-    if backend is None:
-        raise UnsupportedError(f"backend is {plan.backend!r}, but there are {', '.join(BACKENDS)}")
+    backend = load_backend(plan.backend)
     if plan.scope == "regional":
         if not isinstance(inside, torch.nn.Module):
             raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: pass a module")
@@ -206,7 +211,7 @@ def _compiler(
             inside, lambda block: count_recompiles(backend(block, plan), recompiles.make_part_counter())
         )
         return lambda wrap_call: wrap_call(inside)
-    entry, transforms = entry_of(inside), [CALL_TRANSFORMS[name] for name in plan.transforms if name in CALL_TRANSFORMS]
+    entry, transforms = entry_of(inside), load_transforms(plan.transforms, Stage.CALL)
     layered = functools.partial(functools.reduce, lambda call, transform: transform(call), transforms)
     return lambda wrap_call: count_recompiles(backend(layered(wrap_call(entry)), plan), recompiles)
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from torchwise._torch import pytree as _pytree
-from torchwise.compile.layout import Order, lay_out, order_of
 from torchwise.compile.signature import Signature, signature_of
+from torchwise.compile.transforms.eager_strides import Order, lay_out, order_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.workload import pytree

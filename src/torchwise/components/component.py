@@ -1,21 +1,27 @@
-"""One component of a program: it runs its original code unless it has a plan that is faster and allowed."""
+"""One component of a program: it runs its original code unless it has a plan that is faster and allowed.
+
+Autocast for components: the config's autocast holds for tuning, verifying and timing, and for the original.
+
+A module's twin: an object of the original class that shares the module's `__dict__`, and so its attributes.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
+import types
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from torchwise._torch.dispatch import is_transforming
-from torchwise.components.autocast import autocast_of, device_of, wrap_in_autocast
-from torchwise.components.config import CompileConfig
-from torchwise.components.kill_switch import is_disabled
+from torchwise.components.config import CompileConfig, is_disabled
 from torchwise.components.search import Find, Found, apply_if_faster, tune_in_workers
 from torchwise.errors import TorchwiseError
 from torchwise.records import Interval
@@ -271,3 +277,62 @@ def _is_unusual() -> bool:
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return True
     return is_transforming()
+
+
+def device_of(config: CompileConfig) -> str:
+    """Return the device for components: "cuda" if there is a GPU, unless the config says otherwise."""
+    return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def autocast_of(config: CompileConfig) -> AbstractContextManager[Any]:
+    """Return the autocast context for a component, or a null context if the config has no autocast."""
+    if config.autocast is None:
+        return nullcontext()
+    return torch.autocast(device_of(config), getattr(torch, config.autocast))
+
+
+def wrap_in_autocast(original: Callable[..., Any], config: CompileConfig) -> Callable[..., Any]:
+    """Wrap `original` in the config's autocast, to be tuned in its place, or return it unchanged without autocast.
+
+    The wrapper enters the context itself, so compiled or captured code includes it.
+    """
+    if config.autocast is None:
+        return original
+    device, dtype = device_of(config), getattr(torch, config.autocast)
+    if isinstance(original, torch.nn.Module):
+        return _module_under(original, device, dtype)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype):
+            return original(*args, **kwargs)
+
+    del call.__wrapped__  # without the context, the function is another workload
+    return call
+
+
+def _module_under(original: torch.nn.Module, device: str, dtype: torch.dtype) -> torch.nn.Module:
+    from torchwise.compile.forward_entry import calls_forward_alone
+    from torchwise.components.component import copy_with_shared_dict
+
+    cls = type(original)
+    name = "forward" if calls_forward_alone(original) else "__call__"
+
+    def call_in_autocast(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch  # also in a worker
+
+        with torch.autocast(device, dtype):
+            return getattr(cls, name)(self, *args, **kwargs)
+
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, name: call_in_autocast}
+    return copy_with_shared_dict(
+        original, types.new_class(cls.__name__, (cls,), exec_body=lambda own: own.update(names))
+    )
+
+
+def copy_with_shared_dict(module: torch.nn.Module, cls: type[torch.nn.Module] | None = None) -> torch.nn.Module:
+    """Return an object that shares every attribute with `module`, of class `cls` or by default of the module's own."""
+    cls = cls or type(module)
+    twin: torch.nn.Module = object.__new__(cls)
+    object.__setattr__(twin, "__dict__", module.__dict__)
+    return twin

@@ -1,8 +1,12 @@
-"""The settings of a program's components: whether, how and at which minimum speed-up they run by a plan."""
+"""The settings of a program's components: whether, how and at which minimum speed-up they run by a plan.
+
+The environment variable `TORCHWISE_DISABLE`, which makes every component run its original code.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
@@ -12,13 +16,12 @@ from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import short_repr
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EffortName, check_effort
-from torchwise.plan.rules import MODES as COMPILE_MODES
+from torchwise.plan.rules import list_allowed
 from torchwise.plan.space import numerics_of
 from torchwise.plan.tune_options import NumericsName, TuneKeywords
 from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
 
 AUTO = "auto"
-MODES = (AUTO, *COMPILE_MODES)
 AUTOCAST = ("bfloat16", "float16")
 
 PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -77,7 +80,7 @@ class CompileConfig:
         for name in ("enabled", "lazy", "fallback", "progress"):
             _one_of(name, getattr(self, name), (True, False))
         _one_of("training", self.training, (True, False, None))
-        _one_of("mode", self.mode, MODES)
+        _one_of("mode", self.mode, list_modes())
         check_effort(self.effort)
         _one_of("autocast", self.autocast, (*AUTOCAST, None))
         _one_of("device", self.device, ("cpu", "cuda", None))
@@ -144,3 +147,20 @@ def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def list_modes() -> tuple[str, ...]:
+    """List the modes of a component: "auto" searches, and each mode of `torch.compile` is taken as it is."""
+    return (AUTO, *list_allowed("mode"))
+
+
+VARIABLE = "TORCHWISE_DISABLE"
+OFF = ("", "0", "false", "no", "off")
+
+
+def is_disabled() -> bool:
+    """Return whether `TORCHWISE_DISABLE` is set now.
+
+    Any value but "", 0, false, no and off counts, as plain code is safe.
+    """
+    return (value := os.environ.get(VARIABLE)) is not None and value.strip().lower() not in OFF

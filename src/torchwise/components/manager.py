@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from torchwise.components.autocast import autocast_of, device_of
-from torchwise.components.config import MODES, PROFILES, CompileConfig
+from torchwise.components.component import autocast_of, device_of
+from torchwise.components.config import PROFILES, CompileConfig, list_modes
 from torchwise.components.search import Find, tune_in_workers
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.former_packages import warn_once
@@ -133,8 +133,8 @@ class CompileManager:
         Raises:
             InputError: there is no such profile or mode, or the config does not allow it.
         """
-        if mode not in PROFILES and mode not in MODES:
-            raise InputError(f"mode is {mode!r}, but must be one of {', '.join((*PROFILES, *MODES))}")
+        if mode not in PROFILES and mode not in list_modes():
+            raise InputError(f"mode is {mode!r}, but must be one of {', '.join((*PROFILES, *list_modes()))}")
         with self._lock:
             config, components = self._config.changed(**PROFILES.get(mode, {"mode": mode})), self.components.values()
             each = [config.changed(**component.changes) for component in components]  # check all before switching any
@@ -169,9 +169,8 @@ class CompileManager:
         changes: dict[str, Any],
         is_whole: bool = True,
     ) -> Callable[..., Any]:
-        from torchwise.components.component import Component
+        from torchwise.components.component import Component, copy_with_shared_dict
         from torchwise.components.program import function_of, place
-        from torchwise.components.shared_dict_copy import copy_with_shared_dict
 
         module = target if isinstance(target, torch.nn.Module) else None
         original = target if module is None else copy_with_shared_dict(module)

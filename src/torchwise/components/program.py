@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from torchwise.components.component import Component
-from torchwise.components.shared_dict_copy import copy_with_shared_dict
+from torchwise.components.component import Component, copy_with_shared_dict
 from torchwise.errors import InputError
 
 _components: WeakKeyDictionary[torch.nn.Module, Component] = WeakKeyDictionary()

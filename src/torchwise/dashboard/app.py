@@ -21,8 +21,7 @@ from torchwise.report.study_diff import render_study_diff
 from torchwise.report.summary import when
 from torchwise.report.template import Theme
 from torchwise.report.trial_table import Row, rows
-from torchwise.study.apply_approvals import apply_approvals
-from torchwise.study.approvals import make_approval
+from torchwise.study.apply_approvals import apply_approvals, make_approval
 
 LIST_EVERY_S = 5
 STUDY_EVERY_S = 2

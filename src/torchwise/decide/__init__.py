@@ -3,8 +3,7 @@
 from torchwise.decide.decision import decide
 from torchwise.decide.history import History
 from torchwise.decide.pairwise import front, next_duel
-from torchwise.decide.pruner import prune_below
-from torchwise.decide.repeats import next_cold, next_repeat
+from torchwise.decide.repeats import next_cold, next_repeat, prune_below
 from torchwise.decide.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 
 __all__ = [

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchwise.plan import EAGER, Plan, Trait
-from torchwise.plan.space import compile_factor_of, iter_changes
+from torchwise.plan.rules import iter_changes
+from torchwise.plan.space import compile_factor_of
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import CheckName, FailureKind, Inspection, Outcome, Trial, WorkerStage
 from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory

@@ -34,7 +34,7 @@ from torchwise.trial import (
 )
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload
-from torchwise.workload.user_inputs import read_workload
+from torchwise.workload.target import read_workload
 
 T = TypeVar("T")
 LIMIT_S = 600.0

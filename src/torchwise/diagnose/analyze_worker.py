@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 
-from torchwise.compile import compile_plan
 from torchwise.diagnose.analyze import SteadyRun
 from torchwise.diagnose.batches import BatchDim, Scaling, batch_of
 from torchwise.errors import UnsupportedError
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
 from torchwise.measure.memory import peak_memory
+from torchwise.records import WorkerStage
 from torchwise.records.analysis import CALLS_PER_TURN, Consistency, Memory, Steady
 from torchwise.trial import (
     candidate,
 )
-from torchwise.trial.harness import Harness
+from torchwise.trial.candidate import PlanCandidate
+from torchwise.trial.experiment import Experiment
 from torchwise.trial.job import Attempt
 from torchwise.trial.loading import load, save
 from torchwise.workload import Example, Workload, pytree
@@ -33,21 +34,20 @@ MIN_TURNS, MAX_CALLS = 3, 4000
 
 def measure_steady(request: SteadyRun, stage: Callable[[str], None]) -> Steady:
     """Start the plan from the caches of an earlier process, and time each call by itself."""
-    harness, plan = Harness(request.job), request.job.plan
+    trial = Experiment(request.job, PlanCandidate(request.job.plan))
+    harness = trial.harness
     with harness.gradients():
-        example = harness.workload.examples[0]
-        compiled = compile_plan(harness.workload.call, plan, example, device=harness.device, mode=harness.mode)
-        calls = harness.runners(compiled.call)
-        stage("warm compile")
+        stage(WorkerStage.WARM_COMPILE)
+        trial.build()
         warm: list[float] = []
-        start = peak_memory(lambda: warm.append(harness.first_calls(calls)), harness.device)
-        stage("measure")
+        start = peak_memory(lambda: warm.append(trial.first_calls()), harness.device)
+        stage(WorkerStage.MEASURE)
         common = _commonest(harness.workload)
         plan_calls, eager_calls = _time_alternately(
-            calls[common], harness.eager[common], harness.device, request.job.effort.measure_s
+            trial.calls[common], harness.eager[common], harness.device, request.job.effort.measure_s
         )
         stage("memory")
-        call, baseline = harness.memory(calls)
+        call, baseline = harness.memory(trial.calls)
     memory = replace(_static_memory(harness.workload), start=start, call=call, baseline_call=baseline)
     return Steady(warm[0], plan_calls, eager_calls, memory)
 

@@ -11,11 +11,11 @@ from torchwise.errors import InputError, UnsupportedError, WorkloadError, is_cou
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Decision, Failure, Outcome
-from torchwise.records.batchfit import BatchFit, SizeTried
+from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, own_caches
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload
-from torchwise.workload.user_inputs import read_workload
+from torchwise.workload.target import read_workload
 
 FIT_LIMIT_S = 600.0
 REFINEMENTS = 2

@@ -17,7 +17,7 @@ from torchwise.records import Failure
 from torchwise.records.explanation import Explanation
 from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, own_caches
 from torchwise.workload import Example, Workload
-from torchwise.workload.user_inputs import read_workload
+from torchwise.workload.target import read_workload
 
 if TYPE_CHECKING:
     from torchwise.trial.launcher import OnStage

@@ -189,7 +189,7 @@ def _collect_evidence(
         execution=execution,
         profiled=profiled,
         observed=observed,
-        has_rnn=isinstance(workload.call, torch.nn.Module) and has_rnn(workload.call),
+        has_rnn=has_rnn(workload.call),
         has_static_form=has_static_form(workload.call),
         varying=find_varying_sizes(workload.call, workload.examples),
         calls=inquiry.job.workload.calls,

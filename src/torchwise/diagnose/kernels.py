@@ -17,7 +17,7 @@ from torchwise.diagnose.op_trace import VIEWS, Work
 from torchwise.diagnose.work import KnownWork, is_operator, kernel_name
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
-from torchwise.measure.peaks import bandwidth, matrix_rate
+from torchwise.measure.profile import bandwidth, matrix_rate
 from torchwise.plan import Plan
 from torchwise.records.explanation import Kernel, Limits, is_rough
 

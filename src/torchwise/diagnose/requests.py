@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torchwise.environment import default_device
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.rules import MODES
+from torchwise.plan.rules import list_allowed
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Failure, codec
 from torchwise.trial import Assignment, Launcher, Limits, ProcessSettings
 from torchwise.workload import Workload
-from torchwise.workload.user_inputs import device_of, name_of
+from torchwise.workload.target import device_of, name_of
 
 if TYPE_CHECKING:
     from torchwise.trial.launcher import OnStage
@@ -98,7 +98,7 @@ def plan_of(plan: Plan | Decision | str | None, store: str | None = None) -> Pla
         return plan
     if isinstance(plan, Decision):
         return plan.plan
-    if plan in MODES:
+    if plan in list_allowed("mode"):
         return Plan(backend="inductor", mode=plan)
     if plan == "eager":
         return EAGER
@@ -107,8 +107,8 @@ def plan_of(plan: Plan | Decision | str | None, store: str | None = None) -> Pla
     if is_id(plan):
         return _find_stored_plan(plan, store)
     raise InputError(
-        f"plan is {plan!r}, but must be eager, a mode of torch.compile ({', '.join(MODES)}), a plan as JSON, or "
-        "the id of a decided plan (12 hex digits)"
+        f"plan is {plan!r}, but must be eager, a mode of torch.compile ({', '.join(list_allowed('mode'))}), a plan as "
+        "JSON, or the id of a decided plan (12 hex digits)"
     )
 
 

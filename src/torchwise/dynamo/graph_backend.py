@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from torchwise.dynamo import lower
-from torchwise.dynamo.decide import decide
+from torchwise.dynamo.decide import Options, decide
 from torchwise.dynamo.graph import Captured
-from torchwise.dynamo.options import Options
 from torchwise.errors import UnsupportedError
 from torchwise.once_log import OnceLog
 

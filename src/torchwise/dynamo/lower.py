@@ -11,9 +11,10 @@ import torch
 
 from torchwise._torch import dynamo
 from torchwise.compile.backends.inductor import graph_compiler
-from torchwise.compile.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
+from torchwise.compile.transforms import has_stage
 from torchwise.dynamo.graph import Captured, CastGraph
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.choice import Stage
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher
@@ -65,7 +66,7 @@ def compiles_alone(plan: Plan) -> bool:
         and plan.scope in ("whole", "rolled")
         and plan.mode not in CUDA_GRAPH_MODES  # their outputs are overwritten by the next call, unless copied
         and not plan.option("freezing")
-        and set(plan.transforms) <= {*GRAPH_TRANSFORMS, *GRAPH_PASSES}
+        and not has_stage(plan.transforms, Stage.FORM, Stage.MODEL, Stage.CALL)
     )
 
 

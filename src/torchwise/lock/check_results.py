@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from torchwise.records import Interval
 from torchwise.records.answer import EXIT_INCONCLUSIVE, Trust
-from torchwise.records.bounds import Amount, Share
 from torchwise.records.codec import Document
+from torchwise.records.statistics import Amount, Share
 
 SCHEMA = "torchwise.check/1"
 

@@ -1,4 +1,15 @@
-"""Peak memory of one call, above the memory held before it."""
+"""Peak memory of one call, above the memory held before it.
+
+Cold caches: push a call's data out of the processor's caches before the call is timed.
+
+A call that is timed over and over finds its inputs and weights in a cache: a GPU's L2, or a CPU's last-level cache. A
+program that does other work between two calls may find them in memory. Writing a buffer larger than the cache recreates
+that situation. PyTorch's own `InductorBenchmarker` and Triton's `do_bench` do so between calls, and NVIDIA's nvbench
+before each "cold" measurement.
+
+The buffer has twice the size of the cache, as no cache is certain to replace its oldest lines. That factor and the size
+assumed for an unknown cache are those of `clearcache.c` in numactl.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+
+from torchwise.environment import usable_cpus
+from torchwise.errors import UnsupportedError
 
 
 def peak_memory(call: Callable[[], Any], device: str) -> int | None:
@@ -69,3 +84,62 @@ def _status(field: str) -> int:
         if name == field:
             return int(value.split()[0]) * 1024
     raise KeyError(field)
+
+
+TIMES = 2
+"""Size of the buffer as a multiple of the cache."""
+UNKNOWN_BYTES = 64 << 20
+"""Assumed size of a CPU's last-level cache if the system does not report it."""
+MAX_BUFFER_BYTES = 1 << 30
+"""Largest size of the buffer, which two cores write in 0.1 s.
+
+A virtual machine may report its host's whole cache, although it has a part of it.
+"""
+CPUS = Path("/sys/devices/system/cpu")
+
+
+def make_eviction(device: str) -> Callable[[], None]:
+    """Return a callable that evicts all other data from a device's caches. On a GPU it is only enqueued.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Raises:
+        UnsupportedError: too little memory is free for the buffer.
+    """
+    size = min(TIMES * (_l2_bytes() if device == "cuda" else _last_level_bytes()), MAX_BUFFER_BYTES)
+    free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
+    if 2 * size > free:  # the timed call needs memory as well
+        raise UnsupportedError(
+            f"emptying the caches takes a buffer of {size >> 20} MiB, but {free >> 20} MiB of memory are free, "
+            "of which at most half may be taken"
+        )
+    buffer = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def evict() -> None:
+        buffer.zero_()  # on a CPU all threads of an operator write, and so each empties its own caches
+
+    return evict
+
+
+def _l2_bytes() -> int:
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+
+
+def _last_level_bytes() -> int:
+    """Return the bytes of the last-level caches of the CPUs that this process may use, each counted once."""
+    try:
+        found = dict(_last_level(CPUS / f"cpu{cpu}" / "cache") for cpu in usable_cpus())
+    except (OSError, ValueError):  # no such files, as in some sandboxes
+        found = {}
+    return sum(found.values()) or UNKNOWN_BYTES
+
+
+def _last_level(caches: Path) -> tuple[str, int]:
+    """Return which CPUs share the last-level cache of one of them, and its size."""
+    last = max(caches.glob("index*"), key=lambda index: int(_read(index / "level")))
+    return _read(last / "shared_cpu_list"), int(_read(last / "size").removesuffix("K")) << 10
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="ascii").strip()

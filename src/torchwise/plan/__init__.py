@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
-    from torchwise.plan.choice import CHOICES, Choice, register
+    from torchwise.plan.choice import CHOICES, Choice, Stage, register
     from torchwise.plan.numerics import Numerics
     from torchwise.plan.plan import EAGER, Plan, check_is_plan
     from torchwise.plan.space import PlanSpace
     from torchwise.plan.trait import Trait
 
-__all__ = ["CHOICES", "EAGER", "Choice", "Numerics", "Plan", "PlanSpace", "Trait", "check_is_plan", "register"]
+__all__ = ["CHOICES", "EAGER", "Choice", "Numerics", "Plan", "PlanSpace", "Stage", "Trait", "check_is_plan", "register"]
 
 __getattr__ = load_attributes(
     __name__,
     {
         "CHOICES": "choice",
         "Choice": "choice",
+        "Stage": "choice",
         "register": "choice",
         "Numerics": "numerics",
         "EAGER": "plan",

@@ -1,4 +1,8 @@
-"""One value of one dimension of a plan, with its costs, its possible changes to the answer, and its possible gain."""
+"""One value of one dimension of a plan: what it may change and gain, its rules, and the code that realizes it.
+
+Each file in `choices/` declares the choices of one dimension, or one rewrite. All else follows from the declaration:
+which values a plan may have, which plans are refused, which are proposed, and how they are compiled.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,18 @@ import importlib
 import importlib.metadata
 import logging
 import pkgutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
 
 from torchwise.former_names import renamed_fields
 from torchwise.plan.effort import EffortName
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait, check_trait
+
+if TYPE_CHECKING:
+    from torchwise.plan.plan import Plan
 
 TargetCost = Literal["all", "gemm", "conv", "launch", "compile", "memory"]
 """The part of the time that a choice can act on.
@@ -23,7 +32,28 @@ waits for the host, a CPU runs Python), and "compile" only the time it takes to 
 choice saves memory alone.
 """
 
+Code = str | Callable[..., Any]
+"""A function, or the place of one as "module:function", which is imported when it is needed, as it may need torch."""
+
 logger = logging.getLogger("torchwise")
+
+
+class Stage(StrEnum):
+    """The stages at which rewrites act, in their order, and the function that each of them expects."""
+
+    FORM = "form"
+    """The model is replaced by another form of itself: `(callable) -> (callable, layer)`.
+
+    The layer is put around the code that is made of the new callable.
+    """
+    MODEL = "model"
+    """Parts of the model are replaced in a copy that shares its weights: `(callable) -> (callable, layer)`."""
+    GRAPH = "graph"
+    """The graphs are rewritten and compiled by Inductor: `(options) -> backend` of `torch.compile`."""
+    PASS = "pass"
+    """The graphs are rewritten inside Inductor: `() -> pass`, in the form of Inductor's option for one."""
+    CALL = "call"
+    """The callable that a compiler traces, or a graph records, is wrapped: `(callable) -> callable`."""
 
 
 @renamed_fields(
@@ -60,6 +90,15 @@ class Choice:
         target_cost: the part of the time that it can improve.
         min_remaining_fraction: share of that part that is sure to remain, so that the rest bounds the gain.
         carries_over: whether a loss on one plan predicts a loss on others, so that it is not tried again.
+        realized_by: the function that realizes a rewrite (see `Stage`), a backend or a capture. Other fields are
+            realized by `torchwise.compile` itself.
+        stage: the stage at which a rewrite acts.
+        find_problems: yields the reasons why a plan that has this choice is illegal or means nothing.
+        not_ahead: the reason why no code with it can be compiled ahead of time, or "".
+        ahead_instead: choices in its place in a plan that is compiled ahead, as (field, value), or None if nothing can
+            take its place.
+        detectors: functions that find in a model the traits that only this choice needs, as (trait, function). A
+            function takes the model, and returns whether it has the trait.
     """
 
     field: str
@@ -80,6 +119,12 @@ class Choice:
     target_cost: TargetCost = "all"
     min_remaining_fraction: float = 0.0
     carries_over: bool = False
+    realized_by: Code | None = None
+    stage: Stage | None = None
+    find_problems: Callable[[Plan], Iterator[str]] | None = None
+    not_ahead: str = ""
+    ahead_instead: tuple[tuple[str, Any], ...] | None = None
+    detectors: tuple[tuple[Trait, Code], ...] = ()
 
     def __post_init__(self) -> None:
         """Take traits by their values, too, as a plug-in may name them.
@@ -89,7 +134,7 @@ class Choice:
         """
         named = ((field, getattr(self, field)) for field in ("required_traits", "quick_with"))
         found: dict[str, Any] = {field: tuple(check_trait(one, field) for one in traits) for field, traits in named}
-        for field in ("excluded_by", "implies_for"):
+        for field in ("excluded_by", "implies_for", "detectors"):
             found[field] = tuple((check_trait(trait, field), other) for trait, other in getattr(self, field))
         for field, value in found.items():
             object.__setattr__(self, field, value)
@@ -118,18 +163,35 @@ def register(*choices: Choice) -> None:
 
 def load_choices() -> dict[tuple[str, Any], Choice]:
     """Import every file in `choices/`, each of which registers its own, call plug-ins, and return all choices."""
-    _import_choices()
+    load_own_choices()
+    _load_plug_ins()
     return CHOICES
 
 
 @functools.cache  # a search asks for the choices a thousand times, and the folder was read each time
-def _import_choices() -> None:
+def load_own_choices() -> None:
+    """Import every file in `choices/`, and no plug-in. Plans need their rules while plug-ins are still imported."""
     from torchwise.plan import choices
 
     for module in pkgutil.iter_modules(choices.__path__):
         importlib.import_module(f"{choices.__name__}.{module.name}")
+
+
+@functools.cache
+def _load_plug_ins() -> None:
     for entry in importlib.metadata.entry_points(group="torchwise.choices"):
         try:
             entry.load()()
         except Exception as error:  # a plug-in may raise anything, and plans without it must be read all the same
             logger.warning("torchwise: the plug-in %s registers no choices (%r)", entry.value, error)
+
+
+def list_values(field: str) -> tuple[Any, ...]:
+    """List the values that choices describe for a field, without its default."""
+    return tuple(value for name, value in load_choices() if name == field and value != ANY)
+
+
+def load_code(code: Code) -> Callable[..., Any]:
+    """Return a function, imported if it is given by its place."""
+    found: Callable[..., Any] = pkgutil.resolve_name(code) if isinstance(code, str) else code
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import PlanError, did_you_mean
-from torchwise.plan.choice import ANY, load_choices
+from torchwise.plan.choice import list_values
 
 if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
@@ -29,10 +29,10 @@ def check_known(plan: Plan) -> None:
 
 
 def _problems(plan: Plan) -> Iterator[str]:
-    backends = ("eager", *_list_values("backend"))
+    backends = ("eager", *list_values("backend"))
     if plan.backend not in backends:
         yield _unknown("backend", plan.backend, backends)
-    transforms = _list_values("transforms")
+    transforms = list_values("transforms")
     for name in plan.transforms:
         if name not in transforms:
             yield _unknown("transforms", name, transforms)
@@ -51,7 +51,7 @@ def _problems(plan: Plan) -> Iterator[str]:
 def _option_problems(options: dict[str, Any]) -> Iterator[str]:
     from torchwise.plan.choices.inductor_options import DECLARED, is_option
 
-    kinds = {name: type(value) for name, value in _list_values("options")}
+    kinds = {name: type(value) for name, value in list_values("options")}
     for name, value in options.items():
         if name not in kinds and not is_option(name):
             near = did_you_mean(name, [*kinds, *DECLARED])
@@ -59,10 +59,6 @@ def _option_problems(options: dict[str, Any]) -> Iterator[str]:
         if name in kinds and type(value) is not kinds[name]:
             kind = {bool: "true or false", int: "a whole number"}.get(kinds[name], "text")
             yield f"option {name} is {value!r}, but must be {kind}"
-
-
-def _list_values(field: str) -> tuple[Any, ...]:
-    return tuple(value for name, value in load_choices() if name == field and value != ANY)
 
 
 def _unknown(field: str, name: str, known: Iterable[str]) -> str:

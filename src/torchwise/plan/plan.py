@@ -11,6 +11,7 @@ from typing import Any
 from torchwise.errors import InputError, PlanError, did_you_mean
 from torchwise.former_names import renamed_fields, with_current_names
 from torchwise.parsing import brief, parse_json, short_repr
+from torchwise.plan.choice import Stage, load_choices
 from torchwise.plan.known_names import check_known
 from torchwise.plan.rules import check, check_containers
 
@@ -197,14 +198,11 @@ def _to_canonical(data: dict[str, Any]) -> str:
     return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
 
-def _place_of(transform: str) -> int:
-    """Return a transform's place, so that a set of them is one plan: form first, then parts, graphs, outputs."""
-    known = (
-        *("static_form", "isolate_rnn", "patch_matmul"),
-        *("complex_to_real", "structure_of_arrays"),
-        *("numbers_on_gpu", "eager_strides"),
-    )
-    return known.index(transform) if transform in known else len(known)
+def _place_of(transform: str) -> tuple[int, str]:
+    """Return a transform's place, so that a set of them is one plan: by stages, and by names."""
+    choice = load_choices().get(("transforms", transform))
+    stages = list(Stage)
+    return (stages.index(choice.stage) if choice and choice.stage else len(stages), transform)
 
 
 EAGER = Plan()

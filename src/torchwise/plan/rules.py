@@ -1,28 +1,36 @@
-"""Rules for plans. Each names the value it refuses and why."""
+"""Rules for plans: those of every plan, and those that its choices declare. Each names the value it refuses and why."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import PlanError, is_count
+from torchwise.plan.choice import CHOICES, Choice, list_values, load_choices, load_own_choices
 
 if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
 
-PRECISIONS = ("native", "tf32", "bf16", "autocast_bf16", "autocast_fp16")
-MEMORY_FORMATS = ("preserve", "channels_last")
-SCOPES = ("whole", "regional", "rolled", "loss")
-CAPTURES = ("none", "call", "branches", "step")
-OPTIMIZERS = ("preserve", "foreach", "fused", "compiled")
-CHECKPOINTED = ("none", "blocks")
-SHAPES = ("static", "dynamic")
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which Inductor itself captures CUDA graphs."""
-COMPILED_TRANSFORMS = ("complex_to_real", "structure_of_arrays", "isolate_rnn", "patch_matmul", "eager_strides")
-"""Transforms that mean nothing without a compiler."""
+DEFAULTS = {
+    "precision": "native",
+    "memory_format": "preserve",
+    "scope": "whole",
+    "capture": "none",
+    "shapes": "static",
+    "mode": "default",
+    "optimizer": "preserve",
+    "activation_checkpointing": "none",
+}
+"""The defaults of fields whose other values are the choices of them."""
+
+
+def list_allowed(field: str) -> tuple[str, ...]:
+    """List the values that a field of `DEFAULTS` may have."""
+    return (DEFAULTS[field], *list_values(field))
 
 
 def check(plan: Plan) -> None:
@@ -56,19 +64,10 @@ def _is_pair(option: Any) -> bool:
 
 
 def _problems(plan: Plan) -> Iterator[str]:
-    for name, allowed in (
-        ("precision", PRECISIONS),
-        ("memory_format", MEMORY_FORMATS),
-        ("scope", SCOPES),
-        ("capture", CAPTURES),
-        ("shapes", SHAPES),
-        ("mode", MODES),
-        ("optimizer", OPTIMIZERS),
-        ("activation_checkpointing", CHECKPOINTED),
-    ):
+    for name, default in DEFAULTS.items():
         value = getattr(plan, name)
-        if not isinstance(value, str) or value not in allowed:
-            yield f"{name} is {value!r}, but must be one of {', '.join(allowed)}"
+        if value != default and (not isinstance(value, str) or not _is_allowed(name, value)):
+            yield f"{name} is {value!r}, but must be one of {', '.join(list_allowed(name))}"
     if not isinstance(plan.backend, str) or not plan.backend:
         yield f"backend is {plan.backend!r}, but must name a backend, such as eager or inductor"
     if plan.threads is not None and not is_count(plan.threads):
@@ -79,32 +78,12 @@ def _problems(plan: Plan) -> Iterator[str]:
         if type(value) not in (bool, int, str):
             yield f"option {name} is {value!r}, but must be true, false, a whole number or a string"
     if plan.backend == "eager":
-        for name, value, plain in (
-            ("mode", plan.mode, "default"),
-            ("scope", plan.scope, "whole"),
-            ("shapes", plan.shapes, "static"),
-            ("options", plan.options, ()),
-        ):
-            if value != plain:
-                yield f"{name} is {value!r}, but eager compiles nothing: {name} needs a compiling backend"
-        if plan.optimizer == "compiled":
-            yield "optimizer is 'compiled', but eager compiles nothing: it needs a compiling backend"
-        for name in set(plan.transforms) & set(COMPILED_TRANSFORMS):
-            yield f"transforms has {name!r}, but eager compiles nothing: {name} changes what a compiler is given"
-    if plan.shapes == "dynamic" and "complex_to_real" in plan.transforms:
-        yield "shapes is 'dynamic', but complex_to_real rewrites graphs of one shape: shapes must be static"
-    if "eager_strides" in plan.transforms and plan.scope != "whole":
-        yield f"transforms has 'eager_strides', but scope is {plan.scope!r}, whose parts lay out what they return"
-    if "eager_strides" in plan.transforms and plan.shapes == "dynamic":
-        yield "shapes is 'dynamic', but eager_strides holds for one shape: shapes must be static"
-    if "numbers_on_gpu" in plan.transforms and plan.capture != "call":
-        yield f"transforms has 'numbers_on_gpu', but capture is {plan.capture!r}: it must be 'call'"
-    if "numbers_on_gpu" in plan.transforms and plan.backend != "eager":
-        yield f"transforms has 'numbers_on_gpu', but backend is {plan.backend!r}, which is given numbers: eager is not"
+        yield from _eager_problems(plan)
+    for choice in find_choices(plan):
+        if choice.find_problems is not None:
+            yield from choice.find_problems(plan)
     if plan.of_a_step and (plan.capture in ("call", "branches") or plan.precision == "bf16" or plan.option("freezing")):
         yield f"{plan.to_json()} is of a training step, but one call captured, bf16 weights and freezing do not train"
-    if plan.scope == "rolled":
-        yield from _loop_rolling_problems(plan)
     if plan.capture != "none" and plan.mode in CUDA_GRAPH_MODES:
         yield f"capture is {plan.capture!r}, but mode {plan.mode!r} captures CUDA graphs by itself: choose one"
     if plan.capture != "none" and plan.shapes == "dynamic":
@@ -113,10 +92,41 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield f"threads is {plan.threads}, but a captured call runs on the GPU, where threads mean nothing"
 
 
-def _loop_rolling_problems(plan: Plan) -> Iterator[str]:
-    if plan.mode in CUDA_GRAPH_MODES:
-        yield f"scope is 'rolled', but mode {plan.mode!r} captures each call of the body: capture the whole call"
-    if plan.shapes != "static":
-        yield f"shapes is {plan.shapes!r}, but scope 'rolled' finds repetitions for one shape: shapes must be static"
-    if plan.option("freezing"):
-        yield "option freezing is True, but scope is 'rolled': one body for many weights cannot hold them as constants"
+def _is_allowed(field: str, value: str) -> bool:
+    load_own_choices()
+    return (field, value) in CHOICES or (field, value) in load_choices()
+
+
+def _eager_problems(plan: Plan) -> Iterator[str]:
+    for name, value, plain in (
+        ("mode", plan.mode, "default"),
+        ("scope", plan.scope, "whole"),
+        ("shapes", plan.shapes, "static"),
+        ("options", plan.options, ()),
+    ):
+        if value != plain:
+            yield f"{name} is {value!r}, but eager compiles nothing: {name} needs a compiling backend"
+    if plan.optimizer == "compiled":
+        yield "optimizer is 'compiled', but eager compiles nothing: it needs a compiling backend"
+    for choice in find_choices(plan):
+        if choice.field == "transforms" and ("backend", "inductor") in choice.requires:
+            name = choice.value
+            yield f"transforms has {name!r}, but eager compiles nothing: {name} changes what a compiler is given"
+
+
+def find_choices(plan: Plan) -> list[Choice]:
+    """List the registered choices that a plan is made of. No plug-in is loaded for it."""
+    changes = list(iter_changes(plan))
+    if changes:
+        load_own_choices()
+    return [choice for change in changes if (choice := CHOICES.get(change)) is not None]
+
+
+def iter_changes(plan: Plan) -> Iterator[tuple[str, Any]]:
+    """Yield the changes of `plan`, part by part: a field and its value, with options and transforms each by itself."""
+    for field in fields(plan):
+        value = getattr(plan, field.name)
+        if field.name in ("options", "transforms"):
+            yield from ((field.name, item) for item in value)
+        elif value != field.default:
+            yield field.name, value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchwise.errors import PlanError
@@ -12,6 +12,7 @@ from torchwise.plan.choice import ANY, Choice, load_choices
 from torchwise.plan.effort import check_effort, is_at_least
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.plan import EAGER, Plan
+from torchwise.plan.rules import iter_changes
 from torchwise.plan.trait import Trait
 
 
@@ -89,16 +90,6 @@ class PlanSpace:
 
 def _explain_missing(trait: Trait) -> str:
     return f"it is for a model that {trait.summary}" if trait.summary else f"the workload has no {trait.label}"
-
-
-def iter_changes(plan: Plan) -> Iterator[tuple[str, object]]:
-    """Yield the changes of `plan`, part by part: a field and its value, with options and transforms each by itself."""
-    for field in fields(Plan):
-        value = getattr(plan, field.name)
-        if field.name in ("options", "transforms"):
-            yield from ((field.name, item) for item in value)
-        elif value != getattr(EAGER, field.name):
-            yield field.name, value
 
 
 def choices_of(plan: Plan) -> list[Choice]:

@@ -13,12 +13,11 @@ from torchwise.environment import Environment
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
-from torchwise.records.bounds import Amount, Count, Duration, Positive, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.cost_model import CostModel, eager_measured
 from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement
-from torchwise.records.statistics import Interval
+from torchwise.records.statistics import Amount, Count, Duration, Interval, Positive, Seconds
 from torchwise.records.trial import Costs, Trial
 
 SCHEMA = "torchwise.analysis/1"

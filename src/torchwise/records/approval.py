@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from torchwise.plan import Plan
-from torchwise.records.bounds import Amount
 from torchwise.records.codec import Document
+from torchwise.records.statistics import Amount
 
 SCHEMA = "torchwise.ruling/1"
 

@@ -11,11 +11,10 @@ from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import Roofline, WorkloadSpec
 from torchwise.records.answer import Answer, Trust
-from torchwise.records.bounds import Amount, Rate, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.measurement import Measurement
 from torchwise.records.processes import cold_speedup_across, is_faster_across, speedup_across
-from torchwise.records.statistics import Interval
+from torchwise.records.statistics import Amount, Interval, Rate, Seconds
 from torchwise.records.trial import Costs, Failure
 from torchwise.records.verdict import Outcome, Verdict
 

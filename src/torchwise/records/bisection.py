@@ -10,8 +10,8 @@ from torchwise.environment import Environment
 from torchwise.former_names import renamed_fields
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records.bounds import Count, Positive, Seconds
 from torchwise.records.codec import Document
+from torchwise.records.statistics import Count, Positive, Seconds
 
 SCHEMA = "torchwise.bisection/1"
 

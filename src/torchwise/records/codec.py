@@ -1,8 +1,8 @@
 """Records to JSON and back, by msgspec: every field is checked against its type when read, and nothing is ignored.
 
 An error names the place, the value and the rule (`records/refusal.py`). A field's type says which numbers it takes
-(`records/bounds.py`). A rule about several fields is a method `check_read` of the record. That rule holds for data that
-are read, and not for a record that a search is building.
+(`records/statistics.py`). A rule about several fields is a method `check_read` of the record. That rule holds for
+data that are read, and not for a record that a search is building.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torchwise.former_names import renamed_fields
-from torchwise.records.bounds import Amount, Count, Positive, Seconds
 from torchwise.records.codec import Document
+from torchwise.records.statistics import Amount, Count, Positive, Seconds
 
 SCHEMA = "torchwise.watched/1"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torchwise.records.bounds import Amount, Positive, Share
+from torchwise.records.statistics import Amount, Positive, Share
 from torchwise.records.units import seconds
 
 HELD = 0.25

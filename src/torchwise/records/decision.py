@@ -9,9 +9,8 @@ from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer
-from torchwise.records.bounds import Seconds
 from torchwise.records.codec import Document
-from torchwise.records.statistics import Interval
+from torchwise.records.statistics import Interval, Seconds
 
 SCHEMA = "torchwise.decision/1"
 

@@ -12,7 +12,6 @@ from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import codec
 from torchwise.records.answer import Answer, Reliability, Trust, judge_trust
-from torchwise.records.bounds import Amount, Count, Rate, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.compile_events import CompileEvents
 from torchwise.records.measurement import Measurement
@@ -20,7 +19,7 @@ from torchwise.records.saving import Basis as Basis
 from torchwise.records.saving import Saving as Saving
 from torchwise.records.saving import clamp_saving, withhold
 from torchwise.records.saving import make_saving as make_saving
-from torchwise.records.statistics import Interval
+from torchwise.records.statistics import Amount, Count, Interval, Rate, Seconds
 
 SCHEMA = "torchwise.explanation/1"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchwise.plan import Trait
-from torchwise.records.bounds import Amount, Count, Positive, Seconds
 from torchwise.records.measurement import Measurement
+from torchwise.records.statistics import Amount, Count, Positive, Seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from torchwise.errors import InputError
-from torchwise.records.bounds import Amount, Count, Duration, Positive
 from torchwise.records.cores import CoreUse
-from torchwise.records.statistics import Interval, median_interval, ratio_interval
+from torchwise.records.statistics import Amount, Count, Duration, Interval, Positive, median_interval, ratio_interval
 
 INTERFERENCE_FACTOR = 1.5
 """Ratio to its usual time from which eager counts as disturbed. Another program on one core delays a computation on all

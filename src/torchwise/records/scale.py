@@ -3,6 +3,8 @@
 Each contender is timed against eager in a process of its own, and eager's time differs from one to the next. The pairs
 give the row's speed-up. Its time per call is eager's overall time, divided by that speed-up. If Torchwise and its rival
 were timed in one process, that duel gives their ratio, and their speed-ups over eager agree with it.
+
+How large a batch may be: the sizes tried, those that fitted, and the one with the highest throughput.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Row
+from torchwise.records.codec import Document
 from torchwise.records.cost_model import eager_peak_memory
-from torchwise.records.statistics import Interval, ratio_of
+from torchwise.records.statistics import Amount, Count, Interval, Positive, ratio_of
 
 EXACT = Interval(1.0, 1.0, 1.0)
 
@@ -180,3 +184,52 @@ def may_be_faster(other: ScaledRow, best: ScaledRow) -> bool:
             ratio = ratio.inverse if inverse else ratio
             return exceeds(ratio) is Answer.INCONCLUSIVE
     return exceeds(ratio_of(best.speedup, other.speedup)) is Answer.INCONCLUSIVE
+
+
+SCHEMA = "torchwise.batchfit/1"
+
+
+@dataclass(frozen=True, slots=True)
+class SizeTried:
+    """One batch size.
+
+    Attributes:
+        size: batch size.
+        samples_per_s: throughput at this size, or None if it failed.
+        peak_memory: bytes at the peak of a call, beyond those held before it, or None if unknown.
+        problem: why it does not fit, or empty if it does.
+    """
+
+    size: Positive
+    samples_per_s: Amount | None = None
+    peak_memory: Count | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFit(Document):
+    """Result of the search for a batch size.
+
+    Attributes:
+        target: the target that was run.
+        plan: the plan that it ran with.
+        tried: every size tried, smallest first.
+        memory_limit: bytes that a call might take, or None for all that the device has.
+    """
+
+    target: str
+    plan: Plan
+    tried: tuple[SizeTried, ...]
+    memory_limit: Count | None = None
+    schema: str = SCHEMA
+
+    @property
+    def largest(self) -> int | None:
+        """The largest size that fitted, or None if none did."""
+        return max((one.size for one in self.tried if not one.problem), default=None)
+
+    @property
+    def best(self) -> int | None:
+        """The size that fitted and had the highest throughput, or None if none did."""
+        fitting = [one for one in self.tried if not one.problem and one.samples_per_s is not None]
+        return max(fitting, key=lambda one: one.samples_per_s or 0.0).size if fitting else None

@@ -1,6 +1,8 @@
 """Intervals from raw samples, used to stop measuring, to decide and to report.
 
 They stand here, below everything that uses them, so that no two places derive different numbers from the same samples.
+
+Types for the numbers in records' fields: a value read is checked against its type, and an error names the bound.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from torchwise.errors import InputError
 
@@ -142,3 +146,19 @@ def ratio_of(now: Interval, then: Interval, confidence: float = CONFIDENCE) -> I
     down = math.hypot(math.log(now.mid / now.low), math.log(then.high / then.mid))
     up = math.hypot(math.log(now.high / now.mid), math.log(then.mid / then.low))
     return Interval(mid * math.exp(-stretch * down), mid, mid * math.exp(stretch * up))
+
+
+Count = Annotated[int, Meta(ge=0)]
+"""A number of things, or of bytes."""
+Positive = Annotated[int, Meta(ge=1)]
+"""A number of things of which there is at least one."""
+Seconds = Annotated[float, Meta(ge=-1e-6)]
+"""A duration. The difference of two equal ones may lie a rounding error below 0."""
+Duration = Annotated[float, Meta(gt=0)]
+"""A duration that was measured, and that others are divided by."""
+Rate = Annotated[float, Meta(gt=0)]
+"""An amount per second, used to calculate times."""
+Amount = Annotated[float, Meta(ge=0)]
+"""A quantity: operations, bytes per second, an error."""
+Share = Annotated[float, Meta(ge=0, le=1 + 1e-6)]
+"""A fraction of a whole."""

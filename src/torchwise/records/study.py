@@ -13,11 +13,11 @@ from torchwise.plan.effort import check_effort
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import codec, derived
 from torchwise.records.answer import Trust, judge_trust
-from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory
 from torchwise.records.decision import Decision
 from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement
+from torchwise.records.statistics import Amount, Count, Seconds
 from torchwise.records.trial import Trial, TrialState
 
 SCHEMA = "torchwise.study/1"

@@ -9,10 +9,9 @@ from enum import StrEnum
 from torchwise.open_enum import OpenEnum
 from torchwise.plan import Plan
 from torchwise.records.answer import Answer
-from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.measurement import Measurement
 from torchwise.records.processes import cold_speedup_across, is_faster_across, speedup_across
-from torchwise.records.statistics import Interval
+from torchwise.records.statistics import Amount, Count, Interval, Seconds
 from torchwise.records.verdict import Outcome, Verdict
 
 

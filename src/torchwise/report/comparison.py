@@ -15,10 +15,9 @@ from torchwise.errors import InputError
 from torchwise.records import Interval
 from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer, Trust, judge_trust
 from torchwise.records.benchmark import EAGER, Benchmark, Row
-from torchwise.records.bounds import Amount, Share
 from torchwise.records.codec import Document
 from torchwise.records.scale import scale_of
-from torchwise.records.statistics import CONFIDENCE
+from torchwise.records.statistics import CONFIDENCE, Amount, Share
 from torchwise.report import format as show
 from torchwise.report.bench.table import answers_of
 from torchwise.report.regression import THRESHOLD, Change, Judge, Timing

@@ -10,7 +10,7 @@ import torch
 from torchwise._torch.dispatch import DISPATCH_MODES, is_transforming
 from torchwise._torch.modules import HAS_GLOBAL_HOOK
 from torchwise.compile.guards.code_guard import CodeGuard, code_of, version, writes_to
-from torchwise.compile.guards.same_code import is_same_code
+from torchwise.compile.guards.reachable_code import is_same_code
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")

@@ -23,12 +23,10 @@ from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.canary import Canary
 from torchwise.runtime.circuit_breaker import CircuitBreaker
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.fallbacks import Fallbacks
-from torchwise.runtime.input_snapshot import InputSnapshot
-from torchwise.runtime.input_writes import OVERLAPS, InputWrites, OverlapError
+from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError
 from torchwise.runtime.latency import EVERY, Latency, SpeedMonitor
 from torchwise.runtime.signature_match import Known, VerifiedInputs, is_of, make_recognizer, may_need_gradients
-from torchwise.runtime.statistics import EAGER_DECISION, Statistics
+from torchwise.runtime.statistics import EAGER_DECISION, Fallbacks, Statistics
 from torchwise.runtime.traceback_utils import pop_traceback
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs

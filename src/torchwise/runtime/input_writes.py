@@ -2,6 +2,8 @@
 
 A call that writes nothing answers the same in any memory layout of its inputs. One that writes may change its own later
 reads.
+
+Restore the state that a failed plan wrote to, so that the original starts from the call's own inputs.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torchwise.runtime.signature_match import VerifiedInputs
 from torchwise.workload import pytree
 from torchwise.workload.input_spec import InputSpec
 from torchwise.workload.memory import overlap_of
+from torchwise.workload.module_state import State
 
 logger = logging.getLogger("torchwise")
 
@@ -179,3 +182,27 @@ def _slot_version(slot: Slot) -> tuple[int, int | None]:
 def _count(tensor: torch.Tensor) -> int | None:
     """Count the writes to a tensor, or return None in inference mode, which does not count them."""
     return None if tensor.is_inference() else tensor._version
+
+
+class InputSnapshot:
+    """The state of the model and of a call's inputs, kept before the call.
+
+    A plan of several pieces may fail at a later one, when an earlier one has written already. Only first calls of a
+    signature are kept so: copying on each call would cost more than most plans gain.
+    """
+
+    def __init__(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._state: State | None = None
+        try:
+            self._state = State.from_call(original, args, kwargs)
+        except Exception as error:  # an input may be of any kind, and memory may be short: the call goes on without
+            logger.debug("torchwise: the inputs and state of a first call could not be copied", exc_info=error)
+
+    def __call__(self) -> None:
+        """Restore the places written to since, and release the copies."""
+        state, self._state = self._state, None
+        try:
+            if state is not None:
+                state.restore()
+        except Exception as error:  # a tensor may have become of any kind, and the original must still answer
+            logger.warning("torchwise: the writes of a plan before its failure cannot be undone", exc_info=error)

@@ -13,15 +13,15 @@ import torch
 
 from torchwise._torch.guards import make_settings_check
 from torchwise.compile.cuda_graphs.capture_errors import make_wait_error, record_waits
-from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.graph_key import (
+from torchwise.compile.cuda_graphs.graph_pool import (
     GraphKey,
+    GraphPool,
     graph_key_of,
     is_on_gpu,
     is_unavailable,
 )
 from torchwise.compile.cuda_graphs.loop_graph import MAX_ITERATIONS, CapturedLoop, iterations
-from torchwise.compile.cuda_graphs.python_state import find_difference, read_python_state
+from torchwise.compile.cuda_graphs.module_buffers import find_difference, read_python_state
 from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.compile.signature import opaque_leaves
@@ -85,9 +85,7 @@ class Rollout:
         self._warm: dict[GraphKey, list[float]] = {}  # host seconds of the steps run as written
         self._refused: dict[GraphKey, str] = {}
         self._logged = OnceLog()
-        self._pool: Any = None
-        self._side = RecordingStream()
-        self._last: torch.cuda.Stream | None = None
+        self._pool = GraphPool()
 
     def __call__(self, state: Any, steps: int) -> Any:
         """Take `steps` steps from `state`, which is not changed.
@@ -189,25 +187,19 @@ class Rollout:
                 raise UnsupportedError(f"{name} changes in Python from step to step: carry it in the state as a tensor")
 
     def _record(self, step_s: float, progress: LoopProgress) -> CapturedLoop:
-        if not self._loops:  # a pool whose graphs are gone takes no new ones while anything lies in it
-            self._pool = torch.cuda.graph_pool_handle()
+        self._pool.renew(self._loops)
         if self._watch.has_changed():  # lazy modules and caches took shape
             self._watch.take_snapshot()
         most = (progress.steps - progress.done) // 8 if self._once else progress.steps
         length, inside = iterations(step_s, progress.state, self._every, min(most, MAX_ITERATIONS))
-        loop = CapturedLoop(
-            self._step, progress.state, length=length, inside=inside, pool=self._pool, stream=self._side
-        )
+        loop = CapturedLoop(self._step, progress.state, length=length, inside=inside, pool=self._pool)
         if self._watch.has_changed():
             self._watch.take_snapshot()
             raise UnsupportedError("the step replaces tensors, attributes or the mode of its own module")
         return loop
 
     def _replay(self, loop: CapturedLoop, progress: LoopProgress) -> None:
-        current = torch.cuda.current_stream()
-        if self._last is not None:
-            current.wait_stream(self._last)  # which may be using the graph's memory still
-        self._last = current
+        self._pool.wait_for_last_replay(torch.cuda.current_device())
         loop.enter(progress.state)
         while progress.done < progress.steps:
             inside: list[Any] = []

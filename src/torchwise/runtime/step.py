@@ -20,12 +20,10 @@ from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
-from torchwise.runtime.fallbacks import Fallbacks
-from torchwise.runtime.input_snapshot import InputSnapshot
-from torchwise.runtime.input_writes import OVERLAPS, InputWrites
+from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites
 from torchwise.runtime.signature_match import VerifiedInputs
 from torchwise.runtime.staleness import stale_because
-from torchwise.runtime.statistics import EAGER_DECISION, Statistics
+from torchwise.runtime.statistics import EAGER_DECISION, Fallbacks, Statistics
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
 from torchwise.workload.train_step import TrainStep, unwrap_ddp

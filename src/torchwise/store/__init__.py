@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
+    from torchwise.store.claims import LeaseOwner
     from torchwise.store.copy import CopyResult
     from torchwise.store.explanations import ExplanationSummary
     from torchwise.store.keys import StudyKey, StudySummary
-    from torchwise.store.lease_owner import LeaseOwner
     from torchwise.store.location import default_url
     from torchwise.store.read_only import read_storage
     from torchwise.store.storage import Storage, downgrade_storage, open_storage
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CopyResult": "copy",
     "ExplanationSummary": "explanations",
-    "LeaseOwner": "lease_owner",
+    "LeaseOwner": "claims",
     "Storage": "storage",
     "StudyKey": "keys",
     "StudySummary": "keys",

@@ -12,10 +12,9 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from torchwise.errors import StorageError
-from torchwise.store import commit_tokens, postgres, sqlite
-from torchwise.store.db_errors import explain, is_busy, is_lost
+from torchwise.store import db_errors, postgres, sqlite
+from torchwise.store.db_errors import Outage, explain, is_busy, is_lost
 from torchwise.store.location import hide_password
-from torchwise.store.reconnect import Outage
 
 T = TypeVar("T")
 
@@ -146,7 +145,7 @@ class _Transaction(Generic[T]):
     def run(self, engine: Engine, options: dict[str, Any]) -> T:
         known = tuple(self._known)
         with engine.connect().execution_options(**options) as connection, connection.begin():
-            if not self._token or commit_tokens.is_new(connection, self._token, known):
+            if not self._token or db_errors.is_new(connection, self._token, known):
                 self._done[:] = [self._work(connection)]
         if self._token:
             self._known[:] = [*(token for token in self._known if token not in known), self._token]

@@ -1,8 +1,25 @@
-"""Explain database errors to the user: the store, the problem, and the solution."""
+"""Explain database errors to the user: the store, the problem, and the solution.
+
+Wait for a lost server, with one message and a time limit.
+
+Tokens that show whether a transaction was committed, if its connection broke before the server answered.
+
+The transaction ids of PostgreSQL are not enough. After a crash, PostgreSQL may reuse the id of a transaction that was
+lost completely.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, delete, or_
+from sqlalchemy.dialects.postgresql import insert
+
 from torchwise.errors import StorageError
+from torchwise.store.claims import now
+from torchwise.store.schema import writes
 
 _MEANINGS = (
     (("readonly",), "is read-only: writing needs write permission for the file and its folder"),
@@ -95,3 +112,55 @@ def _refusal(message: str) -> str | None:
 def _code(error: BaseException) -> str:
     """Return PostgreSQL's code for an error, or "" if it has none."""
     return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+
+
+PATIENCE_S = 300.0
+"""Maximum wait in seconds for a lost server: enough for a restart or a failover, and half of `HEARTBEAT_LIMIT_S`."""
+
+_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # between two tries; the last one is repeated
+
+logger = logging.getLogger("torchwise.store")
+
+
+class Outage:
+    """One outage of the server, from the first call of `wait` to `end`."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._since: float | None = None
+        self._attempts = 0
+
+    def wait(self, why: StorageError) -> None:
+        """Wait a little, and log it the first time.
+
+        Raises:
+            StorageError: `why`, once the outage lasts `PATIENCE_S`.
+        """
+        if self._since is None:
+            self._since = time.monotonic()
+            logger.warning("%s; waiting for the server, at most %.0f s", why, PATIENCE_S)
+        if time.monotonic() - self._since >= PATIENCE_S:
+            waited = f"it did not return within {PATIENCE_S:.0f} s; the same command continues from the stored trials"
+            raise type(why)(f"{why}; {waited}")
+        time.sleep(_PAUSES_S[min(self._attempts, len(_PAUSES_S) - 1)])
+        self._attempts += 1
+
+    def end(self) -> None:
+        """Log that the server is back, if there was an outage."""
+        if self._since is not None:
+            logger.warning("store %s is back after %.0f s", self._place, time.monotonic() - self._since)
+
+
+KEPT_S = 86_400.0
+"""Lifetime of the tokens of a dead process. A living process deletes its own tokens after their commit."""
+
+
+def is_new(connection: Connection, token: str, known: Sequence[str]) -> bool:
+    """Store a token in the transaction, and delete those in `known`. Return False if the token exists already.
+
+    If the transaction that stored it is still being committed, wait for its end.
+    """
+    at = now(connection)
+    connection.execute(delete(writes).where(or_(writes.c.token.in_(known), writes.c.at < at - KEPT_S)))
+    statement = insert(writes).values(token=token, at=at).on_conflict_do_nothing().returning(writes.c.token)
+    return connection.execute(statement).first() is not None

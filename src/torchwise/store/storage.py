@@ -15,12 +15,12 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Approval, Decision, Duel, Failure, Measurement, Study, StudyState, Trial
 from torchwise.records.explanation import Explanation
 from torchwise.store import approvals, claims, copy, explanations, studies
+from torchwise.store.claims import LeaseOwner
 from torchwise.store.copy import CopyResult
 from torchwise.store.database import Database
 from torchwise.store.db_errors import UnreachableError
 from torchwise.store.explanations import ExplanationSummary
 from torchwise.store.keys import StudyKey, StudySummary
-from torchwise.store.lease_owner import LeaseOwner
 from torchwise.store.location import check_exists, default_url, locate
 from torchwise.store.migrate import bring_to_head, take_back
 from torchwise.store.schema import HEAD

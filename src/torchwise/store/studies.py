@@ -15,10 +15,8 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Interval, Study, StudyState
 from torchwise.records.decision import SCHEMA as DECISION_FORMAT
 from torchwise.records.study import SCHEMA as STUDY_FORMAT
-from torchwise.store.claims import add_finished, read_trials, require
-from torchwise.store.db_clock import now
-from torchwise.store.keys import StudyKey, StudySummary
-from torchwise.store.rows import dump, load, state_of
+from torchwise.store.claims import add_finished, now, read_trials, require
+from torchwise.store.keys import StudyKey, StudySummary, dump, load, state_of
 from torchwise.store.schema import decisions, studies, trials
 
 

@@ -1,20 +1,26 @@
-"""Apply people's approvals to a decision: from records alone, in any process."""
+"""Apply people's approvals to a decision: from records alone, in any process.
+
+Approvals, pins and rejections of a study's plans: checked before they are stored, and found again.
+
+The plans that the approvals for a target permit, and the person behind each.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torchwise.errors import RefusedPlanError
-from torchwise.plan import EAGER, Numerics
-from torchwise.records import Approval, Decision, Study, Trial
-from torchwise.store.approval_precheck import may_have_approvals
-from torchwise.study.approval_policy import ApprovalPolicy
+from torchwise.errors import InputError, RefusedPlanError
+from torchwise.plan import EAGER, Numerics, Plan
+from torchwise.records import Approval, Decision, Standing, Study, Trial
+from torchwise.store.approvals import may_have_approvals
 
 if TYPE_CHECKING:
     from torchwise.decide import History
     from torchwise.store import Storage
+
 
 logger = logging.getLogger("torchwise")
 
@@ -159,3 +165,82 @@ def _eager(decision: Decision, reason: str) -> Decision:
         warm_s=None,
         error=None,
     )
+
+
+def make_approval(study: Study, plan: Plan, standing: Standing, *, by: str, reason: str = "") -> Approval:
+    """Return an approval of a plan of `study`, for its target, mode and hardware.
+
+    Raises:
+        InputError: it has no author, or the study did not try or verify the plan.
+    """
+    if not by.strip():
+        raise InputError("by is empty, but an approval needs the name of a person")
+    trial = next((trial for trial in study.trials if trial.plan == plan), None)
+    if trial is None and not plan.is_eager:
+        raise InputError(f"study {study.id} has not tried {plan}: torchwise tune --plan tries it")
+    may_run = standing is not Standing.REJECTED
+    if may_run and trial is not None and not plan.is_eager and not trial.is_verified:
+        raise InputError(f"study {study.id} has not verified {plan} ({trial.reason}), so it can be rejected only")
+    if plan.is_eager and standing is Standing.REJECTED:
+        raise InputError("eager cannot be rejected: it answers whenever nothing else may; pin another plan instead")
+    workload = study.workload
+    return Approval(
+        workload.target, workload.mode, study.environment.hardware, plan, standing, by.strip(), reason.strip()
+    )
+
+
+def find_approvals(study: Study, storage: Storage) -> list[Approval]:
+    """Return the approvals for a study's target, and then those for other targets decided for its model and inputs.
+
+    Such targets may share the study, which has the name of its last requested target. An approval keeps the
+    name that the study had at its time.
+    """
+    decided = storage.decisions(identity=study.inspection.identity)
+    targets = dict.fromkeys((study.workload.target, *(decision.workload.target for decision in decided)))
+    place = (study.workload.mode, study.environment.hardware)
+    return [approval for target in targets for approval in storage.approvals(target, *place)]
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalPolicy:
+    """The approvals for one target, mode and hardware."""
+
+    approvals: Sequence[Approval]
+
+    @classmethod
+    def from_storage(cls, decision: Decision, storage: Storage) -> ApprovalPolicy:
+        """Read the approvals that apply to a decision."""
+        workload = decision.workload
+        return cls(storage.approvals(workload.target, workload.mode, decision.environment.hardware))
+
+    @property
+    def pin(self) -> Approval | None:
+        """The pin, if there is one."""
+        return next(iter(self._select_by_standing(Standing.PINNED)), None)
+
+    @property
+    def name_plans(self) -> bool:
+        """Whether somebody named permitted plans, and not only forbidden ones."""
+        return self.pin is not None or bool(self._select_by_standing(Standing.APPROVED))
+
+    def find_refusal(self, plan: Plan) -> str | None:
+        """Return whose approval forbids a plan, and why, in words, or None if it is permitted."""
+        if self.pin is not None:
+            return None if self.pin.plan == plan else self.pin.describe(str(self.pin.plan))
+        if plan.is_eager:
+            return None
+        if rejection := self.rejection(plan):
+            return rejection.describe()
+        approvals = self._select_by_standing(Standing.APPROVED)
+        if not approvals or any(approval.plan == plan for approval in approvals):
+            return None
+        return f"it is not approved, while {approvals[0].describe(str(approvals[0].plan))}"
+
+    def rejection(self, plan: Plan) -> Approval | None:
+        """Return the approval that rejects this very plan, if there is one."""
+        return next(
+            (approval for approval in self._select_by_standing(Standing.REJECTED) if approval.plan == plan), None
+        )
+
+    def _select_by_standing(self, standing: Standing) -> list[Approval]:
+        return [approval for approval in self.approvals if approval.standing is standing]

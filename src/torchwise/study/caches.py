@@ -1,14 +1,20 @@
-"""Compile caches left by a search's trials, kept for duels: only of the few best, as all of them would fill a disk."""
+"""Compile caches left by a search's trials, kept for duels: only of the few best, as all of them would fill a disk.
+
+Report every now and then that this process lives, for processes on other hosts, which cannot look.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
 
 from torchwise.plan import Plan
+from torchwise.store import LeaseOwner, Storage
 
 
 class Caches:
@@ -52,3 +58,24 @@ class Caches:
 
     def _folder_of(self, plan: Plan) -> Path:
         return Path(self._folder.name, plan.id)
+
+
+HEARTBEAT_S = 30.0
+
+
+@contextmanager
+def keep_heartbeat(storage: Storage, owner: LeaseOwner) -> Iterator[None]:
+    """Send the owner's heartbeats from a thread while the block runs."""
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(HEARTBEAT_S):
+            storage.heartbeat(owner)
+
+    thread = threading.Thread(target=beat, daemon=True, name="torchwise-heartbeat")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

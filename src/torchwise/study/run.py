@@ -45,8 +45,7 @@ from torchwise.records import (
 from torchwise.records.structure_differences import another_model
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage, StudyKey
-from torchwise.study.caches import Caches
-from torchwise.study.heartbeat import keep_heartbeat
+from torchwise.study.caches import Caches, keep_heartbeat
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
 from torchwise.trial import Job, Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan

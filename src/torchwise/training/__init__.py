@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
+    from torchwise.training.distributed import Ranks
     from torchwise.training.forward import PlannedForward
     from torchwise.training.lightning import lightning_callback
-    from torchwise.training.ranks import Ranks
     from torchwise.training.step import RankedStep, apply, optimize, tune
     from torchwise.training.transformers import trainer_callback
 
 _HOMES = {
     "PlannedForward": "forward",
     "RankedStep": "step",
-    "Ranks": "ranks",
+    "Ranks": "distributed",
     "apply": "step",
     "lightning_callback": "lightning",
     "optimize": "step",

@@ -26,12 +26,11 @@ from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.statistics import EAGER_DECISION
 from torchwise.study.apply_approvals import apply_stored_approvals
-from torchwise.training.distributed import find_rank_refusal
-from torchwise.training.ranks import PATIENCE_S, Ranks
+from torchwise.training.distributed import PATIENCE_S, Ranks, find_rank_refusal
 from torchwise.training.step import OTHER_RANK, tune
 from torchwise.workload import Example
 from torchwise.workload.module_state import kept_state, preserve_generators
-from torchwise.workload.surrogate_loss import loss_of
+from torchwise.workload.step_check import loss_of
 from torchwise.workload.train_step import find_sharded_modules, unwrap_ddp
 
 logger = logging.getLogger("torchwise")

@@ -9,8 +9,8 @@ from typing import Any, Unpack
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan.tune_options import TuneKeywords
 from torchwise.records import Decision
+from torchwise.training.distributed import PATIENCE_S
 from torchwise.training.forward import PlannedForward
-from torchwise.training.ranks import PATIENCE_S
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

@@ -23,8 +23,15 @@ from torchwise.runtime import OptimizedStep, stale_because, unwrap
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.step import FIRST_CALLS
 from torchwise.study.apply_approvals import apply_stored_approvals
-from torchwise.training.distributed import as_decided_for, bare, find_rank_refusal, rehearsing
-from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
+from torchwise.training.distributed import (
+    PATIENCE_S,
+    Ranks,
+    as_decided_for,
+    bare,
+    find_rank_refusal,
+    rehearsing,
+    without_rank,
+)
 from torchwise.workload import Example
 from torchwise.workload.module_state import preserve_generators
 from torchwise.workload.train_step import TrainStep, find_sharded_modules

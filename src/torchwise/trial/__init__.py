@@ -2,8 +2,7 @@
 
 from torchwise.trial.job import DerivedJob, Job, ProcessSettings
 from torchwise.trial.launcher import WAITING, Launcher, Limits, ProcessLauncher
-from torchwise.trial.run_trial import hold_duel, inspect_workload, measure_again, own_caches, try_plan
-from torchwise.trial.stopwatch import Stopwatch
+from torchwise.trial.run_trial import Stopwatch, hold_duel, inspect_workload, measure_again, own_caches, try_plan
 from torchwise.trial.worker import Assignment
 
 __all__ = [

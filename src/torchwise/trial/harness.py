@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import cpu_isa_cache
 from torchwise.errors import UnsupportedError
 from torchwise.measure import device_lock
-from torchwise.measure.cache_eviction import make_eviction
 from torchwise.measure.clock import Clock
-from torchwise.measure.memory import measure_memory_use, peak_memory
+from torchwise.measure.memory import make_eviction, measure_memory_use, peak_memory
 from torchwise.measure.paired_timing import MIN_ROUND_S, MIN_ROUNDS, STOPPING_ROUNDS, Precision, measure_pair
 from torchwise.plan import Trait
 from torchwise.records import Measurement
@@ -96,7 +96,8 @@ class Harness:
         """Make the first calls, compilation included, and return the seconds they took beyond steady ones.
 
         The largest example comes first: graphs of smaller ones then fit into the memory that they share with it. Time
-        in which a compiler waits for the device while others measure is not part of the cost.
+        in which a compiler waits for the device while others measure is not part of the cost. The seconds of checks
+        that earlier workers made for this one are.
         """
         calls = [calls[place] for place in _largest_first(self.workload)]
         with compiling_aside():
@@ -106,8 +107,9 @@ class Harness:
         return sum(rounds) - SETTLING_CALLS * min(rounds)
 
     def _own_seconds(self, call: Callable[[], Any]) -> float:
-        before = device_lock.total_wait_s()
-        return self._clock.once(call) - (device_lock.total_wait_s() - before)
+        waited, owed = device_lock.total_wait_s(), cpu_isa_cache.SHARED.owed_s
+        seconds = self._clock.once(call)
+        return seconds - (device_lock.total_wait_s() - waited) + (cpu_isa_cache.SHARED.owed_s - owed)
 
     def measure(
         self,

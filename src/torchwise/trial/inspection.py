@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torchwise.compile import is_plain
-from torchwise.compile.cuda_graphs.graph_key import DEVICE
+from torchwise.compile.cuda_graphs.graph_pool import DEVICE
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
 from torchwise.compile.loop_rolling import periods
 from torchwise.compile.regional import find_repeated_blocks
 from torchwise.compile.tensor_reads import answering
-from torchwise.compile.transforms.isolate_rnn import has_rnn
 from torchwise.compile.transforms.patch_matmul import has_patches
 from torchwise.compile.transforms.static_form import has_static_form
 from torchwise.compile.transforms.structure_of_arrays import reads_across
@@ -22,14 +22,14 @@ from torchwise.measure.clock import Clock
 from torchwise.measure.memory import peak_memory
 from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 from torchwise.measure.profile import profile_of
+from torchwise.plan.choice import load_choices, load_code
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
 from torchwise.records import Inspection, Measurement, WorkerStage
 from torchwise.records.structure_differences import pack_details
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
-from torchwise.trial.output_effects import prints
-from torchwise.trial.plain_call import PlainCall, run_plainly
+from torchwise.trial.plain_call import PlainCall, prints, run_plainly
 from torchwise.trial.training import step_traits, work_of
 from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
@@ -261,7 +261,6 @@ def _traits(
         Trait.GEMM: shares.get("gemm", 1.0) > SIGNIFICANT,
         Trait.CONV: dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
         Trait.REPEATED_BLOCKS: module is not None and has("repeated blocks", find_repeated_blocks),
-        Trait.RNN: module is not None and has("an RNN", has_rnn),
         Trait.PATCHES: module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has("patches", has_patches),
         Trait.DEPENDENT_LAUNCH: any(t.is_cuda for t in tensors) and _launches_early(),
         Trait.STATIC_FORM: has("a static form", lambda _: has_static_form(workload.call)),
@@ -269,7 +268,17 @@ def _traits(
         Trait.SEVERAL_SHAPES: once.grows or len({describe_example(example) for example in workload.examples}) > 1,
         Trait.STOCHASTIC: stochastic,
     }
+    found |= _detect_traits(workload.call if module is None else module, instruments)
     return [*once.traits, *(trait for trait, present in found.items() if present)]
+
+
+def _detect_traits(model: Any, instruments: Instruments) -> dict[Trait, bool]:
+    """Find the traits that only one choice needs, by the functions that its declaration names."""
+    found = {}
+    for trait, code in [pair for choice in load_choices().values() for pair in choice.detectors]:
+        detect = functools.partial(load_code(code), model)
+        found[trait] = bool(instruments.use(f"whether it {trait.summary or trait.label}", detect, False))
+    return found
 
 
 def _launches_early() -> bool:

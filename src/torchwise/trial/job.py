@@ -11,7 +11,7 @@ from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS, EffortProfile
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Measurement, Verdict
-from torchwise.records.bounds import Seconds
+from torchwise.records.statistics import Seconds
 
 Task = Literal["inspect", "check", "try", "warm", "duel"]
 

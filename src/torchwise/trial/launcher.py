@@ -27,6 +27,7 @@ from typing import Protocol
 import psutil
 
 from torchwise._torch import inductor
+from torchwise._torch.cpu_isa_cache import TimedCheck
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.trial import worker
 from torchwise.trial.worker import Assignment, MessageKind, UserError
@@ -58,6 +59,9 @@ WAITING = "wait for another Torchwise process"
 See `torchwise.measure.device_lock`.
 """
 MAX_TRACEBACK = 8000
+
+_known_checks: dict[str, TimedCheck] = {}
+"""Checks of the CPU's instruction sets that workers of this process made. They hold for the machine."""
 
 OnStage = Callable[[str], None]
 
@@ -105,7 +109,7 @@ class ProcessLauncher:
         receiver, sender = self._context.Pipe()  # both ways, so that a worker notices when this process is gone
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
             log = Path(folder, "output")
-            process = self._context.Process(target=worker.main, args=(job, sender, str(log)))
+            process = self._context.Process(target=worker.main, args=(job, sender, str(log), dict(_known_checks)))
             with _clean_start():
                 _start_server()
                 process.start()
@@ -163,6 +167,9 @@ class _Conversation:
                 self._deadline += time.monotonic() - self._waits_since
             self._waits_since = None
             self._on_stage(self._stage)
+            return None
+        if kind is MessageKind.CHECKS:
+            _known_checks.update(codec.from_json(payload, dict[str, TimedCheck]))
             return None
         if kind is MessageKind.FAILURE:
             return codec.from_json(payload, Failure)

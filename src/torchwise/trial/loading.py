@@ -18,8 +18,7 @@ from torchwise.trial.job import Job
 from torchwise.trial.methods import methods_put_in, put_in
 from torchwise.workload import Workload, target
 from torchwise.workload.module_state import from_one_state, make_continuing_call
-from torchwise.workload.step_check import check_loss
-from torchwise.workload.surrogate_loss import loss_of
+from torchwise.workload.step_check import check_loss, loss_of
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, check_device
 

@@ -1,11 +1,18 @@
-"""Call the plain model once on each example: whether it runs, and which state a call changes."""
+"""Call the plain model once on each example: whether it runs, and which state a call changes.
+
+Find out whether a call prints or logs: its output is lost once the call is a replay of kernels.
+"""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -17,7 +24,7 @@ from torchwise.verify.leaves import leaves_of
 from torchwise.workload import Example, Workload, pytree
 from torchwise.workload.identity import describe_example
 from torchwise.workload.module_state import State
-from torchwise.workload.surrogate_loss import loss_of
+from torchwise.workload.step_check import loss_of
 
 MAX_WINDOW = 16
 """Calls after which a window of the last ones counts as full. A longer one counts as state that grows."""
@@ -165,3 +172,33 @@ def _tells(leaf: tuple[str, Any]) -> bool:
     with contextlib.suppress(Exception):
         return not bool(found.detach().isnan().all())  # without elements, all are
     return True
+
+
+MIN_LEVEL = logging.INFO
+"""Below this a line is for debugging, and usually switched off."""
+NOT_THE_MODELS = "torch"
+"""PyTorch's loggers report how a call runs, and not the model's own messages."""
+
+
+def prints(call: Callable[[], Any]) -> bool:
+    """Make the call once, and return whether it prints or logs in this thread. Writing to a stream does not count.
+
+    Loggers count even if they are disabled here, as they may be enabled in the program.
+    """
+    thread, heard = threading.get_ident(), False
+    shown, is_enabled = builtins.print, logging.Logger.isEnabledFor
+
+    def show(*args: Any, **kwargs: Any) -> None:
+        nonlocal heard
+        heard |= threading.get_ident() == thread
+        shown(*args, **kwargs)
+
+    def would_log(logger: logging.Logger, level: int) -> bool:
+        nonlocal heard
+        is_own = logger.name.partition(".")[0] != NOT_THE_MODELS and threading.get_ident() == thread
+        heard |= is_own and level >= MIN_LEVEL
+        return is_enabled(logger, level)
+
+    with mock.patch.object(builtins, "print", show), mock.patch.object(logging.Logger, "isEnabledFor", would_log):
+        call()
+    return heard

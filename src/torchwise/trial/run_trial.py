@@ -1,9 +1,13 @@
-"""One trial from the parent's side: launch, listen, and turn every outcome into a record."""
+"""One trial from the parent's side: launch, listen, and turn every outcome into a record.
+
+Measure elapsed time without the time in which other processes have the device.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -26,8 +30,7 @@ from torchwise.records.measurement import INTERFERENCE_FACTOR
 from torchwise.records.trial import with_repeat
 from torchwise.trial.error_origin import make_failure_error
 from torchwise.trial.job import Attempt, Job, Restart
-from torchwise.trial.launcher import Launcher, Limits, OnStage
-from torchwise.trial.stopwatch import Stopwatch
+from torchwise.trial.launcher import WAITING, Launcher, Limits, OnStage
 
 DUEL_WIDTH = 0.01
 """Relative half-width of a duel's interval at which it stops: plans count as tied within 2 %."""
@@ -173,3 +176,30 @@ def own_caches(filled_from: Iterable[str] = ()) -> Iterator[str]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class Stopwatch:
+    """Counts seconds from its creation, except for stages in which a worker waits for others.
+
+    Args:
+        on_stage: called with each stage, too.
+    """
+
+    def __init__(self, on_stage: OnStage) -> None:
+        self._on_stage = on_stage
+        self._start = time.monotonic()
+        self._waited_s = 0.0
+        self._waits_since: float | None = None
+
+    def stage(self, name: str) -> None:
+        """Note that a stage begins."""
+        now = time.monotonic()
+        if self._waits_since is not None:
+            self._waited_s += now - self._waits_since
+        self._waits_since = now if name == WAITING else None
+        self._on_stage(name)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds so far. A wait is left out once it is over, as a worker may end in it without a word."""
+        return time.monotonic() - self._start - self._waited_s

@@ -12,7 +12,7 @@ from torchwise._torch.dispatch import TorchDispatchMode
 from torchwise._torch.modules import BatchNorm
 from torchwise.compile.optimizer import forms_open
 from torchwise.measure import device_lock
-from torchwise.measure.peaks import matrix_rate
+from torchwise.measure.profile import matrix_rate
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
 from torchwise.records import StepWork
 from torchwise.trial.error_origin import Instruments

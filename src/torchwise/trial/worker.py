@@ -14,13 +14,17 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
 from torchwise import errors
+from torchwise._torch import cpu_isa_cache
+from torchwise._torch.cpu_isa_cache import TimedCheck
+from torchwise._torch.inductor import COMPILER_MODULE
 from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, format_error
 from torchwise.measure import device_lock
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
@@ -37,6 +41,8 @@ class MessageKind(StrEnum):
     """The stage in which the worker waits for the device."""
     GOES_ON = "goes on"
     """The stage that goes on after such a wait."""
+    CHECKS = "checks"
+    """The checks of instruction sets that the worker made, as JSON, for the workers after it."""
     RESULT = "result"
     """The record as JSON."""
     FAILURE = "failure"
@@ -95,8 +101,15 @@ class Assignment(Protocol):
         ...
 
 
-def main(job: Assignment, connection: Connection, log: str) -> None:
-    """Run `job` in this process, which is the worker's own, with all its output in the file `log`."""
+def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str, TimedCheck]) -> None:
+    """Run `job` in this process, which is the worker's own, with all its output in the file `log`.
+
+    Args:
+        job: the order.
+        connection: leads to the parent.
+        log: path of a file.
+        checks: checks of the CPU's instruction sets that earlier workers made (`_torch/cpu_isa_cache.py`).
+    """
     _become_leader()
     threading.Thread(target=_follow_parent, args=(connection,), daemon=True).start()
     os.environ.update(job.variables())
@@ -114,13 +127,25 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
     device_lock.configure_lock(
         lambda waits: connection.send((MessageKind.WAITS if waits else MessageKind.GOES_ON, stage[0]))
     )
+    cpu_isa_cache.SHARED.known, cpu_isa_cache.SHARED.is_warm = checks, _has_warm_cache()
+    if COMPILER_MODULE in sys.modules:
+        cpu_isa_cache.SHARED.install()
     try:
-        connection.send((MessageKind.RESULT, codec.to_json(_run(job, enter))))
+        answer = (MessageKind.RESULT, codec.to_json(_run(job, enter)))
     except BaseException as error:  # an exception of a candidate is this trial's result, and ends nothing else
-        connection.send(_report(error, stage[0]))
+        answer = _report(error, stage[0])
+    if cpu_isa_cache.SHARED.made:
+        connection.send((MessageKind.CHECKS, codec.to_json(cpu_isa_cache.SHARED.made)))
+    connection.send(answer)
     sys.stdout.flush()
     # Interpreter shutdown after CUDA graphs and compile pools can crash or hang, and there is nothing left to save.
     os._exit(0)
+
+
+def _has_warm_cache() -> bool:
+    """Return whether an earlier process has compiled into the folder of Inductor's cache."""
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+    return "TORCHINDUCTOR_CACHE_DIR" in os.environ and folder.is_dir() and any(folder.iterdir())
 
 
 def _run(job: Assignment, stage: Stage) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torchwise.verify.leaves import leaves_of
 from torchwise.workload import layouts, pytree
 from torchwise.workload.module_state import State, kept_state
-from torchwise.workload.surrogate_loss import loss_of
+from torchwise.workload.step_check import loss_of
 from torchwise.workload.workload import Example
 
 Aliases = frozenset[tuple[int, int]]
@@ -60,7 +60,7 @@ def observe(
         original: the model, whose state the call changes, and whose gradients it gives.
         example: inputs, which are never written to.
         seed: seed of all of PyTorch's generators.
-        training: whether to run a backward pass too, from `torchwise.workload.surrogate_loss.loss_of` the outputs.
+        training: whether to run a backward pass too, from `torchwise.workload.step_check.loss_of` the outputs.
         under: a context for the calls themselves.
         calls: successive calls to make, each of which goes on from the state that the one before it left.
         may_end: whether the second and later ones may fail, for example when a cache is full, which ends them.

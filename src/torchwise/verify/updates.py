@@ -195,7 +195,7 @@ def _drop_slots(side: StateAfter) -> StateAfter:
 
 def _projection_ratio(update: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the size of an update along the reference's, or 1 if that is zero."""
-    from torchwise.verify.gradient_scale import projection_ratio
+    from torchwise.verify.gradients import projection_ratio
 
     return projection_ratio(update, exact) if bool(exact.any()) else 1.0
 

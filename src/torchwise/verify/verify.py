@@ -20,7 +20,7 @@ from torchwise.verify.inputs import draws
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import Reference
-from torchwise.verify.retained_outputs import check_retained_outputs
+from torchwise.verify.spot_check import check_retained_outputs
 from torchwise.verify.stochastic import check_noise
 from torchwise.workload.module_state import State, from_one_state, kept_state
 from torchwise.workload.workload import Example, Workload

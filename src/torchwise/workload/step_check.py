@@ -1,4 +1,7 @@
-"""Refuse arguments that make no training step."""
+"""Refuse arguments that make no training step.
+
+The loss that stands in for a training workload's own: every floating output enters, smoothly.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchwise.errors import WorkloadError, is_count, is_positive
-from torchwise.workload import closure, pytree
+from torchwise.workload import closure, layouts, pytree
 
 if TYPE_CHECKING:
     from torchwise.workload.train_step import TrainStep
@@ -105,3 +108,16 @@ def _check_parameters(step: TrainStep) -> None:
             f"the optimizer trains {len(unknown)} parameters that are in neither the model nor the loss: create it "
             "with the parameters of this model, after moving and wrapping the model"
         )
+
+
+def loss_of(outputs: Any) -> torch.Tensor | None:
+    """Return the sum over floating outputs of their mean square, or None if no output depends on a parameter.
+
+    A lone scalar output counts as a loss already and is returned as it is.
+    """
+    parts = [part for t in pytree.tensors(outputs) if t.requires_grad for _, part in layouts.list_strided_parts(t)]
+    found = [part for part in parts if part.requires_grad]
+    if len(found) == 1 and found[0].dim() == 0 and found[0].is_floating_point():
+        return found[0]
+    terms = [(t.abs() if t.is_complex() else t).square().mean() for t in found]
+    return torch.stack([term.double() for term in terms]).sum() if terms else None

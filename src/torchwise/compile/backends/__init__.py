@@ -1,7 +1,6 @@
-"""Compilers by name, one file each: `(callable, plan) -> callable`.
+"""Compilers by name: `(callable, plan) -> callable`. The declaration of a backend names the function that realizes it.
 
-A plug-in adds its own compiler to `BACKENDS`. It describes the compiler with `torchwise.plan.register`, so that plans
-that name it can be read.
+A plug-in declares its own with `torchwise.plan.register`, as `plan/choices/backend.py` does for Inductor.
 """
 
 from __future__ import annotations
@@ -9,9 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchwise.compile.backends import eager, inductor
+from torchwise.compile.backends import eager
+from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
+from torchwise.plan.choice import list_values, load_choices, load_code
 
 Backend = Callable[[Callable[..., Any], Plan], Callable[..., Any]]
 """Takes the callable to compile and the plan, and returns the callable that answers its calls."""
-BACKENDS: dict[str, Backend] = {"eager": eager.compile, "inductor": inductor.compile}
+
+
+def load_backend(name: str) -> Backend:
+    """Return the backend of that name.
+
+    Raises:
+        UnsupportedError: there is none, or its declaration names no function.
+    """
+    if name == "eager":
+        return eager.compile
+    choice = load_choices().get(("backend", name))
+    if choice is None or choice.realized_by is None:
+        raise UnsupportedError(f"backend is {name!r}, but there are {', '.join(('eager', *list_values('backend')))}")
+    return load_code(choice.realized_by)

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 
 from torchwise._torch import dynamo, inductor
-from torchwise.compile import loop_rolling, pdl_waits
+from torchwise.compile import inductor_patches, loop_rolling
 from torchwise.compile.backends.compile_callback import CompileCallback, compile_with
 from torchwise.compile.backends.freezing import Freezing
-from torchwise.compile.cache_key import add_autocast_to_key
 from torchwise.compile.guards.fast_module_guard import Reads
 from torchwise.compile.guards.guard_bypass import GuardBypass
+from torchwise.compile.inductor_patches import add_autocast_to_key
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
-from torchwise.compile.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
-from torchwise.compile.transforms.complex_to_real import ComplexToReal
+from torchwise.compile.transforms import load_transforms
 from torchwise.errors import UnsupportedError, did_you_mean
 from torchwise.plan import Plan
+from torchwise.plan.choice import Stage
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.workload import pytree
 from torchwise.workload.memory import Overlap
@@ -218,7 +218,7 @@ def while_compiling(plan: Plan) -> Iterator[None]:
         yield
 
 
-def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | loop_rolling.LoopRolling | None:
+def _backend(plan: Plan, options: dict[str, Any]) -> Callable[..., Any] | None:
     """Return the backend for the graphs, or None for Inductor itself."""
     transform = _transform(plan.transforms, options)
     if plan.scope != "rolled":
@@ -249,17 +249,18 @@ def _dynamic(backend: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(backend)
 
 
-def _transform(names: tuple[str, ...], options: dict[str, Any]) -> ComplexToReal | None:
+def _transform(names: tuple[str, ...], options: dict[str, Any]) -> Callable[..., Any] | None:
     """Return the backend that rewrites graphs, or None if the transforms act on the model alone."""
-    names = tuple(name for name in names if name in GRAPH_TRANSFORMS)
-    if len(names) > 1:
+    found = load_transforms(names, Stage.GRAPH)
+    if len(found) > 1:
         raise UnsupportedError(f"transforms are {', '.join(names)}, but only one may rewrite Inductor's graphs")
-    return GRAPH_TRANSFORMS[names[0]](tuple(sorted(options.items()))) if names else None
+    backend: Callable[..., Any] | None = found[0](tuple(sorted(options.items()))) if found else None
+    return backend
 
 
 def _passes(plan: Plan) -> list[Any]:
     """Return the passes over Inductor's graphs that a plan requests."""
-    return [GRAPH_PASSES[name]() for name in plan.transforms if name in GRAPH_PASSES]
+    return [make_pass() for make_pass in load_transforms(plan.transforms, Stage.PASS)]
 
 
 def _options(plan: Plan) -> dict[str, Any]:
@@ -277,8 +278,8 @@ def _options(plan: Plan) -> dict[str, Any]:
                 f"Inductor takes one post_grad_custom_pre_pass, and this program has set its own: {other}"
             )
         options["post_grad_custom_pre_pass"] = graph_pass
-    if options.get(pdl_waits.OPTION) or inductor.CONFIG.get().triton.enable_pdl:  # or the user's own setting
-        pdl_waits.wait_first()
+    if options.get(inductor_patches.OPTION) or inductor.CONFIG.get().triton.enable_pdl:  # or the user's own setting
+        inductor_patches.wait_first()
     check_options(options)
     return options
 

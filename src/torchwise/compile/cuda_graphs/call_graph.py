@@ -12,9 +12,8 @@ import torch
 from torchwise._torch import cuda_graphs
 from torchwise._torch.guards import make_settings_check
 from torchwise.compile.cuda_graphs.capture_errors import capture_error, is_of_capture
-from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_in_frozen_call
-from torchwise.compile.cuda_graphs.graph_key import GraphKey, graph_key_of
+from torchwise.compile.cuda_graphs.graph_pool import GraphKey, GraphPool, graph_key_of
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.in_place_replay import InPlaceReplays, Recorded, Replays
 from torchwise.compile.cuda_graphs.module_buffers import kept_buffers
@@ -22,8 +21,6 @@ from torchwise.compile.cuda_graphs.recorded_graph import (
     Graph,
     flat_places,
     overlap,
-    record,
-    record_in_place,
     tensors_of,
 )
 from torchwise.compile.guards.fast_module_guard import Reads
@@ -92,15 +89,11 @@ class CapturedCall:
         self._module = module
         self._borrow = borrow
         self._graphs: dict[GraphKey, InPlaceReplays] = {}
-        self._pool: Any = None
+        self._pool = GraphPool()
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
-        self._recording_stream = RecordingStream()
         self._device = torch.cuda.current_device()
         self._capturing = cuda_graphs.IS_CAPTURING.get()
-        self._raw_stream = cuda_graphs.RAW_STREAM.get()
-        self._last = torch.cuda.current_stream()
-        self._last_raw = self._last.cuda_stream
         self._recompiles = recompiles
         self._guard = ModuleGuard(module, reads or (lambda: None))
         self._writes_state = False
@@ -152,8 +145,7 @@ class CapturedCall:
     def _answer_locked(
         self, key: GraphKey, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        if self._raw_stream(self._device) != self._last_raw:
-            self._wait_for_last_stream()
+        self._pool.wait_for_last_replay(self._device)
         if replays is None or replays.dropped or replays.written or self._writes_state or not replays.settled():
             return self._check_and_replay(key, args, kwargs)
         result = replays(args, kwargs, self._capture_in_place)
@@ -180,8 +172,7 @@ class CapturedCall:
         versions: list[int | None] = []
         settings, hosts = make_settings_check(), self._host
         hosts.pop(key, None)
-        if not self._graphs:  # a pool without graphs takes no new ones while borrowed outputs lie in it
-            self._pool = torch.cuda.graph_pool_handle()
+        self._pool.renew(self._graphs)
         others = list(self._graphs.values())  # these keep the pool alive until this graph is in it
 
         def warm() -> None:
@@ -224,7 +215,7 @@ class CapturedCall:
 
         def graph(host: HostValues | None) -> Graph:
             call = self._call if host is None else host.wrap(self._call)
-            return record(call, args, kwargs, pool=self._pool, stream=self._recording_stream, settled=warm)
+            return self._pool.record(call, args, kwargs, warm)
 
         return Replays(self._record_with_fallback(key, graph), settled, flat_places(args, kwargs), borrow=self._borrow)
 
@@ -245,7 +236,7 @@ class CapturedCall:
                 if host is not None and len(host.learnt) == known:
                     raise capture_error(error) from error
             host = self._host.setdefault(key, HostValues())
-            self._pool = torch.cuda.graph_pool_handle()  # the other one may be released, but not free yet
+            self._pool.renew()  # the other one may be released, but not free yet
 
     def _capture_in_place(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None
@@ -254,7 +245,7 @@ class CapturedCall:
         host = self._host.get(graph_key_of(args, kwargs))
         call = self._call if host is None else host.wrap(self._call)
         with self._recording_state():
-            return record_in_place(call, args, kwargs, wanted, pool=self._pool, stream=self._recording_stream)
+            return self._pool.record_in_place(call, args, kwargs, wanted)
 
     @contextlib.contextmanager
     def _recording_state(self) -> Iterator[None]:
@@ -279,12 +270,6 @@ class CapturedCall:
     def _drop(self) -> None:
         _drop_all(self._graphs.values())
         self._graphs.clear()
-
-    def _wait_for_last_stream(self) -> None:
-        """Wait for the stream of the last call if it was another one: it may still use the graph's memory."""
-        current = torch.cuda.current_stream()
-        current.wait_stream(self._last)
-        self._last, self._last_raw = current, current.cuda_stream
 
 
 def _drop_all(several: Iterable[InPlaceReplays]) -> None:

@@ -26,18 +26,21 @@ import torch
 
 from torchwise._torch.dispatch import ONLY_LIFT_CPU, READ_SCALAR, TorchDispatchMode
 from torchwise.compile.cuda_graphs.capture_errors import is_of_capture
-from torchwise.compile.cuda_graphs.constants import LIFT, Constants, MadeTensors, version_of
-from torchwise.compile.cuda_graphs.graph_key import DEVICE
+from torchwise.compile.cuda_graphs.graph_pool import DEVICE
 from torchwise.compile.cuda_graphs.host_operators import (
+    LIFT,
+    Constants,
+    MadeTensors,
     copies_over,
     has_masks,
     one_value_where_masked,
     replace_masks,
+    version_of,
     waits,
     with_brought,
     write_where_masked,
 )
-from torchwise.compile.cuda_graphs.python_state import generators
+from torchwise.compile.cuda_graphs.module_buffers import generators
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from torchwise.compile.cuda_graphs.capture_errors import capture_error
-from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.graph_key import is_on_gpu
-from torchwise.compile.cuda_graphs.recorded_graph import Graph, record, static
+from torchwise.compile.cuda_graphs.graph_pool import GraphPool, is_on_gpu
+from torchwise.compile.cuda_graphs.recorded_graph import Graph, static
 from torchwise.compile.signature import is_strided, opaque_leaves
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
@@ -59,23 +58,20 @@ class CapturedLoop:
         state: a state that the step returned. It is copied.
         length: steps in one graph.
         inside: steps between the snapshots inside the graph, without the last one, or 0 for none.
-        pool: the memory pool of the graphs.
-        stream: the side stream on which to record.
+        pool: where the graphs are recorded.
 
     Raises:
         UnsupportedError: the step cannot be captured, with the reason and the line.
     """
 
-    def __init__(
-        self, step: Callable[[Any], Any], state: Any, *, length: int, inside: int, pool: Any, stream: RecordingStream
-    ) -> None:
+    def __init__(self, step: Callable[[Any], Any], state: Any, *, length: int, inside: int, pool: GraphPool) -> None:
         self.length = length
         self._check(state)
         self._state = pytree.map_tensors(static, state)
         self._tensors = pytree.tensors(self._state)
         self._step = step
-        self._many = self._record_graph(length, inside, pool, stream)
-        self._one = self._many if length == 1 else self._record_graph(1, 0, pool, stream)
+        self._many = self._record_graph(length, inside, pool)
+        self._one = self._many if length == 1 else self._record_graph(1, 0, pool)
 
     def enter(self, state: Any) -> None:
         """Copy the values of a state into the static state.
@@ -114,7 +110,7 @@ class CapturedLoop:
             raise UnsupportedError("a tensor of the state requires gradients, which no graph records: detach it")
         _check_no_overlap(tensors)
 
-    def _record_graph(self, length: int, inside: int, pool: Any, stream: RecordingStream) -> Graph:
+    def _record_graph(self, length: int, inside: int, pool: GraphPool) -> Graph:
         recording = False
 
         def steps() -> list[Any]:
@@ -128,7 +124,7 @@ class CapturedLoop:
 
         numbers = torch.get_rng_state()
         try:
-            graph = record(steps, (), {}, pool=pool, stream=stream, settled=start_recording)
+            graph = pool.record(steps, (), {}, start_recording)
         except UnsupportedError:
             raise
         except Exception as error:  # after any error the loop continues without a graph, and reports the reason

@@ -23,7 +23,7 @@ import torch
 from torchwise.compile.cuda_graphs.capture_errors import place_of_caller
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.compile_freeze import count_capture
-from torchwise.compile.cuda_graphs.graph_key import DEVICE
+from torchwise.compile.cuda_graphs.graph_pool import DEVICE
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, result_key
 from torchwise.compile.cuda_graphs.host_values import HostValues, Operators
 from torchwise.compile.cuda_graphs.recorded_graph import check_outputs, recording_alone, recording_on, settle_generator

@@ -16,16 +16,21 @@ import torch
 
 from torchwise._torch.guards import make_settings_check
 from torchwise.compile.cuda_graphs.capture_errors import capture_error
-from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.graph_key import (
+from torchwise.compile.cuda_graphs.graph_pool import (
     GraphKey,
+    GraphPool,
     graph_key_of,
     is_on_gpu,
     is_unavailable,
 )
-from torchwise.compile.cuda_graphs.recorded_graph import Graph, overlap, record, tensors_of
-from torchwise.compile.cuda_graphs.step_recording import Grads, StepRecording, detach_tensors
-from torchwise.compile.cuda_graphs.training_state import StateChange, TrainingState
+from torchwise.compile.cuda_graphs.recorded_graph import Graph, overlap, tensors_of
+from torchwise.compile.cuda_graphs.training_state import (
+    Grads,
+    StateChange,
+    StepRecording,
+    TrainingState,
+    detach_tensors,
+)
 from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
 from torchwise.compile.recompiles import Recompiles
@@ -109,9 +114,7 @@ class CapturedStep:
         self._refusal: str | None = None
         self._lock = threading.RLock()
         self._inside = False
-        self._pool: Any = None
-        self._recording_stream = RecordingStream()
-        self._last: torch.cuda.Stream | None = None
+        self._pool = GraphPool()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one training step."""
@@ -206,10 +209,7 @@ class CapturedStep:
                     "a parameter has a gradient, but the step sets its gradient to None: the step runs in eager"
                 )
                 return self._call_eager(args, kwargs)
-        current = torch.cuda.current_stream()
-        if self._last is not None:
-            current.wait_stream(self._last)  # it may still use the graph's memory
-        self._last = current
+        self._pool.wait_for_last_replay(torch.cuda.current_device())
         with torch.no_grad():
             for parameter, entry in zip(parameters, recorded.entry, strict=True):
                 if entry is not None and parameter.grad is not entry:
@@ -225,14 +225,11 @@ class CapturedStep:
         return answer
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedStep:
-        if not self._graphs:  # a pool without graphs takes no new ones while tensors (gradients) lie in it
-            self._pool = torch.cuda.graph_pool_handle()
+        self._pool.renew(self._graphs)
         self._state.check()
         attempt = StepRecording(self._step, self._state)
         try:
-            graph = record(
-                attempt, args, kwargs, pool=self._pool, stream=self._recording_stream, settled=attempt.settle
-            )
+            graph = self._pool.record(attempt, args, kwargs, attempt.settle)
             attempt.check()
         except BaseException as error:  # raised again after any error: the state must be restored first
             attempt.restore()

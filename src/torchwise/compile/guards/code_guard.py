@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from torchwise._torch.guards import DICT_VERSION
-from torchwise.compile.guards.reachable_code import ReachableCode, find_enclosed
-from torchwise.compile.guards.same_code import is_same_code
+from torchwise.compile.guards.reachable_code import ReachableCode, find_enclosed, is_same_code
 from torchwise.errors import UnsupportedError
 
 try:

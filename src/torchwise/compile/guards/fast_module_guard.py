@@ -5,10 +5,15 @@ module was written to, by the dict versions that Python keeps and Dynamo reads. 
 memory and layout, by Dynamo's tensor guards. If a dict was written to, it compares every submodule, parameter, buffer
 and plain attribute there by identity. It also checks that nothing was added. If the guards of the code are known, it
 compares only the attributes that the code reads. It checks the classes of the submodules on every call.
+
+Read Dynamo's guards, and decide whether Torchwise's own checks already cover them.
 """
 
 from __future__ import annotations
 
+import re
+import types
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import is_
@@ -17,8 +22,9 @@ from typing import Any
 import torch
 
 from torchwise._torch.guards import DICT_VERSION
-from torchwise.compile.signature import guards_of, is_equal, is_strided
+from torchwise.compile.signature import guards_of, is_equal, is_plain, is_strided
 from torchwise.errors import UnsupportedError
+from torchwise.workload import pytree
 
 Reads = Mapping[tuple[str, ...], Collection[str] | None]
 """By the path of a submodule, the attributes on which code depends (also on their absence), or None for all."""
@@ -185,3 +191,90 @@ def _guards(tensors: list[torch.Tensor]) -> tuple[Callable[..., bool], Callable[
 
 def _always() -> bool:
     return True
+
+
+_CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+"""Types that are assumed not to change: a plan is verified for the program's present code."""
+_CODE_OF = re.compile(r"\.__(?:code|defaults|kwdefaults|closure)__(?:\[[^\]]*\])?$")
+_OF_TORCH = re.compile(r"__import_torch(?:_dot_\w+)?'")
+_FASTPATH = "G['__import_torch_dot_backends_dot_mha']._is_fastpath_enabled"
+"""A setting that attention and encoder layers of `torch.nn` read. It is checked on each call (`FastPath.holds`)."""
+_ATTRIBUTE_GUARDS = ("HASATTR", "NOT_PRESENT_IN_GENERIC_DICT")
+_INSIDE = r"(?:\._modules\['[^']*'\])*(?:\.(?:_modules|_parameters|_buffers)(?:\['[^']*'\])?|\.\w+)?"
+
+
+def reads_of(guards: Sequence[Any], own: str | None) -> dict[tuple[str, ...], set[str] | None]:
+    """Return the attributes that guards read of each module inside the one that `own` names."""
+    reads: dict[tuple[str, ...], set[str] | None] = {}
+    for guard in guards:
+        place = (
+            re.fullmatch(rf"{re.escape(own)}((?:\._modules\['[^']*'\])*)(?:\.(\w+))?", name_of(guard)) if own else None
+        )
+        if place is None:
+            continue
+        path = tuple(re.findall(r"\['([^']*)'\]", place[1]))
+        name = place[2]
+        if guard.guard_type in _ATTRIBUTE_GUARDS:
+            name = (getattr(guard.orig_guard.create_fn, "keywords", None) or {}).get("attr")
+            if name is None:  # any attribute
+                reads[path] = None
+        names = reads.setdefault(path, set())
+        if names is not None and name is not None:
+            names.add(name)
+    return reads
+
+
+def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> bool:
+    """Whether the signature, the module guard or the checks above notice every change that this guard notices."""
+    name = name_of(guard)
+    if not name:  # settings of PyTorch: grad mode, determinism, default dtype and device
+        return True
+    if _CODE_OF.search(name):
+        return True
+    if name.startswith(("type(", "dict(type(")):  # a class's code, or the dict of it. The rest of it is data
+        return isinstance(guard.value, _CODE) or guard.guard_type == "TYPE_MATCH" or name.endswith(".__dict__)")
+    if guard.is_global:
+        if isinstance(guard.value, _CODE) or name == _FASTPATH:
+            return True
+        return _OF_TORCH.search(name) is not None and not is_frozen(guard.value)  # a plain value there is a setting
+    root = re.match(r"\w+", name)
+    if root and root[0] in arguments:
+        return guard.guard_type not in _ATTRIBUTE_GUARDS and _is_in_signature(name[root.end() :], arguments[root[0]])
+    if own is None or not re.fullmatch(re.escape(own) + _INSIDE, name):
+        return False
+    attribute = name.rpartition(".")[2]
+    if name == own or attribute.startswith(("_modules", "_parameters", "_buffers", "_forward", "_backward")):
+        return True
+    return is_frozen(guard.value) or isinstance(guard.value, _CODE)
+
+
+def _is_in_signature(place: str, value: Any) -> bool:
+    """Whether a signature covers a place in an argument: the argument, a leaf, or a container of leaves.
+
+    It does not cover a tensor's attributes, nor an object's private ones.
+    """
+    below = re.compile(re.escape(place) + r"(?=[.\[]|$)")
+    return not place or any(below.match(leaf) for leaf, _ in pytree.list_named_leaves(value))
+
+
+def is_frozen(value: Any) -> bool:
+    """Whether nothing in a value can change."""
+    return is_plain(value) or (isinstance(value, tuple) and all(map(is_frozen, value)))
+
+
+def name_of(guard: Any) -> str:
+    """Return the guard's place as Dynamo writes it, without the marks for local variables."""
+    return re.sub(r"^L\['(\w+)'\]", r"\1", str(guard.name))
+
+
+def forget_tensors(guards: Sequence[Any]) -> None:
+    """Have Dynamo's guards forget their tensors, which are set again.
+
+    With a filter, all guards are built twice. `Guard.set_export_info` checks by `in`, and so by `==`, whether the
+    object is that of the first time. A guard on a NumPy array has a new tensor each time, and two live tensors compare
+    element by element. That raised an error (torch 2.11 to 2.14).
+    """
+    for guard in guards:
+        guarded = getattr(guard.orig_guard, "obj_weakref", None)
+        if isinstance(guarded, weakref.ref) and isinstance(guarded(), torch.Tensor):
+            guard.orig_guard.obj_weakref = None

@@ -23,9 +23,16 @@ import torch
 from torchwise._torch import dynamo
 from torchwise._torch.dispatch import FUNCTION_MODES, list_function_modes
 from torchwise._torch.guards import make_settings_check
-from torchwise.compile.guards.dynamo_guards import forget_tensors, is_covered, is_frozen, name_of, reads_of
-from torchwise.compile.guards.fast_module_guard import Reads, make_quick_check
-from torchwise.compile.retry_pace import Pace
+from torchwise.compile.guards.fast_module_guard import (
+    Reads,
+    forget_tensors,
+    is_covered,
+    is_frozen,
+    make_quick_check,
+    name_of,
+    reads_of,
+)
+from torchwise.compile.recompiles import Pace
 from torchwise.compile.signature import is_strided, opaque_leaves
 from torchwise.workload import pytree
 

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchwise.compile.guards.fast_module_guard import STANDARD, Reads, make_quick_check, names_read
 from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue, value_varied
-from torchwise.compile.retry_pace import Pace
+from torchwise.compile.recompiles import Pace
 from torchwise.compile.signature import is_equal, is_strided
 
 Fingerprint = tuple[list[int], list[object], list[int], list[int], list[tuple[int, ...]], list[bool]]

@@ -14,7 +14,7 @@ from torchwise._torch import inductor as torch_inductor
 from torchwise._torch.private_name import check
 from torchwise.compile.loop_rolling import repeated_subgraphs, split
 from torchwise.compile.loop_rolling.graph_index import GraphIndex
-from torchwise.compile.noop_check import assert_transform_applied
+from torchwise.compile.uncompiled_reason import assert_transform_applied
 from torchwise.errors import UnsupportedError
 
 FEATURE = "scope 'rolled'"

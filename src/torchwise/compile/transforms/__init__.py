@@ -1,7 +1,7 @@
-"""Rewrites by name, one file or folder each.
+"""Rewrites by name. Each is declared in `plan/choices/`, and the declaration names the function that realizes it.
 
 Some give the model another form before anything is compiled or captured. Some rewrite the graphs for Inductor. Some are
-a layer that is compiled with the model.
+a layer that is compiled with the model. `torchwise.plan.choice.Stage` describes the function of each kind.
 """
 
 from __future__ import annotations
@@ -9,41 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for
-from torchwise.compile.transforms.eager_strides import with_eager_strides
-from torchwise.compile.transforms.isolate_rnn import isolate
-from torchwise.compile.transforms.numbers_on_gpu import keep_numbers_on_gpu
-from torchwise.compile.transforms.patch_matmul import multiply
-from torchwise.compile.transforms.static_form import take_static_form
-from torchwise.compile.transforms.structure_of_arrays import graph_pass
+from torchwise.errors import UnsupportedError
+from torchwise.plan.choice import Choice, Stage, list_values, load_choices, load_code
 
 Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
-ModelTransform = Callable[[Callable[..., Any]], tuple[Callable[..., Any], Layer]]
-"""A callable → its replacement, and a layer around the code made of that.
-
-The original is not changed. Parameters and buffers are shared, and submodules may be.
-"""
-GraphTransform = Callable[[tuple[tuple[str, Any], ...]], ComplexToReal]
-"""Inductor's options → a backend for `torch.compile`, which compiles through Inductor."""
-
-MODEL_TRANSFORMS: dict[str, ModelTransform] = {
-    "static_form": take_static_form,
-    "isolate_rnn": isolate,
-    "patch_matmul": multiply,
-}
-GRAPH_TRANSFORMS: dict[str, GraphTransform] = {"complex_to_real": backend_for}
-GRAPH_PASSES: dict[str, Callable[[], Any]] = {"structure_of_arrays": graph_pass}
-"""→ a pass over the graphs that Inductor compiles, in the form of Inductor's option for one."""
-CALL_TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "numbers_on_gpu": keep_numbers_on_gpu,
-    "eager_strides": with_eager_strides,
-}
-"""A callable → the callable that the compiler traces, or a graph records, in its place."""
 
 
-def transform_names() -> tuple[str, ...]:
-    """Return the names of all transforms."""
-    return (*MODEL_TRANSFORMS, *GRAPH_TRANSFORMS, *GRAPH_PASSES, *CALL_TRANSFORMS)
+def check_transforms(names: Sequence[str]) -> None:
+    """Refuse names of rewrites that nothing realizes.
+
+    Raises:
+        UnsupportedError: with the first such name.
+    """
+    for name in names:
+        choice = _find(name)
+        if choice is None or choice.stage is None or choice.realized_by is None:
+            known = sorted(list_values("transforms"), key=lambda one: (list(Stage).index(_stage_of(one)), one))
+            raise UnsupportedError(f"transforms has {name!r}, but there are {', '.join(known)}")
+
+
+def load_transforms(names: Sequence[str], *stages: Stage) -> list[Callable[..., Any]]:
+    """Return the functions that realize those of `names` that act at one of `stages`, in the order of `names`."""
+    found = [choice for choice in map(_find, names) if choice is not None and choice.stage in stages]
+    return [load_code(choice.realized_by) for choice in found if choice.realized_by is not None]
+
+
+def has_stage(names: Sequence[str], *stages: Stage) -> bool:
+    """Whether one of `names` acts at one of `stages`."""
+    return any(choice is not None and choice.stage in stages for choice in map(_find, names))
 
 
 def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Callable[..., Any], list[Layer]]:
@@ -53,8 +46,16 @@ def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Cal
         UnsupportedError: one of them does not apply to this model.
     """
     layers = []
-    for name in names:
-        if name in MODEL_TRANSFORMS:
-            call, layer = MODEL_TRANSFORMS[name](call)
-            layers.append(layer)
+    for transform in load_transforms(names, Stage.FORM, Stage.MODEL):
+        call, layer = transform(call)
+        layers.append(layer)
     return call, layers
+
+
+def _find(name: str) -> Choice | None:
+    return load_choices().get(("transforms", name))
+
+
+def _stage_of(name: str) -> Stage:
+    choice = _find(name)
+    return choice.stage if choice is not None and choice.stage is not None else Stage.CALL

@@ -4,6 +4,8 @@ Inductor's own form of `cat` is a copy of the one tensor that is not empty, in t
 contiguous (torch 2.11 to 2.13). Every KV cache of Transformers begins that way. Dynamo, which traces before such forms
 take the place of operators, knows eager's strides. So the traced code states the layout of each output. An output that
 has the layout already costs nothing.
+
+The order in which a tensor's dimensions lie in memory, and tensors laid out in such an order.
 """
 
 from __future__ import annotations
@@ -12,8 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from torchwise.compile.layout import lay_out, order_of
 
 
 def with_eager_strides(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,3 +32,26 @@ def with_eager_strides(call: Callable[..., Any]) -> Callable[..., Any]:
 def _as_it_lies(leaf: Any) -> Any:
     """Lay a tensor out in the order of dimensions that it has. One with gaps or repetitions is left as it comes."""
     return lay_out(leaf, order_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf
+
+
+Order = tuple[int, ...]
+"""The dimensions, from the one with the longest stride on."""
+
+
+def order_of(tensor: torch.Tensor) -> Order | None:
+    """Return the order of a tensor's dimensions, or None if it has gaps or repetitions, or no strides."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    if tensor.is_contiguous():
+        return tuple(range(tensor.dim()))
+    order = tuple(dim for _, dim in sorted([(-stride, dim) for dim, stride in enumerate(tensor.stride())]))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def lay_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
+    """Lay a tensor out in an order of dimensions, explicitly for a compiler. None leaves it as it comes."""
+    if order is None:
+        return tensor
+    if order == tuple(range(tensor.dim())):
+        return tensor.contiguous()
+    return tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(tensor.dim())])

@@ -12,12 +12,12 @@ with every step of a sequence: 11.5 s for a GRU of 20 steps on two CPU cores.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
-from torchwise.compile.noop_check import no_effect
 from torchwise.compile.shared_copies import share
+from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import UnsupportedError
 
 
@@ -65,7 +65,7 @@ def isolate(call: Callable[..., Any]) -> tuple[torch.nn.Module, Callable[[Callab
         UnsupportedError: there is no RNN in it, or nothing else, or it cannot be copied. Or, on the first call, no RNN
             was called, so that isolating them changed nothing.
     """
-    if not isinstance(call, torch.nn.Module) or not has_rnn(call):
+    if not has_rnn(call):
         kind = type(call).__qualname__
         raise UnsupportedError(f"transforms has 'isolate_rnn', but {kind} has no nn.RNN, nn.GRU or nn.LSTM inside it")
     model = share(call)
@@ -78,9 +78,11 @@ def isolate(call: Callable[..., Any]) -> tuple[torch.nn.Module, Callable[[Callab
     return model, lambda inner: _assert_applied(inner, called)
 
 
-def has_rnn(module: torch.nn.Module) -> bool:
-    """Whether a module has an RNN among its submodules. In one that is an RNN itself there is nothing to compile."""
-    return not isinstance(module, torch.nn.RNNBase) and any(isinstance(m, torch.nn.RNNBase) for m in module.modules())
+def has_rnn(call: Callable[..., Any]) -> TypeGuard[torch.nn.Module]:
+    """Whether a model has an RNN among its submodules. In one that is an RNN itself there is nothing to compile."""
+    if not isinstance(call, torch.nn.Module) or isinstance(call, torch.nn.RNNBase):
+        return False
+    return any(isinstance(module, torch.nn.RNNBase) for module in call.modules())
 
 
 def _assert_applied(inner: Callable[..., Any], called: set[bool]) -> Callable[..., Any]:

@@ -23,9 +23,9 @@ import torch
 
 from torchwise._torch.dispatch import NO_SUBCLASSES
 from torchwise.compile.cuda_graphs.capture_errors import place_of
-from torchwise.compile.cuda_graphs.graph_key import DEVICE
-from torchwise.compile.noop_check import no_effect
+from torchwise.compile.cuda_graphs.graph_pool import DEVICE
 from torchwise.compile.tensor_reads import answering
+from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 

@@ -20,7 +20,7 @@ import torch
 
 from torchwise._torch import inductor
 from torchwise._torch.private_name import check
-from torchwise.compile.noop_check import no_effect
+from torchwise.compile.uncompiled_reason import no_effect
 
 SHORT = range(2, 9)
 """Lengths of a dimension for which an outermost layout pays. Longer ones fill a vector by themselves."""

@@ -18,7 +18,8 @@ from torchwise.decide.samplers.base import Proposal
 from torchwise.plan import EAGER, Choice, Numerics, Plan, PlanSpace, Trait
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.effort import EFFORTS, MOST
-from torchwise.plan.space import choices_of, complexity_of, iter_changes
+from torchwise.plan.rules import iter_changes
+from torchwise.plan.space import choices_of, complexity_of
 from torchwise.records import units
 
 MIN_GAIN = 0.02

@@ -12,7 +12,7 @@ from torchwise.diagnose.bisect.job import Option, Probe, ProbeResult
 from torchwise.diagnose.bisect.probe_runner import ProbeRunner
 from torchwise.plan import Plan
 from torchwise.plan.plan import OptionValue
-from torchwise.plan.space import iter_changes
+from torchwise.plan.rules import iter_changes
 from torchwise.records.bisection import Cause, Stage
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from torch import fx
 from torchwise.diagnose.bisect.job import MARKS, Probe, Written
 from torchwise.diagnose.bisect.probe import BACKENDS, inductor_options, load_subject
 from torchwise.errors import UnsupportedError
-from torchwise.plan.target_form import split
+from torchwise.plan.workload_spec import split
 from torchwise.records.bisection import Symptom
 from torchwise.workload import pytree
 

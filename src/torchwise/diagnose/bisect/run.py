@@ -18,12 +18,12 @@ from torchwise.diagnose.bisect.probe_runner import BisectListener, ProbeRunner
 from torchwise.diagnose.requests import make_spec, sent
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.space import iter_changes
+from torchwise.plan.rules import iter_changes
 from torchwise.records import Failure
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Stage, Subgraph, Symptom
 from torchwise.trial import Job, Launcher, ProcessLauncher, own_caches
 from torchwise.workload import Example, Workload
-from torchwise.workload.user_inputs import read_workload
+from torchwise.workload.target import read_workload
 
 LOWER: tuple[Stage, ...] = ("dynamo", "aot_eager", "aot_eager_decomp_partition")
 """The stages below Inductor, each with all stages before it."""

@@ -11,5 +11,6 @@ register(
         complexity=2,
         summary="torch.compile with Inductor: fuses pointwise work and reductions into its own kernels",
         effort="quick",
+        realized_by="torchwise.compile.backends.inductor:compile",
     )
 )

@@ -20,6 +20,7 @@ register(
         effort="quick",
         compile_factor=0.0,
         target_cost="launch",
+        realized_by="torchwise.compile.cuda_graphs.call_graph:CapturedCall",
     ),
     Choice(
         "capture",
@@ -39,5 +40,6 @@ register(
         effort="quick",
         compile_factor=0.0,
         target_cost="launch",
+        realized_by="torchwise.compile.cuda_graphs.segmented:SegmentedCall",
     ),
 )

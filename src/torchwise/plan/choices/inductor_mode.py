@@ -19,18 +19,8 @@ register(
         devices=("cuda",),
         requires=ON_INDUCTOR,
         target_cost="launch",
-    ),
-    Choice(
-        "mode",
-        "max-autotune-no-cudagraphs",
-        Numerics.SAME_PRECISION,
-        complexity=2,
-        summary="Inductor picks each matrix product and convolution by timing several kernels",
-        required_traits=(Trait.GEMM,),
-        requires=ON_INDUCTOR,
-        compile_factor=8.0,
-        target_cost="gemm",
-        min_remaining_fraction=0.3,
+        not_ahead="mode 'reduce-overhead' records its CUDA graphs in the process that compiles",
+        ahead_instead=(("capture", "call"),),
     ),
     Choice(
         "mode",
@@ -43,6 +33,20 @@ register(
         requires=ON_INDUCTOR,
         effort="thorough",
         compile_factor=9.0,
+        target_cost="gemm",
+        min_remaining_fraction=0.3,
+        not_ahead="mode 'max-autotune' records its CUDA graphs in the process that compiles",
+        ahead_instead=(("mode", "max-autotune-no-cudagraphs"), ("capture", "call")),
+    ),
+    Choice(
+        "mode",
+        "max-autotune-no-cudagraphs",
+        Numerics.SAME_PRECISION,
+        complexity=2,
+        summary="Inductor picks each matrix product and convolution by timing several kernels",
+        required_traits=(Trait.GEMM,),
+        requires=ON_INDUCTOR,
+        compile_factor=8.0,
         target_cost="gemm",
         min_remaining_fraction=0.3,
     ),
@@ -110,7 +114,7 @@ register(
         # beginning and the end of each kernel, which a profile counts as work. Time with over time without, measured on
         # one H200: 0.74 and 0.80 (100 captured Gross-Pitaevskii steps of 2.7 µs: plan-kernels-gross-pitaevskii and
         # beyond-modes of 2026-11-23 in benchmarks/results), 0.95 (relevance_amp, training: plan-kernels-relevance-amp).
-        # That was before each kernel waited first (`compile/pdl_waits.py`), which can only take from the gain.
+        # That was before each kernel waited first (`compile/backends/inductor.py`), which can only take from the gain.
         min_remaining_fraction=0.7,
     ),
     Choice(

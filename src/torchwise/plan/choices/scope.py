@@ -1,8 +1,29 @@
 """How much of the model is compiled at once."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait
+
+if TYPE_CHECKING:
+    from torchwise.plan.plan import Plan
+
+ONLY_WHOLE = "it compiles parts, and only one whole graph can be stored"
+
+
+def find_loop_problems(plan: Plan) -> Iterator[str]:
+    """Yield the reasons why repeated parts of the graph cannot be compiled once in a plan."""
+    if plan.mode in ("reduce-overhead", "max-autotune"):
+        yield f"scope is 'rolled', but mode {plan.mode!r} captures each call of the body: capture the whole call"
+    if plan.shapes != "static":
+        yield f"shapes is {plan.shapes!r}, but scope 'rolled' finds repetitions for one shape: shapes must be static"
+    if plan.option("freezing"):
+        yield "option freezing is True, but scope is 'rolled': one body for many weights cannot hold them as constants"
+
 
 register(
     Choice(
@@ -15,6 +36,8 @@ register(
         requires=(("backend", "inductor"), ("mode", "default")),
         compile_factor=0.4,
         target_cost="compile",
+        not_ahead=ONLY_WHOLE,
+        ahead_instead=(),
     ),
     Choice(
         "scope",
@@ -30,5 +53,8 @@ register(
         # On two busy CPU cores 13 s where the whole takes 90 to 109 (100 Gross-Pitaevskii steps of 16³, complex numbers
         # rewritten); rounded up, as less of most programs repeats.
         compile_factor=0.2,
+        find_problems=find_loop_problems,
+        not_ahead=ONLY_WHOLE,
+        ahead_instead=(),
     ),
 )

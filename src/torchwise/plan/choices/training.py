@@ -2,6 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.choices.capture import PRINTS
+from torchwise.plan.choices.scope import ONLY_WHOLE
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
 
@@ -49,6 +50,8 @@ register(
         modes=("training",),
         required_traits=(Trait.TRAINING_STEP,),
         requires=(("backend", "inductor"),),
+        not_ahead=ONLY_WHOLE,
+        ahead_instead=(),
     ),
     Choice(
         "capture",

@@ -21,11 +21,11 @@ import torch
 from torchwise._torch import aot_autograd, inductor
 from torchwise._torch.guards import output_strides
 from torchwise._torch.private_name import check
-from torchwise.compile.noop_check import assert_transform_applied
 from torchwise.compile.transforms.complex_to_real import inductor_calls
 from torchwise.compile.transforms.complex_to_real.repeated_work import bound_repeated_work
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting, rewrite
 from torchwise.compile.transforms.complex_to_real.vectors import pays_in_vectors
+from torchwise.compile.uncompiled_reason import assert_transform_applied
 from torchwise.errors import UnsupportedError
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

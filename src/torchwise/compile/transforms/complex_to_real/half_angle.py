@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from torchwise.compile.transforms.complex_to_real.recorder import Recorder
-from torchwise.compile.transforms.complex_to_real.split_interleave import DEVICE, MIN_ELEMENTS
+from torchwise.compile.transforms.complex_to_real.layout import DEVICE, MIN_ELEMENTS
+from torchwise.compile.transforms.complex_to_real.registry import Recorder
 
 aten = torch.ops.aten
 

@@ -16,11 +16,21 @@ from torchwise.compile.signature import is_strided
 from torchwise.compile.transforms.complex_to_real import rules
 from torchwise.compile.transforms.complex_to_real.half_angle import take_half_angles
 from torchwise.compile.transforms.complex_to_real.inductor_calls import FEATURE, decompositions
-from torchwise.compile.transforms.complex_to_real.layout import arrange, fills_its_memory, interleave, lies
+from torchwise.compile.transforms.complex_to_real.layout import (
+    arrange,
+    fills_its_memory,
+    interleave,
+    lies,
+    split_interleaves,
+)
 from torchwise.compile.transforms.complex_to_real.lazy import Lazy, lazily
-from torchwise.compile.transforms.complex_to_real.recorder import Recorder
-from torchwise.compile.transforms.complex_to_real.registry import ARITHMETIC, RULES, ExpectedResult, NotCoveredError
-from torchwise.compile.transforms.complex_to_real.split_interleave import split_interleaves
+from torchwise.compile.transforms.complex_to_real.registry import (
+    ARITHMETIC,
+    RULES,
+    ExpectedResult,
+    NotCoveredError,
+    Recorder,
+)
 from torchwise.compile.transforms.complex_to_real.values import REAL, Pair, is_complex, lift
 from torchwise.errors import UnsupportedError
 

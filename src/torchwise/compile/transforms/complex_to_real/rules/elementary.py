@@ -2,6 +2,12 @@
 
 They follow eager within rounding if the result is finite. If e^x overflows, or an operand is infinite, a part may be
 nan here when eager has inf, or inf when eager has nan.
+
+Powers with whole, real and complex exponents.
+
+Sine, cosine, tangent and their hyperbolic kin, which are the same functions turned by i.
+
+The inverse trigonometric and hyperbolic functions (Kahan, *Branch Cuts for Complex Elementary Functions*, 1987).
 """
 
 from __future__ import annotations
@@ -103,3 +109,156 @@ def rsqrt(want: ExpectedResult, z: Pair) -> Pair:
 def sigmoid(want: ExpectedResult, z: Any) -> Pair:
     """1 / (1 + e^−z)."""
     return quotient(want, Pair(1.0, 0.0), Pair(1.0, 0.0) + exp(want, -lift(z)))
+
+
+MULTIPLIED = 16
+"""Whole exponents up to this are products. Larger ones go through the logarithm."""
+
+
+@rule(aten.square)
+def square(want: ExpectedResult, z: Any) -> Pair:
+    """z · z."""
+    return lift(z, want.real) * lift(z, want.real)
+
+
+@rule(aten.pow)
+def power(want: ExpectedResult, base: Any, exponent: Any) -> Pair:
+    """base^exponent = e^(exponent · ln base). Small whole exponents and ±½ go by products and roots, as in ATen."""
+    z = lift(base, want.real)
+    if isinstance(exponent, Pair | torch.Tensor):
+        return _general(want, z, lift(exponent, want.real))
+    number = complex(exponent)
+    if number.imag == 0 and number.real.is_integer() and abs(number.real) <= MULTIPLIED:
+        whole = _integer_power(z, abs(int(number.real)))
+        return whole if number.real >= 0 else quotient(want, Pair(1.0, 0.0), whole)
+    if number in (0.5, -0.5):
+        return sqrt(want, z) if number.real > 0 else rsqrt(want, z)
+    return _general(want, z, lift(number))
+
+
+def _integer_power(z: Pair, exponent: int) -> Pair:
+    """Multiply by squaring: exponent's binary digits from the lowest."""
+    result = Pair(1.0, 0.0)
+    while exponent:
+        if exponent % 2:
+            result = result * z
+        exponent //= 2
+        z = z * z if exponent else z
+    return result
+
+
+def _general(want: ExpectedResult, base: Pair, exponent: Pair) -> Pair:
+    base, exponent = _as_tensors(want, base), _as_tensors(want, exponent)
+    x, y = base.tensors()
+    u, _ = exponent.tensors()
+    at_zero = (x == 0) & (y == 0)
+    inside = Pair(torch.where(at_zero, 1.0, x), torch.where(at_zero, 0.0, y))
+    re, im = exp(want, log(want, inside) * exponent).tensors()
+    # 0^w, as in eager: 0 if Re w > 0, else e^(w · (−inf)), which is inf or nan, 0^0 included.
+    zero_re = torch.where(u > 0, 0.0, torch.where(u < 0, math.inf, math.nan))
+    zero_im = torch.where(u > 0, 0.0, math.nan)
+    return Pair(torch.where(at_zero, zero_re, re), torch.where(at_zero, zero_im, im))
+
+
+def _as_tensors(want: ExpectedResult, z: Pair) -> Pair:
+    return Pair(*(part if isinstance(part, torch.Tensor) else want.full(part) for part in (z.re, z.im)))
+
+
+@rule(aten.sinh)
+def sinh(_want: ExpectedResult, z: Pair) -> Pair:
+    """sinh x cos y + i cosh x sin y."""
+    x, y = z.tensors()
+    return Pair(x.sinh() * y.cos(), x.cosh() * y.sin())
+
+
+@rule(aten.cosh)
+def cosh(_want: ExpectedResult, z: Pair) -> Pair:
+    """cosh x cos y + i sinh x sin y."""
+    x, y = z.tensors()
+    return Pair(x.cosh() * y.cos(), x.sinh() * y.sin())
+
+
+@rule(aten.tanh)
+def tanh(_want: ExpectedResult, z: Pair) -> Pair:
+    """(tanh x (1 + t²) + i t / cosh² x) / (1 + t² tanh² x), t = tan y, which stays finite at every floating number.
+
+    If cosh x overflows, its inverse is 0, and the quotient is the limit ±1.
+    """
+    x, y = z.tensors()
+    t, a, b = y.tan(), x.tanh(), 1 / x.cosh()
+    below = 1 + (t * a) * (t * a)
+    return Pair(a * (1 + t * t) / below, t / below * b * b)
+
+
+@rule(aten.sin)
+def sin(want: ExpectedResult, z: Pair) -> Pair:
+    """−i sinh(iz)."""
+    return -(sinh(want, z.times_i()).times_i())
+
+
+@rule(aten.cos)
+def cos(want: ExpectedResult, z: Pair) -> Pair:
+    """cosh(iz)."""
+    return cosh(want, z.times_i())
+
+
+@rule(aten.tan)
+def tan(want: ExpectedResult, z: Pair) -> Pair:
+    """−i tanh(iz)."""
+    return -(tanh(want, z.times_i()).times_i())
+
+
+@rule(aten.asinh)
+def asinh(want: ExpectedResult, z: Pair) -> Pair:
+    """With p = √(1 + iz), q = √(1 − iz): asinh(re p im q − re q im p) + i atan2(y, re p re q − im p im q)."""
+    x, y = z.tensors()
+    p, q = sqrt(want, Pair(1 - y, x)).tensors(), sqrt(want, Pair(1 + y, -x)).tensors()
+    return Pair(-(p[0] * q[1] - q[0] * p[1]).asinh(), torch.atan2(y, p[0] * q[0] - p[1] * q[1]))
+
+
+@rule(aten.acos)
+def acos(want: ExpectedResult, z: Pair) -> Pair:
+    """With p = √(1 − z), q = √(1 + z): 2 atan2(re p, re q) + i asinh(re q im p − im q re p)."""
+    x, y = z.tensors()
+    p, q = sqrt(want, Pair(1 - x, -y)).tensors(), sqrt(want, Pair(1 + x, y)).tensors()
+    return Pair(2 * torch.atan2(p[0], q[0]), (q[0] * p[1] - q[1] * p[0]).asinh())
+
+
+@rule(aten.acosh)
+def acosh(want: ExpectedResult, z: Pair) -> Pair:
+    """With p = √(z − 1), q = √(z + 1): asinh(re p re q + im p im q) + 2i atan2(im p, re q)."""
+    x, y = z.tensors()
+    p, q = sqrt(want, Pair(x - 1, y)).tensors(), sqrt(want, Pair(x + 1, y)).tensors()
+    return Pair((p[0] * q[0] + p[1] * q[1]).asinh(), 2 * torch.atan2(p[1], q[0]))
+
+
+@rule(aten.atanh)
+def atanh(_want: ExpectedResult, z: Pair) -> Pair:
+    """log1p(4|x| / ((1 − |x|)² + y²)) / 4 with the sign of x, + i atan2(2y, (1 − |x|)(1 + |x|) − y²) / 2.
+
+    Near ±1, where the square could vanish, the real part is ln(|1 + z| / |1 − z|) / 2. If squares would overflow, the
+    whole result is x / |z|² ± iπ/2, from quotients.
+    """
+    x, y = z.tensors()
+    far = torch.maximum(x.abs(), y.abs()) > math.sqrt(torch.finfo(x.dtype).max) / 4
+    a, b = torch.where(far, 0.0, x.abs()), torch.where(far, 0.0, y.abs())
+    gap = torch.hypot(1 - a, b)
+    close = gap < 0.25
+    ratio = 4 * a / torch.where(close, 1.0, gap * gap)
+    near = torch.where(close, 0.5 * (torch.hypot(1 + a, b).log() - gap.log()), 0.25 * torch.log1p(ratio))
+    size = torch.where(far, torch.hypot(0.5 * x, 0.5 * y), 1.0)
+    real = torch.where(far, 0.25 * (x.abs() / size) / size, near)
+    angle = torch.where(far, math.pi / 2, 0.5 * torch.atan2(2 * b, (1 - a) * (1 + a) - b * b))
+    return Pair(torch.copysign(real, x), torch.copysign(angle, y))
+
+
+@rule(aten.asin)
+def asin(want: ExpectedResult, z: Pair) -> Pair:
+    """−i asinh(iz)."""
+    return -(asinh(want, z.times_i()).times_i())
+
+
+@rule(aten.atan)
+def atan(want: ExpectedResult, z: Pair) -> Pair:
+    """−i atanh(iz)."""
+    return -(atanh(want, z.times_i()).times_i())

@@ -1,4 +1,9 @@
-"""Operators that act on both parts alike: they move numbers, or add them up."""
+"""Operators that act on both parts alike: they move numbers, or add them up.
+
+Conversions of real numbers into complex ones, and of complex ones into real ones.
+
+Products along a dimension, and norms. Sums are taken by parts, in `shapes`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import torch
 
 from torchwise._torch import pytree as _pytree
 from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, NotCoveredError, rule
+from torchwise.compile.transforms.complex_to_real.rules.arithmetic import modulus, nonzero
 from torchwise.compile.transforms.complex_to_real.values import REAL, Pair, Part, lift
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -115,3 +121,119 @@ def _make_pairs(re: Any, im: Any) -> Any:
         parts = [0.0] * len(re) if im is None else im
         return tuple(Pair(*both) for both in zip(re, parts, strict=True))
     return Pair(re, 0.0 if im is None else im)
+
+
+@rule(aten.complex)
+def complex_of(_want: ExpectedResult, re: torch.Tensor, im: torch.Tensor) -> Pair:
+    """Re + i im."""
+    return Pair(re, im)
+
+
+@rule(aten.polar)
+def polar(_want: ExpectedResult, size: torch.Tensor, angle: torch.Tensor) -> Pair:
+    """Size · (cos angle + i sin angle)."""
+    return Pair(size * angle.cos(), size * angle.sin())
+
+
+@rule(aten.real, computes=False)
+def real(_want: ExpectedResult, z: Pair) -> Any:
+    """The real part."""
+    return z.tensors()[0]
+
+
+@rule(aten.imag, computes=False)
+def imag(_want: ExpectedResult, z: Pair) -> Any:
+    """The imaginary part."""
+    return z.tensors()[1]
+
+
+@rule(aten.view_as_complex, aten.view_as_complex_copy, computes=False)
+def view_as_complex(_want: ExpectedResult, whole: torch.Tensor) -> Pair:
+    """(..., 2) read as complex numbers."""
+    return Pair.from_interleaved(whole)
+
+
+@rule(aten._to_copy, aten.to, prims.convert_element_type, computes=False)
+def convert(want: ExpectedResult, z: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """Convert to another dtype or device. A real dtype takes the real part, and bool takes z ≠ 0."""
+    if want.dtype is torch.bool:
+        return nonzero(z).to(want.device)
+    parts = lift(z)
+    moved = [p.to(want.device, want.real) if isinstance(p, torch.Tensor) else p for p in (parts.re, parts.im)]
+    return Pair(moved[0], moved[1]) if want.dtype in REAL else Pair(moved[0], moved[1]).tensors()[0]
+
+
+@rule(aten.full, aten.full_like, aten.new_full, computes=False)
+def full(_want: ExpectedResult, _like: Any, *args: Any, **_kwargs: Any) -> Pair:
+    """One number everywhere."""
+    return lift(args[-1])
+
+
+@rule(aten.scalar_tensor, computes=False)
+def scalar_tensor(_want: ExpectedResult, value: Any, **_kwargs: Any) -> Pair:
+    """One number."""
+    return lift(value)
+
+
+@rule(aten.ones, aten.ones_like, aten.new_ones, computes=False)
+def ones(_want: ExpectedResult, *_args: Any, **_kwargs: Any) -> Pair:
+    """1 everywhere."""
+    return Pair(1.0, 0.0)
+
+
+@rule(aten.zeros, aten.zeros_like, aten.new_zeros, aten.empty, aten.empty_like, aten.new_empty, computes=False)
+@rule(aten.empty_strided, aten.new_empty_strided, prims.empty_strided, aten.empty_permuted, computes=False)
+def zeros(_want: ExpectedResult, *_args: Any, **_kwargs: Any) -> Pair:
+    """0 everywhere, also for memory whose contents are undefined."""
+    return Pair(0.0, 0.0)
+
+
+@rule(aten.prod)
+def prod(want: ExpectedResult, z: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Pair:  # noqa: ARG001
+    """Multiply along a dimension, or over all of them, in halves: log₂ n products of ever shorter tensors."""
+    re, im = lift(z, want.real).tensors()
+    if dim is None:
+        re, im, dim = re.reshape(-1), im.reshape(-1), 0
+    if re.dim() == 0:
+        return Pair(re, im)
+    value, left = Pair(re, im), re.shape[dim]
+    if left == 0:
+        return Pair(1.0, 0.0)
+    while left > 1:
+        half = left // 2
+        product = _narrow(value, dim, 0, half) * _narrow(value, dim, half, half)
+        value = _cat(product, _narrow(value, dim, 2 * half, 1), dim) if left % 2 else product
+        left -= half
+    re, im = value.tensors()
+    return value if keepdim else Pair(re.squeeze(dim), im.squeeze(dim))
+
+
+@rule(aten.cumprod)
+def cumprod(want: ExpectedResult, z: Any, dim: int, *, dtype: Any = None) -> Pair:  # noqa: ARG001 (want has it)
+    """Multiply each entry by the one 1, 2, 4, ... places before it (Hillis and Steele, CACM 29, 1170, 1986)."""
+    value = lift(z, want.real)
+    re, _ = value.tensors()
+    count, shift = re.shape[dim] if re.dim() else 1, 1
+    while shift < count:
+        later = _narrow(value, dim, shift, count - shift) * _narrow(value, dim, 0, count - shift)
+        value = _cat(_narrow(value, dim, 0, shift), later, dim)
+        shift *= 2
+    return value
+
+
+def _narrow(z: Pair, dim: int, start: int, length: int) -> Pair:
+    re, im = z.tensors()
+    return Pair(re.narrow(dim, start, length), im.narrow(dim, start, length))
+
+
+def _cat(a: Pair, b: Pair, dim: int) -> Pair:
+    (ar, ai), (br, bi) = a.tensors(), b.tensors()
+    return Pair(torch.cat((ar, br), dim), torch.cat((ai, bi), dim))
+
+
+@rule(aten.linalg_vector_norm)
+def vector_norm(want: ExpectedResult, z: Pair, *args: Any, **kwargs: Any) -> Any:
+    """The norm of the moduli. A complex `dtype` means the precision of its parts."""
+    if kwargs.get("dtype") in REAL:
+        kwargs = {**kwargs, "dtype": REAL[kwargs["dtype"]]}
+    return aten.linalg_vector_norm(modulus(want, z), *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Kernels that start early wait before they touch memory, as not all do by Inductor's `triton.enable_pdl`.
+"""Two changes of Inductor: kernels that start early wait first, and cache keys hold the dtype of autocast.
 
 By a programmatic dependent launch a kernel starts while the one before it still runs. `gdc_wait` holds it until that
 one has ended and its writes are visible (PTX ISA, `griddepcontrol`). That is only sound if every kernel waits. One that
@@ -7,19 +7,25 @@ shares memory with the very kernel before it, or else after its first load. A ke
 that fills a tensor with zeros or draws a mask from a seed, does not wait at all. Such a kernel may end before the one
 ahead of it. The next, which waits for it alone, then reads memory that is not written yet (torch 2.11 to 2.15,
 `TritonKernel._handle_pdl_before_access`). Verification need not see it: it is a matter of microseconds whether it
-happens.
+happens. So each kernel waits first of all here, and only then: after the first wait there is nothing left to wait for.
+Only the launch itself still starts early, which is most of the gain if kernels are short.
 
-So each kernel waits first of all here, and only then: after the first wait there is nothing left to wait for. Only the
-launch itself still starts early, which is most of the gain if kernels are short.
+Before 2.13, a graph under float16 was answered by code compiled for it under bfloat16, in this process or from an
+earlier process's cache on disk. PyTorch 2.13 adds the dtype itself (`AOTAutogradCacheDetails.autocast_state`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
+import torch
+
 from torchwise._torch import inductor
+from torchwise._torch.aot_autograd import CACHE_KEY
 from torchwise._torch.private_name import check
+from torchwise.errors import UnsupportedError
 
 OPTION = "triton.enable_pdl"
 WHO = f"Inductor's {OPTION}"
@@ -65,3 +71,27 @@ def _note_in_keys(details: Any) -> None:
 
 def _is_pdl_enabled() -> bool:
     return bool(inductor.CONFIG.get(WHO).triton.enable_pdl)
+
+
+NOTED = "autocast_state"
+
+
+@functools.cache
+def add_autocast_to_key() -> None:
+    """Add the dtype of each active autocast to the key. Keys without autocast stay the same."""
+    with contextlib.suppress(UnsupportedError):  # a version without such keys
+        details = CACHE_KEY.get("a key of compiled code")
+        if NOTED not in details.__init__.__code__.co_names:
+            _note_in(details)
+
+
+def _note_in(details: Any) -> None:
+    make = details.__init__
+
+    def init_with_note(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        devices = filter(torch.is_autocast_enabled, ("cpu", "cuda"))
+        if noted := {device: torch.get_autocast_dtype(device) for device in devices}:
+            setattr(self, NOTED, noted)
+
+    details.__init__ = init_with_note

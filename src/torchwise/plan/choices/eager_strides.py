@@ -1,0 +1,41 @@
+"""Outputs laid out as eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torchwise.plan.choice import Choice, Stage, register
+from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
+
+if TYPE_CHECKING:
+    from torchwise.plan.plan import Plan
+
+
+def find_problems(plan: Plan) -> Iterator[str]:
+    """Yield the reasons why the rewrite cannot be part of a plan."""
+    if plan.scope != "whole":
+        yield f"transforms has 'eager_strides', but scope is {plan.scope!r}, whose parts lay out what they return"
+    if plan.shapes == "dynamic":
+        yield "shapes is 'dynamic', but eager_strides holds for one shape: shapes must be static"
+
+
+register(
+    Choice(
+        "transforms",
+        "eager_strides",
+        Numerics.EXACT,
+        complexity=1,
+        summary="outputs have eager's strides if the compiler would choose others",
+        required_traits=(Trait.RESTRIDED,),
+        requires=(("backend", "inductor"),),
+        implies=(("backend", "inductor"),),
+        effort="quick",
+        compile_factor=0.98,  # of a plain compile: it hardly adds anything, and as the cheapest it is tried first
+        realized_by="torchwise.compile.transforms.eager_strides:with_eager_strides",
+        stage=Stage.CALL,
+        find_problems=find_problems,
+        not_ahead="its output strides depend on a trace of `torch.compile`",
+    )
+)

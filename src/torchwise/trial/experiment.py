@@ -1,0 +1,217 @@
+"""One experiment: something that answers in the model's place is built, verified, and timed against eager.
+
+The plans of trials and the contenders of benchmarks are candidates alike. So their figures can be compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from torchwise.compile import compile_plan
+from torchwise.plan import EAGER, Trait
+from torchwise.records import Measurement, Outcome, Verdict, WorkerStage
+from torchwise.trial.error_origin import run_checks
+from torchwise.trial.harness import Calls, Harness
+from torchwise.trial.job import Job, Restart
+from torchwise.verify import StepSubject, Subject, verify, verify_step
+from torchwise.verify.first_calls import FirstAnswer, very_first
+from torchwise.verify.inputs import draws
+from torchwise.verify.observe import Observation
+from torchwise.verify.spot_check import check_retained_outputs
+from torchwise.verify.step import check_retained_loss
+from torchwise.verify.step_runner import StepRunner
+from torchwise.workload import pytree
+from torchwise.workload.train_step import TrainStep
+
+
+class Candidate(Protocol):
+    """Something that answers in the model's place."""
+
+    @property
+    def precision(self) -> str:
+        """The precision of its plan, which sets the noise floor, or "native"."""
+        ...
+
+    @property
+    def may_overwrite(self) -> bool:
+        """Whether its answers are verified as copies, because later calls may overwrite them."""
+        ...
+
+    def build(self, call: Callable[..., Any], harness: Harness) -> Callable[..., Any]:
+        """Return a callable in place of the model, or of a copy of the training step, which it may change."""
+        ...
+
+    def build_reproducible(self, job: Job, harness: Harness) -> Callable[..., Any] | None:
+        """Return a form of it that draws eager's own random numbers, or None."""
+        ...
+
+
+class Experiment:
+    """A candidate, its verdict and its timings, in this process.
+
+    Attributes:
+        harness: the workload, its device and its clock.
+        call: the candidate, once it is built.
+        calls: its calls in the form that is timed.
+    """
+
+    call: Callable[..., Any]
+    calls: Calls
+
+    def __init__(self, job: Job, candidate: Candidate) -> None:
+        self._job, self._candidate = job, candidate
+        self.harness = Harness(job)
+        self.step_runner: StepRunner | None = None
+        self._built_s = 0.0
+        self._answers: list[FirstAnswer] = []
+
+    def build(self) -> None:
+        """Build the candidate. The seconds count as part of its first calls."""
+        workload = self.harness.workload
+        if workload.step:
+            self.step_runner = StepRunner(workload.step, self._build)
+            self.call = self.step_runner.call
+        else:
+            self.call = self._build(workload.call)
+        self.calls = self.harness.runners(self.call)
+
+    def _build(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        built: list[Callable[..., Any]] = []
+        self._built_s = self.harness.once(lambda: built.append(self._candidate.build(call, self.harness)))
+        return built[0]
+
+    def first_calls(self) -> float:
+        """Make the first calls, keep their answers, and return the seconds beyond steady ones."""
+        observe = self.step_runner.observe_gradients if self.step_runner else None
+        self._answers = [FirstAnswer(call, observe) for call in self.calls]
+        return self._built_s + self.harness.first_calls(list(self._answers))
+
+    def verify(self, stage: Callable[[str], None]) -> Verdict:
+        """Compare the candidate with the reference, and with eager at its precision."""
+        return self._verify_call() if self.step_runner is None else self._verify_step(self.step_runner, stage)
+
+    def _verify_call(self) -> Verdict:
+        workload, traits = self.harness.workload, self._job.traits
+        is_stochastic = Trait.STOCHASTIC in traits
+        plain = Subject(
+            workload,
+            workload.call,
+            workload.call,
+            stochastic=is_stochastic,
+            training=self.harness.mode == "training",
+            stateful=Trait.STATEFUL in traits,
+        )
+        subject = replace(
+            plain,
+            candidate=_copy_answers(self.call) if self._candidate.may_overwrite else self.call,
+            floor=self._build_floor(workload.call) or workload.call,
+            precision=self._candidate.precision,
+            reproducible=self._candidate.build_reproducible(self._job, self.harness) if is_stochastic else None,
+            first=[answer.observation for answer in self._answers],
+        )
+        effort = self._job.effort
+        return run_checks(
+            lambda: verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
+            lambda: verify(plain, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
+        )
+
+    def _verify_step(self, runner: StepRunner, stage: Callable[[str], None]) -> Verdict:
+        effort, is_stochastic = self._job.effort, Trait.STOCHASTIC in self._job.traits
+        candidate = runner
+        if self._candidate.may_overwrite:
+            candidate = copy.copy(runner)
+            candidate.call = _copy_answers(runner.call)
+        subject = StepSubject(
+            self.harness.workload,
+            candidate,
+            lambda step: self._candidate.build(step, self.harness),
+            None if self._candidate.precision == "native" else self._build_step_floor,
+            self._candidate.precision,
+            is_stochastic,
+            None if is_stochastic else self._first_step,
+        )
+
+        def verify_eager() -> Verdict:
+            eager = StepRunner(self.harness.workload.step)  # type: ignore[arg-type]
+            plain = replace(
+                subject, candidate=eager, make=lambda step: step, floor=None, precision="native", first=None
+            )
+            return verify_step(plain, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
+
+        return run_checks(
+            lambda: verify_step(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s, tell=stage),
+            verify_eager,
+        )
+
+    @property
+    def _first_step(self) -> tuple[int, Observation] | None:
+        """The very first step's result and its example: the only step that starts from the state of the verification.
+
+        A step that scales its loss may be skipped, and then has no result.
+        """
+        step = self.harness.workload.step
+        has_scaler = step is None or step.scaler is not None or self._candidate.precision == "autocast_fp16"
+        return None if has_scaler else very_first(self._answers)
+
+    def _build_floor(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return eager at the candidate's precision, which gives the noise floor for it, or None for eager itself."""
+        if self._candidate.precision == "native":
+            return None
+        plan, example = replace(EAGER, precision=self._candidate.precision), self.harness.workload.examples[0]
+        return compile_plan(call, plan, example, device=self.harness.device, mode=self.harness.mode).call
+
+    def _build_step_floor(self, step: TrainStep) -> Callable[..., Any]:
+        return self._build_floor(step) or step
+
+    def overwrites_answers(self) -> bool:
+        """Whether later calls overwrite the answers of earlier ones."""
+        inputs = draws(self.harness.workload, 1)
+        if self.step_runner is not None:
+            return check_retained_loss(self.step_runner, inputs).outcome is not Outcome.PASS
+        kept = check_retained_outputs(self.call, self.harness.workload.call, inputs[0], inputs[-1])
+        return kept.outcome is not Outcome.PASS
+
+    def time_cold(self, found: Measurement, stage: Callable[[str], None]) -> Measurement:
+        """Also time the candidate against eager with cold processor caches, if the job asks for it."""
+        if not self._job.cold:
+            return found
+        stage(WorkerStage.MEASURE_COLD)
+        return self.harness.with_cold(found, self.calls, self.harness.eager)
+
+    def restart(self, stage: Callable[[str], None], measure: Callable[[], Measurement]) -> Restart:
+        """Start the candidate from the caches in the job's folder, in this fresh process, and time it once more."""
+        with self.harness.gradients():
+            stage(WorkerStage.WARM_COMPILE)
+            self.build()
+            warm_s = self.first_calls()
+            stage(WorkerStage.MEASURE)
+            return Restart(warm_s, self.time_cold(measure(), stage))
+
+
+def hold_duel(job: Job, sides: Sequence[Candidate], stage: Callable[[str], None]) -> Measurement:
+    """Time two candidates in alternation, after both were verified."""
+    harness = Harness(job)
+    with harness.gradients():
+        stage(WorkerStage.COMPILE)
+        first, second = (start_candidate(candidate, harness) for candidate in sides)
+        stage(WorkerStage.MEASURE)
+        return harness.measure(first, second, expected_s=job.expected_s)
+
+
+def start_candidate(candidate: Candidate, harness: Harness) -> Calls:
+    """Return the calls of a candidate in the form that is timed, after the first ones, which compile."""
+    calls = harness.runners(candidate.build(harness.subject(), harness))
+    harness.first_calls(calls)
+    return calls
+
+
+def _copy_answers(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `call` to copy its answers, before a later call can overwrite them."""
+
+    def call_and_copy(*args: Any, **kwargs: Any) -> Any:
+        return pytree.map_tensors(lambda t: t.clone(), call(*args, **kwargs))
+
+    return call_and_copy
