@@ -140,8 +140,7 @@ def analyze(
 
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = read_workload(model, args, kwargs, examples)
-    options = {"mode": mode, "objective": objective, "calls": calls, "restarts": restarts}
-    spec = make_spec(model, workload, device, **options)
+    spec = make_spec(model, workload, device, mode=mode, objective=objective, calls=calls, restarts=restarts)
     request = AnalyzeRequest(spec, plan_of(plan, store), effort, tuple(batches), batch_dim, limit)
     display: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Silent())
     with sent(workload, spec.target) as file, display as listener:
