@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from torchwise.workload import Example, Workload
-from torchwise.zoo.ivhl import build_field_superposition
 from torchwise.zoo.random_inputs import Request
+from torchwise_models.zoo.ivhl import build_field_superposition
 
 
 def resnet50() -> Workload:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from torchwise.model_libraries import load_hf, load_timm
 from torchwise.workload import Example, Workload, pytree
 from torchwise.workload.train_step import TrainStep
+from torchwise_models.libraries import load_hf, load_timm
 
 CLASSES = 1000
 

@@ -1,4 +1,4 @@
-"""Records to store, and the jobs of other processes with a store. No torch here, so that a process starts quickly.
+"""Jobs of other processes with a store, and a dump of one. No torch here, so that a process starts quickly.
 
 `python tests/store_samples.py > tests/fixtures/store_v<N>.sql` dumps a store of the present schema. Old dumps stay.
 """
@@ -11,7 +11,6 @@ import sqlite3
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -20,125 +19,24 @@ from unittest import mock
 
 from sqlalchemy import create_engine, text
 
-from torchwise.environment import Environment
-from torchwise.plan import EAGER, Numerics, Plan, Trait
-from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import (
-    Approval,
-    Check,
-    Costs,
-    Decision,
-    Failure,
-    FailureKind,
-    Inspection,
-    Interval,
-    Measurement,
-    Outcome,
-    Standing,
-    Study,
-    StudyState,
-    Trial,
-    TrialState,
-    Verdict,
-)
-from torchwise.records.compile_events import CompileEvents
-from torchwise.records.explanation import Capturable, Execution, Explanation, Finding, Kernel, Stage
-from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Decision, Standing, StudyState
+from torchwise.store import LeaseOwner, open_storage
 from torchwise.store.location import locate
-
-HERE = Environment(
-    device="cpu",
-    hostname="here",
-    system="Linux x86_64",
-    cpu="Example CPU @ 3.00 GHz",
-    cpus=8,
-    python="3.11.9",
-    torch="2.13.0+cpu",
-)
-INDUCTOR = Plan(backend="inductor")
-TUNED = Plan(backend="inductor", options=(("max_autotune", True), ("coordinate_descent_tuning", True)))
-FASTER = Measurement((0.5, 0.5, 0.5), (1.0, 1.0, 1.0), notes=("the machine was busy",))
-PASSED = Verdict((Check("values", Outcome.PASS, "agrees", error=1e-7, floor=1e-7),))
-
-
-def a_study(identity: str = "1d" * 8, target: str = "zoo:tutorial.fusion_demo", **changes: Any) -> Study:
-    inspection = Inspection(
-        identity=identity,
-        structure="57" * 8,
-        description="Net, 25.6 M parameters, float32",
-        inputs=("[0][0] float32[8, 16] (16, 1)",),
-        traits=frozenset(map(Trait, {"module", "floating", "gemm"})),
-        measurement=Measurement((1.0, 1.25, 1.5), (1.0, 1.25, 1.5)),
-        first_call_s=0.01,
-        shares={"gemm": 0.75},
-    )
-    return replace(Study(0, WorkloadSpec(target), HERE, inspection, Numerics.SAME_PRECISION, "quick"), **changes)
+from torchwise.testing.records import FASTER as FASTER
+from torchwise.testing.records import HERE as HERE
+from torchwise.testing.records import INDUCTOR, TUNED, complete_trial, fail_trial, make_decision
+from torchwise.testing.records import PASSED as PASSED
+from torchwise.testing.records import claim_trial as claim
+from torchwise.testing.records import create_study as create
+from torchwise.testing.records import make_approval as a_ruling
+from torchwise.testing.records import make_explanation as an_explanation
+from torchwise.testing.records import make_study as a_study
 
 
 def a_decision(plan: Plan = INDUCTOR, **changes: Any) -> Decision:
-    decision = Decision(
-        plan=plan,
-        reason="2 times as fast, proven by 1 check",
-        speedup=Interval(1.75, 2.0, 2.25),
-        break_even_calls=Interval(10.0, 20.0, float("inf")),
-        saved_s=100.0,
-        baseline_s=1.0,
-        cold_s=10.0,
-        warm_s=None,
-        workload=WorkloadSpec("zoo:tutorial.fusion_demo"),
-        identity="1d" * 8,
-        structure="57" * 8,
-        inputs=("[0][0] float32[8, 16] (16, 1)",),
-        environment=HERE,
-    )
-    return replace(decision, **changes)
-
-
-def a_ruling(plan: Plan = INDUCTOR, standing: Standing = Standing.APPROVED, **changes: Any) -> Approval:
-    ruling = Approval(
-        "zoo:tutorial.fusion_demo", "inference", HERE.hardware, plan, standing, "bob", "it is calm", at=1e9
-    )
-    return replace(ruling, **changes)
-
-
-def an_explanation(plan: Plan | None = None, **changes: Any) -> Explanation:
-    told = Explanation(
-        workload=WorkloadSpec("zoo:tutorial.fusion_demo"),
-        environment=HERE,
-        plan=plan,
-        measurement=FASTER,
-        stages=(Stage("graph capture", 0.25, "4 lines", "1 graph"),),
-        execution=Execution(Interval(0.5, 0.5, 0.5), 0.25, guards=7),
-        kernels=(Kernel("h\u00f6he", 2.0, 0.125),),
-        findings=(Finding("guards", "7 guards", "they are checked", "leave them out"),),
-        capturable=Capturable(None),
-        compile_events=CompileEvents(0.5),
-        created_at=1e9,
-    )
-    return replace(told, **changes)
-
-
-def complete_trial(trial: Trial) -> Trial:
-    costs = Costs(10.0, warm_s=2.5, peak_memory=1 << 40)
-    return replace(
-        trial, state=TrialState.COMPLETE, measurement=FASTER, verdict=PASSED, costs=costs, seconds=12.5, started_at=1e9
-    )
-
-
-def fail_trial(trial: Trial) -> Trial:
-    failure = Failure(FailureKind.DIED, "compile", "SIGSEGV", "line 1\nline 2 with \u00e9 and \x00")
-    return replace(trial, state=TrialState.FAIL, failure=failure, started_at=1e9)
-
-
-def create(storage: Storage, study: Study | None = None) -> Study:
-    study = study or a_study()
-    return storage.create_study(StudyKey.from_study(study), study)
-
-
-def claim(storage: Storage, study_id: int, plan: Plan = INDUCTOR, owner: LeaseOwner | None = None) -> Trial:
-    trial = storage.claim_trial(study_id, plan, "it is worth a try", owner or LeaseOwner.current())
-    assert trial is not None
-    return trial
+    """Return the decision with the words that the dumps of older stores have."""
+    return make_decision(plan, **{"reason": "2 times as fast, proven by 1 check", **changes})
 
 
 # The jobs of other processes. Each says over `pipe` how far it is and is killed, or ends.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torchwise.former_packages import PACKAGES, install
+from torchwise.former_packages import FORMER, install
 from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ __all__ = [
     "watch",
 ]
 
-_PACKAGES = ("artifact", "bucketing", "components", "errors", "lock", "training", "zoo", *PACKAGES)
+_FORMER_PACKAGES = [name.removeprefix("torchwise.") for name in FORMER if name.count(".") == 1]
+_PACKAGES = ("artifact", "bucketing", "components", "errors", "lock", "training", "zoo", *_FORMER_PACKAGES)
 """Packages with names of their own, such as `torchwise.training.tune`, and those by their former names."""
 _load = load_attributes(__name__, _HOMES, {"Legality": "Numerics"})
 install()

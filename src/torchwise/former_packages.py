@@ -9,25 +9,36 @@ import importlib.machinery
 import sys
 import warnings
 from collections.abc import Sequence
+from itertools import accumulate
 from types import ModuleType
 
-PACKAGES = {
-    "artefact": "artifact",
-    "foreign": "model_libraries",
-    "parts": "components",
-    "realize": "compile",
-    "shapes": "bucketing",
+FORMER = {
+    "torchwise.artefact": "torchwise.artifact",
+    "torchwise.foreign": "torchwise_models.libraries",
+    "torchwise.model_libraries": "torchwise_models.libraries",
+    "torchwise.parts": "torchwise.components",
+    "torchwise.realize": "torchwise.compile",
+    "torchwise.shapes": "torchwise.bucketing",
+    "torchwise.zoo.arr_coc": "torchwise_models.zoo.arr_coc",
+    "torchwise.zoo.energy_flow": "torchwise_models.zoo.energy_flow",
+    "torchwise.zoo.ivhl": "torchwise_models.zoo.ivhl",
+    "torchwise.zoo.spinlock": "torchwise_models.zoo.spinlock",
+    "torchwise.zoo.training": "torchwise_models.zoo.training",
+    # Modules, as pickles of users' own objects name them.
+    "torchwise.foreign.denoisers": "torchwise_models.libraries.wrappers",
+    "torchwise.foreign.language": "torchwise_models.libraries.wrappers",
+    "torchwise.model_libraries.denoisers": "torchwise_models.libraries.wrappers",
+    "torchwise.model_libraries.language": "torchwise_models.libraries.wrappers",
+    "torchwise.parts.part": "torchwise.components.component",
+    "torchwise.shapes.proof": "torchwise.bucketing.padding_check",
+    "torchwise.workload.differences": "torchwise.records.structure_differences",
+    "torchwise.workload.spec": "torchwise.plan.workload_spec",
+    "torchwise.workload.step": "torchwise.workload.train_step",
+    "torchwise.zoo.tutorial.branch": "torchwise.zoo.tutorial.basics",
+    "torchwise.zoo.tutorial.fusion": "torchwise.zoo.tutorial.basics",
+    "torchwise.zoo.tutorial.launches": "torchwise.zoo.tutorial.basics",
 }
-"""Packages of `torchwise` by their former names."""
-
-MODULES = {
-    "parts.part": "components.component",
-    "shapes.proof": "bucketing.padding_check",
-    "workload.differences": "records.structure_differences",
-    "workload.spec": "plan.workload_spec",
-    "workload.step": "workload.train_step",
-}
-"""Modules by their former names, as pickles of users' own objects name them."""
+"""Packages and modules by their former names."""
 
 _said: set[str] = set()
 
@@ -45,19 +56,24 @@ class _Finder:
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        root, _, rest = fullname.partition(".")
-        package, _, inner = rest.partition(".")
-        if root != "torchwise" or (package not in PACKAGES and rest not in MODULES):
+        if not fullname.startswith("torchwise."):
+            return None
+        former = [name for name in accumulate(fullname.split("."), "{}.{}".format) if name in FORMER]
+        if not former:
             return None
         from importlib.util import find_spec
 
-        now = "torchwise." + (MODULES.get(rest) or f"{PACKAGES[package]}.{inner}".rstrip("."))
-        if find_spec(now) is None:
+        now = FORMER[former[-1]] + fullname.removeprefix(former[-1])
+        try:
+            found = find_spec(now)
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("torchwise_models"):
+                raise
+            text = f"{fullname} is called {now} now, and comes with torchwise-models: pip install torchwise-models"
+            raise ModuleNotFoundError(text, name=fullname) from None
+        if found is None:
             return None
-        if package in PACKAGES:
-            warn_once(f"torchwise.{package}", f"torchwise.{PACKAGES[package]}")
-        else:
-            warn_once(fullname, now)
+        warn_once(former[0], FORMER[former[0]])
         return importlib.machinery.ModuleSpec(fullname, self, loader_state=now)  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:

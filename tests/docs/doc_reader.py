@@ -17,7 +17,7 @@ from torch import nn
 
 import torchwise
 from torchwise import bucketing
-from torchwise.plan import Plan
+from torchwise.plan import CHOICES, Plan
 from torchwise.plan.effort import EFFORTS
 
 ONE_THREAD = Plan(threads=1)
@@ -161,10 +161,18 @@ def prepare_fallback_reasons(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
     return {"fast": fast}
 
 
+def prepare_plug_ins(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    for key in (("backend", "interpreted"), ("transforms", "drop_dropout")):  # known after the page no more than before
+        monkeypatch.setitem(CHOICES, key, None)
+        del CHOICES[key]
+    return {}
+
+
 OF_PAGE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
     "docs/artifacts.md": prepare_artifacts,
     "docs/loops.md": lambda _monkeypatch: {"starts": [torch.rand(64, 64)]},
     "docs/components.md": prepare_components,
+    "docs/howto/plug-ins.md": prepare_plug_ins,
     "docs/reference/fallback-reasons.md": prepare_fallback_reasons,
     "docs/serving.md": prepare_serving,
     "docs/bucketing.md": prepare_bucketing,

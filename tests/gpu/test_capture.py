@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -13,9 +15,12 @@ torch = pytest.importorskip("torch")
 
 from torchwise.compile import compile_plan  # noqa: E402
 from torchwise.compile.cuda_graphs import capture_stream  # noqa: E402
+from torchwise.compile.cuda_graphs.call_graph import CapturedCall  # noqa: E402
+from torchwise.compile.cuda_graphs.segmented import SegmentedCall  # noqa: E402
 from torchwise.errors import UnsupportedError  # noqa: E402
 from torchwise.measure.memory import measure_memory_use  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
+from torchwise.testing.cuda_graph import Capture, CudaGraphContract  # noqa: E402
 from torchwise.trial.harness import measure_memory_with_inputs, memory_growth  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 
@@ -43,6 +48,23 @@ def _without_gradients() -> object:
 
 def x(rows: int = 4) -> torch.Tensor:
     return torch.randn(rows, 32, device="cuda")
+
+
+class TestCapturedCall(CudaGraphContract):
+    @pytest.fixture
+    def capture(self) -> Capture:
+        return lambda call, module: CapturedCall(call, module, device="cuda", mode="inference")
+
+
+def ask_first(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a call read a bool from the GPU, as it is captured in segments for that."""
+    return lambda x, *args, **kwargs: call(x, *args, **kwargs) if x.abs().max() >= 0 else None
+
+
+class TestSegmentedCall(CudaGraphContract):
+    @pytest.fixture
+    def capture(self) -> Capture:
+        return lambda call, module: SegmentedCall(ask_first(call), module, device="cuda", mode="inference")
 
 
 def test_it_answers_as_eager_does_on_fresh_inputs(net: torch.nn.Module) -> None:

@@ -15,8 +15,8 @@ from torchwise.plan import Plan  # noqa: E402
 from torchwise.verify.reference import as_reference, float64_of, widen  # noqa: E402
 from torchwise.workload import Workload, pytree  # noqa: E402
 from torchwise.zoo import load  # noqa: E402
-from torchwise.zoo.ivhl import build_field_superposition  # noqa: E402
 from torchwise.zoo.random_inputs import Request  # noqa: E402
+from torchwise_models.zoo.ivhl import build_field_superposition  # noqa: E402
 from zoo_checks import run, worst_error  # noqa: E402
 
 pytestmark = pytest.mark.gpu

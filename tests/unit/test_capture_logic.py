@@ -23,6 +23,7 @@ from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_C
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, record, record_in_place
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import UnsupportedError
+from torchwise.testing.cuda_graph import Capture, CudaGraphContract
 from torchwise.workload import pytree
 
 
@@ -108,6 +109,10 @@ class Machine:
 
         return replay, borrowed
 
+    def count_graphs(self) -> int:
+        """Count the graphs that somebody still holds."""
+        return sum(graph() is not None for pool in self._pools.values() for graph in pool)
+
 
 def view_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Read and write the memory without keeping it, as a graph does."""
@@ -126,6 +131,20 @@ def capture_call(call: Callable[..., Any], module: torch.nn.Module | None = None
 
 
 X = torch.randn(3, 4)
+
+
+class TestContract(CudaGraphContract):
+    @pytest.fixture
+    def capture(self, machine: Machine) -> Capture:
+        return capture_call
+
+    @pytest.fixture
+    def device(self) -> str:
+        return "cpu"
+
+    @pytest.fixture
+    def count_held(self, machine: Machine) -> Callable[[], int]:
+        return machine.count_graphs
 
 
 def test_a_signature_is_recorded_once_and_then_replayed(machine: Machine) -> None:

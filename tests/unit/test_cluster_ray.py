@@ -30,6 +30,7 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Trial, TrialState
 from torchwise.store import open_storage
+from torchwise.testing.launcher import LauncherContract
 from torchwise.trial import Job, Limits, ProcessSettings, try_plan
 
 TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
@@ -60,6 +61,13 @@ def cluster() -> Iterator[Cluster]:
         cluster.shutdown()
         patched.undo()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class TestContract(LauncherContract):
+    @pytest.fixture
+    def launcher(self, cluster: Cluster) -> Iterator[RayLauncher]:
+        with RayLauncher("cpu", cluster.address) as launcher:
+            yield launcher
 
 
 def job(factory: str) -> Job:

@@ -24,14 +24,14 @@ from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.trial.inspection import _trace_operators
 from torchwise.workload import Example, pytree
-from torchwise.zoo.ivhl import (
+from torchwise.zoo.random_inputs import Request
+from torchwise_models.zoo.ivhl import (
     build_field_superposition,
     field_superposition,
     gross_pitaevskii_step,
     mera_layer,
     vortex_field,
 )
-from torchwise.zoo.random_inputs import Request
 
 C64, C128 = torch.complex64, torch.complex128
 PLAN = Plan(backend="inductor", transforms=("complex_to_real",))

@@ -23,7 +23,7 @@ from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.trial.inspection import _trace_operators
 from torchwise.workload import Example
-from torchwise.zoo.ivhl.condensate import gross_pitaevskii
+from torchwise_models.zoo.ivhl.condensate import gross_pitaevskii
 
 ROLLED = Plan(backend="inductor", scope="rolled")
 COMPLEX = Plan(backend="inductor", scope="rolled", transforms=("complex_to_real",))

@@ -14,17 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from torchwise import model_libraries
 from torchwise.errors import TargetError, WorkloadError
-from torchwise.model_libraries import diffusion, text
-from torchwise.model_libraries.options import parse
-from torchwise.model_libraries.weights import calibrate, make_seeded
-from torchwise.model_libraries.work import count
 from torchwise.workload import Workload
 from torchwise.workload.identity import identity
 from torchwise.workload.pytree import tensors
+from torchwise.workload.roofline import count_work
 from torchwise.workload.step_check import loss_of
 from torchwise.workload.target import load as load_target
+from torchwise_models import libraries
+from torchwise_models.libraries import diffusion, text
+from torchwise_models.libraries.options import parse
+from torchwise_models.libraries.weights import calibrate, make_seeded
 
 TEXT = "layers=2,width=128,vocabulary=50,length=12"
 SHARED = "layers=2,width=512,vocabulary=50,length=12"  # eight heads share a key
@@ -59,7 +59,7 @@ def load(target: str, **keywords: object) -> Workload:
     if scheme in ("hf", "diffusers"):
         library = {"hf": "transformers"}.get(scheme, scheme)
         pytest.importorskip(library, reason=f"{target} needs {library}: pip install 'torchwise[models]'")
-    return getattr(model_libraries, f"load_{scheme}")(name, **keywords)
+    return getattr(libraries, f"load_{scheme}")(name, **keywords)
 
 
 @functools.cache
@@ -193,8 +193,8 @@ def test_a_model_that_reads_values_has_no_count() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2 if x.sum().item() > 0 else x
 
-    assert count(Reads(), (torch.ones(2),)) is None
-    assert count(nn.Linear(3, 4, bias=False), (torch.ones(2, 3),)).flops == 2 * 2 * 3 * 4
+    assert count_work(Reads(), (torch.ones(2),)) is None
+    assert count_work(nn.Linear(3, 4, bias=False), (torch.ones(2, 3),)).flops == 2 * 2 * 3 * 4
 
 
 FIGURES = {
@@ -439,7 +439,7 @@ def test_a_missing_library_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, library, None)
     scheme, _, name = target.partition(":")
     with pytest.raises(TargetError, match=rf"{target} needs {library}, .*pip install 'torchwise\[models\]'"):
-        getattr(model_libraries, f"load_{scheme}")(name)
+        getattr(libraries, f"load_{scheme}")(name)
 
 
 def test_a_library_built_for_another_torch_is_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_a_library_built_for_another_torch_is_told_apart(monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(TargetError, match=r"but cannot be imported \(RuntimeError: operator torchvision::nms"):
-        model_libraries.load_timm("resnet50")
+        libraries.load_timm("resnet50")
 
 
 def test_each_library_is_a_target_scheme() -> None:

@@ -17,7 +17,7 @@ from torchwise.compile.transforms.complex_to_real.inductor_calls import patient_
 from torchwise.compile.transforms.complex_to_real.repeated_work import MAX_EVALUATIONS, bound_repeated_work
 from torchwise.compile.transforms.complex_to_real.rewrite import rewrite
 from torchwise.workload import Example
-from torchwise.zoo.ivhl import field_superposition, gross_pitaevskii_step, vortex_field
+from torchwise_models.zoo.ivhl import field_superposition, gross_pitaevskii_step, vortex_field
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,10 @@ from torchwise.errors import UnsupportedError
 SOURCE = Path(torchwise.__file__).parent
 TEXT = re.compile(r"\btorch(\.\w+)*\._[A-Za-z]\w*")
 """A private name in a text, such as one that advises a user."""
-OTHER_FILES = sorted(file for file in SOURCE.rglob("*.py") if file.parent.name != "_torch")
+PLUG_INS = Path(__file__).parents[2] / "plugins"
+OTHER_FILES = sorted(
+    file for folder in (SOURCE, PLUG_INS) for file in folder.rglob("*.py") if file.parent.name != "_torch"
+)
 
 
 def list_names() -> list[PrivateName]:

@@ -19,8 +19,9 @@ from torchwise.workload.step_check import loss_of
 from torchwise.workload.target import load as load_target
 from torchwise.zoo import Entry, list_workloads, load
 from torchwise.zoo.entry import SIZES
-from torchwise.zoo.ivhl import field_superposition
+from torchwise.zoo.families import load_zoo
 from torchwise.zoo.registry import select
+from torchwise_models.zoo.ivhl import field_superposition
 from zoo_checks import continuous, inputs, run, worst_error
 
 ENTRIES = tuple(entry for entry in list_workloads() if not entry.is_step)
@@ -169,7 +170,7 @@ def test_every_floating_type_is_answered_in_or_refused(entry: Entry) -> None:
 
 @every
 def test_the_builder_is_documented_and_takes_what_each_size_gives(entry: Entry) -> None:
-    build = getattr(importlib.import_module(f"torchwise.zoo.{entry.family}"), f"build_{entry.operation}")
+    build = getattr(importlib.import_module(load_zoo().families[entry.family].module), f"build_{entry.operation}")
     assert inspect.getdoc(build)
     _, *keywords = inspect.signature(build).parameters.values()
     needed = {p.name for p in keywords if p.default is p.empty}

@@ -13,11 +13,11 @@ from torchwise.errors import WorkloadError
 from torchwise.workload import Workload
 from torchwise.workload.step_check import loss_of
 from torchwise.zoo import load
-from torchwise.zoo.arr_coc import allocate
-from torchwise.zoo.arr_coc.detail import MAX_TOKENS, MEAN, MIN_TOKENS, blend
-from torchwise.zoo.arr_coc.scorers import InformationScorer, QueryScorer, SalienceScorer
-from torchwise.zoo.arr_coc.tension import TensionBalance
-from torchwise.zoo.catalogue.arr_coc import ENTRIES
+from torchwise_models.zoo.arr_coc import allocate
+from torchwise_models.zoo.arr_coc.detail import MAX_TOKENS, MEAN, MIN_TOKENS, blend
+from torchwise_models.zoo.arr_coc.scorers import InformationScorer, QueryScorer, SalienceScorer
+from torchwise_models.zoo.arr_coc.tension import TensionBalance
+from torchwise_models.zoo.catalogue.arr_coc import ENTRIES
 
 NAMES = [entry.name for entry in ENTRIES]
 TRAINED = [entry.name for entry in ENTRIES if entry.trains]

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import torchwise.zoo.energy_flow as family
+import torchwise_models.zoo.energy_flow as family
 from torchwise.workload import Workload
 from torchwise.workload.pytree import clone, equal, list_named_leaves, tensors
 from torchwise.workload.step_check import loss_of
-from torchwise.zoo.catalogue.energy_flow import ENTRIES
-from torchwise.zoo.energy_flow.carrier import STEEPNESS, STRIDE, Carried
-from torchwise.zoo.energy_flow.life import CYCLE, DIVISION, FLOOR, LIFESPAN, MATURITY, MODES, RETENTION, level_of
-from torchwise.zoo.energy_flow.storage import FREE, FlowState, FlowStorage, draw_storage, take
 from torchwise.zoo.random_inputs import Request
+from torchwise_models.zoo.catalogue.energy_flow import ENTRIES
+from torchwise_models.zoo.energy_flow.carrier import STEEPNESS, STRIDE, Carried
+from torchwise_models.zoo.energy_flow.life import CYCLE, DIVISION, FLOOR, LIFESPAN, MATURITY, MODES, RETENTION, level_of
+from torchwise_models.zoo.energy_flow.storage import FREE, FlowState, FlowStorage, draw_storage, take
 
 OPERATIONS = [entry.operation for entry in ENTRIES]
 SIZES = {entry.operation: entry.sizes for entry in ENTRIES}

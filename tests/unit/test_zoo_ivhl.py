@@ -17,8 +17,9 @@ from torchwise.errors import WorkloadError
 from torchwise.verify.reference import widen
 from torchwise.workload import Workload
 from torchwise.workload.pytree import tensors
-from torchwise.zoo import ivhl, list_workloads, load
+from torchwise.zoo import list_workloads, load
 from torchwise.zoo.random_inputs import Request
+from torchwise_models.zoo import ivhl
 
 NAMES = [entry.name for entry in list_workloads() if entry.family == "ivhl"]
 REAL = ["ivhl.gru_step", "ivhl.pachner_moves"]

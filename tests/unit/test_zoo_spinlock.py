@@ -15,7 +15,7 @@ from torchwise.workload import Workload
 from torchwise.workload.step_check import loss_of
 from torchwise.zoo import load
 from torchwise.zoo.random_inputs import Request
-from torchwise.zoo.spinlock import (
+from torchwise_models.zoo.spinlock import (
     DROPOUT,
     FIELDS,
     GROUPS,

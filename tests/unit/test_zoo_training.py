@@ -14,7 +14,7 @@ from torchwise.workload.train_step import TrainStep
 from torchwise.zoo import Entry, load
 from torchwise.zoo.entry import SIZES
 from torchwise.zoo.registry import select
-from torchwise.zoo.training import diffuse
+from torchwise_models.zoo.training import diffuse
 from zoo_checks import least_agreement, losses
 
 ENTRIES = select("training")
@@ -79,7 +79,7 @@ def test_it_travels_to_a_worker(entry: Entry) -> None:
 
 @every
 def test_the_builder_is_documented_and_takes_what_each_size_gives(entry: Entry) -> None:
-    build = getattr(importlib.import_module("torchwise.zoo.training"), f"build_{entry.operation}")
+    build = getattr(importlib.import_module("torchwise_models.zoo.training"), f"build_{entry.operation}")
     assert inspect.getdoc(build)
     _, *keywords = inspect.signature(build).parameters
     for size in SIZES:

@@ -16,8 +16,8 @@ from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import parse_toml
 from torchwise.plan.workload_spec import check_form
 from torchwise.records import codec
-from torchwise.zoo import list_workloads
 from torchwise.zoo.entry import SIZES
+from torchwise.zoo.families import Zoo, load_zoo
 from torchwise.zoo.registry import DEFAULT_SIZE
 
 
@@ -70,7 +70,8 @@ def resolve_targets(names: Iterable[str], sizes: Iterable[str]) -> list[str]:
     for size in sizes:
         if size not in SIZES:
             raise InputError(f"size is {size!r}, but must be one of {', '.join(SIZES)}")
-    return list(dict.fromkeys(target for name in names for target in _targets(name, sizes)))
+    zoo = load_zoo()
+    return list(dict.fromkeys(target for name in names for target in _targets(name, sizes, zoo)))
 
 
 def read_suite(file: Path) -> Suite:
@@ -82,23 +83,23 @@ def read_suite(file: Path) -> Suite:
     return parsing.read(file, lambda text: codec.from_builtins(parse_toml(text), Suite))
 
 
-def _targets(name: str, sizes: list[str]) -> list[str]:
+def _targets(name: str, sizes: list[str], zoo: Zoo) -> list[str]:
     scheme, colon, rest = name.partition(":")
     if colon and scheme != "zoo":
         check_form(name)
         return [name]
     base, _, size = (rest if colon else name).partition("@")
-    entries = {entry.name: entry.family for entry in list_workloads()}
+    entries = {entry.name: entry.family for entry in zoo.entries}
     # Training steps need another mode than the rest of the zoo, so they must be named explicitly.
-    steps = {entry.name for entry in list_workloads() if entry.is_step}
+    steps = {entry.name for entry in zoo.entries if entry.is_step}
     found = [n for n, family in entries.items() if base in (n, family) or (base == "zoo" and n not in steps)]
     if not found:
-        hint = did_you_mean(base, [*dict.fromkeys(entries.values()), *entries])
-        families = ", ".join(dict.fromkeys(entries.values()))
-        raise InputError(
-            f"{name!r} is no family or workload of the zoo{hint or '.'} Families are {families}; other targets are "
-            "package.module:factory, path/file.py:factory or SCHEME:name"
-        )
+        if reason := zoo.explain(base):
+            raise InputError(reason)
+        hint = did_you_mean(base, [*zoo.families, *entries])
+        problem = f"{name!r} is no family or workload of the zoo{hint or '.'} Families are {', '.join(zoo.families)}"
+        others = "other targets are package.module:factory, path/file.py:factory or SCHEME:name"
+        raise InputError("; ".join([problem, *zoo.explain_rest(), others]))
     if size and size not in SIZES:
         raise InputError(f"size is {size!r}, but must be one of {', '.join(SIZES)}")
     return [f"zoo:{full}@{chosen}" for full in found for chosen in ([size] if size else sizes)]

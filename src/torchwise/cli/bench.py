@@ -89,11 +89,11 @@ def bench(
     files.check()
     earlier = read_benchmark(resume) if resume and resume.exists() else None
 
-    from torchwise.bench import BenchRequest, resolve_targets
+    from torchwise.bench import BenchRequest
 
     chosen = _load_suite(suite, targets, size, device, mode, objective, contenders)
     request = BenchRequest(
-        tuple(resolve_targets(chosen.targets, chosen.sizes)),
+        tuple(_resolve_targets(chosen)),
         chosen.contenders,
         chosen.device,
         chosen.mode,
@@ -294,6 +294,16 @@ def _load_suite(
     )
 
 
+def _resolve_targets(suite: Suite) -> list[str]:
+    from torchwise.bench import resolve_targets
+    from torchwise.zoo.families import load_zoo
+
+    if "zoo" in suite.targets:
+        for reason in load_zoo().explain_rest():
+            typer.echo(f"torchwise: {reason}", err=True)
+    return resolve_targets(suite.targets, suite.sizes)
+
+
 def _refuse_no_targets() -> None:
     """Refuse a benchmark without targets.
 
@@ -301,10 +311,11 @@ def _refuse_no_targets() -> None:
         InputError: always. The message names the families.
     """
     from torchwise.errors import InputError
-    from torchwise.zoo import list_workloads
+    from torchwise.zoo.families import load_zoo
 
-    families = ", ".join(dict.fromkeys(entry.family for entry in list_workloads()))
-    raise InputError(
-        f"no target is given, but a benchmark needs some: a family of the zoo ({families}), zoo for all of them, "
-        "package.module:factory, path/file.py:factory, or --suite FILE"
+    zoo = load_zoo()
+    problem = (
+        f"no target is given, but a benchmark needs some: a family of the zoo ({', '.join(zoo.families)}), zoo for all "
+        "of them, package.module:factory, path/file.py:factory, or --suite FILE"
     )
+    raise InputError("; ".join([problem, *zoo.explain_rest()]))

@@ -32,6 +32,7 @@ def zoo(
 
     from torchwise.zoo import list_workloads
     from torchwise.zoo.entry import SIZES
+    from torchwise.zoo.families import load_zoo
     from torchwise.zoo.registry import DEFAULT_SIZE, parse, select
 
     selection = (name or "").removeprefix("zoo:")
@@ -45,6 +46,8 @@ def zoo(
         console.print(_make_table(entries))
         sizes = ", ".join(f"{size} (the default)" if size == DEFAULT_SIZE else size for size in SIZES)
         console.print(f"\nSizes: {sizes}. Details: torchwise zoo NAME. Tune one: torchwise tune zoo:NAME@SIZE")
+        for reason in [] if selection else load_zoo().explain_rest():
+            console.print(Text(f"{reason[0].upper()}{reason[1:]}"), soft_wrap=True)
     if json is not None:
         write_document(json, SCHEMA, {"workloads": [{**asdict(entry), "family": entry.family} for entry in entries]})
 

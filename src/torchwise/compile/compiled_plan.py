@@ -17,6 +17,7 @@ import torch
 from torchwise._torch.modules import BatchNorm
 from torchwise.compile import regional
 from torchwise.compile.backends import Backend, load_backend
+from torchwise.compile.cuda_graphs import CudaGraph
 from torchwise.compile.cuda_graphs.object_inputs import WithObjects
 from torchwise.compile.forward_entry import entry_of
 from torchwise.compile.guards.fast_module_guard import Reads
@@ -127,7 +128,7 @@ def compile_plan(
     )
 
 
-def _load_capture(unit: str) -> Callable[..., Any]:
+def _load_capture(unit: str) -> Callable[..., CudaGraph]:
     """Return the class of captured calls of a plan's `capture`."""
     realized_by = load_choices()["capture", unit].realized_by
     if realized_by is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from torchwise._torch import dynamo
 from torchwise.diagnose.break_fixes import add_fix
 from torchwise.records.compile_events import Break, Frame
+from torchwise.zoo.families import find_program_folders
 
 _OWN = Path(__file__).parents[1]
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<function>[^\n]+))?', re.MULTILINE)
@@ -74,8 +75,8 @@ def is_compiler(file: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
-    """Return whether a file is installed code: torch, site-packages, the standard library, or Torchwise but its zoo."""
-    return _is_within(file, _libraries()) and not _is_within(file, (str(_OWN / "zoo"),))
+    """Return whether a file is installed code: torch, site-packages, the standard library, Torchwise, but no zoo."""
+    return _is_within(file, _libraries()) and not _is_within(file, _programs())
 
 
 def read_excerpt(frame: Frame) -> str:
@@ -97,6 +98,11 @@ def _libraries() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib") if name in paths]
     return (str(_torch()), str(_OWN), *installed)
+
+
+@functools.cache
+def _programs() -> tuple[str, ...]:
+    return find_program_folders()
 
 
 def _torch() -> Path:

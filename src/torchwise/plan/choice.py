@@ -39,7 +39,11 @@ logger = logging.getLogger("torchwise")
 
 
 class Stage(StrEnum):
-    """The stages at which rewrites act, in their order, and the function that each of them expects."""
+    """The stages at which rewrites act, in their order, and the function that each of them expects.
+
+    A rewrite leaves the original as it is, and shares its weights. It refuses a model that it is not for with
+    `UnsupportedError`. `torchwise.testing.transform` has this contract as tests.
+    """
 
     FORM = "form"
     """The model is replaced by another form of itself: `(callable) -> (callable, layer)`.

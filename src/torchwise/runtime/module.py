@@ -62,7 +62,7 @@ class OptimizedModule(torch.nn.Module):
     """Runs a module by a decided plan. Every parameter, buffer, submodule and attribute is the original's own.
 
     Checkpoints carry no prefix and load into the bare module and back. The original answers the calls that the plan
-    cannot answer, or fails at (`Dispatcher`).
+    cannot answer, or fails at (`Dispatcher`). `torchwise.testing.served` has this contract as tests.
     """
 
     def __new__(cls, original: torch.nn.Module, *_: Any, **__: Any) -> OptimizedModule:

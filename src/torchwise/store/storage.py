@@ -69,6 +69,8 @@ class Storage:
 
     Every method raises `StorageError` if the database cannot be reached, stays locked or is damaged. It also raises it
     if a requested study does not exist, or a row has another format.
+
+    `torchwise.testing.storage` has this contract as tests.
     """
 
     def __init__(self, database: Database) -> None:

@@ -85,10 +85,17 @@ class Limits:
 
 
 class Launcher(Protocol):
-    """Runs jobs somewhere else. A candidate's failure must never make it raise."""
+    """Runs jobs somewhere else. A candidate's failure must never make it raise.
+
+    An error in the worker, its death and its limits of time and memory are failures, with the stage and the reason. A
+    worker that is ended takes its children along, and the next job runs. `torchwise.testing.launcher` has this contract
+    as tests.
+    """
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         """Run `job`, and return the worker's record as JSON, or the reason why there is none.
+
+        `on_stage` is called with each stage when it begins.
 
         Raises:
             InputError: the user's target or inputs cannot be used.

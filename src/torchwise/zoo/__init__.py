@@ -1,10 +1,10 @@
-"""The reference workloads: real programs from five fields, on which Torchwise itself is judged.
+"""The reference workloads, on which Torchwise itself is judged: the family `tutorial`, and those of plug-ins.
 
-One file per family holds the programs. `catalogue` lists them as pure data, and `registry` turns a name into a
-workload.
+`Family` and `Entry` describe them as pure data, and `registry` turns a name into a workload. Programs are built from a
+`random_inputs.Request`.
 """
 
-from torchwise.zoo.entry import Entry
+from torchwise.zoo.entry import Entry, Family
 from torchwise.zoo.registry import list_workloads, load
 
-__all__ = ["Entry", "list_workloads", "load"]
+__all__ = ["Entry", "Family", "list_workloads", "load"]

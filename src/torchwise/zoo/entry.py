@@ -1,4 +1,4 @@
-"""An entry of the catalogue of reference workloads."""
+"""Reference workloads as pure data: an entry for each, and families of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Entry:
     """One reference workload, as data.
 
     Attributes:
-        name: `family.operation`. The module `torchwise.zoo.<family>` builds it, with `build_<operation>`.
+        name: `family.operation`. The function `build_<operation>` of its family's module builds it.
         summary: the point of it, in a line.
         sizes: for each size, the keyword arguments of its builder.
         trains: whether it is meant to be trained, too: each parameter, and each input that requires it, gets a
@@ -45,3 +45,28 @@ class Entry:
     def operation(self) -> str:
         """The part of the name after the dot."""
         return self.name.partition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Reference workloads on one subject.
+
+    A plug-in offers its families in the entry-point group `torchwise.zoo_families`, each under its own name. The module
+    that an entry point names is imported to list the zoo, and so it should import no torch.
+
+    Attributes:
+        name: the part of its workloads' names before the dot.
+        module: the module with `build_<operation>` for each entry, which is imported to build one.
+        entries: its workloads, in the order in which they are shown.
+    """
+
+    name: str
+    module: str
+    entries: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        for entry in self.entries:
+            if entry.family != self.name:
+                raise ValueError(
+                    f"{entry.name} is in family {self.name!r}, but its name must begin with '{self.name}.'"
+                )

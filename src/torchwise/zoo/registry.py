@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from torchwise.errors import TargetError, WorkloadError, did_you_mean
-from torchwise.zoo.catalogue import CATALOGUE
 from torchwise.zoo.entry import SIZES, Entry
+from torchwise.zoo.families import load_zoo
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +19,8 @@ DEFAULT_SIZE = "medium"
 
 
 def list_workloads() -> tuple[Entry, ...]:
-    """List every reference workload, in the order of the catalogue."""
-    return CATALOGUE
+    """List every reference workload, family by family."""
+    return load_zoo().entries
 
 
 def load(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None, seed: int = 0) -> Workload:
@@ -44,7 +44,7 @@ def load(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None, se
     dtype = dtype or torch.float32
     if not dtype.is_floating_point:
         raise WorkloadError(f"dtype is {dtype}, but must be a floating-point type, such as torch.float32")
-    module = importlib.import_module(f"torchwise.zoo.{entry.family}")
+    module = importlib.import_module(load_zoo().families[entry.family].module)
     build = getattr(module, f"build_{entry.operation}")
     workload: Workload = build(Request(f"{entry.name}@{size}", device, dtype, seed), **entry.sizes[size])
     return workload
@@ -81,10 +81,13 @@ def select(name: str) -> tuple[Entry, ...]:
     Raises:
         TargetError: there is neither. The message names the near misses, and the entries in the family or all families.
     """
-    entries = list_workloads()
+    zoo = load_zoo()
+    entries = zoo.entries
     found = tuple(entry for entry in entries if name in (entry.name, entry.family))
     if found:
         return found
+    if reason := zoo.explain(name):
+        raise TargetError(reason)
     family, _, operation = name.partition(".")
     siblings = [entry.operation for entry in entries if entry.family == family]
     if siblings:
@@ -92,8 +95,8 @@ def select(name: str) -> tuple[Entry, ...]:
         raise TargetError(f"zoo family {family!r} has no operation {operation!r}{hint} There are {', '.join(siblings)}")
     spellings = _ways_to_miss(entries)
     hint = did_you_mean(name, spellings, spellings.__getitem__) or "."
-    families = ", ".join(dict.fromkeys(entry.family for entry in entries))
-    raise TargetError(f"the zoo has no workload {name!r}{hint} `torchwise zoo` lists its families: {families}")
+    listed = f"`torchwise zoo` lists its families: {', '.join(zoo.families)}"
+    raise TargetError("; ".join([f"the zoo has no workload {name!r}{hint} {listed}", *zoo.explain_rest()]))
 
 
 def _ways_to_miss(entries: Iterable[Entry]) -> dict[str, str]:

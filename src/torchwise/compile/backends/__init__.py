@@ -14,7 +14,11 @@ from torchwise.plan import Plan
 from torchwise.plan.choice import list_values, load_choices, load_code
 
 Backend = Callable[[Callable[..., Any], Plan], Callable[..., Any]]
-"""Takes the callable to compile and the plan, and returns the callable that answers its calls."""
+"""Takes the callable to compile and the plan, and returns the callable that answers its calls.
+
+That one has the same signature, and the same answers for inputs of any size. Weights that are changed in place take
+effect, and the callable's own exceptions come through. `torchwise.testing.backend` has this contract as tests.
+"""
 
 
 def load_backend(name: str) -> Backend:

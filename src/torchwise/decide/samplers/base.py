@@ -34,8 +34,9 @@ class Sampler(Protocol):
     """Chooses the next plan from the history.
 
     A sampler keeps no state: the same history gives the same answer. So an interrupted study continues from the same
-    point, and several processes may share one. It never proposes a plan that the history holds, and ends by returning
-    None.
+    point, and several processes may share one. It proposes only legal plans that are open or that the user named, never
+    eager, and never a plan that the history holds. It ends by returning None, and stays with that.
+    `torchwise.testing.sampler` has this contract as tests.
     """
 
     def ask(self, history: History) -> Proposal | None:

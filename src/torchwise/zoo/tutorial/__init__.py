@@ -4,7 +4,7 @@ One file per kind of lesson: fusion, launches, branches, the gains of a transfor
 dimensionless activations of unit variance.
 """
 
-from torchwise.zoo.tutorial.branch import build_branch
+from torchwise.zoo.tutorial.basics import build_branch, build_elementwise_chain, build_fusion_demo, build_many_small_ops
 from torchwise.zoo.tutorial.breaks import (
     build_break_branch,
     build_break_item,
@@ -12,8 +12,6 @@ from torchwise.zoo.tutorial.breaks import (
     build_break_numpy,
     build_break_print,
 )
-from torchwise.zoo.tutorial.fusion import build_elementwise_chain, build_fusion_demo
-from torchwise.zoo.tutorial.launches import build_many_small_ops
 from torchwise.zoo.tutorial.transformer import build_six_layer_transformer, build_transformer_block
 
 __all__ = [

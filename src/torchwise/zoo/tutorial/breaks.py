@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from torchwise.errors import WorkloadError
-from torchwise.plan.workload_spec import Roofline
-from torchwise.workload import Example, Workload
+from torchwise.workload import Example, Roofline, Workload
 from torchwise.zoo.random_inputs import Request
-from torchwise.zoo.tutorial.inputs import make_mirrored_examples, normal_examples
+from torchwise.zoo.tutorial.basics import make_mirrored_examples, normal_examples
 
 KNOTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 CURVE = (-0.8, -0.6, 0.1, 0.6, 0.8)

@@ -15,10 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 from torchwise.errors import WorkloadError
-from torchwise.plan.workload_spec import Roofline
-from torchwise.workload import Example, Workload
+from torchwise.workload import Example, Roofline, Workload
 from torchwise.zoo.random_inputs import Request
-from torchwise.zoo.tutorial.inputs import normal_examples
+from torchwise.zoo.tutorial.basics import normal_examples
 
 LAYERS = 6
 FEATURES = 64
