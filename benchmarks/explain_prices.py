@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from torchwise.compile import compile_plan
+from torchwise.diagnose.code_copies import copy_with_fresh_code
 from torchwise.diagnose.explain import explain
-from torchwise.diagnose.fresh_code_copy import copy_with_fresh_code
-from torchwise.diagnose.relative_saving import BLOCK_S, share_saved
+from torchwise.diagnose.savings import BLOCK_S, share_saved
 from torchwise.measure.clock import Clock
 from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 from torchwise.plan import Plan

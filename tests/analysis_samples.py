@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from builders import CREATED_AT, EAGER_S, HERE, PASSED, WRONG, a_measurement, a_plan, a_trial, an_inspection, samples
-from torchwise.diagnose.analysis.advice import advise
-from torchwise.diagnose.analysis.scale import BatchDim
+from torchwise.diagnose.analyze_advice import advise
+from torchwise.diagnose.batches import BatchDim
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, codec
@@ -86,11 +86,16 @@ class Workers:
     def run(self, job: Any, limits: Any, on_stage: Callable[[str], None]) -> str | Failure:
         on_stage("load")
         task = job.task.rpartition(":")[2]
-        self.jobs.append(f"{task} {job.size}" if task == "attempt_at" else task)
+        self.jobs.append(f"{task} {job.size}" if task == "attempt_at_size" else task)
         self.folders.append(getattr(job, "job", job).cache_dir)
         self.limits.append(limits.time_s)
-        answers = {"inspect": an_inspection(), "try": self.cold, "measure_steady": self.steady, "find": self.found}
-        answer = self._batch(job.size) if task == "attempt_at" else answers[task]
+        answers = {
+            "inspect": an_inspection(),
+            "try": self.cold,
+            "measure_steady": self.steady,
+            "find_batch_dim": self.found,
+        }
+        answer = self._batch(job.size) if task == "attempt_at_size" else answers[task]
         if isinstance(answer, Exception):
             raise answer
         return answer if isinstance(answer, Failure) else codec.to_json(answer)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchwise import environment
-from torchwise.diagnose.findings.evidence import Evidence, Fix
+from torchwise.diagnose.evidence import Evidence, Fix
 from torchwise.diagnose.kernels import Profiled
 from torchwise.diagnose.op_trace import OpTrace
 from torchwise.diagnose.stages import Code

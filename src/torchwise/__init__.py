@@ -14,7 +14,7 @@ from torchwise.lazy import load_attributes
 if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert
     from torchwise.diagnose.analyze import Analysis, analyze
-    from torchwise.diagnose.batch_fit import fit_batch
+    from torchwise.diagnose.batches import fit_batch
     from torchwise.diagnose.bisect import bisect
     from torchwise.diagnose.explain import explain
     from torchwise.diagnose.watch import watch
@@ -52,7 +52,7 @@ _HOMES = {
     "compiled": "runtime.components",
     "default_manager": "runtime.components",
     "explain": "diagnose.explain",
-    "fit_batch": "diagnose.batch_fit",
+    "fit_batch": "diagnose.batches",
     "export_metrics": "runtime.serving",
     "freeze": "runtime.serving",
     "on_alert": "alerts",

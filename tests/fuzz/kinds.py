@@ -23,8 +23,9 @@ from torchwise.artifact import package
 from torchwise.artifact.manifest import Manifest
 from torchwise.bench.suite import read_suite
 from torchwise.lock import file as lock_file
-from torchwise.lock import schema, toml
 from torchwise.lock.check_results import Check, Checked, State
+from torchwise.lock.entry import _digest
+from torchwise.lock.file import format_header, format_pair
 from torchwise.parsing import parse_json
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Approval, Decision, Duel, Interval, Study, Trial, codec
@@ -205,15 +206,15 @@ def _lock(folder: Path) -> Kind:
 
     def to_bytes(data: Any) -> bytes:
         """Write a lock as somebody would who knows how its sections are signed."""
-        lines = [toml.pair("schema", data["schema"])] if isinstance(data, dict) and "schema" in data else []
+        lines = [format_pair("schema", data["schema"])] if isinstance(data, dict) and "schema" in data else []
         for target, modes in data.items():
             if target == "schema":
                 continue
             for mode, machines in modes.items():
                 for machine, found in machines.items():
                     key, plain = (target, mode, machine), {n: v for n, v in found.items() if n != "digest"}
-                    lines += [toml.header(key), *(toml.pair(name, value) for name, value in plain.items())]
-                    lines += [toml.pair("digest", schema._digest(key, tomllib.loads("\n".join(lines[-len(plain) :]))))]
+                    lines += [format_header(key), *(format_pair(name, value) for name, value in plain.items())]
+                    lines += [format_pair("digest", _digest(key, tomllib.loads("\n".join(lines[-len(plain) :]))))]
         return "\n".join(lines).encode(errors="surrogatepass")
 
     return Kind("lock", (lock_file.Lock().with_entries(entries).to_toml().encode(),), read, to_plain, _toml, to_bytes)
@@ -226,9 +227,9 @@ def _toml(data: bytes) -> Any:
 def _tables(data: Any) -> bytes:
     """Write TOML of pairs, and of lists of tables."""
     tables = data.get("studies")
-    lines = [toml.pair(name, value) for name, value in data.items() if name != "studies" or not _are_tables(tables)]
+    lines = [format_pair(name, value) for name, value in data.items() if name != "studies" or not _are_tables(tables)]
     for table in tables if _are_tables(tables) else ():
-        lines += ["[[studies]]", *(toml.pair(name, value) for name, value in table.items())]
+        lines += ["[[studies]]", *(format_pair(name, value) for name, value in table.items())]
     return "\n".join(lines).encode(errors="surrogatepass")
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from analysis_samples import a_batch, a_steady, an_analysis
 from builders import EAGER_S, UNCLEAR, a_failure, a_measurement, a_plan, a_trial
-from torchwise.diagnose.analysis import advice
-from torchwise.diagnose.analysis.advice import RULES, advise
+from torchwise.diagnose import analyze_advice as advice
+from torchwise.diagnose.analyze_advice import RULES, advise
 from torchwise.plan import EAGER
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, FailureKind

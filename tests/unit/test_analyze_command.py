@@ -16,8 +16,8 @@ from analysis_samples import a_steady, an_analysis
 from builders import a_decision, a_plan, a_study, a_trial
 from torchwise.cli.analyze import LIMIT_S, analyze
 from torchwise.diagnose import analyze as api
-from torchwise.diagnose.analysis import run as phases
-from torchwise.diagnose.analysis.plans import DEFAULT, plan_of
+from torchwise.diagnose import analyze as phases
+from torchwise.diagnose.requests import DEFAULT, plan_of
 from torchwise.errors import InputError, PlanError, StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec

@@ -10,8 +10,8 @@ import pytest
 
 from analysis_samples import CRASH, HANG, Heard, Workers, an_analysis
 from builders import PASSED, WRONG, a_measurement, a_plan
-from torchwise.diagnose.analysis.job import Scaling, SteadyRun
-from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
+from torchwise.diagnose.analyze import AnalyzeRequest, SteadyRun, run_analysis
+from torchwise.diagnose.batches import Scaling
 from torchwise.errors import BaselineError, InputError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.plan.effort import EFFORTS
@@ -32,7 +32,14 @@ def run(workers: Workers, **changes: Any) -> Analysis:
 def test_the_phases_come_in_order_and_end_in_advice() -> None:
     workers, heard = Workers(), Heard()
     found = run_analysis(AnalyzeRequest(SPEC, batches=(4, 1, 4)), workers, heard)
-    assert workers.jobs == ["inspect", "try", "measure_steady", "find", "attempt_at 4", "attempt_at 1"]
+    assert workers.jobs == [
+        "inspect",
+        "try",
+        "measure_steady",
+        "find_batch_dim",
+        "attempt_at_size 4",
+        "attempt_at_size 1",
+    ]
     assert heard.phases == [
         "profiling the model",
         "inductor, with empty caches",
@@ -115,7 +122,7 @@ def test_where_there_is_no_batch_the_reason_is_said(found: Any) -> None:
     analysis = run(workers, batches=(1, 2))
     assert analysis.batches == ()
     assert analysis.batch_note == "not scaled: SIGSEGV"
-    assert workers.jobs[-1] == "find"
+    assert workers.jobs[-1] == "find_batch_dim"
 
 
 def test_the_batch_dimension_that_was_found_goes_to_every_batch() -> None:
@@ -152,9 +159,9 @@ def test_a_model_that_fails_ends_it() -> None:
 
 def test_jobs_name_their_functions_and_find_is_the_one_without_a_size() -> None:
     job = Job("try", SPEC)
-    assert SteadyRun(job).task == "torchwise.diagnose.analysis.steady:measure_steady"
-    assert Scaling(job).task == "torchwise.diagnose.analysis.scale:find"
-    assert Scaling(job, 4).task == "torchwise.diagnose.analysis.scale:attempt_at"
+    assert SteadyRun(job).task == "torchwise.diagnose.analyze_worker:measure_steady"
+    assert Scaling(job).task == "torchwise.diagnose.analyze_worker:find_batch_dim"
+    assert Scaling(job, 4).task == "torchwise.diagnose.analyze_worker:attempt_at_size"
     assert Scaling(replace(job, cache_dir="/x"), 4).variables()["TORCHINDUCTOR_CACHE_DIR"] == "/x"
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.diagnose.analysis import scale, steady
-from torchwise.diagnose.analysis.job import Scaling
-from torchwise.diagnose.analysis.scale import BatchDim, batch_of, resize_example
+from torchwise.diagnose import analyze_worker as steady
+from torchwise.diagnose.analyze_worker import find_batch_dim, resize_example
+from torchwise.diagnose.batches import BatchDim, Scaling, batch_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.trial import Job, loading
+from torchwise.trial import Job
 from torchwise.workload import Example, Workload
 
 
@@ -20,8 +20,8 @@ def find(call: Any, *inputs: Any, dim: int | None = None) -> BatchDim:
     """Find the batch as a worker does."""
     workload = Workload(call, (Example(inputs),))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load", lambda job: workload)
-        return scale.find(Scaling(Job("try", WorkloadSpec("m:f")), dim=dim), lambda name: None)
+        patch.setattr(steady, "load", lambda job: workload)
+        return find_batch_dim(Scaling(Job("try", WorkloadSpec("m:f")), dim=dim), lambda name: None)
 
 
 def test_the_first_dimension_that_all_inputs_share_is_the_batch() -> None:

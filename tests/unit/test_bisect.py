@@ -10,8 +10,7 @@ import pytest
 
 from torchwise.cli.bisect import exit_code
 from torchwise.diagnose.bisect import BisectRequest, run_bisection
-from torchwise.diagnose.bisect.candidates import OPTIONS, is_plain, plan_of
-from torchwise.diagnose.bisect.ddmin import first, minimal
+from torchwise.diagnose.bisect.isolate import OPTIONS, first, is_plain, minimal, plan_of
 from torchwise.diagnose.bisect.job import Graphs, Probe, ProbeResult, Written
 from torchwise.errors import BaselineError, InputError, PlanError
 from torchwise.plan import Plan

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import torchwise.bench
-import torchwise.diagnose.analysis.run
+import torchwise.diagnose.analyze
 import torchwise.diagnose.bisect
 import torchwise.diagnose.explain
 import torchwise.study
@@ -41,7 +41,7 @@ def a_bisection() -> Bisection:
 COMMANDS: dict[str, tuple[Callable[..., None], Any, str, Callable[[], Any]]] = {
     "torchwise.study/1": (tune, torchwise.study, "run_study", a_study),
     "torchwise.explanation/1": (explain, torchwise.diagnose.explain, "explain", explanation),
-    "torchwise.analysis/1": (analyze, torchwise.diagnose.analysis.run, "run_analysis", an_analysis),
+    "torchwise.analysis/1": (analyze, torchwise.diagnose.analyze, "run_analysis", an_analysis),
     "torchwise.bisection/1": (bisect, torchwise.diagnose.bisect, "run_bisection", a_bisection),
     "torchwise.bench/1": (bench, torchwise.bench, "run_benchmark", a_benchmark),
 }

@@ -44,9 +44,9 @@ def _forget() -> Iterator[None]:
 
 def the_page(name: str, **parameters: str) -> AppTest:
     def draw(name: str) -> None:
-        import importlib
+        from torchwise.dashboard import app
 
-        importlib.import_module(f"torchwise.dashboard.views.{name}").show()
+        getattr(app, f"show_{name}")()
 
     drawn = AppTest.from_function(draw, args=(name,), default_timeout=60)
     for key, value in parameters.items():
@@ -86,10 +86,10 @@ def test_a_study_is_found_by_its_address_and_by_choice() -> None:
 
 @pytest.mark.usefixtures("store")
 def test_what_is_drawn_is_kept_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchwise.dashboard.views import study
+    from torchwise.dashboard import app
 
     drawn: list[int] = []
-    monkeypatch.setattr(study, "render_html_part", lambda found, _theme: drawn.append(found.id) or f"<p>{found.id}</p>")
+    monkeypatch.setattr(app, "render_html_part", lambda found, _theme: drawn.append(found.id) or f"<p>{found.id}</p>")
     the_page("study", study="1")
     the_page("study", study="1")
     assert drawn == [1]

@@ -17,11 +17,10 @@ from typer.testing import CliRunner
 
 from torchwise import doctor as package
 from torchwise.cli.doctor import doctor
-from torchwise.doctor import Finding, Status, SystemInfo, child, compiler, diagnosis, disk, judge, probe, system_info
+from torchwise.doctor import Finding, Status, SystemInfo, child, compiler, judge, probe, system_info
 from torchwise.doctor.compiler import Compiler
-from torchwise.doctor.disk import GIB, MIB, Folder
-from torchwise.doctor.probe import Step
-from torchwise.doctor.threads import read_cost, time_threads
+from torchwise.doctor.probe import Step, read_cost, time_threads
+from torchwise.doctor.system_info import GIB, MIB, Folder
 from torchwise.errors import InputError
 
 
@@ -245,7 +244,7 @@ def test_a_check_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     def raise_error(_: SystemInfo) -> list[Finding]:
         raise ZeroDivisionError("odd machine")
 
-    monkeypatch.setattr(diagnosis, "CHECKS", (raise_error, *diagnosis.CHECKS))
+    monkeypatch.setattr(package, "CHECKS", (raise_error, *package.CHECKS))
     findings = judge(GOOD)
     assert "ZeroDivisionError: odd machine" in findings[0].found
     assert len(findings) == 1 + len(judge(GOOD)) - 1
@@ -350,19 +349,19 @@ def test_gpu_processes_are_those_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch
 
 def test_folders_are_tried_by_writing(tmp_path: Path) -> None:
     target = tmp_path / "not" / "yet" / "made"
-    assert disk.check_folder(str(target)).error == ""
-    assert disk.check_folder(str(target)).free > 0
+    assert system_info.check_folder(str(target)).error == ""
+    assert system_info.check_folder(str(target)).free > 0
     assert not (tmp_path / "not").exists()
     (tmp_path / "file").write_text("")
-    assert disk.check_folder(str(tmp_path / "file")).error != ""
-    assert disk.check_folder("/proc/self/no").error != ""
+    assert system_info.check_folder(str(tmp_path / "file")).error != ""
+    assert system_info.check_folder("/proc/self/no").error != ""
 
 
 def test_the_cache_folder_is_the_one_torch_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.runtime import cache_dir_utils
 
-    assert disk.inductor_cache({}) == cache_dir_utils.default_cache_dir()
-    assert disk.inductor_cache({"TORCHINDUCTOR_CACHE_DIR": "here"}) == os.path.abspath("here")
+    assert system_info.find_inductor_cache({}) == cache_dir_utils.default_cache_dir()
+    assert system_info.find_inductor_cache({"TORCHINDUCTOR_CACHE_DIR": "here"}) == os.path.abspath("here")
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, sickness: dict[str, Any], *arguments: str) -> Any:

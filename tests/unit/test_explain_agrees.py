@@ -14,8 +14,7 @@ from rich.console import Console
 from consistency import check_explanation, read_seconds
 from explain_samples import CALL_S, FixedPrices, evidence, explanation, make_finding, price
 from torchwise.diagnose import findings
-from torchwise.diagnose.relative_saving import share_saved_anywhere
-from torchwise.diagnose.savings import PairedSavings
+from torchwise.diagnose.savings import Savings, share_saved_anywhere
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
 from torchwise.records.answer import Answer
@@ -217,10 +216,10 @@ def test_what_was_too_noisy_is_timed_once_more_and_then_could_not_be_measured(
     monkeypatch: pytest.MonkeyPatch, quiet_at_last: bool
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("torchwise.diagnose.relative_saving.time.sleep", pauses.append)
+    monkeypatch.setattr("torchwise.diagnose.savings.time.sleep", pauses.append)
     calm = Measurement((60e-6,) * 40, (100e-6,) * 40)
     arena = Busy(noise(0, CALL_S, 50), calm if quiet_at_last else noise(1, CALL_S, 50))
-    asked = PairedSavings(arena, [lambda: None], CALL_S, 60.0, lambda _stage: None)  # type: ignore[arg-type]
+    asked = Savings(arena, [lambda: None], CALL_S, 60.0, lambda _stage: None)  # type: ignore[arg-type]
     told = asked.measure_setting("torch._dynamo.config.capture_scalar_outputs = True")
     assert told is not None
     assert told.answer is (Answer.YES if quiet_at_last else Answer.INCONCLUSIVE)

@@ -12,9 +12,10 @@ import torch
 
 from explain_samples import COMPILATION, FixedPrices, evidence, potential_saving, price
 from targets import storms
+from torchwise.diagnose import findings_recompiles as recompiles
 from torchwise.diagnose import fix_trials
-from torchwise.diagnose.findings import recompiles, slower
-from torchwise.diagnose.findings.evidence import Evidence, Fix, HeldNumber
+from torchwise.diagnose.evidence import Evidence, Fix, HeldNumber
+from torchwise.diagnose.findings import find_slower_run
 from torchwise.diagnose.fix_trials import Settled, find_varying_sizes, settle
 from torchwise.diagnose.trace import Trace
 from torchwise.plan import Plan
@@ -229,19 +230,19 @@ def test_a_gradient_that_comes_and_goes_is_for_the_caller() -> None:
 
 def test_what_is_slower_for_being_given_up_says_so() -> None:
     slow = Measurement((200e-6,) * 5, (100e-6,) * 5)
-    (found,) = slower.find(evidence(watched=GIVEN_UP, measurement=slow))
+    (found,) = find_slower_run(evidence(watched=GIVEN_UP, measurement=slow))
     assert "too often" in found.cause
 
 
 def test_a_fix_that_raises_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchwise.diagnose.savings import PairedSavings
+    from torchwise.diagnose.savings import Savings
 
     def fails(*_: object) -> None:
         raise TypeError("'Tensor' object cannot be interpreted as an integer\nand more")
 
     monkeypatch.setattr("torchwise.diagnose.savings.settle", fails)
     arena = Arena(storms.Counts(), [(storms.X,)])
-    asked = PairedSavings(arena, [], 1e-4, 60.0, lambda _stage: None)  # type: ignore[arg-type]
+    asked = Savings(arena, [], 1e-4, 60.0, lambda _stage: None)  # type: ignore[arg-type]
     found = asked.try_fix(Fix("hoist", "code", "advice"))
     assert found is not None
     assert not found.helps

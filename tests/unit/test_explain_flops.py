@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from torchwise.diagnose.flops import _register
-from torchwise.diagnose.op_trace import observe
+from torchwise.diagnose.op_trace import _register, observe
 from torchwise.diagnose.work import KnownWork, is_operator
 
 B, L, E, H = 2, 8, 16, 32

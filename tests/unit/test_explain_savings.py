@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.diagnose.relative_saving import share_saved, share_saved_anywhere
-from torchwise.diagnose.savings import PairedSavings
+from torchwise.diagnose.savings import Savings, share_saved, share_saved_anywhere
 from torchwise.measure import profile
 from torchwise.plan import Plan
 from torchwise.records import Measurement
@@ -47,8 +46,8 @@ class Stub:
         return Measurement((60e-6,) * 5, (100e-6,) * 5)
 
 
-def prices(arena: Stub, budget_s: float = 60.0) -> PairedSavings:
-    return PairedSavings(arena, arena.runners(double), 100e-6, budget_s, lambda _stage: None)  # type: ignore[arg-type]
+def prices(arena: Stub, budget_s: float = 60.0) -> Savings:
+    return Savings(arena, arena.runners(double), 100e-6, budget_s, lambda _stage: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

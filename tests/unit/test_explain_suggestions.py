@@ -13,9 +13,9 @@ import torch
 
 from targets import break_gallery, suggested
 from torchwise.diagnose import suggestions
-from torchwise.diagnose.fixes.tensors import as_tensor
-from torchwise.diagnose.settings import argument, patched
+from torchwise.diagnose.fix_trials import patched, read_added_value
 from torchwise.diagnose.suggestions import Checked, check_suggestions
+from torchwise.diagnose.tensor_code import as_tensor
 from torchwise.diagnose.trace import Trace
 from torchwise.records.compile_events import Break
 from torchwise.trial.loading import runner
@@ -101,7 +101,7 @@ def test_a_setting_that_adds_to_a_set_is_held_and_put_back() -> None:
     with patched("torch._dynamo.config.reorderable_logging_functions.add(print)"):
         assert print in config.reorderable_logging_functions
     assert config.reorderable_logging_functions == before
-    assert argument("torch._dynamo.config.capture_scalar_outputs = True") == ""
+    assert read_added_value("torch._dynamo.config.capture_scalar_outputs = True") == ""
 
 
 @pytest.mark.parametrize(

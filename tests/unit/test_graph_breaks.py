@@ -18,7 +18,7 @@ from torch import Tensor
 
 from targets import break_gallery
 from targets.break_gallery import SNIPPETS, Snippet
-from torchwise.diagnose import breaks, source_locations
+from torchwise.diagnose.messages import break_key, read_break, read_frames
 from torchwise.diagnose.trace import Trace
 from torchwise.records.compile_events import Frame
 from torchwise.zoo.tutorial import breaks as zoo
@@ -184,7 +184,7 @@ def test_a_print_that_a_library_has_replaced_is_a_print_still(tmp_path: Path) ->
     """Ray puts its own in place of `print`, for as long as the process lives. It takes a lock."""
     source = tmp_path / "model.py"
     source.write_text("print('hi')\n")
-    found = breaks.read(f"""Graph break in user code at {statistics.__file__}:500
+    found = read_break(f"""Graph break in user code at {statistics.__file__}:500
 Graph Break Reason: Unsupported context manager
   Explanation: Dynamo does not know how to enter a `lock` context manager.
 
@@ -207,7 +207,7 @@ def test_a_function_that_goes_on_after_a_break_stands_in_the_stack_once() -> Non
   File "/home/me/model.py", line 16, in torch_dynamo_resume_in_f_at_15
     if y.sum() > 0:
 """
-    assert source_locations.read(text) == (
+    assert read_frames(text) == (
         Frame("/home/me/main.py", 21, "<module>"),
         Frame("/home/me/model.py", 16, "f"),
     )
@@ -222,14 +222,14 @@ User code traceback:
   File "/home/me/main.py", line 21, in <module>
   File "{library}", line {line}, in median
 """
-    first, second = (breaks.read(text.format(library=statistics.__file__, line=line)) for line in (500, 501))
+    first, second = (read_break(text.format(library=statistics.__file__, line=line)) for line in (500, 501))
     assert first
     assert second
     assert first.where == second.where == Frame("/home/me/main.py", 21, "<module>")
-    assert breaks.key(first) != breaks.key(second)
+    assert break_key(first) != break_key(second)
     assert first.fix
     assert first.fix.kind == "other"
 
 
 def test_a_text_that_names_no_place_is_no_break() -> None:
-    assert breaks.read("something else") is None
+    assert read_break("something else") is None

@@ -104,8 +104,8 @@ LOADED_WITHOUT_TORCH = {
         "measure/device_lock.py",
         "zoo/registry.py",
     ),
-    *("doctor/probe.py", "doctor/threads.py", "trial/error_origin.py", "trial/job.py"),
-    *("diagnose/source_locations.py", "runtime/components/component.py"),
+    *("doctor/probe.py", "trial/error_origin.py", "trial/job.py"),
+    *("diagnose/messages.py", "runtime/components/component.py"),
 }
 """Modules outside of the pure folders that a command loads before it knows that it needs torch, or that few do."""
 

@@ -20,9 +20,9 @@ import torchwise
 from live_decisions import make_decision
 from torchwise.environment import Environment
 from torchwise.errors import InputError, PlanError, StalePlanError
-from torchwise.lock import Entry, Lock, decision, read, toml, write
-from torchwise.lock.entry import entry_of
-from torchwise.lock.schema import section_of
+from torchwise.lock import Entry, Lock, decision, read, write
+from torchwise.lock.entry import entry_of, section_of
+from torchwise.lock.file import format_header, format_pair
 from torchwise.plan import EAGER, Plan
 
 H200 = replace(
@@ -49,12 +49,12 @@ def write_lock(folder: Path, *entries: Entry) -> Path:
 
 @given(TEXTS, VALUES)
 def test_any_value_is_read_as_it_was_written(name: str, value: object) -> None:
-    assert tomllib.loads(toml.pair(name, value)) == {name: value}
+    assert tomllib.loads(format_pair(name, value)) == {name: value}
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=3))
 def test_any_heading_is_read_as_it_was_written(path: list[str]) -> None:
-    found = tomllib.loads(toml.header(path))
+    found = tomllib.loads(format_header(path))
     for name in path:
         found = found[name]
     assert found == {}
@@ -62,7 +62,7 @@ def test_any_heading_is_read_as_it_was_written(path: list[str]) -> None:
 
 def test_what_toml_does_not_have_is_refused() -> None:
     with pytest.raises(TypeError, match="None is of type NoneType"):
-        toml.pair("a", None)
+        format_pair("a", None)
 
 
 # Writing.
@@ -133,7 +133,7 @@ def test_what_one_machine_changes_is_in_its_own_section() -> None:
     after = before.with_entries([an_entry(here=FAR, speedup=3.0)])
     sections = [lock.to_toml().split("\n\n") for lock in (before, after)]
     changed = [a for a, b in zip(*sections, strict=True) if a != b]
-    assert [section.splitlines()[0] for section in changed] == [toml.header(an_entry(here=FAR).key)]
+    assert [section.splitlines()[0] for section in changed] == [format_header(an_entry(here=FAR).key)]
 
 
 def test_the_section_of_this_hardware_is_taken(tmp_path: Path) -> None:
@@ -244,22 +244,22 @@ def test_an_edited_section_is_refused_with_its_line_and_the_way_out(old: str, ne
 
 def test_the_line_is_that_of_the_edited_section(tmp_path: Path) -> None:
     path = change_lock(tmp_path, "restarts = 9", "restarts = 8", an_entry(), an_entry("b:c", restarts=9))
-    line = 1 + path.read_text().splitlines().index(toml.header(an_entry("b:c").key))
+    line = 1 + path.read_text().splitlines().index(format_header(an_entry("b:c").key))
     with pytest.raises(InputError, match=f"line {line}: section b:c, inference"):
         read(path)
 
 
 def forge_section(folder: Path, **changes: object) -> Path:
     """Write a section with a digest that fits the changed data, as a forger would."""
-    from torchwise.lock import schema
+    from torchwise.lock.entry import _digest
 
     entry = an_entry()
     data = {**section_of(entry), **changes}
     data = {name: value for name, value in data.items() if value is not None and name != "digest"}
-    lines = [toml.pair(name, value) for name, value in data.items()]
-    lines += [toml.pair("digest", schema._digest(entry.key, data))]
+    lines = [format_pair(name, value) for name, value in data.items()]
+    lines += [format_pair("digest", _digest(entry.key, data))]
     path = write_lock(folder)
-    path.write_text("\n".join([path.read_text(), toml.header(entry.key), *lines, ""]))
+    path.write_text("\n".join([path.read_text(), format_header(entry.key), *lines, ""]))
     return path
 
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from torchwise.diagnose import kernels, stages
-from torchwise.diagnose.fresh_code_copy import copy_with_fresh_code
+from torchwise.diagnose.code_copies import copy_with_fresh_code
 from torchwise.diagnose.op_trace import ReadKind, Work, observe
 from torchwise.diagnose.savings import patched
-from torchwise.diagnose.sizes import bytes_of_kernels
 from torchwise.diagnose.trace import Artifact, Span
-from torchwise.diagnose.work import KnownWork
+from torchwise.diagnose.work import KnownWork, bytes_of_kernels
 from torchwise.records.explanation import Limits
 
 WRAPPER = """

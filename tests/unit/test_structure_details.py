@@ -17,7 +17,7 @@ import torchwise
 from live_decisions import make_decision
 from torchwise.errors import StalePlanError
 from torchwise.lock import entry
-from torchwise.lock.schema import entry_in, section_of
+from torchwise.lock.entry import entry_in, section_of
 from torchwise.plan import EAGER
 from torchwise.records import Decision
 from torchwise.records.structure_differences import DetailKind, DetailName, another_model, pack_details, unpack_details

@@ -11,7 +11,7 @@ import torch
 from test_target import own_imports as own_imports
 
 from torchwise.diagnose.bisect.job import Probe
-from torchwise.diagnose.bisect.repro import _target
+from torchwise.diagnose.bisect.repro import _describe_target
 from torchwise.errors import TargetError, WorkloadError
 from torchwise.plan.workload_spec import WorkloadSpec, check_form, split
 from torchwise.trial import Job
@@ -101,5 +101,5 @@ def test_a_factory_that_is_not_given_what_it_needs_says_what_is() -> None:
 
 def test_a_repro_loads_such_a_file_by_its_whole_path() -> None:
     job = Job("inspect", WorkloadSpec("sp ace:ü/phüsics.py:make"))
-    found = _target(Probe(job, "plan"))
+    found = _describe_target(Probe(job, "plan"))
     assert found["target"] == repr(f"{Path.cwd()}/sp ace:ü/phüsics.py:make")

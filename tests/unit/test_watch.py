@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchwise._torch import trace_log
 from torchwise._torch.private_name import PrivateName
-from torchwise.diagnose import compilations, events, recompiles
+from torchwise.diagnose import events, messages
 from torchwise.diagnose.trace import Trace
 from torchwise.diagnose.watch import Watch, watch
 from torchwise.errors import InputError, UnsupportedError
@@ -186,13 +186,13 @@ def test_a_function_left_uncompiled_is_a_fallback() -> None:
     ],
 )
 def test_guards_are_read(payload: str, source: str, varies: str | None) -> None:
-    failures = recompiles.read(payload)
+    failures = messages.read_failures(payload)
 
     assert failures[0].source == source
     if varies:
-        assert recompiles.varies(failures) == varies
+        assert messages.describe_variation(failures) == varies
     else:
-        assert source in recompiles.varies(failures)
+        assert source in messages.describe_variation(failures)
 
 
 def test_complex_operators_that_run_as_in_eager_are_a_fallback() -> None:
@@ -214,7 +214,7 @@ def test_complex_operators_that_run_as_in_eager_are_a_fallback() -> None:
     (one,) = heard.fallbacks.values()
     assert one.kind is UncompiledKind.COMPLEX
     assert one.what.endswith(": abs, mul")
-    assert not compilations.is_complex('x: "f32[3]"')
+    assert not events.is_complex('x: "f32[3]"')
 
 
 def test_a_cuda_graph_that_was_skipped_is_a_fallback_once() -> None:

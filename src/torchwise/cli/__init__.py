@@ -21,12 +21,11 @@ from torchwise.cli.bench import bench
 from torchwise.cli.bisect import bisect
 from torchwise.cli.cache import cache
 from torchwise.cli.check import check
+from torchwise.cli.common import Group, interruptible
 from torchwise.cli.compare import compare
 from torchwise.cli.dashboard import dashboard
 from torchwise.cli.doctor import doctor
 from torchwise.cli.explain import explain
-from torchwise.cli.groups import Group
-from torchwise.cli.interrupts import interruptible
 from torchwise.cli.lock import lock
 from torchwise.cli.plans import plans
 from torchwise.cli.report import report
@@ -62,19 +61,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(tune)
-app.command()(sweep)
-app.command()(doctor)
-app.command()(analyze)
-app.command()(explain)
-app.command()(bisect)
-app.command()(report)
-app.command()(dashboard)
-app.command()(bench)
-app.command()(compare)
-app.command()(lock)
-app.command()(check)
-app.command()(zoo)
+for _command in (tune, sweep, doctor, analyze, explain, bisect, report, dashboard, bench, compare, lock, check, zoo):
+    app.command()(_command)
 app.add_typer(plans, name="plans")
 app.add_typer(cache, name="cache")
 app.add_typer(store, name="store")

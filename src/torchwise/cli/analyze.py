@@ -7,39 +7,50 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
-from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Effort, Mode, Restarts, Seed, Store, Target, json_option
+from torchwise.cli.common import interruptible
+from torchwise.cli.options import (
+    Calls,
+    Device,
+    Effort,
+    Mode,
+    Restarts,
+    Seed,
+    Store,
+    Target,
+    html_option,
+    json_option,
+)
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
     from torchwise.plan import Plan
 
 LIMIT_S = 600.0
-"""The same as `torchwise.diagnose.analysis.run.LIMIT_S`, whose import would load all of that module."""
+"""The same as `torchwise.diagnose.analyze.LIMIT_S`, whose import would load all of that module."""
+PlanName = Annotated[
+    str,
+    typer.Option(
+        help="eager, a mode of torch.compile (reduce-overhead, max-autotune, …), a plan as JSON, or the id of a "
+        "plan that a study chose. Or a study: its number, latest (decided last), or a .json file.",
+        show_default="torch.compile's default",
+    ),
+]
+Batches = Annotated[
+    str,
+    typer.Option(
+        help="Batch sizes to measure as well, such as 1,2,4,8. Each compiles separately.", show_default="none"
+    ),
+]
+BatchDim = Annotated[int | None, typer.Option(help="Dimension of the batch in every input.", show_default="detected")]
 
 
 def analyze(
     target: Target,
-    plan: Annotated[
-        str,
-        typer.Option(
-            help="eager, a mode of torch.compile (reduce-overhead, max-autotune, …), a plan as JSON, or the id of a "
-            "plan that a study chose. Or a study: its number, latest (decided last), or a .json file.",
-            show_default="torch.compile's default",
-        ),
-    ] = "",
-    calls: Annotated[int, typer.Option(help="Expected number of calls over the lifetime.")] = DEFAULT_CALLS,
+    plan: PlanName = "",
+    calls: Calls = DEFAULT_CALLS,
     restarts: Restarts = 1,
-    batches: Annotated[
-        str,
-        typer.Option(
-            help="Batch sizes to measure as well, such as 1,2,4,8. Each compiles separately.", show_default="none"
-        ),
-    ] = "",
-    batch_dim: Annotated[
-        int | None, typer.Option(help="Dimension of the batch in every input.", show_default="detected")
-    ] = None,
+    batches: Batches = "",
+    batch_dim: BatchDim = None,
     effort: Effort = "standard",
     mode: Mode = "inference",
     objective: Annotated[str, typer.Option(help="latency, or throughput (calls back to back).")] = "latency",
@@ -48,7 +59,7 @@ def analyze(
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one phase.")] = LIMIT_S,
     store: Store = None,
     json: Annotated[Path | None, json_option("Write the analysis as JSON (schema torchwise.analysis/1)")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the analysis as a self-contained page.")] = None,
+    html: Annotated[Path | None, html_option("Write the analysis as a self-contained page.")] = None,
 ) -> None:
     """Measure one plan in detail: baseline, compile cost, variation, break-even, memory, correctness, batch sizes.
 
@@ -57,9 +68,9 @@ def analyze(
     """
     from rich.console import Console
 
-    from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
-    from torchwise.environment import default_device
-    from torchwise.plan.workload_spec import WorkloadSpec, check_form
+    from torchwise.diagnose.analyze import AnalyzeRequest, run_analysis
+    from torchwise.diagnose.requests import make_spec
+    from torchwise.plan.workload_spec import check_form
     from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer
     from torchwise.records.files import write_atomically, write_json
     from torchwise.report.analysis import render_analysis, render_analysis_html
@@ -68,18 +79,9 @@ def analyze(
     from torchwise.trial import ProcessLauncher
 
     check_form(target)
-    spec = WorkloadSpec(
-        target,
-        device=device or default_device(),  # type: ignore[arg-type]
-        mode=mode,  # type: ignore[arg-type]
-        objective=objective,  # type: ignore[arg-type]
-        calls=calls,
-        restarts=restarts,
-        seed=seed,
-    )
+    options = {"mode": mode, "objective": objective, "calls": calls, "restarts": restarts, "seed": seed}
+    spec = make_spec(target, None, device, **options)
     request = AnalyzeRequest(spec, _resolve_plan(plan, store), effort, _parse_sizes(batches), batch_dim, limit)
-    for file in (json, html):
-        check_writable(file)
     place = place_of(store) if store else None
     with interruptible(lambda: "; an unfinished analysis is not saved"), AnalyzeProgress() as progress:
         analysis = run_analysis(request, ProcessLauncher(), progress)
@@ -99,12 +101,11 @@ def _resolve_plan(text: str, store: str | None) -> Plan:
         InputError: there is no such plan, or the study has no decision.
     """
     from torchwise.cli.lookup import find_decided
-    from torchwise.diagnose.analysis.plans import is_id, plan_of
+    from torchwise.diagnose.requests import is_id, plan_of
 
     if text != "latest" and not text.endswith(".json") and (not text.isdecimal() or is_id(text)):
         return plan_of(text or None, store)
-    _, decision = find_decided(text, store)
-    return decision.plan
+    return find_decided(text, store)[1].plan
 
 
 def _parse_sizes(text: str) -> tuple[int, ...]:

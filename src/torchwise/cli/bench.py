@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
-from torchwise.cli.options import Cold, Device, Effort, json_option
+from torchwise.cli.common import check_writable
+from torchwise.cli.options import Allow, Cold, Device, Effort, html_option, json_option
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -20,59 +20,59 @@ if TYPE_CHECKING:
 LIMIT_S = 300.0
 """The same as `torchwise.bench.request.LIMIT_S`, whose import would load all of the benchmark."""
 
+Targets = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TARGET", help="A family of the zoo, a workload of it, zoo for all, or any target."),
+]
+SuiteFile = Annotated[
+    Path | None, typer.Option(help="TOML file with targets. Options of the command line override it.")
+]
+Sizes = Annotated[
+    list[str] | None, typer.Option(help="small, medium, large or extreme. May be repeated. [default: medium]")
+]
+Contenders = Annotated[
+    str | None, typer.Option(help="Comma-separated names, or all.", show_default="eager, three modes, torchwise")
+]
+Calls = Annotated[int, typer.Option(help="Expected number of calls, for the decision of Torchwise.")]
+Plans = Annotated[
+    list[str] | None,
+    typer.Option(help="Let Torchwise choose among these plans instead of searching. A plan as JSON, may be repeated."),
+]
+Budget = Annotated[float | None, typer.Option(help="Time budget in seconds. Afterwards no further contender starts.")]
+NoWarm = Annotated[
+    bool, typer.Option("--no-warm", help="Skip the second start that measures the first call with warm caches.")
+]
+Export = Annotated[
+    list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file. May be repeated.")
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(help="Continue from this .json file, which is written after every row. It need not exist yet."),
+]
+
 
 def bench(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TARGET", help="A family of the zoo, a workload of it, zoo for all, or any target."),
-    ] = None,
-    suite: Annotated[
-        Path | None, typer.Option(help="TOML file with targets. Options of the command line override it.")
-    ] = None,
-    size: Annotated[
-        list[str] | None, typer.Option(help="small, medium, large or extreme. May be repeated. [default: medium]")
-    ] = None,
+    targets: Targets = None,
+    suite: SuiteFile = None,
+    size: Sizes = None,
     device: Device = "",
-    contenders: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated names, or all.", show_default="eager, three modes, torchwise"),
-    ] = None,
+    contenders: Contenders = None,
     mode: Annotated[str, typer.Option(help="inference or training.", show_default="inference")] = "",
     objective: Annotated[str, typer.Option(help="latency or throughput.", show_default="latency")] = "",
     effort: Effort = "standard",
-    calls: Annotated[
-        int, typer.Option(help="Expected number of calls, for the decision of Torchwise.")
-    ] = DEFAULT_CALLS,
-    allow: Annotated[
-        str,
-        typer.Option(help="Permitted numerics: exact, same-precision, lower-precision or substituted."),
-    ] = "same-precision",
+    calls: Calls = DEFAULT_CALLS,
+    allow: Allow = "same-precision",
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
-    plan: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Let Torchwise choose among these plans instead of searching. A plan as JSON, may be repeated."
-        ),
-    ] = None,
+    plan: Plans = None,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one contender on one target.")] = LIMIT_S,
-    budget: Annotated[
-        float | None, typer.Option(help="Time budget in seconds. Afterwards no further contender starts.")
-    ] = None,
-    no_warm: Annotated[
-        bool,
-        typer.Option("--no-warm", help="Skip the second start that measures the first call with warm caches."),
-    ] = False,
+    budget: Budget = None,
+    no_warm: NoWarm = False,
     cold: Cold = False,
-    export: Annotated[
-        list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file. May be repeated.")
-    ] = None,
+    export: Export = None,
     json: Annotated[Path | None, json_option("Write the results as JSON (schema torchwise.bench/1)")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for plots as PNG and SVG.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the results as a self-contained page.")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Continue from this .json file, which is written after every row. It need not exist yet."),
-    ] = None,
+    html: Annotated[Path | None, html_option("Write the results as a self-contained page.")] = None,
+    resume: Resume = None,
 ) -> None:
     """Compare contenders. Each is verified and timed against eager in its own process.
 
@@ -85,10 +85,8 @@ def bench(
 
     if not targets and not suite:
         _refuse_no_targets()
-    files = list(dict.fromkeys([*(export or []), *([resume] if resume else [])]))
-    _check_files(files, plots, resume)
-    for file in (json, html):
-        check_writable(file)
+    files = Files(tuple(dict.fromkeys([*(export or []), *([resume] if resume else [])])), plots, json, html, resume)
+    files.check()
     earlier = read_benchmark(resume) if resume and resume.exists() else None
 
     from torchwise.bench import BenchRequest
@@ -107,10 +105,10 @@ def bench(
         limit,
         budget,
         warm=not no_warm,
-        plans=tuple(Plan.from_json(text) for text in plan or ()),
+        plans=tuple(map(Plan.from_json, plan or ())),
         cold=cold,
     )
-    _run(request, earlier, Files(tuple(files), plots, json, html, resume))
+    _run(request, earlier, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +137,26 @@ class Files:
         files = [file for file in self.exports if file.suffix == ".json"]
         files += [self.full_json] if self.full_json and self.full_json != STDOUT else []
         return shlex.quote(str(files[0])) if files else None
+
+    def check(self) -> None:
+        """Refuse files that cannot be written, before minutes are spent on their contents.
+
+        Raises:
+            InputError: a file cannot be written. The message names it and the reason.
+        """
+        from torchwise.errors import InputError
+        from torchwise.report.bench_files import check_exportable
+
+        if self.resume and self.resume.suffix != ".json":
+            raise InputError(f"{self.resume} cannot be resumed from: only a .json file holds a whole benchmark")
+        for file in self.exports:
+            check_exportable(file)
+            check_writable(file)
+        if self.plots and self.plots.exists() and not self.plots.is_dir():
+            raise InputError(f"{self.plots} is a file, but plots go to a folder")
+        if self.plots:  # created with its parents if it is missing
+            folders = (self.plots.absolute(), *self.plots.absolute().parents)
+            check_writable(next(folder for folder in folders if folder.exists()) / "speedup.png")
 
 
 def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None:
@@ -284,27 +302,6 @@ def _resolve_targets(suite: Suite) -> list[str]:
         for reason in load_zoo().explain_rest():
             typer.echo(f"torchwise: {reason}", err=True)
     return resolve_targets(suite.targets, suite.sizes)
-
-
-def _check_files(files: list[Path], plots: Path | None, resume: Path | None) -> None:
-    """Refuse files that cannot be written, before minutes are spent on their contents.
-
-    Raises:
-        InputError: a file cannot be written. The message names it and the reason.
-    """
-    from torchwise.errors import InputError
-    from torchwise.report.bench_files import check_exportable
-
-    if resume and resume.suffix != ".json":
-        raise InputError(f"{resume} cannot be resumed from: only a .json file holds a whole benchmark")
-    for file in files:
-        check_exportable(file)
-        check_writable(file)
-    if plots and plots.exists() and not plots.is_dir():
-        raise InputError(f"{plots} is a file, but plots go to a folder")
-    if plots:  # created with its parents if it is missing
-        existing = next(folder for folder in (plots.absolute(), *plots.absolute().parents) if folder.exists())
-        check_writable(existing / "speedup.png")
 
 
 def _refuse_no_targets() -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
-from torchwise.cli.interrupts import interruptible
+from torchwise.cli.common import check_writable, interruptible
 from torchwise.cli.options import Device, Mode, Seed, Store, Target, former_option, json_option
 
 if TYPE_CHECKING:
@@ -16,8 +15,22 @@ if TYPE_CHECKING:
     from torchwise.records.bisection import Bisection
 
 LIMIT_S = 300.0
+"""The same as `torchwise.diagnose.bisect.job.LIMIT_S`, whose import would load the launcher."""
 NOT_COMPARABLE = 5
 """Exit code if the answers cannot be compared. A script must not take that for "nothing found"."""
+PlanOrStudy = Annotated[
+    str | None,
+    typer.Option(
+        help="Bisect a plan of Torchwise: a plan as JSON, or a study by its number, `latest` or .json file.",
+        show_default="plain torch.compile",
+    ),
+]
+ReproFile = Annotated[
+    Path,
+    typer.Option(
+        help="Write the reproducer, a program that shows the fault, to this .py file. Its inputs go to a .pt file."
+    ),
+]
 
 
 def bisect(
@@ -26,13 +39,7 @@ def bisect(
         str, typer.Option(help="wrong, nan, crash, hang, slow, or auto for any of them except slow.")
     ] = "auto",
     what: Annotated[str | None, former_option("--what", "--symptom")] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            help="Bisect a plan of Torchwise: a plan as JSON, or a study by its number, `latest` or .json file.",
-            show_default="plain torch.compile",
-        ),
-    ] = None,
+    plan: PlanOrStudy = None,
     mode: Mode = "inference",
     device: Device = "",
     seed: Seed = 0,
@@ -42,12 +49,7 @@ def bisect(
     budget: Annotated[
         float | None, typer.Option(help="Time budget in seconds. Afterwards no further probe starts.")
     ] = None,
-    repro: Annotated[
-        Path,
-        typer.Option(
-            help="Write the reproducer, a program that shows the fault, to this .py file. Its inputs go to a .pt file."
-        ),
-    ] = Path("bisect_repro.py"),
+    repro: ReproFile = Path("bisect_repro.py"),
     no_repro: Annotated[bool, typer.Option("--no-repro", help="Write no reproducer.")] = False,
     store: Store = None,
     json: Annotated[Path | None, json_option("Write the result as JSON (schema torchwise.bisection/1)")] = None,
@@ -60,20 +62,19 @@ def bisect(
     from rich.console import Console
 
     from torchwise.diagnose.bisect import BisectRequest, run_bisection
-    from torchwise.environment import default_device
+    from torchwise.diagnose.requests import make_spec
     from torchwise.plan import EAGER
-    from torchwise.plan.workload_spec import WorkloadSpec, check_form
+    from torchwise.plan.workload_spec import check_form
     from torchwise.records.files import write_json
     from torchwise.report.bisection import render_bisection
     from torchwise.report.progress import BisectProgress
     from torchwise.trial import ProcessLauncher
 
     check_form(target)
-    spec = WorkloadSpec(target, device=device or default_device(), mode=mode, seed=seed)  # type: ignore[arg-type]
+    spec = make_spec(target, None, device, mode=mode, seed=seed)
     file = None if no_repro else str(repro)
     request = BisectRequest(spec, what or symptom, _resolve_plan(plan, store) if plan else EAGER, limit, budget, file)
-    for path in (json, None if no_repro else repro):
-        check_writable(path)
+    check_writable(None if no_repro else repro)
     progress = BisectProgress()
     with interruptible(lambda: _describe_interruption(len(progress.steps))), progress:
         bisection = run_bisection(request, ProcessLauncher(), progress)

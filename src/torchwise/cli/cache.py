@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchwise.cli.files import check_writable
-from torchwise.cli.groups import Group
+from torchwise.cli.common import Group, check_writable
 from torchwise.cli.options import Store, Study
 
 if TYPE_CHECKING:

@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
-from torchwise.cli.interrupts import interruptible
-from torchwise.cli.lock import File
-from torchwise.cli.options import Effort, json_option
+from torchwise.cli.common import interruptible
+from torchwise.cli.options import Effort, LockFile, json_option
 
 LIMIT_S = 600.0
 """The same as `torchwise.lock.check.LIMIT_S`, whose import would load the launcher."""
@@ -21,7 +19,7 @@ def check(
         list[str] | None,
         typer.Argument(metavar="TARGET", help="Targets to check.", show_default="all targets of the file"),
     ] = None,
-    file: File = Path("torchwise.lock"),
+    file: LockFile = Path("torchwise.lock"),
     no_measure: Annotated[
         bool, typer.Option("--no-measure", help="Skip timing, for machines whose timings are not reliable.")
     ] = False,
@@ -51,7 +49,6 @@ def check(
     from torchwise.records.files import write_json
     from torchwise.trial import ProcessLauncher
 
-    check_writable(json)
     request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit)
     lock = read(file)
     with interruptible(lambda: "; an unfinished check is not saved"), CheckProgress() as progress:

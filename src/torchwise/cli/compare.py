@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
 from torchwise.cli.options import json_option
 
 
@@ -31,7 +30,6 @@ def compare(
     from torchwise.records.files import write_json
     from torchwise.report import read_benchmark, render_comparison
 
-    check_writable(json)
     result = comparison.compare(read_benchmark(a), read_benchmark(b), threshold)
     Console(highlight=False).print(render_comparison(result))
     if json:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
+from torchwise.cli.common import write_document
 from torchwise.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ def doctor(
 
     from torchwise.doctor import Status, diagnose
 
-    check_writable(json)
     console = Console()
     with Console(stderr=True).status("inspecting this machine, and compiling a small function"):
         findings = diagnose()
@@ -35,7 +35,7 @@ def doctor(
     count = {status: sum(finding.status is status for finding in findings) for status in Status}
     console.print(_summary_line(count[Status.BAD], count[Status.WARN]))
     if json is not None:
-        _write(json, findings)
+        write_document(json, SCHEMA, {"findings": [asdict(finding) for finding in findings]})
     raise typer.Exit(1 if count[Status.BAD] else 0)
 
 
@@ -57,13 +57,3 @@ def _summary_line(bad: int, warnings: int) -> str:
     if bad:
         return f"\n{bad} must be fixed, {counted}."
     return f"\nReady, with {counted}." if warnings else "\nReady."
-
-
-def _write(path: Path, findings: list[Finding]) -> None:
-    import json
-    from dataclasses import asdict
-
-    from torchwise.records.files import write_atomically
-
-    data = {"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]}
-    write_atomically(json.dumps(data, indent=2) + "\n", path)

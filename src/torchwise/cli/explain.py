@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
-from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Mode, Store, Target, former_option, json_option
+from torchwise.cli.common import interruptible
+from torchwise.cli.options import Device, Mode, Store, Target, former_option, html_option, json_option
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def explain(
     ] = None,
     artefacts: Annotated[Path | None, former_option("--artefacts", "--artifacts")] = None,
     json: Annotated[Path | None, json_option("Write the explanation as JSON (schema torchwise.explanation/1)")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the explanation as a self-contained page.")] = None,
+    html: Annotated[Path | None, html_option("Write the explanation as a self-contained page.")] = None,
     keep: Annotated[bool, typer.Option(help="Save the explanation in the store, where the dashboard finds it.")] = True,
     store: Store = None,
 ) -> None:
@@ -54,8 +53,6 @@ def explain(
     from torchwise.store.location import place_of
 
     check_form(target)
-    for file in (json, html):
-        check_writable(file)
     location = place_of(store) if store else None
     chosen = Plan.from_json(plan) if plan else None
     with (

@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
-from torchwise.cli.options import Store
-
-File = Annotated[Path, typer.Option("--lock", help="The lock file.")]
+from torchwise.cli.common import check_writable
+from torchwise.cli.options import LockFile, Store
 
 
 def lock(
@@ -22,7 +20,7 @@ def lock(
             show_default="all targets of the file",
         ),
     ] = None,
-    file: File = Path("torchwise.lock"),
+    file: LockFile = Path("torchwise.lock"),
     store: Store = None,
 ) -> None:
     """Write the decisions for targets on this machine into a lock file. Sections of other machines stay.

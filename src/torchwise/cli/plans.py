@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
-from torchwise.cli.groups import Group
+from torchwise.cli.common import UNCUT, Group, check_writable
 from torchwise.cli.options import Store, Study, json_option, note_former_name
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ plans = typer.Typer(
 )
 
 SCHEMA = "torchwise.plans/1"
-UNCUT = 10_000
-"""More characters than any line of a table has."""
 FOLDED = ("target", "plan")
 MIN_FOLDED = 20
 """Minimum width of folded columns in a table, in characters."""
@@ -54,7 +51,6 @@ def list_plans(
 
     from torchwise.store import open_storage
 
-    check_writable(json)
     with open_storage(store, existing=True) as storage:
         found = storage.list_studies(target, limit=limit + 1)
         is_empty = not (found or storage.list_studies(limit=1))

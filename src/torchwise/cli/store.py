@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from torchwise.cli.groups import Group
+from torchwise.cli.common import Group
 from torchwise.cli.options import Store, note_former_name
 
 store = typer.Typer(cls=Group, help="The database with the studies: info, copy, downgrade.", no_args_is_help=True)

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
-from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Store, json_option
-from torchwise.cli.tune import Address, Launcher
+from torchwise.cli.common import interruptible, write_document
+from torchwise.cli.options import Address, Device, Launcher, Store, json_option
 
 if TYPE_CHECKING:
     from torchwise.study.cluster import SweepResult
@@ -39,7 +37,6 @@ def sweep(
     from torchwise.store import open_storage
     from torchwise.study.cluster import choice, read_manifest, run_sweep
 
-    check_writable(json)
     choice.check(launcher, address)
     tasks = read_manifest(manifest).with_device(device or choice.default_device(launcher, address)).tasks
     for task in tasks:
@@ -51,7 +48,7 @@ def sweep(
     with interruptible(lambda: kept):
         done = run_sweep(tasks, slots, _command(), _environment(store), lambda line: typer.echo(line, err=True))
     if json:
-        _write(done, json)
+        write_document(json, "torchwise.sweep/1", {"studies": [swept.to_dict() for swept in done]}, indent=1)
     for swept in done:
         typer.echo(f"{swept.task.name}: {swept.reason}")
     raise typer.Exit(_exit_code(done))
@@ -84,12 +81,3 @@ def _exit_code(done: list[SweepResult]) -> int:
     if not codes - {EXIT_INCONCLUSIVE}:
         return EXIT_INCONCLUSIVE if codes else 0
     return min(codes & {2, 3}, default=1)
-
-
-def _write(done: list[SweepResult], file: Path) -> None:
-    import json
-
-    from torchwise.records.files import write_atomically
-
-    data = {"schema": "torchwise.sweep/1", "studies": [swept.to_dict() for swept in done]}
-    write_atomically(f"{json.dumps(data, indent=1)}\n", file)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.files import check_writable
+from torchwise.cli.common import write_document
 from torchwise.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ def zoo(
     from torchwise.zoo.families import load_zoo
     from torchwise.zoo.registry import DEFAULT_SIZE, parse, select
 
-    check_writable(json)
     selection = (name or "").removeprefix("zoo:")
     entries = (parse(selection)[0],) if "@" in selection else select(selection) if selection else list_workloads()
     console = Console(highlight=False)
@@ -49,7 +49,7 @@ def zoo(
         for reason in [] if selection else load_zoo().explain_rest():
             console.print(Text(f"{reason[0].upper()}{reason[1:]}"), soft_wrap=True)
     if json is not None:
-        _write(json, entries)
+        write_document(json, SCHEMA, {"workloads": [{**asdict(entry), "family": entry.family} for entry in entries]})
 
 
 def parameters(entry: Entry) -> str:
@@ -103,13 +103,3 @@ def _list_commands(entry: Entry, size: str) -> str:
     training = f"{command} --mode training"
     commands = [training] if entry.is_step else [command, training] if entry.trains else [command]
     return "\n".join(["\nTune it:", *(f"  {line}" for line in commands)])
-
-
-def _write(path: Path, entries: Sequence[Entry]) -> None:
-    import json
-    from dataclasses import asdict
-
-    from torchwise.records.files import write_atomically
-
-    data = {"schema": SCHEMA, "workloads": [{**asdict(entry), "family": entry.family} for entry in entries]}
-    write_atomically(json.dumps(data, indent=2) + "\n", path)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchwise.diagnose import breaks, compilations, recompiles
+from torchwise.diagnose import messages
+from torchwise.errors import first_line
 from torchwise.records.compile_events import Break, Compilation, Frame, Recompile, UncompiledKind, UncompiledPart
+
+_PHASE = re.compile(r"^(?P<name>\w+?)(?:_cumulative)?(?:_compile)?_time_us$")
+_NOT_PHASES = ("start_time_us", "end_time_us")
+_LIMIT = "recompile limit"
+_EXPECTED = ("Unsupported", "SkipFrame")
+_COMPLEX = re.compile(r'"c(32|64|128)\[')
+_NODE = re.compile(
+    r'^\s*(?P<name>\w+): "(?P<type>\w+)\[[^\n]*= torch\.ops\.aten\.(?P<op>\w+)(?P<rest>[^\n]*)', re.MULTILINE
+)
+_CALL = re.compile(r"= torch\.ops\.aten\.(?P<op>\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +35,11 @@ class Artifact:
             "dynamo_cpp_guards_str", …
         compile_id: of the compilation that it belongs to, such as "0/0", or empty if there is none.
         text: the text itself.
-        path: for generated code, its file, or empty otherwise.
     """
 
     name: str
     compile_id: str
     text: str
-    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ class _Lowered:
 class _Unfinished:
     """The events so far of a compilation that has not ended."""
 
-    failures: tuple[recompiles.Failed, ...] = ()
+    failures: tuple[messages.Failed, ...] = ()
     lowered: _Lowered = field(default_factory=_Lowered)
     uncompiled: Break | None = None
     captured: bool = False
@@ -100,7 +110,7 @@ class Events:
             compile_id = _compile_id(metadata)
             self._add_text(name, self._unfinished.setdefault(compile_id, _Unfinished()), text)
             if self._keeps is True or (self._keeps and name in self._keeps):
-                self.artifacts.append(Artifact(name, compile_id, text, _path(metadata.get(name))))
+                self.artifacts.append(Artifact(name, compile_id, text))
 
     def add_skips(self, count: int) -> None:
         """Add the CUDA-graph skips without a reason from a compilation: they happened when the code ran."""
@@ -116,21 +126,21 @@ class Events:
     def _add_text(self, name: str, unfinished: _Unfinished, text: str) -> None:
         lowered = unfinished.lowered
         if name == "recompile_reasons":
-            unfinished.failures = recompiles.read(text)
+            unfinished.failures = messages.read_failures(text)
         elif name == "dynamo_output_graph":
             unfinished.captured = True
-            lowered.is_complex = compilations.is_complex(text)
-        elif name == "inductor_post_grad_graph" and compilations.is_complex(text):
+            lowered.is_complex = is_complex(text)
+        elif name == "inductor_post_grad_graph" and is_complex(text):
             lowered.is_complex = True
-            lowered.complex_operators = compilations.complex_operators(text)
+            lowered.complex_operators = list_complex_operators(text)
         elif name == "inductor_output_code":
-            lowered.eager_operators = compilations.eager_operators(text)
+            lowered.eager_operators = list_eager_operators(text)
 
     def _add_break(self, compile_id: str, text: str) -> None:
-        graph_break = breaks.read(text)
+        graph_break = messages.read_break(text)
         if graph_break is None:
             return
-        key = breaks.key(graph_break)
+        key = messages.break_key(graph_break)
         before = self.breaks.get(key)
         if before:
             graph_break = replace(before, count=before.count + 1, whole=before.whole or graph_break.whole)
@@ -146,35 +156,21 @@ class Events:
         known = self._functions.get(frame_id)
         if known is None and guard and guard.stack:  # its first compilation was before this trace began
             known = Frame(guard.stack[0].file, guard.stack[0].line, guard.function)
-        compilation = self._with_its_own_seconds(compilations.read(metrics, known))
+        compilation = self._with_its_own_seconds(read_compilation(metrics, known))
         self._functions[frame_id] = Frame(compilation.file, compilation.line, compilation.function)
         self.compilations.append(compilation)
-        for fallback in compilations.fallbacks(metrics, compilation):
+        for fallback in find_fallbacks(metrics, compilation):
             self._add_fallback(fallback)
         if unfinished.failures:
             self._add_recompile(compilation, unfinished.failures)
         if uncompiled := unfinished.uncompiled:
             what = f"not compiled at all, because of the graph break at {uncompiled.where} ({uncompiled.reason})"
-            place = (
-                Frame(compilation.file, compilation.line, compilation.function)
-                if compilation.function
-                else uncompiled.where
-            )
-            self._add_fallback(
-                UncompiledPart(
-                    UncompiledKind.WHOLE_FUNCTION,
-                    what,
-                    place.function,
-                    place.file,
-                    place.line,
-                    graph_break=uncompiled.where,
-                )
-            )
+            place = compilation if compilation.function else uncompiled
+            part = _make_part(UncompiledKind.WHOLE_FUNCTION, what, place)
+            self._add_fallback(replace(part, graph_break=uncompiled.where))
         if left := unfinished.lowered.left:
             what = f"complex operators run one by one in eager: {', '.join(left)}"
-            self._add_fallback(
-                UncompiledPart(UncompiledKind.COMPLEX, what, compilation.function, compilation.file, compilation.line)
-            )
+            self._add_fallback(_make_part(UncompiledKind.COMPLEX, what, compilation))
 
     def _with_its_own_seconds(self, compilation: Compilation) -> Compilation:
         """Subtract the trace's seconds for an earlier compilation of this name.
@@ -185,7 +181,7 @@ class Events:
         before, self.trace_seconds[key] = self.trace_seconds.get(key, 0.0), compilation.trace_s
         return replace(compilation, trace_s=max(0.0, compilation.trace_s - before))
 
-    def _add_recompile(self, compilation: Compilation, failures: tuple[recompiles.Failed, ...]) -> None:
+    def _add_recompile(self, compilation: Compilation, failures: tuple[messages.Failed, ...]) -> None:
         first = failures[0]
         key = (compilation.function, compilation.file, compilation.line, first.subject)
         before = self.recompiles.get(key)
@@ -194,7 +190,7 @@ class Events:
             compilation.file,
             compilation.line,
             guard=first.guard,
-            varies=recompiles.varies(failures),
+            varies=messages.describe_variation(failures),
             source=first.source,
             stack=first.stack,
             count=before.count + 1 if before else 1,
@@ -232,5 +228,85 @@ def _compile_id(metadata: dict[str, Any]) -> str:
     return f"{metadata['frame_id']}/{metadata['frame_compile_id']}" if "frame_compile_id" in metadata else ""
 
 
-def _path(metadata: Any) -> str:
-    return str(metadata.get("filename") or metadata.get("file_path") or "") if isinstance(metadata, dict) else ""
+def read_compilation(metrics: Mapping[str, Any], known: Frame | None) -> Compilation:
+    """Return a compilation from PyTorch's metrics.
+
+    `known` is its function if the metrics name none.
+    """
+    name = metrics.get("co_name")
+    frame = known or Frame("", 0)
+    if name:
+        line = int(metrics.get("co_firstlineno") or 0)
+        frame = Frame(str(metrics.get("co_filename") or ""), line, messages.plain_name(str(name)))
+    return Compilation(
+        compile_id=str(metrics.get("compile_id") or ""),
+        function=frame.function,
+        file=frame.file,
+        line=frame.line,
+        seconds=_seconds(metrics, "duration_us"),
+        phases=_phases(metrics),
+        guards=int(metrics.get("guard_count") or 0),
+        guard_us=float(metrics["guard_latency_us"]) if metrics.get("guard_latency_us") else None,
+        graph_ops=int(metrics.get("graph_op_count") or 0),
+        graph_nodes=int(metrics.get("graph_node_count") or 0),
+        cache_hits=_sum(metrics, "_cache_hit_count"),
+        cache_misses=_sum(metrics, "_cache_miss_count"),
+        is_forward=metrics.get("is_forward") is not False,
+        failed=str(metrics.get("fail_reason") or "").strip(),
+        trace_s=_seconds(metrics, "structured_logging_overhead_us"),
+    )
+
+
+def find_fallbacks(metrics: Mapping[str, Any], compilation: Compilation) -> list[UncompiledPart]:
+    """Return the parts of a compilation that do not run compiled, according to its metrics."""
+    found = []
+    if reason := metrics.get("cudagraph_skip_reason"):
+        found.append(_make_part(UncompiledKind.CUDAGRAPH_SKIP, str(reason).strip(), compilation))
+    if _LIMIT in compilation.failed:
+        what = "compiled too often: every call that fits no compiled version runs in eager from now on"
+        found.append(_make_part(UncompiledKind.RECOMPILE_LIMIT, what, compilation))
+    # Expected failures are graph breaks, and reported as such.
+    elif compilation.failed and metrics.get("fail_type") not in _EXPECTED:
+        message = first_line(f"{metrics.get('fail_type')}: {compilation.failed}")
+        found.append(_make_part(UncompiledKind.ERROR, message, compilation))
+    return found
+
+
+def is_complex(graph: str) -> bool:
+    """Whether a printed graph holds complex numbers."""
+    return _COMPLEX.search(graph) is not None
+
+
+def list_complex_operators(graph: str) -> frozenset[str]:
+    """Return the operators of a printed graph that read or return complex numbers."""
+    nodes = list(_NODE.finditer(graph))
+    names = {node["name"] for node in nodes if node["type"] in ("c32", "c64", "c128")}
+    return frozenset(
+        node["op"] for node in nodes if node["name"] in names or names & set(re.findall(r"\w+", node["rest"]))
+    )
+
+
+def list_eager_operators(code: str) -> tuple[str, ...]:
+    """Return the names of the operators that generated code calls one by one, as eager does."""
+    return tuple(dict.fromkeys(hit["op"] for hit in _CALL.finditer(code)))
+
+
+def _make_part(kind: UncompiledKind, what: str, place: Compilation | Break) -> UncompiledPart:
+    return UncompiledPart(kind, what, place.function, place.file, place.line)
+
+
+def _phases(metrics: Mapping[str, Any]) -> dict[str, float]:
+    found = {}
+    for name, value in metrics.items():
+        hit = _PHASE.match(name)
+        if hit and name not in _NOT_PHASES and isinstance(value, int) and value > 0:
+            found[hit["name"]] = value / 1e6
+    return found
+
+
+def _seconds(metrics: Mapping[str, Any], name: str) -> float:
+    return float(metrics.get(name) or 0) / 1e6
+
+
+def _sum(metrics: Mapping[str, Any], suffix: str) -> int:
+    return sum(int(value or 0) for name, value in metrics.items() if name.endswith(suffix))

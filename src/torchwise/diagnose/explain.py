@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchwise.diagnose.worker_arguments import make_spec, sent
+from torchwise.diagnose.requests import ask_worker, make_spec, sent
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.former_names import renamed_arguments
 from torchwise.plan import Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import DEFAULT_CALLS
-from torchwise.records import Failure, codec
+from torchwise.records import Failure
 from torchwise.records.explanation import Explanation
-from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, own_caches
+from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, own_caches
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import read_workload
 
@@ -103,26 +103,15 @@ def explain(
     spec = make_spec(model, workload, device, mode=mode, calls=calls)
     folder = _make_folder(artifacts)
     with sent(workload, spec.target) as file, own_caches() as caches:
-        job = Job(
-            "inspect",
-            spec,
-            source=file.source,
-            settings=file.settings,
-            effort=EFFORT,
-            cache_dir=caches,
+        job = Job("inspect", spec, source=file.source, settings=file.settings, effort=EFFORT, cache_dir=caches)
+        inquiry, on_stage = Inquiry(job, plan, budget, folder), on_stage or (lambda _name: None)
+        answer = ask_worker(launcher or ProcessLauncher(), inquiry, Explanation, LIMIT_S + budget, on_stage)
+    if isinstance(answer, Failure):
+        raise UnsupportedError(
+            f"{spec.target} cannot be explained, because its worker ended in stage {answer.stage!r}: {answer}. To find "
+            "the cause of a crash, run torchwise bisect"
         )
-        reply = (launcher or ProcessLauncher()).run(
-            Inquiry(job, plan, budget, folder),
-            Limits.from_free_memory(LIMIT_S + budget),
-            on_stage or (lambda _name: None),
-        )
-    if isinstance(reply, Failure):
-        raise UnsupportedError(f"{spec.target} cannot be explained, because its worker {_describe_failure(reply)}")
-    return codec.from_json(reply, Explanation)
-
-
-def _describe_failure(failure: Failure) -> str:
-    return f"ended in stage {failure.stage!r}: {failure}. To find the cause of a crash, run torchwise bisect"
+    return answer
 
 
 def _make_folder(artifacts: str | Path | None) -> str:

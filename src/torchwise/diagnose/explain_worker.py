@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,31 @@ from torchwise.compile import compile_plan
 from torchwise.compile.transforms.isolate_rnn import has_rnn
 from torchwise.compile.transforms.static_form import has_static_form
 from torchwise.diagnose import findings, kernels
-from torchwise.diagnose.capturable import capturable
+from torchwise.diagnose.evidence import Evidence
 from torchwise.diagnose.explain import Inquiry
-from torchwise.diagnose.findings.evidence import Evidence
 from torchwise.diagnose.fix_trials import find_varying_sizes
-from torchwise.diagnose.kernels import PROFILED
+from torchwise.diagnose.kernels import profiler_options, with_profiler
 from torchwise.diagnose.op_trace import OpTrace, observe
-from torchwise.diagnose.relative_saving import measure_with_retry
-from torchwise.diagnose.savings import PairedSavings, profiles
-from torchwise.diagnose.sizes import bytes_of_kernels
+from torchwise.diagnose.savings import Savings, measure_with_retry
 from torchwise.diagnose.stages import FILES, code_of, stages, write
 from torchwise.diagnose.suggestions import check_suggestions
-from torchwise.diagnose.trace import Artifact, Span, Trace
-from torchwise.diagnose.work import KnownWork
+from torchwise.diagnose.trace import Trace
+from torchwise.diagnose.work import KnownWork, bytes_of_kernels
 from torchwise.errors import InternalError, format_error
+from torchwise.plan import Plan
 from torchwise.records import Measurement
 from torchwise.records.answer import Reliability
-from torchwise.records.compile_events import CompileEvents
-from torchwise.records.explanation import Execution, Explanation, Limits, judge_measurement, rank_findings
+from torchwise.records.compile_events import CompileEvents, UncompiledKind
+from torchwise.records.explanation import (
+    Basis,
+    Capturable,
+    Execution,
+    Explanation,
+    Finding,
+    Limits,
+    judge_measurement,
+    rank_findings,
+)
 from torchwise.records.statistics import median_interval
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.harness import Calls, Harness
@@ -46,13 +53,7 @@ MAX_SETTLING_CALLS = 10
 """Maximum number of further calls that still compile something: two more than PyTorch's limit for one function."""
 CALLS = 25
 """Timed calls of each example, if there are several examples."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    watched: CompileEvents
-    spans: tuple[Span, ...]
-    artifacts: tuple[Artifact, ...]
+_STAYS = "the numbers that are read from the GPU can stay there (numbers_on_gpu)"
 
 
 def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
@@ -66,39 +67,32 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanatio
     harness = _load_harness(inquiry)
     with harness.gradients():
         stage("compile")
-        run, compiled = _compile(inquiry, harness)
+        run, trace = _compile(inquiry, harness)
         stage("try the suggested code")
-        suggested = check_suggestions(compiled.watched.breaks, harness)
-        compiled = replace(compiled, watched=replace(compiled.watched, breaks=suggested.breaks))
+        suggested = check_suggestions(trace.breaks, harness)
+        watched = replace(trace.to_record(), breaks=suggested.breaks)
         stage("measure")
         measurement = measure_with_retry(lambda: harness.measure(run, harness.eager), _is_timed)
         stage("profile")
         limits = kernels.measure_limits(harness.device, _dtype(harness.workload))
         instruments = Instruments(lambda: check_plainly(harness.workload))
-        evidence = _collect_evidence(inquiry, harness, run, compiled, measurement, limits, instruments)
-        savings = PairedSavings(harness, run, evidence.execution.call_s.mid, inquiry.budget_s, stage, suggested)
+        evidence = _collect_evidence(inquiry, harness, run, trace, watched, measurement, limits, instruments)
+        savings = Savings(harness, run, evidence.execution.call_s.mid, inquiry.budget_s, stage, suggested)
         found = findings.find(evidence, savings)
-    files = write(compiled.artifacts, Path(inquiry.folder)) if inquiry.folder else {}
+    files = write(trace.artifacts, Path(inquiry.folder)) if inquiry.folder else {}
     spec, backend = inquiry.job.workload, "eager" if evidence.base.is_eager else evidence.base.backend
     return Explanation(
         workload=spec,
         environment=environment.detect(spec.device),
         plan=inquiry.plan,
         measurement=measurement,
-        stages=stages(
-            compiled.spans, compiled.artifacts, compiled.watched, evidence.execution, evidence.kernels, backend, files
-        ),
+        stages=stages(trace.spans, trace.artifacts, watched, evidence.execution, evidence.kernels, backend, files),
         execution=evidence.execution,
         kernels=evidence.kernels,
         findings=rank_findings(found, spec.calls),
-        capturable=capturable(evidence, found, savings.failures),
-        compile_events=compiled.watched,
-        notes=(
-            *filter(None, [unread_note(harness.workload.call)]),
-            *compiled.watched.notes,
-            *savings.notes,
-            *instruments.notes,
-        ),
+        capturable=judge_capture(evidence, found, savings.failures),
+        compile_events=watched,
+        notes=(*filter(None, [unread_note(harness.workload.call)]), *watched.notes, *savings.notes, *instruments.notes),
         seconds=time.perf_counter() - started,
         created_at=created_at,
         folder=inquiry.folder,
@@ -131,7 +125,7 @@ def _load_harness(inquiry: Inquiry) -> Harness:
         raise InternalError(f"Torchwise failed, and not the model: {format_error(error)}") from error
 
 
-def _compile(inquiry: Inquiry, harness: Harness) -> tuple[Calls, _Compiled]:
+def _compile(inquiry: Inquiry, harness: Harness) -> tuple[Calls, Trace]:
     """Compile by the plan, and call until nothing is compiled any more.
 
     State that a model changes, such as a count of its calls, causes recompilations up to PyTorch's limit.
@@ -145,16 +139,15 @@ def _compile(inquiry: Inquiry, harness: Harness) -> tuple[Calls, _Compiled]:
             compiled = len(trace.compilations)
             for call in run:
                 harness.once(call)
-    return run, _Compiled(trace.to_record(), trace.spans, trace.artifacts)
+    return run, trace
 
 
 def _call(inquiry: Inquiry, harness: Harness) -> Callable[..., Any]:
     call, plan, device = harness.workload.call, inquiry.plan, harness.device
     if plan is None:
-        compiled: Callable[..., Any] = torch.compile(call, options={PROFILED: True} if device == "cpu" else None)
+        compiled: Callable[..., Any] = torch.compile(call, options=profiler_options(device) or None)
         return compiled
-    if profiles(plan, device):
-        plan = plan.with_choice("options", (PROFILED, True))
+    plan = with_profiler(plan, device)
     return compile_plan(call, plan, harness.workload.examples[0], device=device, mode=harness.mode).call
 
 
@@ -162,7 +155,8 @@ def _collect_evidence(
     inquiry: Inquiry,
     harness: Harness,
     run: Calls,
-    compiled: _Compiled,
+    trace: Trace,
+    watched: CompileEvents,
     measurement: Measurement,
     limits: Limits,
     instruments: Instruments,
@@ -174,7 +168,7 @@ def _collect_evidence(
     profiled = instruments.use(
         "where the time of a call goes",
         lambda: _profile(
-            harness, run, call_s.mid, limits if is_timed else None, _collect_known_work(harness, compiled, observed)
+            harness, run, call_s.mid, limits if is_timed else None, _collect_known_work(harness, trace, observed)
         ),
         kernels.Profiled(),
     )
@@ -182,7 +176,7 @@ def _collect_evidence(
         call_s,
         min(profiled.busy_s, call_s.mid),
         profiled.guards_s,
-        sum(one.guards for one in compiled.watched.compilations if one.is_forward),
+        sum(one.guards for one in watched.compilations if one.is_forward),
         profiled.regions,
         profiled.inflation,
     )
@@ -190,8 +184,8 @@ def _collect_evidence(
         device=harness.device,
         plan=inquiry.plan,
         measurement=measurement,
-        watched=compiled.watched,
-        code=code_of(compiled.artifacts),
+        watched=watched,
+        code=code_of(trace.artifacts),
         execution=execution,
         profiled=profiled,
         observed=observed,
@@ -206,9 +200,9 @@ def _is_timed(measured: Measurement) -> bool:
     return judge_measurement(measured).reliability is not Reliability.UNUSABLE
 
 
-def _collect_known_work(harness: Harness, compiled: _Compiled, observed: OpTrace) -> KnownWork:
+def _collect_known_work(harness: Harness, trace: Trace, observed: OpTrace) -> KnownWork:
     """Return the known work of kernels. Each example may have operators of other shapes."""
-    code = [artifact.text for artifact in compiled.artifacts if artifact.name == "inductor_output_code"]
+    code = [artifact.text for artifact in trace.artifacts if artifact.name == "inductor_output_code"]
     further = [observe(call, harness.device).work for call in harness.eager[1:]] if observed.operators else []
     return KnownWork(
         bytes_of_kernels(code), {key: work for known in (observed.work, *further) for key, work in known.items()}
@@ -235,3 +229,27 @@ def _dtype(workload: Workload) -> torch.dtype:
     if isinstance(workload.call, torch.nn.Module):
         tensors = [*workload.call.parameters(), *tensors]
     return next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
+
+
+def judge_capture(evidence: Evidence, findings: Iterable[Finding], failures: Mapping[Plan | str, str]) -> Capturable:
+    """Return whether the call can be captured, with every known obstacle.
+
+    Args:
+        evidence: of the run.
+        findings: of the run. One of them may have tried the capture.
+        failures: how the tried fixes failed, by plan. The texts do not name the plans.
+    """
+    reasons = [f"{wait.place}: {wait.what}" for wait in evidence.observed.waits]
+    reasons += [one.what for one in evidence.watched.fallbacks if one.kind is UncompiledKind.CUDAGRAPH_SKIP]
+    if evidence.device != "cuda":
+        return Capturable(False if reasons else None, tuple(reasons) or ("there are no CUDA graphs on a CPU",))
+    if evidence.base.capture == "call" or (evidence.base.capture == "branches" and not reasons):
+        # The explained run is captured itself.
+        return Capturable(True)
+    plan = evidence.captured
+    timed = {one.plan for one in findings if one.saving and one.saving.basis is not Basis.ESTIMATED}
+    if plan is not None and plan.capture == "call" and plan in timed:
+        return Capturable(True, (_STAYS,) if "numbers_on_gpu" in plan.transforms else tuple(reasons))
+    if plan is not None and plan in failures:
+        reasons.append(f"plan {plan}: {failures[plan]}")
+    return Capturable(False if reasons else None, tuple(reasons))

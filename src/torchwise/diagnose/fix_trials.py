@@ -6,19 +6,19 @@ The printed code is the code that runs: a mark, a setting, or a buffer in place 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchwise._torch import dynamo
-from torchwise.diagnose.findings.evidence import Fix
-from torchwise.diagnose.fresh_code_copy import fresh_copy
-from torchwise.diagnose.kernels import PROFILED
-from torchwise.diagnose.settings import patched
+from torchwise.diagnose.code_copies import fresh_copy
+from torchwise.diagnose.evidence import Fix
+from torchwise.diagnose.kernels import profiler_options
 from torchwise.diagnose.trace import Trace
 from torchwise.errors import UnsupportedError
 from torchwise.records.compile_events import Frame, UncompiledKind
@@ -31,6 +31,9 @@ ROUNDS = 12
 QUIET_ROUNDS = 4
 """Calls of each example without a compilation after which the calls end: a call counter has had its effect by then."""
 _LOCAL = re.compile(r"\bL\['(\w+)'\]")
+_SETTING = re.compile(
+    r"(?P<module>torch\.[\w.]*config)\.(?P<name>\w+)(?: = (?P<value>True|False)|\.add\((?P<added>.+)\))$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ def settle(fix: Fix, harness: Harness) -> Settled:
         for number in range(ROUNDS):
             before = len(trace.compilations)
             for fixed_call, eager_call in zip(calls, eager, strict=True):
-                alike = _answers_alike(fixed_call, eager_call, number) and alike
+                alike = answers_alike(fixed_call, eager_call, number) and alike
             quiet = quiet + 1 if len(trace.compilations) == before else 0
             if quiet == QUIET_ROUNDS:
                 break
@@ -93,16 +96,18 @@ def _is(of: Frame | None, one: Any) -> bool:
     return of is not None and (of.file, of.line, of.function) == (one.file, one.line, one.function)
 
 
-def _answers_alike(fixed_call: Callable[[], Any], eager_call: Callable[[], Any], seed: int) -> bool:
+def answers_alike(fixed_call: Callable[[], Any], plain_call: Callable[[], Any], seed: int) -> bool:
+    """Return whether two calls give exactly the same answer under one seed."""
+
     def answer(call: Callable[[], Any]) -> Observation:
         torch.manual_seed(seed)
         return observation_of(call(), ())
 
-    return mismatch(answer(fixed_call), answer(eager_call), 0.0) is None
+    return mismatch(answer(fixed_call), answer(plain_call), 0.0) is None
 
 
 def _compile_with_fix(fix: Fix, model: Callable[..., Any], harness: Harness) -> Callable[..., Any]:
-    options: dict[str, Any] = {PROFILED: True} if harness.device == "cpu" else {}
+    options = profiler_options(harness.device)
     if fix.kind == "hoist":
         options["guard_filter_fn"] = lambda guards: [not _checks_source(guard, fix.sources) for guard in guards]
     if fix.kind == "tensor":
@@ -177,3 +182,31 @@ def find_varying_sizes(model: Callable[..., Any], examples: tuple[Example, ...])
                     shapes.setdefault(path, set()).add(tuple(leaf.shape))
     alike = {path: list(zip(*found, strict=True)) for path, found in shapes.items() if len({*map(len, found)}) == 1}
     return tuple((path, dim) for path, dims in alike.items() for dim, sizes in enumerate(dims) if len({*sizes}) > 1)
+
+
+def read_added_value(setting: str) -> str:
+    """Return the value that a setting such as Dynamo's "config.x.add(print)" adds to a set, or "" for a flag."""
+    hit = _SETTING.match(setting)
+    return (hit["added"] or "") if hit else ""
+
+
+@contextlib.contextmanager
+def patched(setting: str, names: dict[str, Any] | None = None) -> Iterator[None]:
+    """Apply a setting of PyTorch, such as Dynamo's "config.x = True" or "config.x.add(print)".
+
+    Args:
+        setting: as it is printed.
+        names: the names that it may use beside Python's own.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    hit = _SETTING.match(setting)
+    if hit is None:
+        raise ValueError(f"setting is {setting!r}, but must be such as {dynamo.CONFIG}.name = True")
+    config = importlib.import_module(hit["module"])
+    value = hit["value"] == "True"
+    if hit["added"]:
+        value = {*getattr(config, hit["name"]), eval(hit["added"], dict(names or {}))}
+    with config.patch({hit["name"]: value}):
+        yield

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from torchwise.diagnose.flops import VIEWS
-from torchwise.diagnose.op_trace import Work
+from torchwise.diagnose.op_trace import VIEWS, Work
 from torchwise.diagnose.work import KnownWork, is_operator, kernel_name
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
 from torchwise.measure.profile import bandwidth, matrix_rate
+from torchwise.plan import Plan
 from torchwise.records.explanation import Kernel, Limits, is_rough
 
 PROFILED = "cpp.enable_kernel_profile"
@@ -82,6 +82,17 @@ class _Sum:
         self.with_flops += work.flops is not None
 
 
+def profiler_options(device: str) -> dict[str, Any]:
+    """Return the options of Inductor that make generated code report to the profiler."""
+    return {PROFILED: True} if device == "cpu" else {}
+
+
+def with_profiler(plan: Plan, device: str) -> Plan:
+    """Return a plan whose generated code reports to the profiler, if it has such code."""
+    can_report = device == "cpu" and plan.backend == "inductor"
+    return plan.with_choice("options", (PROFILED, True)) if can_report else plan
+
+
 def profile(call: Callable[[], Any], device: str, call_s: float, limits: Limits | None, known: KnownWork) -> Profiled:
     """Run `call` a few times under PyTorch's profiler.
 
@@ -122,17 +133,12 @@ def average_profiles(profiles: Sequence[Profiled], weights: Sequence[float]) -> 
         for kernel in one.kernels:
             rows[kernel.name].append((weight, kernel))
 
-    def mean(read: Callable[[Profiled], float]) -> float:
-        return sum(weight * read(one) for weight, one in zip(weights, profiles, strict=True))
+    def mean(name: str) -> float:
+        return float(sum(weight * getattr(one, name) for weight, one in zip(weights, profiles, strict=True)))
 
-    return Profiled(
-        tuple(sorted((_average_kernel(row) for row in rows.values()), key=lambda kernel: -kernel.seconds)),
-        mean(lambda one: one.busy_s),
-        mean(lambda one: one.guards_s),
-        mean(lambda one: one.lookups),
-        mean(lambda one: one.regions),
-        mean(lambda one: one.inflation),
-    )
+    kernels = sorted((_average_kernel(row) for row in rows.values()), key=lambda kernel: -kernel.seconds)
+    figures = [field.name for field in fields(Profiled) if field.name != "kernels"]
+    return Profiled(tuple(kernels), **{name: mean(name) for name in figures})
 
 
 def _average_kernel(row: list[tuple[float, Kernel]]) -> Kernel:

@@ -15,14 +15,12 @@ from typing import Any
 
 import torch
 
-from torchwise.diagnose.fixes.break_site import BreakSite
-from torchwise.diagnose.fresh_code_copy import fresh_copy
-from torchwise.diagnose.rewriting import rewritten
-from torchwise.diagnose.settings import argument
+from torchwise.diagnose.break_fixes import BreakSite
+from torchwise.diagnose.code_copies import fresh_copy, rewritten
+from torchwise.diagnose.fix_trials import answers_alike, read_added_value
 from torchwise.diagnose.trace import Trace
 from torchwise.records.compile_events import Break, CodeFix
 from torchwise.trial.harness import Harness
-from torchwise.verify import mismatch, observation_of
 
 ROUNDS = 3
 """Calls of each example that are compared with the unchanged model."""
@@ -77,13 +75,13 @@ def check_suggestions(breaks: tuple[Break, ...], harness: Harness) -> Checked:
 
 def _is_call(fix: CodeFix) -> bool:
     """Return whether the setting adds a value to a set, and so needs a name for that value."""
-    return bool(argument(fix.setting))
+    return bool(read_added_value(fix.setting))
 
 
 def _can_name(setting: str, names: dict[str, Any]) -> bool:
     """Return whether the added value has a name at the top of a module, where a program applies the setting."""
     try:
-        return callable(eval(argument(setting), dict(names)))
+        return callable(eval(read_added_value(setting), dict(names)))
     except Exception:  # the names may be missing there, or be of any kind
         return False
 
@@ -151,7 +149,7 @@ def _try_line(found: Break, harness: Harness) -> Callable[..., Any] | None:
             return None
         for number in range(ROUNDS):
             for fixed_call, plain_call in zip(harness.runners(copied), harness.runners(plain), strict=True):
-                if not _is_alike(fixed_call, plain_call, number):
+                if not answers_alike(fixed_call, plain_call, number):
                     return None
         with Trace() as trace:
             for call in harness.runners(torch.compile(_rewritten(found, harness), backend="eager")):
@@ -165,11 +163,3 @@ def _try_line(found: Break, harness: Harness) -> Callable[..., Any] | None:
 def _rewritten(found: Break, harness: Harness) -> Any:
     assert found.fix is not None
     return rewritten(harness.workload.call, found.file, found.line, found.fix.line)
-
-
-def _is_alike(fixed_call: Callable[[], Any], plain_call: Callable[[], Any], seed: int) -> bool:
-    answers = []
-    for call in (fixed_call, plain_call):
-        torch.manual_seed(seed)
-        answers.append(observation_of(call(), ()))
-    return mismatch(answers[0], answers[1], 0.0) is None

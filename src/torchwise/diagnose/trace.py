@@ -86,26 +86,32 @@ class Trace:
     @property
     def breaks(self) -> tuple[Break, ...]:
         """Graph breaks, each place and code once, with a fix if one is known."""
-        with self._handler.events() as events:
-            return tuple(events.breaks.values())
+        return self.to_record().breaks
 
     @property
     def recompiles(self) -> tuple[Recompile, ...]:
         """Recompilations, each function and guard once."""
-        with self._handler.events() as events:
-            return tuple(events.recompiles.values())
+        return self.to_record().recompiles
 
     @property
     def compilations(self) -> tuple[Compilation, ...]:
         """Every compilation, in the order in which they ended."""
-        with self._handler.events() as events:
-            return tuple(events.compilations)
+        return self.to_record().compilations
 
     @property
     def fallbacks(self) -> tuple[UncompiledPart, ...]:
         """The parts of the program that do not run compiled, each once."""
-        with self._handler.events() as events:
-            return tuple(events.fallbacks.values())
+        return self.to_record().fallbacks
+
+    @property
+    def trace_s(self) -> float:
+        """Seconds of compile time that PyTorch's trace and its reading took."""
+        return self.to_record().trace_s
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Reasons why the collection may be incomplete."""
+        return self.to_record().notes
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:
@@ -119,29 +125,19 @@ class Trace:
         with self._handler.events() as events:
             return tuple(events.spans)
 
-    @property
-    def trace_s(self) -> float:
-        """Seconds of compile time that PyTorch's trace and its reading took."""
-        return sum(one.trace_s for one in self.compilations)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Reasons why the collection may be incomplete."""
-        with self._handler.events() as events:
-            return tuple(dict.fromkeys(events.notes))
-
     def to_record(self) -> CompileEvents:
         """Return all events up to now as one record."""
         ended = time.perf_counter() if self._ended_s is None else self._ended_s
-        return CompileEvents(
-            seconds=ended - self._started_s if self._started_s else 0.0,
-            breaks=self.breaks,
-            recompiles=self.recompiles,
-            compilations=self.compilations,
-            fallbacks=self.fallbacks,
-            trace_s=self.trace_s,
-            notes=self.notes,
-        )
+        with self._handler.events() as events:
+            return CompileEvents(
+                seconds=ended - self._started_s if self._started_s else 0.0,
+                breaks=tuple(events.breaks.values()),
+                recompiles=tuple(events.recompiles.values()),
+                compilations=tuple(events.compilations),
+                fallbacks=tuple(events.fallbacks.values()),
+                trace_s=sum(one.trace_s for one in events.compilations),
+                notes=tuple(dict.fromkeys(events.notes)),
+            )
 
     def _note_if_detached(self) -> None:
         """Add a note if the program's own logging configuration stops PyTorch's trace, which is left as it is."""

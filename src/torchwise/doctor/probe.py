@@ -1,4 +1,4 @@
-"""Test in a child process whether torch imports, compiles and reaches the GPU.
+"""Test in a child process whether torch imports, compiles and reaches the GPU, and what threads cost there.
 
 `python -m torchwise.doctor.probe` runs the steps one by one, and prints a line before and after each. So the parent
 knows the step in which the child crashed or hung.
@@ -6,6 +6,7 @@ knows the step in which the child crashed or hung.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -16,13 +17,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchwise.doctor import child
-from torchwise.doctor.threads import time_threads
+from torchwise.measure.cores import CoreWatch
+from torchwise.records import CoreUse
 
 LIMIT_S = 300.0
 PREFIX = "torchwise-probe "
 
 REMOVED_VARIABLES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE")
-"""Variables that would prevent the probe from compiling, or fill the disk. `checks.variables` reports them."""
+"""Variables that would prevent the probe from compiling, or fill the disk. `check_variables` reports them."""
+LAYERS, FEATURES = 7, 256
+CALLS = 10
+"""Consecutive calls with one number of threads: enough for some of them to wait, if threads wait for cores."""
+TIMED_S, MIN_ROUNDS = 1.0, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +82,16 @@ def read(ended: child.Ended) -> Probe:
 
 def main() -> None:
     """Run the steps, in the child."""
-    if not _step("import", _import_torch):
+    if not _step("import", lambda: _read_version("torch")):
         return
-    _step("threads", _threads)
-    _step("cores", time_threads)
-    _step("inductor_cpu", lambda: _compile("cpu"))
     import torch
 
+    _step("threads", lambda: str(torch.get_num_threads()))
+    _step("cores", time_threads)
+    _step("inductor_cpu", lambda: _compile("cpu"))
     if torch.version.cuda is None:
         return
-    triton = _step("triton", _import_triton)
+    triton = _step("triton", lambda: _read_version("triton"))
     if _step("cuda", _reach_gpu) and triton:
         _step("inductor_cuda", lambda: _compile("cuda"))
 
@@ -105,22 +111,8 @@ def _report(**fields: Any) -> None:
     print(PREFIX + json.dumps(fields), flush=True)
 
 
-def _import_torch() -> str:
-    import torch
-
-    return torch.__version__
-
-
-def _threads() -> str:
-    import torch
-
-    return str(torch.get_num_threads())
-
-
-def _import_triton() -> str:
-    import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-    return str(triton.__version__)
+def _read_version(package: str) -> str:
+    return str(importlib.import_module(package).__version__)
 
 
 def _reach_gpu() -> str:
@@ -147,6 +139,53 @@ def _compile(device: str) -> str:
     if inductor.generated_kernels() < 1:
         raise RuntimeError("torch.compile ran, but compiled nothing")
     return "compiled and agrees"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCost:
+    """The timings of a small model.
+
+    Attributes:
+        cores: the use of the CPUs during the timings.
+        seconds: mean seconds per call by number of threads, PyTorch's own number first.
+    """
+
+    cores: CoreUse
+    seconds: dict[int, float]
+
+
+def time_threads() -> str:
+    """Time a small model with PyTorch's own number of threads and with one, in turn, as a `ThreadCost` in JSON."""
+    import torch
+
+    default = torch.get_num_threads()
+    layers = [torch.nn.Linear(FEATURES, FEATURES) for _ in range(LAYERS)]
+    model, x = torch.nn.Sequential(*layers), torch.ones(1, FEATURES)
+    totals = dict.fromkeys((default, 1), 0.0)
+    rounds, watch, end = 0, CoreWatch(), time.perf_counter() + TIMED_S
+    with torch.no_grad():
+        while rounds < MIN_ROUNDS or time.perf_counter() < end:
+            rounds += 1
+            for threads in totals:
+                torch.set_num_threads(threads)
+                totals[threads] += _time_calls(lambda: model(x))
+    torch.set_num_threads(default)
+    seconds = {threads: total / rounds / CALLS for threads, total in totals.items()}
+    return json.dumps({"cores": asdict(watch.read_use(default)), "seconds": seconds})
+
+
+def read_cost(text: str) -> ThreadCost:
+    """Read the output of `time_threads`."""
+    data = json.loads(text)
+    return ThreadCost(CoreUse(**data["cores"]), {int(threads): each for threads, each in data["seconds"].items()})
+
+
+def _time_calls(call: Callable[[], Any]) -> float:
+    call()  # the start of new threads does not count
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import platform
+import re
 import shutil
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchwise import environment
 from torchwise.cgroups import cpu_quota, read_text
-from torchwise.doctor import disk
 from torchwise.doctor.compiler import Compiler, try_compiler
-from torchwise.doctor.disk import Folder
 from torchwise.doctor.probe import Probe, run_probe
 
 GPU_FIELDS = ("name", "driver_version", "compute_cap", "memory.used", "memory.total", "utilization.gpu", "uuid")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
+MIB = 2**20
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,8 @@ class SystemInfo:
     quota: float | None = None
     load: float | None = 0.0
     governor: str | None = None
-    cache: Folder = field(default_factory=lambda: Folder("/tmp/torchinductor_user", 10 * disk.GIB))
-    temporary: Folder = field(default_factory=lambda: Folder("/tmp", 10 * disk.GIB))
+    cache: Folder = field(default_factory=lambda: Folder("/tmp/torchinductor_user", 10 * GIB))
+    temporary: Folder = field(default_factory=lambda: Folder("/tmp", 10 * GIB))
     shared: Folder | None = None
 
 
@@ -90,9 +93,9 @@ def gather() -> SystemInfo:
         quota=cpu_quota(),
         load=load,
         governor=read_text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
-        cache=disk.check_folder(disk.inductor_cache(os.environ)),
-        temporary=disk.check_folder(disk.temporary()),
-        shared=disk.check_folder("/dev/shm") if platform.system() == "Linux" else None,
+        cache=check_folder(find_inductor_cache(os.environ)),
+        temporary=check_folder(find_temporary()),
+        shared=check_folder("/dev/shm") if platform.system() == "Linux" else None,
         compiler=try_compiler(),
         probe=run_probe(),
     )
@@ -119,3 +122,53 @@ def _load() -> float | None:
         return os.getloadavg()[0]
     except OSError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that compilation writes to.
+
+    Attributes:
+        path: its path, which may not exist yet.
+        free: free bytes, or 0 if unknown.
+        error: why it is not writable, or "".
+    """
+
+    path: str
+    free: int
+    error: str = ""
+
+
+def check_folder(path: str) -> Folder:
+    """Test by a temporary file whether `path`, or its first existing parent, is writable."""
+    existing = Path(path).absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        return Folder(path, 0, error.strerror or str(error))
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return Folder(path, free)
+    except OSError as error:
+        return Folder(path, free, error.strerror or str(error))
+
+
+def find_inductor_cache(environ: Mapping[str, str]) -> str:
+    """Return the folder of Inductor's compile cache, as torch itself finds it."""
+    if folder := environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return os.path.abspath(folder)
+    try:
+        user = getpass.getuser()
+    except (KeyError, ModuleNotFoundError, OSError):
+        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
+    return os.path.join(find_temporary(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+
+
+def find_temporary() -> str:
+    """Return the folder for temporary files, even if none is writable."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return os.environ.get("TMPDIR") or "/tmp"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torchwise import environment
 from torchwise.errors import BaselineError, InputError, InternalError
-from torchwise.lock import commands
 from torchwise.lock.check_results import Check, Checked, State
 from torchwise.lock.entry import Entry, is_same_hardware
 from torchwise.lock.file import Lock
@@ -16,6 +16,7 @@ from torchwise.plan.effort import EFFORTS, EffortProfile, check_effort
 from torchwise.records import Decision, Inspection, Trial, TrialState
 from torchwise.records.answer import Answer, Trust, judge_trust
 from torchwise.records.structure_differences import another_model
+from torchwise.report.commands import command_line
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
 
 LIMIT_S = 600.0
@@ -89,7 +90,7 @@ class _Checks:
         if not is_same_hardware(locked, here):
             return _row(entry, State.ELSEWHERE, "not for this machine")
         if different := locked.differences(here):
-            return _row(entry, State.STALE, "; ".join(different), commands.tune_again(entry))
+            return _row(entry, State.STALE, "; ".join(different), tune_again(entry))
         return None
 
     def _verify_entry(self, entry: Entry) -> Checked | Trial:
@@ -100,7 +101,7 @@ class _Checks:
         try:
             inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
             if changed := _describe_change(decision, inspection):
-                return _row(entry, State.STALE, changed, commands.tune_again(entry))
+                return _row(entry, State.STALE, changed, tune_again(entry))
             if decision.plan.is_eager:
                 return _row(entry, State.GOOD, "up to date; the plan is eager, which is not timed")
             trial = self._run_trial(replace(job, traits=inspection.traits), decision)
@@ -109,7 +110,7 @@ class _Checks:
         except InternalError as error:  # a fault of Torchwise, likewise
             return _row(entry, State.UNKNOWN, str(error), "report this bug, and check again")
         if not trial.is_verified:
-            return _row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, commands.tune_fresh(entry))
+            return _row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, tune_fresh(entry))
         if self._request.measure:
             return trial
         return _row(
@@ -164,7 +165,7 @@ def _judge_measurement(entry: Entry, trial: Trial, judge: Judge) -> Checked:
     found = judge.compare(entry, trial.measurement)
     row = {
         Answer.NO: _row(entry, State.GOOD, f"up to date and correct; {found.detail}"),
-        Answer.YES: _row(entry, State.SLOWER, found.detail, commands.tune_fresh(entry)),
+        Answer.YES: _row(entry, State.SLOWER, found.detail, tune_fresh(entry)),
         Answer.INCONCLUSIVE: _row(entry, State.INCONCLUSIVE, f"up to date and correct; {found.detail}"),
     }[found.slower]
     return replace(
@@ -189,6 +190,24 @@ def _row(entry: Entry, state: State, detail: str, way_out: str = "") -> Checked:
 
 
 def _make_missing_row(target: str) -> Checked:
-    return Checked(
-        target, "", "", State.UNKNOWN, "the file has no section for this machine", commands.tune_first(target)
-    )
+    return Checked(target, "", "", State.UNKNOWN, "the file has no section for this machine", tune_first(target))
+
+
+def tune_again(entry: Entry, *more: str) -> str:
+    """Return the command that tunes again after a change of model, inputs or software, and locks the result."""
+    spec = entry.decision.workload
+    return f"{command_line('tune', spec, *more, allow=entry.allow)} && {_lock_command(spec.target)}"
+
+
+def tune_fresh(entry: Entry) -> str:
+    """Return the same command for an unchanged target, which needs `--fresh` to ignore the stored study."""
+    return tune_again(entry, "--fresh")
+
+
+def tune_first(target: str) -> str:
+    """Return the command that tunes and locks a target that is not locked on this hardware."""
+    return f"torchwise tune {shlex.quote(target)} && {_lock_command(target)}"
+
+
+def _lock_command(target: str) -> str:
+    return f"torchwise lock {shlex.quote(target)}"

@@ -1,12 +1,16 @@
 """Read and write the lock file: sections sorted by target, mode and hardware.
 
 A section is one table, so that a merge conflict concerns one target on one kind of hardware. It has no date and no host
-name. So locking the same decisions again writes the same bytes.
+name, and values have one canonical form. So locking the same decisions again writes the same bytes. Python reads TOML
+(`tomllib`), but cannot write it. Existing writers spread every interval and every plan over several lines, which are
+hard to review.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +18,7 @@ from typing import Any
 
 from torchwise import environment
 from torchwise.errors import InputError
-from torchwise.lock import toml
-from torchwise.lock.entry import Entry
-from torchwise.lock.schema import Key, entry_in, section_of
+from torchwise.lock.entry import Entry, Key, entry_in, section_of
 from torchwise.parsing import brief, parse_toml, read_bytes
 from torchwise.records import Decision
 
@@ -26,6 +28,7 @@ HEADING = """\
 # The plan of each model on each kind of hardware. `torchwise lock` writes it, and `torchwise check` verifies it again.
 # Review it like code. You may delete whole sections by hand. Any other edit is refused.
 """
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,8 @@ class Lock:
 
     def to_toml(self) -> str:
         """Return the text of the file."""
-        head = f"{HEADING}{toml.pair('schema', SCHEMA)}\n"
-        return "\n".join([head, *(_text(entry) for entry in self.entries)])
+        head = f"{HEADING}{format_pair('schema', SCHEMA)}\n"
+        return "\n".join([head, *(_format_entry(entry) for entry in self.entries)])
 
 
 def read(path: str | Path = DEFAULT) -> Lock:
@@ -120,8 +123,8 @@ def decision(
     return min(matching, key=lambda d: (d.environment.device != here.device, len(d.environment.differences(here))))
 
 
-def _text(entry: Entry) -> str:
-    lines = [toml.header(entry.key), *(toml.pair(name, value) for name, value in section_of(entry).items())]
+def _format_entry(entry: Entry) -> str:
+    lines = [format_header(entry.key), *(format_pair(name, value) for name, value in section_of(entry).items())]
     return "\n".join(lines) + "\n"
 
 
@@ -151,7 +154,7 @@ def _sections(text: str, data: Mapping[str, Any]) -> Iterable[tuple[Key, Mapping
 
 def _table(text: str, value: Any, *path: str) -> Mapping[str, Any]:
     if not isinstance(value, dict) or not value:
-        place = _line(text, toml.key(path[-1]))
+        place = _line(text, format_key(path[-1]))
         raise InputError(f"{place}: {path[-1]!r} is not a section of target, mode and hardware: delete it")
     return value
 
@@ -161,10 +164,50 @@ def _entry(text: str, key: Key, section: Mapping[str, Any]) -> Entry:
         return entry_in(key, section)
     except InputError as error:
         way_out = f"restore the section from version control, or delete it and lock it again: torchwise lock {key[0]}"
-        raise InputError(f"{_line(text, toml.header(key))}: section {', '.join(key)}: {error}; {way_out}") from None
+        raise InputError(f"{_line(text, format_header(key))}: section {', '.join(key)}: {error}; {way_out}") from None
 
 
 def _line(text: str, prefix: str) -> str:
     """Return ", line N" of the first line with this prefix, or an empty string if none does."""
     lines = text.splitlines()
     return next((f", line {number}" for number, line in enumerate(lines, 1) if line.startswith(prefix)), "")
+
+
+def format_header(path: Iterable[str]) -> str:
+    """Return the line that begins a table."""
+    return f"[{'.'.join(map(format_key, path))}]"
+
+
+def format_key(name: str) -> str:
+    """Return a name as a key, quoted if it must be."""
+    return name if _BARE.fullmatch(name) else _quote(name)
+
+
+def format_pair(name: str, value: Any) -> str:
+    """Return `name = value`, on one line. In a list of several texts, each text has its own line.
+
+    Raises:
+        TypeError: TOML has no such value.
+    """
+    if isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(item, str) for item in value):
+        return "\n".join([f"{format_key(name)} = [", *(f"  {_quote(item)}," for item in value), "]"])
+    return f"{format_key(name)} = {_format_value(value)}"
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _quote(value)
+    if isinstance(value, (int, float)):
+        return repr(value)  # the shortest text that is read as the same float; `inf` and `nan` as in TOML
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{format_key(name)} = {_format_value(item)}' for name, item in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_format_value, value))}]"
+    raise TypeError(f"{value!r} is of type {type(value).__name__}, which TOML does not have")
+
+
+def _quote(text: str) -> str:
+    """Return a basic string. TOML has JSON's escapes, and wants one more character escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -72,7 +72,7 @@ class Finding:
     """One thing that costs time.
 
     Attributes:
-        kind: such as "guards" or "graph break". Each file of `torchwise.diagnose.findings` has one.
+        kind: such as "guards" or "graph break". Each finder of `torchwise.diagnose` has one.
         title: the problem, in a line.
         cause: why it happens.
         fix: the fix.

@@ -2,15 +2,147 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
-from torchwise.diagnose.bisect.candidates import DECOMPOSITIONS, LOWERINGS, OPTIONS, PASSES, Candidate
-from torchwise.diagnose.bisect.ddmin import first, minimal
-from torchwise.diagnose.bisect.job import Probe, ProbeResult
+from torchwise.diagnose.bisect.job import Option, Probe, ProbeResult
 from torchwise.diagnose.bisect.probe_runner import ProbeRunner
+from torchwise.plan import Plan
+from torchwise.plan.plan import OptionValue
+from torchwise.plan.rules import iter_changes
 from torchwise.records.bisection import Cause, Stage
+
+T = TypeVar("T")
+_OVERLOAD = re.compile(r"<OpOverload\(op='(?P<op>[^']*)', overload='(?P<overload>[^']*)'\)>")
+
+
+def minimal(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
+    """Return a part of `items` that has the property, but not without any one of its items.
+
+    Source: Zeller and Hildebrandt, Simplifying and isolating failure-inducing input, IEEE TSE 28(2), 2002 (`ddmin`).
+
+    Args:
+        items: as a whole they have the property, which is not checked again.
+        holds: whether some items, in their order, have the property. It is called once for each part.
+    """
+    known: dict[tuple[int, ...], bool] = {}
+
+    def still(places: Sequence[int]) -> bool:
+        key = tuple(places)
+        if key not in known:
+            known[key] = holds(tuple(items[place] for place in key))
+        return known[key]
+
+    kept, pieces = list(range(len(items))), 2
+    while len(kept) >= 2:
+        chunks = _split(kept, pieces)
+        # With two pieces, the rest without one piece is the other piece.
+        rests = [[p for p in kept if p not in set(chunk)] for chunk in chunks] if pieces > 2 else []
+        if (chunk := next((c for c in chunks if still(c)), None)) is not None:
+            kept, pieces = chunk, 2
+        elif (rest := next((r for r in rests if still(r)), None)) is not None:
+            kept, pieces = rest, max(pieces - 1, 2)
+        elif pieces < len(kept):
+            pieces = min(2 * pieces, len(kept))
+        else:
+            break
+    return tuple(items[place] for place in kept)
+
+
+def first(count: int, shows: Callable[[int], bool]) -> int:
+    """Return the smallest n for which `shows(n)` by bisection, if `shows(count)` and not `shows(0)`."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if shows(middle) else (middle, high)
+    return high
+
+
+def _split(items: list[int], pieces: int) -> list[list[int]]:
+    bounds = [len(items) * piece // pieces for piece in range(pieces + 1)]
+    return [items[low:high] for low, high in itertools.pairwise(bounds) if high > low]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An option of Inductor with the value that disables it, or a kind of pass with no applications."""
+
+    name: str
+    value: Option | None = None
+
+    @property
+    def is_option(self) -> bool:
+        """Whether it is an option."""
+        return self.value is not None
+
+    def __str__(self) -> str:
+        """Return how to turn it off."""
+        return f"{self.name}={self.value}" if self.is_option else f"without {self.name.replace('_', ' ')}"
+
+
+def _turn_off(*names: str) -> tuple[Candidate, ...]:
+    return tuple(Candidate(name, False) for name in names)
+
+
+PASSES = tuple(Candidate(name) for name in ("post_grad_passes", "joint_graph_passes", "pre_grad_passes"))
+"""Kinds of pass that PyTorch's own `CompilerBisector` can leave out, in its words."""
+DECOMPOSITIONS = Candidate("decomposition")
+LOWERINGS = Candidate("lowerings")
+"""The lowerings to code that Inductor generates.
+
+Without them, operators run as in eager.
+"""
+
+OPTIONS = (
+    *_turn_off("triton.cudagraphs", "freezing", "max_autotune", "max_autotune_gemm", "coordinate_descent_tuning"),
+    *_turn_off("cpp_wrapper", "pattern_matcher", "joint_graph_constant_folding", "constant_and_index_propagation"),
+    *_turn_off("split_cat_fx_passes", "epilogue_fusion", "prologue_fusion"),
+    Candidate("max_fusion_size", 1),
+    *_turn_off("loop_ordering_after_fusion", "loop_index_inversion_in_fusion", "layout_optimization"),
+    *_turn_off("comprehensive_padding", "shape_padding", "inplace_padding"),
+    Candidate("cpp.simdlen", 1),
+    *_turn_off("cpp.weight_prepack", "cpp.enable_loop_tail_vec", "cpp.enable_tiling_heuristics", "inplace_buffers"),
+    *_turn_off("allow_buffer_reuse", "memory_planning", "reorder_for_peak_memory", "reorder_for_locality"),
+    *_turn_off("split_reductions", "triton.persistent_reductions", "optimize_scatter_upon_const_tensor"),
+    *_turn_off("use_fast_math"),
+    Candidate("emulate_precision_casts", True),
+    Candidate("fallback_random", True),
+)
+"""Fusion, layout, vectorisation, memory and tuning. Options that a version of PyTorch lacks are skipped there."""
+
+
+def plan_of(choices: tuple[tuple[str, object], ...], backend: str) -> Plan:
+    """Return the plan of these choices.
+
+    Raises:
+        PlanError: a choice needs another one that was removed.
+    """
+    fields: dict[str, object] = {name: value for name, value in choices if name not in ("transforms", "options")}
+    transforms = tuple(str(value) for name, value in choices if name == "transforms")
+    options: tuple[tuple[str, OptionValue], ...] = tuple(
+        value  # type: ignore[misc]
+        for name, value in choices
+        if name == "options"
+    )
+    return Plan(backend=backend, transforms=transforms, options=options, **fields)  # type: ignore[arg-type]
+
+
+def describe_choice(choice: tuple[str, object]) -> str:
+    """Return a choice as a plan shows it, such as "capture call" or "epilogue_fusion=True"."""
+    name, value = choice
+    if name == "options" and isinstance(value, tuple):
+        return f"{value[0]}={value[1]}"
+    return str(value) if name == "transforms" else f"{name} {value}"
+
+
+def is_plain(plan: Plan) -> bool:
+    """Return whether a plan is only `torch.compile` with options."""
+    changed = {name for name, _ in iter_changes(plan)}
+    return plan.backend == "inductor" and changed <= {"backend", "mode", "options", "shapes"}
+
 
 Candidates = tuple[Candidate, ...]
 GROUPS: dict[Stage, tuple[Candidates, ...]] = {
@@ -19,7 +151,6 @@ GROUPS: dict[Stage, tuple[Candidates, ...]] = {
     "inductor": (PASSES, OPTIONS, (DECOMPOSITIONS,), (LOWERINGS,)),
 }
 KINDS: dict[str, Literal["decomposition", "lowering"]] = {"decomposition": "decomposition", "lowerings": "lowering"}
-_OVERLOAD = re.compile(r"<OpOverload\(op='(?P<op>[^']*)', overload='(?P<overload>[^']*)'\)>")
 
 
 def find_cause(runner: ProbeRunner, probe: Probe) -> Cause | None:

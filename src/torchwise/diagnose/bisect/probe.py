@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from torchwise.compile import compile_plan
 from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.diagnose.bisect.capture import capture, extract_subgraph
 from torchwise.diagnose.bisect.job import Probe, ProbeResult
-from torchwise.diagnose.bisect.switches import Switches
 from torchwise.errors import BaselineError, InputError
 from torchwise.measure.clock import Clock
 from torchwise.measure.paired_timing import Precision, measure_pair
@@ -27,6 +26,7 @@ from torchwise.trial.plain_call import PlainCall, run_plainly
 from torchwise.verify import Subject, is_stochastic, verify
 from torchwise.workload import Example, Workload
 
+MAX_CHARACTERS = 200
 BACKENDS = {"dynamo": "eager"}
 """PyTorch's name of a stage, if it differs from Torchwise's."""
 SLOWER = 1.1
@@ -35,6 +35,41 @@ SLOWER = 1.1
 The whole interval must lie beyond it.
 """
 PRECISION = Precision(half_width=0.03, budget_s=3.0)
+
+
+class Switches:
+    """Counts the applications of every kind of pass in this process, and skips those beyond a number.
+
+    PyTorch calls its `CompilerBisector` before each. That class keeps its state in files and environment variables, for
+    one kind of pass at a time. This one keeps it for all kinds, so that one probe both tries and counts.
+
+    Source: `torch/_inductor/compiler_bisector.py`.
+    """
+
+    def __init__(self, most: Mapping[str, int]) -> None:
+        self._most = most
+        self._applied: dict[str, list[str]] = {}
+
+    def install(self) -> None:
+        """Replace `CompilerBisector` for the life of this process.
+
+        Nothing compiled is reused.
+
+        Raises:
+            UnsupportedError: this torch has none.
+        """
+        inductor.replace_bisector(self._is_off)
+        aot_autograd.set_config("enable_autograd_cache", False)
+
+    @property
+    def applied(self) -> dict[str, tuple[str, ...]]:
+        """The applied passes, including those that would have been applied, in order."""
+        return {kind: tuple(names) for kind, names in self._applied.items()}
+
+    def _is_off(self, _backend: str, kind: str, name: Callable[[], str] | None = None) -> bool:
+        names = self._applied.setdefault(kind, [])
+        names.append(str(name())[:MAX_CHARACTERS] if name else kind)
+        return kind in self._most and len(names) > self._most[kind]
 
 
 def run_probe(probe: Probe, stage: Callable[[str], None]) -> ProbeResult:

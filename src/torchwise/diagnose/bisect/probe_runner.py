@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from torchwise.diagnose.bisect.job import Probe, ProbeResult
-from torchwise.diagnose.bisect.request import BisectRequest
+from torchwise.diagnose.bisect.job import BisectRequest, Probe, ProbeResult
+from torchwise.diagnose.requests import ask_worker
 from torchwise.errors import BaselineError, TorchwiseError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.records import Failure, FailureKind, WorkerStage, codec
+from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.bisection import Observation, Stage, Step, Symptom
-from torchwise.trial import Job, Launcher, Limits
+from torchwise.trial import Job, Launcher
 from torchwise.trial.error_origin import make_failure_error
 
+T = TypeVar("T")
 PATIENCE = 3.0
 """Multiple of the longest finished probe after which a probe for a known hang is ended."""
 MIN_PATIENCE_S = 20.0
@@ -101,8 +102,8 @@ class ProbeRunner:
         """
         self.listener.start_probe(name)
         start = time.monotonic()
-        reply = self._run(replace(probe, timed=self._is_timed))
-        result = _classify_failure(reply) if isinstance(reply, Failure) else codec.from_json(reply, ProbeResult)
+        answer = self._ask(replace(probe, timed=self._is_timed), ProbeResult)
+        result = _classify_failure(answer) if isinstance(answer, Failure) else answer
         step = Step(name, result.observation, time.monotonic() - start)
         self.steps.append(step)
         self.listener.finish_probe(step)
@@ -125,10 +126,10 @@ class ProbeRunner:
         except TorchwiseError:  # a part may fail or not be compiled, and an option may be missing
             return None
 
-    def run_task(self, name: str, probe: Probe) -> str | Failure:
-        """Have a worker do something other than a probe."""
+    def run_task(self, name: str, probe: Probe, kind: type[T]) -> T | Failure:
+        """Have a worker do something other than a probe, and return its answer of this kind."""
         self.listener.start_probe(name)
-        return self._run(probe)
+        return self._ask(probe, kind)
 
     def note(self, text: str) -> None:
         """Keep and report an open question."""
@@ -141,8 +142,8 @@ class ProbeRunner:
         searches_slow = self._request.wants(Symptom.SLOW)
         return searches_slow and self.fault.symptom in (Symptom.NONE, Symptom.SLOW)
 
-    def _run(self, probe: Probe) -> str | Failure:
-        return self._launcher.run(probe, Limits.from_free_memory(self._limit()), self.listener.stage)
+    def _ask(self, probe: Probe, kind: type[T]) -> T | Failure:
+        return ask_worker(self._launcher, probe, kind, self._limit(), self.listener.stage)
 
     def _limit(self) -> float:
         """Return the seconds for a probe: after a known hang, the next probes get a shorter limit."""

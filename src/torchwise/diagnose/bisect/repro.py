@@ -8,14 +8,13 @@ import textwrap
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from string import Template
 from typing import Any
 
+import jinja2
 import torch
 from torch import fx
 
-from torchwise.diagnose.bisect import program
-from torchwise.diagnose.bisect.job import Probe, Written
+from torchwise.diagnose.bisect.job import MARKS, Probe, Written
 from torchwise.diagnose.bisect.probe import BACKENDS, inductor_options, load_subject
 from torchwise.errors import UnsupportedError
 from torchwise.plan.workload_spec import split
@@ -28,6 +27,9 @@ HANGS_AFTER_S = 60
 For other faults, it is a limit far above any of their calls.
 """
 RUNS_AT_MOST_S = 600
+_PROGRAM = jinja2.Template(
+    Path(__file__).with_name("repro.py.j2").read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True
+)
 _DROPPED = re.compile(r";\s*(?:\w+ = )+None(?=\s|$)| : torch\._subclasses\.fake_tensor\.FakeTensor")
 
 
@@ -39,22 +41,19 @@ def write(probe: Probe, stage: Callable[[str], None]) -> Written:
     """
     stage("write")
     fault = probe.fault.symptom if probe.fault else Symptom.NONE
-    call, imports = _write_subgraph(probe) if probe.part else (_fill_template(program.TARGET, probe), "")
-    leaves = program.LEAVES_OF_PART if probe.part else program.LEAVES_OF_TARGET
-    if probe.to_load:
-        imports += Template(program.PREAMBLE).substitute(_target(probe))
-    text = program.PROGRAM.substitute(
-        crash_mark=program.MARKS[Symptom.CRASH],
-        value_mark=program.MARKS[Symptom.WRONG],
-        slow_mark=program.MARKS[Symptom.SLOW],
+    text = _PROGRAM.render(
+        crash_mark=MARKS[Symptom.CRASH],
+        value_mark=MARKS[Symptom.WRONG],
+        slow_mark=MARKS[Symptom.SLOW],
         about="\n".join(probe.about),
-        imports=imports,
         training=probe.job.workload.mode == "training",
         limit=HANGS_AFTER_S if fault is Symptom.HANG else RUNS_AT_MOST_S,
         slow=fault is Symptom.SLOW,
-        leaves=leaves,
-        call=call,
-        candidate=_candidate(probe),
+        to_load=probe.to_load,
+        device=repr(probe.job.workload.device),
+        **(_write_subgraph(probe) if probe.part else {}),
+        **(_describe_target(probe) if probe.to_load or not probe.part else {}),
+        **_describe_candidate(probe),
     )
     try:
         Path(probe.file).write_text(text)
@@ -63,18 +62,18 @@ def write(probe: Probe, stage: Callable[[str], None]) -> Written:
     return Written(standalone=probe.part is not None and not probe.to_load and probe.stage != "plan")
 
 
-def _write_subgraph(probe: Probe) -> tuple[str, str]:
-    """Save the part's inputs, and return its function and its imports."""
+def _write_subgraph(probe: Probe) -> dict[str, str]:
+    """Save the part's inputs, and return its code, the call that makes it, and its imports."""
     workload = load_subject(probe)
     assert isinstance(workload.call, fx.GraphModule)
     inputs = [list(pytree.map_tensors(_as_saved, example.args)) for example in workload.examples]
     torch.save(inputs, Path(probe.file).with_suffix(".pt"))
     used: dict[str, Any] = {}
     if _holds_graphs(workload.call):
-        source, model_code = "\n\n\n".join(_classes(workload.call, "Part", used)), "Part()"
+        source, part_call = "\n\n\n".join(_classes(workload.call, "Part", used)), "Part()"
     else:
-        source, model_code = _function(workload.call, used).replace("(self, ", "(").replace("(self)", "()"), "forward"
-    return Template(program.PART).substitute(function=source + "\n", model_code=model_code), _imports(used)
+        source, part_call = _function(workload.call, used).replace("(self, ", "(").replace("(self)", "()"), "forward"
+    return {"part": source + "\n", "part_call": part_call, "imports": _imports(used)}
 
 
 def _holds_graphs(module: fx.GraphModule) -> bool:
@@ -110,9 +109,9 @@ def _classes(module: fx.GraphModule, name: str, used: dict[str, Any]) -> list[st
     # Checkpointing requests the graph of the callable that it runs.
     make = {child: f"{name}_{child}()" for child in parts}
     make |= {child: f"torch.fx.symbolic_trace({make[child]})" for child in parts if not _holds_graphs(parts[child])}
-    model_code = [f"        self.{child} = {backend_options}\n" for child, backend_options in make.items()]
-    function = textwrap.indent(_function(module, used), "    ")
-    return [*inner, Template(program.NESTED).substitute(name=name, parts="".join(model_code), function=function)]
+    head = [f"class {name}(torch.nn.Module):", "    def __init__(self):", "        super().__init__()"]
+    body = [*(f"        self.{child} = {code}" for child, code in make.items()), ""]
+    return [*inner, "\n".join([*head, *body, textwrap.indent(_function(module, used), "    ")])]
 
 
 def _as_saved(tensor: torch.Tensor) -> torch.Tensor:
@@ -144,23 +143,17 @@ def _imports(names: Mapping[str, Any]) -> str:
     return "".join(f"{line}\n" for line in lines if line != "import torch")
 
 
-def _candidate(probe: Probe) -> str:
-    workload = probe.job.workload
+def _describe_candidate(probe: Probe) -> dict[str, str]:
+    """Return the code that compiles the model: by a plan of Torchwise, or the options of `torch.compile`."""
     if probe.stage == "plan":
-        words = {"plan": probe.job.plan.to_json(), "device": workload.device, "mode": workload.mode}
-        return Template(program.PLANNED).substitute({name: repr(value) for name, value in words.items()})
-    backend_options = f"backend={BACKENDS.get(probe.stage, probe.stage)!r}"
+        return {"plan": repr(probe.job.plan.to_json()), "mode": repr(probe.job.workload.mode)}
     if probe.stage == "inductor" and (options := inductor_options(probe)):
-        backend_options = f"options={options!r}"
-    return Template(program.COMPILED).substitute(backend_options=backend_options)
+        return {"backend_options": f"options={options!r}"}
+    return {"backend_options": f"backend={BACKENDS.get(probe.stage, probe.stage)!r}"}
 
 
-def _fill_template(template: str, probe: Probe) -> str:
-    return Template(template).substitute(_target(probe))
-
-
-def _target(probe: Probe) -> dict[str, str]:
-    """Return the code that loads the target, with the absolute path of a file, as a repro may run anywhere.
+def _describe_target(probe: Probe) -> dict[str, str]:
+    """Return the target as code, with the absolute path of a file, as a repro may run anywhere.
 
     Raises:
         UnsupportedError: the model is a live object, which no program can load.
@@ -172,4 +165,4 @@ def _target(probe: Probe) -> dict[str, str]:
         )
     head, colon, name = split(workload.target)
     target = f"{Path(head).resolve()}{colon}{name}" if head.endswith(".py") else workload.target
-    return {"target": repr(target), "device": repr(workload.device), "seed": repr(workload.seed)}
+    return {"target": repr(target), "seed": repr(workload.seed)}

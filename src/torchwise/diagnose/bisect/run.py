@@ -5,27 +5,86 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from torchwise import environment
-from torchwise.diagnose.bisect.candidates import describe_choice, is_plain, plan_of
-from torchwise.diagnose.bisect.ddmin import minimal
-from torchwise.diagnose.bisect.isolate import find_cause
-from torchwise.diagnose.bisect.job import Graphs, Part, Probe, ProbeResult, Written
+from torchwise.diagnose.bisect.isolate import describe_choice, find_cause, is_plain, minimal, plan_of
+from torchwise.diagnose.bisect.job import AUTO, LIMIT_S, MARKS, BisectRequest, Graphs, Part, Probe, ProbeResult, Written
 from torchwise.diagnose.bisect.probe_runner import BisectListener, ProbeRunner
-from torchwise.diagnose.bisect.program import MARKS
-from torchwise.diagnose.bisect.request import BisectRequest
+from torchwise.diagnose.requests import make_spec, sent
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import iter_changes
-from torchwise.records import Failure, codec
+from torchwise.records import Failure
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Stage, Subgraph, Symptom
-from torchwise.trial import Job, Launcher, own_caches
+from torchwise.trial import Job, Launcher, ProcessLauncher, own_caches
+from torchwise.workload import Example, Workload
+from torchwise.workload.target import read_workload
 
 LOWER: tuple[Stage, ...] = ("dynamo", "aot_eager", "aot_eager_decomp_partition")
 """The stages below Inductor, each with all stages before it."""
 REPRO_LIMIT_S = 900.0
 OUTPUT_TAIL = 1500
+_NONE_BY_ITSELF = (
+    "no graph has an operation: the fault lies in the Python code around them",
+    "the only graph is right by itself: the fault lies in its inputs, or in the Python code that uses its outputs",
+    "no graph shows the fault by itself: it lies in the Python code between them, or in their inputs",
+)
+"""Notes for no graph, for one, and for more."""
+
+
+def bisect(
+    model: Callable[..., Any] | Workload | str,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    examples: Sequence[Example] | None = None,
+    what: str = AUTO,
+    plan: Plan = EAGER,
+    mode: str = "inference",
+    device: str | None = None,
+    limit: float = LIMIT_S,
+    budget: float | None = None,
+    repro: str | Path | None = None,
+    progress: bool = True,
+) -> Bisection:
+    """Find where a fault of `torch.compile`, or of a plan, enters.
+
+    Every probe runs in a process of its own: a crash or a hang costs only that probe. The model is not changed.
+
+    Args:
+        model: an `nn.Module`, a function, a `Workload`, or a target such as "path/file.py:factory".
+        args: example arguments, a tuple (or one tensor).
+        kwargs: example keyword arguments.
+        examples: several example inputs, in place of `args`.
+        what: "wrong", "nan", "crash", "hang", "slow", or "auto" for any of them except "slow".
+        plan: a plan of Torchwise to bisect, by default plain `torch.compile`.
+        mode: "inference" or "training" (with a backward pass).
+        device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
+            available.
+        limit: seconds after which one probe is ended, and counts as a hang.
+        budget: seconds after which no further probe starts, or None for no limit.
+        repro: .py file for a program that shows the fault, or None for no program. Its inputs go to a .pt file there.
+        progress: whether to show the progress.
+
+    Raises:
+        InputError: an argument cannot be used, or nothing of the model is compiled.
+        BaselineError: the original model fails, or does not agree with its own float64 reference.
+        UnsupportedError: this torch lacks a feature that bisecting or the plan needs.
+    """
+    from torchwise.report.progress import BisectProgress, Silent
+
+    workload = read_workload(model, args, kwargs, examples)
+    spec = make_spec(model, workload, device, mode=mode)
+    request = BisectRequest(spec, what, plan, limit, budget, str(repro) if repro is not None else None)
+    display: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Silent())
+    with sent(workload, spec.target) as file, display as listener:
+        request = replace(request, source=file.source, settings=file.settings)
+        return run_bisection(request, ProcessLauncher(), listener)
 
 
 def run_bisection(request: BisectRequest, launcher: Launcher, listener: BisectListener) -> Bisection:
@@ -48,14 +107,6 @@ def run_bisection(request: BisectRequest, launcher: Launcher, listener: BisectLi
         )
         bisection = _BisectionSearch(request, ProbeRunner(request, launcher, listener, job)).run()
     return replace(bisection, seconds=time.monotonic() - start)
-
-
-_NONE_BY_ITSELF = (
-    "no graph has an operation: the fault lies in the Python code around them",
-    "the only graph is right by itself: the fault lies in its inputs, or in the Python code that uses its outputs",
-    "no graph shows the fault by itself: it lies in the Python code between them, or in their inputs",
-)
-"""Notes for no graph, for one, and for more."""
 
 
 class _BisectionSearch:
@@ -144,16 +195,15 @@ class _BisectionSearch:
         if probe.stage == "dynamo":
             runner.note("the graph is not reduced: Dynamo alone causes the fault, so its graph is already wrong")
             return None
-        reply = runner.run_task("list the graphs", replace(probe, to="capture:list_graphs"))
-        if isinstance(reply, Failure):
-            runner.note(f"the graph is not reduced: the graphs could not be listed ({reply})")
+        listed = runner.run_task("list the graphs", replace(probe, to="capture:list_graphs"), Graphs)
+        if isinstance(listed, Failure):
+            runner.note(f"the graph is not reduced: the graphs could not be listed ({listed})")
             return None
-        graphs = codec.from_json(reply, Graphs).graphs
-        for place, operations in enumerate(graphs):
+        for place, operations in enumerate(listed.graphs):
             if operations and self._is_faulty_subgraph(probe, place, operations):
                 return self._reduce(probe, place, operations)
         if not runner.spent:
-            runner.note(_NONE_BY_ITSELF[min(sum(map(bool, graphs)), 2)])
+            runner.note(_NONE_BY_ITSELF[min(sum(map(bool, listed.graphs)), 2)])
         return None
 
     def _is_faulty_subgraph(self, probe: Probe, graph: int, kept: tuple[Operation, ...]) -> bool:
@@ -174,12 +224,12 @@ class _BisectionSearch:
         repro: Repro | None = None
         for attempt in _attempts(probe, bisection.subgraph):
             probe = replace(attempt, to="repro:write", file=self._request.repro or "", fault=bisection.observation)
-            reply = self._runner.run_task("write a repro", replace(probe, about=tuple(_repro_header(bisection))))
-            if isinstance(reply, Failure):
-                self._runner.note(f"no repro of the {'part' if attempt.part else 'target'}: {reply.message}")
+            probe = replace(probe, about=tuple(_repro_header(bisection)))
+            written = self._runner.run_task("write a repro", probe, Written)
+            if isinstance(written, Failure):
+                self._runner.note(f"no repro of the {'part' if attempt.part else 'target'}: {written.message}")
                 continue
-            standalone = codec.from_json(reply, Written).standalone
-            repro = self._run_repro(probe.file, standalone, bisection.observation.symptom)
+            repro = self._run_repro(probe.file, written.standalone, bisection.observation.symptom)
             if repro.confirmed:
                 if attempt.to_load:
                     self._runner.note("the part is right without the target's own code, which causes the fault")

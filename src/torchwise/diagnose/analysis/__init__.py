@@ -1,1 +1,0 @@
-"""The phases of an analysis: the workers' jobs, their measurements, and the advice from them."""

@@ -1,0 +1,194 @@
+"""Other batch sizes: find the batch dimension, try a plan at a size, and `torchwise.fit_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchwise.diagnose.requests import ask_worker, make_spec, plan_of, sent
+from torchwise.errors import InputError, UnsupportedError, WorkloadError, is_count, is_positive
+from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
+from torchwise.records import Decision, Failure, Outcome
+from torchwise.records.scale import BatchFit, SizeTried
+from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, own_caches
+from torchwise.trial.job import Attempt
+from torchwise.workload import Example, Workload
+from torchwise.workload.target import read_workload
+
+FIT_LIMIT_S = 600.0
+REFINEMENTS = 2
+"""Sizes tried between the largest that fitted and the smallest that did not, each halfway."""
+
+
+def fit_batch(
+    model: Callable[..., Any] | Workload,
+    args: Any = None,
+    *,
+    plan: Plan | Decision | str | None = "eager",
+    memory_limit: int | None = None,
+    largest: int = 65_536,
+    effort: str = "quick",
+    launcher: Launcher | None = None,
+) -> BatchFit:
+    """Find the largest batch that fits under a plan, and the one with the highest throughput.
+
+    The batch starts at the size of the example and doubles until it fails or passes the limit. Then the gap is halved a
+    few times. Each size runs in a process of its own, on repeated inputs: it is compiled, verified and timed.
+
+    Args:
+        model: a `TrainStep`, an `nn.Module`, a function or a `Workload`.
+        args: an example batch, along the first dimension of every tensor in it.
+        plan: as `torchwise.analyze` takes it.
+        memory_limit: bytes that a call may take at its peak in addition to weights, optimizer state and inputs, or None
+            for the device's memory.
+        largest: no larger batch is tried.
+        effort: how carefully each size is measured: "quick", "standard" or "thorough".
+        launcher: where the workers run, by default processes of this machine.
+
+    Raises:
+        InputError: an argument cannot be used, or the inputs have no batch.
+    """
+    from torchwise.runtime import unwrap
+    from torchwise.workload.identity import structure
+
+    workload = read_workload(model if isinstance(model, Workload) else unwrap(model), args, None, None)
+    if workload is None:
+        raise InputError(f"model is {model!r}, but must be the step, module, function or Workload itself")
+    if memory_limit is not None and not is_positive(memory_limit):
+        raise WorkloadError(f"memory limit is {memory_limit!r} bytes, but must be above 0")
+    start = batch_of(workload.examples[0], 0).size
+    if not is_positive(largest) or largest < start:
+        raise InputError(f"largest is {largest!r}, but must be at least {start}, the batch size of the example")
+    mode = "training" if workload.step else "inference"
+    spec = make_spec(model, workload, None, mode=mode, objective="throughput", calls=1, restarts=1)
+    chosen = plan_of(plan, None)
+    with sent(workload, spec.target) as file:
+        job = Job(
+            "try",
+            spec,
+            chosen,
+            file.source,
+            effort=EFFORTS[effort],
+            settings=file.settings,
+            structure=structure(workload.call),
+        )
+        tried = _Search(job, launcher or ProcessLauncher(), memory_limit).run(start, largest)
+    return BatchFit(spec.target, chosen, tried, memory_limit)
+
+
+class _Search:
+    def __init__(self, job: Job, launcher: Launcher, memory_limit: int | None) -> None:
+        self._job = job
+        self._launcher = launcher
+        self._limit = memory_limit
+        self._tried: dict[int, SizeTried] = {}
+
+    def run(self, start: int, largest: int) -> tuple[SizeTried, ...]:
+        size, good, bad = start, 0, None
+        while size <= largest:
+            if self._try(size).problem:
+                bad = size
+                break
+            good, size = size, size * 2
+        for _ in range(REFINEMENTS if bad is not None and good else 0):
+            assert bad is not None
+            between = (good + bad) // 2
+            if between in self._tried:
+                break
+            if self._try(between).problem:
+                bad = between
+            else:
+                good = between
+        return tuple(self._tried[size] for size in sorted(self._tried))
+
+    def _try(self, size: int) -> SizeTried:
+        with own_caches() as folder:
+            scaling = Scaling(replace(self._job, cache_dir=folder), size, 0)
+            attempt = ask_worker(self._launcher, scaling, Attempt, FIT_LIMIT_S, lambda _stage: None)
+        self._tried[size] = self._judge_size(size, attempt)
+        return self._tried[size]
+
+    def _judge_size(self, size: int, attempt: Attempt | Failure) -> SizeTried:
+        if isinstance(attempt, Failure):
+            return SizeTried(size, problem=str(attempt))
+        peak = attempt.costs.peak_memory
+        if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
+            return SizeTried(size, peak_memory=peak, problem=f"not verified: {attempt.verdict.reason}")
+        throughput = size / attempt.measurement.candidate_time.mid
+        if self._limit is not None and (peak is None or peak > self._limit):
+            shown = "an unknown amount" if peak is None else f"{peak / 2**20:.0f} MiB"
+            return SizeTried(size, throughput, peak, f"takes {shown}, above the limit of {self._limit / 2**20:.0f} MiB")
+        return SizeTried(size, throughput, peak)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling(DerivedJob):
+    """Has a worker try the job's plan on inputs of another batch size.
+
+    Attributes:
+        job: workload, plan, effort and empty caches.
+        size: of the batch, or None to find out only which dimension the batch is.
+        dim: the dimension of the batch, or None to find it.
+    """
+
+    job: Job
+    size: int | None = None
+    dim: int | None = None
+
+    @property
+    def task(self) -> str:
+        """The function that the worker runs."""
+        return f"torchwise.diagnose.analyze_worker:{'find_batch_dim' if self.size is None else 'attempt_at_size'}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDim:
+    """The dimension of the batch, and its size in the first example."""
+
+    dim: int
+    size: int
+
+
+def batch_of(example: Example, dim: int | None) -> BatchDim:
+    """Return the dimension that every tensor of the inputs shares, or 0 if none is named.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    tensors = _tensors(example)
+    if not tensors:
+        raise UnsupportedError("the inputs hold no tensor with a dimension, so there is no batch to scale")
+    batch_dim = 0 if dim is None else dim
+    for tensor in tensors:
+        if not -tensor.dim() <= batch_dim < tensor.dim():
+            raise UnsupportedError(
+                f"an input of shape {tuple(tensor.shape)} has no dimension {batch_dim}: name another with --batch-dim"
+            )
+    sizes = sorted({tensor.shape[batch_dim] for tensor in tensors})
+    if len(sizes) > 1:
+        raise UnsupportedError(
+            f"the inputs differ in dimension {batch_dim} (sizes {', '.join(map(str, sizes))}), so it is no common "
+            "batch: name the batch dimension with --batch-dim"
+        )
+    if sizes[0] == 0:
+        raise UnsupportedError(
+            f"dimension {batch_dim} of the inputs is empty, so there is nothing to make batches from"
+        )
+    return BatchDim(batch_dim, sizes[0])
+
+
+def _tensors(example: Example) -> list[Any]:
+    return [t for t in example.tensors() if t.dim()]
+
+
+def check_sizes(sizes: tuple[int, ...]) -> None:
+    """Refuse values that are no batch sizes.
+
+    Raises:
+        WorkloadError: a size is no whole number of at least 1.
+    """
+    for size in sizes:
+        if not is_count(size):
+            raise WorkloadError(f"batch size is {size!r}, but must be a whole number of at least 1")

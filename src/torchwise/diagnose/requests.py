@@ -1,0 +1,127 @@
+"""The request of a diagnosis to its workers: the model that they load, the plan that the user means, the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torchwise.environment import default_device
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.plan.rules import list_allowed
+from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.records import Decision, Failure, codec
+from torchwise.trial import Assignment, Launcher, Limits, ProcessSettings
+from torchwise.workload import Workload
+from torchwise.workload.target import device_of, name_of
+
+if TYPE_CHECKING:
+    from torchwise.trial.launcher import OnStage
+
+T = TypeVar("T")
+DEFAULT = Plan(backend="inductor")
+"""`torch.compile(model)`, as most people write it."""
+_ID = re.compile(r"[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The file of a live model for the workers, and its settings. Both are None for a target."""
+
+    source: str | None = None
+    settings: ProcessSettings | None = None
+
+
+def make_spec(model: Any, workload: Workload | None, device: str | None, **options: Any) -> WorkloadSpec:
+    """Return the specification of the run.
+
+    Args:
+        model: the model or the name of a target.
+        workload: of a live model, or None for a target.
+        device: by default the device of a live model and its inputs, and for a target "cuda" if available.
+        **options: other fields of the spec.
+
+    Raises:
+        InputError: one of them cannot be used.
+    """
+    device_name = device or (device_of(workload) if workload else default_device())
+    return WorkloadSpec(name_of(model), device=device_name, **options)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def sent(workload: Workload | None, name: str) -> Iterator[Sent]:
+    """Write a live model to a file, for as long as the workers need it.
+
+    Raises:
+        WorkloadError: it cannot be pickled.
+    """
+    if workload is None:
+        yield Sent()
+        return
+    from torchwise.trial.loading import save
+
+    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder:
+        source = str(Path(folder, "model.pt"))
+        save(replace(workload, name=name), source)
+        yield Sent(source, ProcessSettings.from_this_process())
+
+
+def ask_worker(launcher: Launcher, job: Assignment, kind: type[T], limit_s: float, on_stage: OnStage) -> T | Failure:
+    """Have a worker do a job, and return its answer of this kind, or how it failed.
+
+    Raises:
+        InputError: the job cannot be used.
+    """
+    reply = launcher.run(job, Limits.from_free_memory(limit_s), on_stage)
+    return reply if isinstance(reply, Failure) else codec.from_json(reply, kind)
+
+
+def plan_of(plan: Plan | Decision | str | None, store: str | None = None) -> Plan:
+    """Return the plan that the user means.
+
+    Args:
+        plan: a plan, a decision, "eager", a mode of `torch.compile`, a plan as JSON, or the id of a plan that a
+            decision in the store chose. None stands for the default of `torch.compile`.
+        store: URL or file of the store, by default in the user's data directory.
+
+    Raises:
+        InputError: it is none of these, or the store has no such decision.
+    """
+    if plan is None:
+        return DEFAULT
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, Decision):
+        return plan.plan
+    if plan in list_allowed("mode"):
+        return Plan(backend="inductor", mode=plan)
+    if plan == "eager":
+        return EAGER
+    if plan.lstrip().startswith("{"):
+        return Plan.from_json(plan)
+    if is_id(plan):
+        return _find_stored_plan(plan, store)
+    raise InputError(
+        f"plan is {plan!r}, but must be eager, a mode of torch.compile ({', '.join(list_allowed('mode'))}), a plan as "
+        "JSON, or the id of a decided plan (12 hex digits)"
+    )
+
+
+def is_id(text: str) -> bool:
+    """Return whether the text looks like the id of a plan."""
+    return _ID.fullmatch(text) is not None
+
+
+def _find_stored_plan(plan_id: str, store: str | None) -> Plan:
+    from torchwise.store import open_storage
+
+    with open_storage(store, existing=True) as storage:
+        for decision in storage.decisions():
+            if decision.plan.id == plan_id:
+                return decision.plan
+    raise InputError(f"no decision in this store chose a plan with id {plan_id}: list them with `torchwise plans list`")

@@ -1,1 +1,0 @@
-"""The doctor's checks, one file per subject. Each judges the `SystemInfo` and gives advice."""
