@@ -43,6 +43,8 @@ FORMER = {
 SHORT = {
     "torchwise.bucketing": "torchwise.runtime.bucketing",
     "torchwise.components": "torchwise.runtime.components",
+    "torchwise.lock": "torchwise.study.lock",
+    "torchwise.training": "torchwise.runtime.training",
 }
 """Packages that programs import by a shorter name than their place has. Files `*.pyi` say so to type checkers."""
 

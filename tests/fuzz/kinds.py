@@ -22,10 +22,6 @@ from torchwise import environment
 from torchwise.artifact import package
 from torchwise.artifact.manifest import Manifest
 from torchwise.bench.suite import read_suite
-from torchwise.lock import file as lock_file
-from torchwise.lock.check_results import Check, Checked, State
-from torchwise.lock.entry import _digest
-from torchwise.lock.file import format_header, format_pair
 from torchwise.parsing import parse_json
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Approval, Decision, Duel, Interval, Study, Trial, codec
@@ -50,6 +46,10 @@ from torchwise.runtime.components.config import CompileConfig
 from torchwise.runtime.dynamo.decide import Options
 from torchwise.store.keys import dump, load
 from torchwise.study.cluster.manifest import read_manifest
+from torchwise.study.lock import file as lock_file
+from torchwise.study.lock.check_results import Check, Checked, State
+from torchwise.study.lock.entry import _digest
+from torchwise.study.lock.file import format_header, format_pair
 
 TUNED = Plan(backend="inductor", transforms=("isolate_rnn", "complex_to_real"), options=(("freezing", True),))
 
@@ -197,7 +197,7 @@ def _lock(folder: Path) -> Kind:
     entries = (an_entry("a.py:make"), an_entry("b.py:make", EAGER), an_entry("c.py:make", TUNED, mode="training"))
 
     def read(data: bytes) -> Any:
-        file = folder / "torchwise.lock"
+        file = folder / "torchwise.study.lock"
         file.write_bytes(data)
         return lock_file.read(file)
 

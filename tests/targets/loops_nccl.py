@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import loops_ranks
 
 import torchwise
-import torchwise.training
+import torchwise.runtime.training
 from torchwise.plan import Plan
 
 
@@ -35,10 +35,10 @@ def main(folder: str) -> None:
     expected = [eager(*batch).item() for batch in batches]
     step = step_of(device)
     plans = [Plan(backend="inductor", optimizer="fused")]
-    decision = torchwise.training.tune(
+    decision = torchwise.runtime.training.tune(
         step, batches[0], plans=plans, effort="quick", calls=10**9, store=f"{folder}/store.db", progress=False
     )
-    step = torchwise.training.apply(step, decision)
+    step = torchwise.runtime.training.apply(step, decision)
     losses = [step(*batch).item() for batch in batches]
     weights = [value for p in step.model.parameters() for value in p.flatten().tolist()]
     found = {

@@ -27,7 +27,7 @@ from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Decision
-from torchwise.training import step as ranked_step
+from torchwise.runtime.training import step as ranked_step
 
 PLANNED = ranked_step.RankedStep._plan
 EXACT = Plan(activation_checkpointing="blocks")
@@ -77,7 +77,7 @@ def both(plan: Plan, wrap: Any = DistributedDataParallel, norm: bool = True, **o
     """Train as written and by the plan, from the same start."""
     eager = train(step_of(wrap(model(norm)), **options))
     decision = make_decision(step_of(model(norm), **options), plan, *batches(1)[0])
-    step = torchwise.training.apply(step_of(wrap(model(norm)), **options), decision, patience=60)
+    step = torchwise.runtime.training.apply(step_of(wrap(model(norm)), **options), decision, patience=60)
     planned = train(step)
     counts = step.statistics
     return {
@@ -123,7 +123,7 @@ def shard_and_compile() -> dict[str, Any]:
 
 def shard_too_early() -> dict[str, Any]:
     try:
-        torchwise.training.tune(step_of(shard_model(model(False))), batches(1)[0])
+        torchwise.runtime.training.tune(step_of(shard_model(model(False))), batches(1)[0])
     except torchwise.TorchwiseError as error:
         return {"error": str(error)}
     return {}
@@ -153,7 +153,7 @@ def slow_sharded() -> dict[str, Any]:
 
     eager = train(step_of(shard_model(model(False))))
     decision = make_decision(step_of(model(False)), EXACT, *batches(1)[0])
-    step = torchwise.training.apply(step_of(shard_model(model(False))), decision, patience=60)
+    step = torchwise.runtime.training.apply(step_of(shard_model(model(False))), decision, patience=60)
     torch.nn.Linear.forward = slowly  # type: ignore[method-assign]
     try:
         planned = train(step)
@@ -181,7 +181,7 @@ def stale() -> dict[str, Any]:
     step = step_of(DistributedDataParallel(model()))
     if dist.get_rank() == 1:
         step.clip_norm = 2.0
-    applied = torchwise.training.apply(step, decision, patience=60)
+    applied = torchwise.runtime.training.apply(step, decision, patience=60)
     step.clip_norm = 1.0
     planned, counts = train(applied), applied.statistics.snapshot()
     return {
@@ -202,7 +202,7 @@ def different() -> dict[str, Any]:
 def odd_batch() -> dict[str, Any]:
     """Rank 1 begins with a batch of another size than was proven."""
     decision = make_decision(step_of(model()), EXACT, *batches(1)[0])
-    step = torchwise.training.apply(step_of(DistributedDataParallel(model())), decision, patience=60)
+    step = torchwise.runtime.training.apply(step_of(DistributedDataParallel(model())), decision, patience=60)
     for number, (x, y) in enumerate(batches()):
         cut = 6 if (dist.get_rank() == 1 and number == 0) or number == 4 else 8
         step(x[:cut], y[:cut])
@@ -216,7 +216,7 @@ def tune() -> dict[str, Any]:
     os.environ["LOOPS_KEPT"] = "1"
     step = step_of(DistributedDataParallel(model()))
     options = {"plans": [EXACT], "effort": "quick", "store": sys.argv[2] + "/store.db", "progress": False}
-    decision = torchwise.training.tune(step, batches(1)[0], patience=120, allow="exact", **options)
+    decision = torchwise.runtime.training.tune(step, batches(1)[0], patience=120, allow="exact", **options)
     assert isinstance(decision, Decision)
     return {"decision": decision.to_json(), "rank": os.environ["RANK"], **train(step)}
 
@@ -227,7 +227,7 @@ def tune_long() -> dict[str, Any]:
     (folder / f"rank{dist.get_rank()}").write_text(str(os.getpid()))
     net = torch.nn.Sequential(Sleeper(os.getpid(), str(folder / "worker")), model())
     step = step_of(DistributedDataParallel(net))
-    torchwise.training.tune(step, batches(1)[0], store=f"{folder}/store.db", progress=False)
+    torchwise.runtime.training.tune(step, batches(1)[0], store=f"{folder}/store.db", progress=False)
     return {}
 
 
@@ -248,7 +248,9 @@ class Sleeper(torch.nn.Module):
 def wrong() -> dict[str, Any]:
     """What rank 0 is asked cannot be answered."""
     try:
-        torchwise.training.tune(step_of(DistributedDataParallel(model())), batches(1)[0], effort="heroic", patience=60)
+        torchwise.runtime.training.tune(
+            step_of(DistributedDataParallel(model())), batches(1)[0], effort="heroic", patience=60
+        )
     except torchwise.TorchwiseError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {}

@@ -9,8 +9,6 @@ from store_samples import PASSED, a_decision
 from store_samples import a_study as a_stored_study
 from torchwise import environment
 from torchwise.environment import Environment
-from torchwise.lock import Entry
-from torchwise.lock.entry import entry_of
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
@@ -26,6 +24,8 @@ from torchwise.records import (
     Verdict,
     codec,
 )
+from torchwise.study.lock import Entry
+from torchwise.study.lock.entry import entry_of
 from torchwise.trial import Job, Limits
 from torchwise.trial.job import Attempt
 

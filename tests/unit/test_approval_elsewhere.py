@@ -14,9 +14,9 @@ from test_approval_apply import rule
 
 import torchwise
 from live_decisions import make_decision
-from torchwise import training
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Interval, Standing
+from torchwise.runtime import training
 from torchwise.runtime.bucketing import Padding, apply_buckets, bucketed, verify_padding
 from torchwise.runtime.components import CompileManager, search
 from torchwise.runtime.dynamo import decide

@@ -20,10 +20,6 @@ from analysis_samples import a_batch, a_steady, an_analysis, some_calls
 from bench_samples import a_benchmark, a_row, ours, some_rows
 from builders import EAGER_S, a_measurement, a_trial, an_inspection
 from consistency_of_answers import check_analysis, check_benchmark, check_comparison, check_lock_check
-from torchwise.lock import Lock
-from torchwise.lock.check import CheckRequest, run_check
-from torchwise.lock.check_results import Check, State
-from torchwise.lock.render import render_check
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Measurement
 from torchwise.records.analysis import Analysis, Memory
@@ -34,6 +30,10 @@ from torchwise.report import render_benchmark, render_comparison
 from torchwise.report.analysis import render_analysis, render_analysis_html
 from torchwise.report.bench import render_bench_html
 from torchwise.report.bench_files import to_markdown
+from torchwise.study.lock import Lock
+from torchwise.study.lock.check import CheckRequest, run_check
+from torchwise.study.lock.check_results import Check, State
+from torchwise.study.lock.render import render_check
 
 
 def render_text(found: RenderableType) -> str:

@@ -15,12 +15,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from torchwise import doctor as package
 from torchwise.cli.doctor import doctor
-from torchwise.doctor import Finding, Status, SystemInfo, child, compiler, judge, probe, system_info
-from torchwise.doctor.compiler import Compiler
-from torchwise.doctor.probe import Step, read_cost, time_threads
-from torchwise.doctor.system_info import GIB, MIB, Folder
+from torchwise.diagnose import doctor as package
+from torchwise.diagnose.doctor import Finding, Status, SystemInfo, child, compiler, judge, probe, system_info
+from torchwise.diagnose.doctor.compiler import Compiler
+from torchwise.diagnose.doctor.probe import Step, read_cost, time_threads
+from torchwise.diagnose.doctor.system_info import GIB, MIB, Folder
 from torchwise.errors import InputError
 
 
@@ -329,7 +329,7 @@ def test_gathering_needs_no_torch_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.python == sys.version_info[:3]
     assert seen.gpu is None
     assert seen.cpus >= 1
-    code = "import sys, torchwise.doctor as d, torchwise.doctor.system_info as f; f.run_probe = dict; d.diagnose()"
+    code = "import sys, torchwise.diagnose.doctor as d, torchwise.diagnose.doctor.system_info as f; f.run_probe = dict; d.diagnose()"
     subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], check=True)
 
 

@@ -18,7 +18,6 @@ from fuzz import kinds
 from torchwise import former_names, former_packages
 from torchwise.artifact import package
 from torchwise.cli import app, main
-from torchwise.lock import file as lock_file
 from torchwise.plan import Choice, Numerics, Plan
 from torchwise.records import Failure, codec
 from torchwise.records.bisection import Bisection
@@ -28,6 +27,7 @@ from torchwise.records.trial import WorkerStage
 from torchwise.runtime import bucketing
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
 from torchwise.store import open_storage
+from torchwise.study.lock import file as lock_file
 
 OLD = Path(__file__).parents[1] / "fixtures" / "formats_0.1"
 
@@ -74,7 +74,7 @@ def test_renamed_fields_of_old_records_hold_what_they_held() -> None:
 
 
 def test_an_old_lock_is_taken_and_written_in_new_words(tmp_path: Path) -> None:
-    path = tmp_path / "torchwise.lock"
+    path = tmp_path / "torchwise.study.lock"
     path.write_bytes(read_old("lock_0.toml"))
     lock = lock_file.read(path)
     assert len(lock.entries) == read_old("lock_0.toml").count(b"\nlegality = ")
@@ -86,7 +86,7 @@ def test_an_old_lock_is_taken_and_written_in_new_words(tmp_path: Path) -> None:
 
 
 def test_an_old_lock_that_was_edited_is_still_refused(tmp_path: Path) -> None:
-    path = tmp_path / "torchwise.lock"
+    path = tmp_path / "torchwise.study.lock"
     path.write_bytes(read_old("lock_0.toml").replace(b'legality = "reordered"', b'legality = "exact"', 1))
     with pytest.raises(torchwise.TorchwiseError, match="it was edited"):
         lock_file.read(path)

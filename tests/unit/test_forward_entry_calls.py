@@ -19,7 +19,7 @@ from torchwise.runtime.bucketing.padding import Padding, carriers_of
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule
 from torchwise.runtime.step import OptimizedStep
-from torchwise.training.forward import PlannedForward, _make_shared_copy
+from torchwise.runtime.training.forward import PlannedForward, _make_shared_copy
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 from torchwise.workload.train_step import TrainStep

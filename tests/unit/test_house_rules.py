@@ -104,7 +104,7 @@ LOADED_WITHOUT_TORCH = {
         "measure/device_lock.py",
         "zoo/registry.py",
     ),
-    *("doctor/probe.py", "trial/error_origin.py", "trial/job.py"),
+    *("diagnose/doctor/probe.py", "trial/error_origin.py", "trial/job.py"),
     *("diagnose/messages.py", "runtime/components/component.py"),
 }
 """Modules outside of the pure folders that a command loads before it knows that it needs torch, or that few do."""

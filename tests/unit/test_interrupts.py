@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from torchwise.cli import app
-from torchwise.doctor import child
+from torchwise.diagnose.doctor import child
 from torchwise.trial import ProcessLauncher
 from torchwise.trial.launcher import _start_server
 
@@ -27,7 +27,7 @@ def interrupt(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "words"), [("torchwise.doctor.diagnose", ["doctor"]), ("torchwise.zoo.list_workloads", ["zoo"])]
+    ("work", "words"), [("torchwise.diagnose.doctor.diagnose", ["doctor"]), ("torchwise.zoo.list_workloads", ["zoo"])]
 )
 def test_every_command_says_that_it_was_interrupted(work: str, words: list[str], monkeypatch) -> None:
     monkeypatch.setattr(work, interrupt)

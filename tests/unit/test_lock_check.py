@@ -13,17 +13,17 @@ from lock_samples import EAGER_S, FAR, HERE, INDUCTOR, TARGET, Worker, an_entry,
 from rich.console import Console
 
 from torchwise.errors import BaselineError, InputError, TargetError
-from torchwise.lock import Entry, Lock
-from torchwise.lock import slowdown_test as judging
-from torchwise.lock.check import CheckRequest, run_check
-from torchwise.lock.check_results import Check, Checked, State
-from torchwise.lock.render import render_check, sentence
-from torchwise.lock.slowdown_test import Judge
 from torchwise.plan import EAGER
 from torchwise.records import Check as VerdictCheck
 from torchwise.records import Failure, FailureKind, Interval, Measurement, Outcome, Verdict
 from torchwise.records.answer import Answer
 from torchwise.records.statistics import median_interval, ratio_of
+from torchwise.study.lock import Entry, Lock
+from torchwise.study.lock import slowdown_test as judging
+from torchwise.study.lock.check import CheckRequest, run_check
+from torchwise.study.lock.check_results import Check, Checked, State
+from torchwise.study.lock.render import render_check, sentence
+from torchwise.study.lock.slowdown_test import Judge
 from torchwise.trial import Job, Launcher
 
 WRONG = Verdict((VerdictCheck("values", Outcome.FAIL, "output[0] is off by 0.3", error=0.3, floor=1e-7),))
@@ -369,7 +369,7 @@ def test_as_json_a_check_is_read_again() -> None:
 
 def test_the_command_has_the_limits_of_the_check() -> None:
     from torchwise.cli.check import LIMIT_S
-    from torchwise.lock import check as checking
+    from torchwise.study.lock import check as checking
 
     assert LIMIT_S == checking.LIMIT_S
     assert judging.THRESHOLD == 0.05

@@ -20,10 +20,10 @@ import torchwise
 from live_decisions import make_decision
 from torchwise.environment import Environment
 from torchwise.errors import InputError, PlanError, StalePlanError
-from torchwise.lock import Entry, Lock, decision, read, write
-from torchwise.lock.entry import entry_of, section_of
-from torchwise.lock.file import format_header, format_pair
 from torchwise.plan import EAGER, Plan
+from torchwise.study.lock import Entry, Lock, decision, read, write
+from torchwise.study.lock.entry import entry_of, section_of
+from torchwise.study.lock.file import format_header, format_pair
 
 H200 = replace(
     HERE,
@@ -41,7 +41,7 @@ VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=4), st.dictionaries(TEXTS
 
 
 def write_lock(folder: Path, *entries: Entry) -> Path:
-    return write(Lock().with_entries(entries), folder / "torchwise.lock")
+    return write(Lock().with_entries(entries), folder / "torchwise.study.lock")
 
 
 # TOML.
@@ -237,7 +237,7 @@ def change_lock(folder: Path, old: str, new: str, *entries: Entry) -> Path:
 )
 def test_an_edited_section_is_refused_with_its_line_and_the_way_out(old: str, new: str, tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"torchwise.lock, line 5: section .*: it was edited: .*torchwise lock .*.py:make"
+        InputError, match=r"torchwise.study.lock, line 5: section .*: it was edited: .*torchwise lock .*.py:make"
     ):
         read(change_lock(tmp_path, old, new))
 
@@ -251,7 +251,7 @@ def test_the_line_is_that_of_the_edited_section(tmp_path: Path) -> None:
 
 def forge_section(folder: Path, **changes: object) -> Path:
     """Write a section with a digest that fits the changed data, as a forger would."""
-    from torchwise.lock.entry import _digest
+    from torchwise.study.lock.entry import _digest
 
     entry = an_entry()
     data = {**section_of(entry), **changes}
@@ -321,7 +321,7 @@ def test_a_forged_section_is_refused_by_the_rules(changes: dict[str, object], wh
     ],
 )
 def test_what_is_no_lock_is_refused(text: str, why: str, tmp_path: Path) -> None:
-    path = tmp_path / "torchwise.lock"
+    path = tmp_path / "torchwise.study.lock"
     path.write_bytes(text.encode("latin-1" if text == "\x80" else "utf-8"))
     with pytest.raises(InputError, match=why) as refused:
         read(path)

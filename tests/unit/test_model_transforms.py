@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torchwise.compile.cuda_graphs import call_graph
 from torchwise.compile.transforms.isolate_rnn import IsolatedRNN, has_rnn, isolate
 from torchwise.compile.transforms.static_form import has_static_form, take_static_form
 from torchwise.errors import NoEffectError, StalePlanError, UnsupportedError
-from torchwise.plan import Plan
+from torchwise.plan import CHOICES, Choice, Numerics, Plan, Stage
 from torchwise.verify import Subject, verify
 from torchwise.workload import Example, Workload
 from torchwise.zoo.registry import load
@@ -489,6 +490,23 @@ def test_blocks_of_a_copy_refuse_to_answer_once_the_model_changed(graphs: list[A
     model[0] = nn.Identity()
     with pytest.raises(StalePlanError):
         call(x)
+
+
+def test_a_rewrite_that_changes_the_number_of_modules_is_told_the_stage_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def put_inside(model: nn.Module) -> Any:
+        return nn.Sequential(model), lambda inner: inner
+
+    choice = Choice(
+        "transforms", "wrap", Numerics.EXACT, complexity=1, summary="", realized_by=put_inside, stage=Stage.MODEL
+    )
+    monkeypatch.setitem(CHOICES, choice.key, choice)
+    with pytest.raises(UnsupportedError, match="made 2 modules of 1, .* give it the stage 'form'"):
+        compile_call(nn.Tanh().eval(), Plan(transforms=("wrap",)), torch.ones(1))
+    monkeypatch.setitem(CHOICES, choice.key, replace(choice, stage=Stage.FORM))
+    answer = compile_call(nn.Tanh().eval(), Plan(transforms=("wrap",)), torch.ones(1))(torch.ones(1))
+    assert torch.equal(answer, torch.ones(1).tanh())
 
 
 def test_the_transforms_are_named_where_one_is_unknown() -> None:

@@ -20,7 +20,7 @@ from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.step import OptimizedStep
-from torchwise.training.step import RankedStep
+from torchwise.runtime.training.step import RankedStep
 from torchwise.workload.train_step import TrainStep
 
 FUSED = Plan(optimizer="fused")

@@ -21,7 +21,7 @@ from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.runtime import api
 from torchwise.runtime.input_writes import InputSnapshot
-from torchwise.training import PlannedForward
+from torchwise.runtime.training import PlannedForward
 from torchwise.trial.loading import RepeatableStep
 from torchwise.workload.module_state import kept_state
 

@@ -16,11 +16,11 @@ from torch import nn
 import torchwise
 from live_decisions import make_decision
 from torchwise.errors import StalePlanError
-from torchwise.lock import entry
-from torchwise.lock.entry import entry_in, section_of
 from torchwise.plan import EAGER
 from torchwise.records import Decision
 from torchwise.records.structure_differences import DetailKind, DetailName, another_model, pack_details, unpack_details
+from torchwise.study.lock import entry
+from torchwise.study.lock.entry import entry_in, section_of
 from torchwise.workload.identity import structure
 from torchwise.workload.structure_details import details_of
 

@@ -14,13 +14,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchwise
-import torchwise.training
+import torchwise.runtime.training
 from live_decisions import make_decision
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import CHOICES, EAGER, Plan
 from torchwise.records import Decision
-from torchwise.training import PlannedForward
-from torchwise.training import forward as forward_module
+from torchwise.runtime.training import PlannedForward
+from torchwise.runtime.training import forward as forward_module
 from torchwise.workload.identity import describe_example, structure
 from torchwise.workload.workload import Example
 
@@ -256,7 +256,7 @@ def fit(model: Any, folder: Path, *callbacks: Any, **options: Any) -> None:
 def test_lightning_trains_to_the_same_weights(options: dict[str, Any], tmp_path: Path) -> None:
     bare, model = Scorer(), Scorer()
     fit(bare, tmp_path, **options)
-    callback = torchwise.training.lightning_callback(decide_training(net()), part="net")
+    callback = torchwise.runtime.training.lightning_callback(decide_training(net()), part="net")
     fit(model, tmp_path, callback, **options)
     assert equal(model.state_dict(), bare.state_dict())
     assert callback.planned.decision.plan == PLAN
@@ -267,15 +267,15 @@ def test_lightning_takes_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     counts: list[int] = []
     close = PlannedForward.close
     monkeypatch.setattr(PlannedForward, "close", lambda self: (counts.append(self.statistics.optimized), close(self)))
-    fit(Scorer(), tmp_path, torchwise.training.lightning_callback(decide_training(net()), part="net"))
+    fit(Scorer(), tmp_path, torchwise.runtime.training.lightning_callback(decide_training(net()), part="net"))
     assert counts[0] == 2 * 3 - 1
 
 
 def test_lightning_hears_what_it_must_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Scorer has no forward"):
-        fit(Scorer(), tmp_path, torchwise.training.lightning_callback())
+        fit(Scorer(), tmp_path, torchwise.runtime.training.lightning_callback())
     with pytest.raises(InputError, match="part is 'nets', but Scorer has net"):
-        fit(Scorer(), tmp_path, torchwise.training.lightning_callback(part="nets"))
+        fit(Scorer(), tmp_path, torchwise.runtime.training.lightning_callback(part="nets"))
 
 
 def test_a_whole_step_in_lightnings_manual_form_trains_alike(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_the_trainer_of_transformers_trains_to_the_same_weights(
     counts: list[int] = []
     close = PlannedForward.close
     monkeypatch.setattr(PlannedForward, "close", lambda self: (counts.append(self.statistics.optimized), close(self)))
-    callback = torchwise.training.trainer_callback()
+    callback = torchwise.runtime.training.trainer_callback()
     model, trainer = train_bert(tmp_path, [callback], **options)
     assert equal(model.state_dict(), bare.state_dict())
     assert counts[0] > 0
@@ -409,13 +409,13 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning", "transformers"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(UnsupportedError, match=r"torchwise\[lightning\]"):
-        torchwise.training.lightning_callback()
+        torchwise.runtime.training.lightning_callback()
     with pytest.raises(UnsupportedError, match=r"torchwise\[trainer\]"):
-        torchwise.training.trainer_callback()
+        torchwise.runtime.training.trainer_callback()
 
 
 def test_the_names_are_there_and_no_other() -> None:
-    for name in torchwise.training.__all__:
-        assert getattr(torchwise.training, name) is not None
+    for name in torchwise.runtime.training.__all__:
+        assert getattr(torchwise.runtime.training, name) is not None
     with pytest.raises(AttributeError, match="no_such"):
-        torchwise.training.no_such  # noqa: B018
+        torchwise.runtime.training.no_such  # noqa: B018

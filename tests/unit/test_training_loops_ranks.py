@@ -21,8 +21,8 @@ import torch.distributed as dist
 from builders import a_study, a_trial
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.training.distributed import Ranks, find_rank_refusal, without_rank
-from torchwise.training.step import _decide_for_ranks
+from torchwise.runtime.training.distributed import Ranks, find_rank_refusal, without_rank
+from torchwise.runtime.training.step import _decide_for_ranks
 
 SCRIPT = Path(__file__).parents[1] / "targets" / "loops_ranks.py"
 TOGETHER = (

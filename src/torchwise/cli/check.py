@@ -11,7 +11,7 @@ from torchwise.cli.common import interruptible
 from torchwise.cli.options import Effort, LockFile, json_option
 
 LIMIT_S = 600.0
-"""The same as `torchwise.lock.check.LIMIT_S`, whose import would load the launcher."""
+"""The same as `torchwise.study.lock.check.LIMIT_S`, whose import would load the launcher."""
 
 
 def check(
@@ -19,7 +19,7 @@ def check(
         list[str] | None,
         typer.Argument(metavar="TARGET", help="Targets to check.", show_default="all targets of the file"),
     ] = None,
-    file: LockFile = Path("torchwise.lock"),
+    file: LockFile = Path("torchwise.study.lock"),
     no_measure: Annotated[
         bool, typer.Option("--no-measure", help="Skip timing, for machines whose timings are not reliable.")
     ] = False,
@@ -43,10 +43,10 @@ def check(
     """
     from rich.console import Console
 
-    from torchwise.lock import read
-    from torchwise.lock.check import CheckRequest, run_check
-    from torchwise.lock.render import CheckProgress, render_check
     from torchwise.records.files import write_json
+    from torchwise.study.lock import read
+    from torchwise.study.lock.check import CheckRequest, run_check
+    from torchwise.study.lock.render import CheckProgress, render_check
     from torchwise.trial import ProcessLauncher
 
     request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit)

@@ -14,7 +14,7 @@ from torchwise.cli.options import json_option
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from torchwise.doctor import Finding
+    from torchwise.diagnose.doctor import Finding
 
 SCHEMA = "torchwise.doctor/1"
 STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
@@ -26,7 +26,7 @@ def doctor(
     """Check this machine for problems with tuning, and give advice. The exit code is 1 if something is bad."""
     from rich.console import Console
 
-    from torchwise.doctor import Status, diagnose
+    from torchwise.diagnose.doctor import Status, diagnose
 
     console = Console()
     with Console(stderr=True).status("inspecting this machine, and compiling a small function"):

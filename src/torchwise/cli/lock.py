@@ -20,7 +20,7 @@ def lock(
             show_default="all targets of the file",
         ),
     ] = None,
-    file: LockFile = Path("torchwise.lock"),
+    file: LockFile = Path("torchwise.study.lock"),
     store: Store = None,
 ) -> None:
     """Write the decisions for targets on this machine into a lock file. Sections of other machines stay.
@@ -31,9 +31,9 @@ def lock(
     Exit codes: 0 written. 2 invalid input, or a target without such a decision: nothing is written.
     """
     from torchwise.errors import InputError
-    from torchwise.lock import Lock, read, write
-    from torchwise.lock.collect import collect
     from torchwise.store import open_storage
+    from torchwise.study.lock import Lock, read, write
+    from torchwise.study.lock.collect import collect
 
     check_writable(file)
     before = read(file) if file.exists() else Lock()

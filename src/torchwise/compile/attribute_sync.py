@@ -32,12 +32,21 @@ class AttributeSync:
         copied: a copy of it, module by module, which receives the attributes that are set on the original.
         is_own: whether a value leads to modules or weights of either, which the other must not receive.
         follows: whether another layer carries over writes to the existing buffers.
+
+    Raises:
+        UnsupportedError: a rewrite changed the number of modules, so that none of the copy stands for one of the model.
     """
 
     def __init__(
         self, original: torch.nn.Module, copied: torch.nn.Module, is_own: Callable[[Any], bool], *, follows: bool
     ) -> None:
-        self._pairs = list(zip(original.modules(), copied.modules(), strict=True))
+        own, parts = list(original.modules()), list(copied.modules())
+        if len(own) != len(parts):
+            raise UnsupportedError(
+                f"a rewrite made {len(parts)} modules of {len(own)}, but one of stage 'model' replaces each by one: "
+                "give it the stage 'form'"
+            )
+        self._pairs = list(zip(own, parts, strict=True))
         self._is_own = is_own
         self._follows = follows
         self.take_snapshot()

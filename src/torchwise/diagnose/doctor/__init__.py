@@ -6,16 +6,16 @@ imports torch or uses a GPU. A child process does, so that the doctor works even
 
 from collections.abc import Callable, Iterable
 
-from torchwise.doctor.finding import Finding, Status, warn
-from torchwise.doctor.machine_checks import check_cpu, check_gpu, check_storage
-from torchwise.doctor.software_checks import (
+from torchwise.diagnose.doctor.finding import Finding, Status, warn
+from torchwise.diagnose.doctor.machine_checks import check_cpu, check_gpu, check_storage
+from torchwise.diagnose.doctor.software_checks import (
     check_compiler,
     check_known_issues,
     check_python,
     check_torch,
     check_variables,
 )
-from torchwise.doctor.system_info import SystemInfo, gather
+from torchwise.diagnose.doctor.system_info import SystemInfo, gather
 
 __all__ = ["Finding", "Status", "SystemInfo", "diagnose", "gather", "judge"]
 

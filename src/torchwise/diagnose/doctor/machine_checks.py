@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from torchwise.doctor.finding import Finding, bad, ok, warn
-from torchwise.doctor.probe import read_cost
-from torchwise.doctor.system_info import GIB, MIB, Folder, SystemInfo
+from torchwise.diagnose.doctor.finding import Finding, bad, ok, warn
+from torchwise.diagnose.doctor.probe import read_cost
+from torchwise.diagnose.doctor.system_info import GIB, MIB, Folder, SystemInfo
 from torchwise.records.cores import describe_contention
 
 BUSY_MIB = 2048

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torchwise._torch import dynamo, inductor
-from torchwise.doctor.finding import Finding, Status, bad, ok, warn
-from torchwise.doctor.system_info import SystemInfo
+from torchwise.diagnose.doctor.finding import Finding, Status, bad, ok, warn
+from torchwise.diagnose.doctor.system_info import SystemInfo
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)

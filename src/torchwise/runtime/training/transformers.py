@@ -9,8 +9,8 @@ from typing import Any, Unpack
 from torchwise.errors import UnsupportedError
 from torchwise.plan.tune_options import TuneKeywords
 from torchwise.records import Decision
-from torchwise.training.distributed import PATIENCE_S
-from torchwise.training.forward import PlannedForward
+from torchwise.runtime.training.distributed import PATIENCE_S
+from torchwise.runtime.training.forward import PlannedForward
 
 logger = logging.getLogger("torchwise")
 
@@ -22,7 +22,7 @@ def trainer_callback(
 
     ::
 
-        Trainer(model, args, train_dataset=data, callbacks=[torchwise.training.trainer_callback(calls=100_000)])
+        Trainer(model, args, train_dataset=data, callbacks=[torchwise.runtime.training.trainer_callback(calls=100_000)])
 
     The Trainer keeps its loop: optimizer, precision, accumulation, clipping and scaling. See `PlannedForward` for the
     time of tuning and the calls that the plan answers. Pass the callback to the Trainer's constructor: it must exist

@@ -21,10 +21,7 @@ from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, api, stale_because, unwrap
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.step import FIRST_CALLS
-from torchwise.study.apply_approvals import apply_stored_approvals
-from torchwise.study.decision import decide
-from torchwise.study.history import History
-from torchwise.training.distributed import (
+from torchwise.runtime.training.distributed import (
     PATIENCE_S,
     Ranks,
     as_decided_for,
@@ -33,6 +30,9 @@ from torchwise.training.distributed import (
     rehearsing,
     without_rank,
 )
+from torchwise.study.apply_approvals import apply_stored_approvals
+from torchwise.study.decision import decide
+from torchwise.study.history import History
 from torchwise.workload import Example
 from torchwise.workload.module_state import preserve_generators
 from torchwise.workload.train_step import TrainStep, find_sharded_modules
@@ -119,7 +119,7 @@ def optimize(
     ::
 
         step = torchwise.TrainStep(DistributedDataParallel(model), loss, optimizer)
-        step = torchwise.training.optimize(step, (x, y), calls=100_000)
+        step = torchwise.runtime.training.optimize(step, (x, y), calls=100_000)
     """
     return apply(step, tune(step, args, patience=patience, **options), patience=patience, store=options.get("store"))
 

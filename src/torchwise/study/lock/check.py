@@ -8,15 +8,15 @@ from typing import Protocol
 
 from torchwise import environment
 from torchwise.errors import BaselineError, InputError, InternalError
-from torchwise.lock.check_results import Check, Checked, State
-from torchwise.lock.entry import Entry, is_same_hardware
-from torchwise.lock.file import Lock
-from torchwise.lock.slowdown_test import THRESHOLD, Judge
 from torchwise.plan.effort import EFFORTS, EffortProfile, check_effort
 from torchwise.records import Decision, Inspection, Trial, TrialState
 from torchwise.records.answer import Answer, Trust, judge_trust
 from torchwise.records.structure_differences import another_model
 from torchwise.report.commands import command_line
+from torchwise.study.lock.check_results import Check, Checked, State
+from torchwise.study.lock.entry import Entry, is_same_hardware
+from torchwise.study.lock.file import Lock
+from torchwise.study.lock.slowdown_test import THRESHOLD, Judge
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
 
 LIMIT_S = 600.0

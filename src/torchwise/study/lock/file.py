@@ -18,12 +18,12 @@ from typing import Any
 
 from torchwise import environment
 from torchwise.errors import InputError
-from torchwise.lock.entry import Entry, Key, entry_in, section_of
 from torchwise.parsing import brief, parse_toml, read_bytes
 from torchwise.records import Decision
+from torchwise.study.lock.entry import Entry, Key, entry_in, section_of
 
 SCHEMA = "torchwise.lock/1"
-DEFAULT = "torchwise.lock"
+DEFAULT = "torchwise.study.lock"
 HEADING = """\
 # The plan of each model on each kind of hardware. `torchwise lock` writes it, and `torchwise check` verifies it again.
 # Review it like code. You may delete whole sections by hand. Any other edit is refused.

@@ -9,8 +9,8 @@ from typing import Any, Unpack
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan.tune_options import TuneKeywords
 from torchwise.records import Decision
-from torchwise.training.distributed import PATIENCE_S
-from torchwise.training.forward import PlannedForward
+from torchwise.runtime.training.distributed import PATIENCE_S
+from torchwise.runtime.training.forward import PlannedForward
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -26,7 +26,7 @@ def lightning_callback(
 
     ::
 
-        trainer = Trainer(callbacks=[torchwise.training.lightning_callback(part="net", calls=100_000)])
+        trainer = Trainer(callbacks=[torchwise.runtime.training.lightning_callback(part="net", calls=100_000)])
 
     Lightning keeps its loop: optimizers, precision, accumulation, clipping and strategy. See `PlannedForward` for the
     time of tuning and the calls that the plan answers.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchwise.doctor import child
+from torchwise.diagnose.doctor import child
 
 LIMIT_S = 60.0
 

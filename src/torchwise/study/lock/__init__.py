@@ -3,7 +3,7 @@
 Reading it needs neither torch nor a store. `collect` and `check`, which need those, are not loaded here.
 """
 
-from torchwise.lock.entry import Entry
-from torchwise.lock.file import DEFAULT, Lock, decision, read, write
+from torchwise.study.lock.entry import Entry
+from torchwise.study.lock.file import DEFAULT, Lock, decision, read, write
 
 __all__ = ["DEFAULT", "Entry", "Lock", "decision", "read", "write"]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
-    from torchwise.training.distributed import Ranks
-    from torchwise.training.forward import PlannedForward
-    from torchwise.training.lightning import lightning_callback
-    from torchwise.training.step import RankedStep, apply, optimize, tune
-    from torchwise.training.transformers import trainer_callback
+    from torchwise.runtime.training.distributed import Ranks
+    from torchwise.runtime.training.forward import PlannedForward
+    from torchwise.runtime.training.lightning import lightning_callback
+    from torchwise.runtime.training.step import RankedStep, apply, optimize, tune
+    from torchwise.runtime.training.transformers import trainer_callback
 
 _HOMES = {
     "PlannedForward": "forward",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from torchwise.lock.check_results import Check, Checked, State
 from torchwise.records import format as show
 from torchwise.records.answer import EXIT_INCONCLUSIVE
 from torchwise.report.document import Block, Document, Items, Section, Text, Tone, trust_text
 from torchwise.report.progress import AnalyzeProgress
 from torchwise.report.render.terminal import render_terminal
+from torchwise.study.lock.check_results import Check, Checked, State
 
 TITLES = {
     State.STALE: "Stale: the model, the inputs or the software changed",

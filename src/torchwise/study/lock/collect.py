@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from torchwise import environment
 from torchwise.errors import InputError
-from torchwise.lock.entry import Entry, entry_of
 from torchwise.plan.workload_spec import LIVE
 from torchwise.records import Decision, Study, StudyState
 from torchwise.store import Storage
+from torchwise.study.lock.entry import Entry, entry_of
 
 
 def collect(storage: Storage, targets: Iterable[str], store: str | None = None) -> list[Entry]:

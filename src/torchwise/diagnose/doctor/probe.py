@@ -1,6 +1,6 @@
 """Test in a child process whether torch imports, compiles and reaches the GPU, and what threads cost there.
 
-`python -m torchwise.doctor.probe` runs the steps one by one, and prints a line before and after each. So the parent
+`python -m torchwise.diagnose.doctor.probe` runs the steps one by one, and prints a line before and after each. So the parent
 knows the step in which the child crashed or hung.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchwise.doctor import child
+from torchwise.diagnose.doctor import child
 from torchwise.measure.cores import CoreWatch
 from torchwise.records import CoreUse
 
@@ -57,7 +57,7 @@ def run_probe() -> Probe:
         with tempfile.TemporaryDirectory(prefix="torchwise-doctor-", ignore_cleanup_errors=True) as folder:
             caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
             threads = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compile workers for one kernel
-            command = [sys.executable, "-P", "-m", "torchwise.doctor.probe"]
+            command = [sys.executable, "-P", "-m", "torchwise.diagnose.doctor.probe"]
             ended = child.run(command, LIMIT_S, {**variables, **caches, **threads})
     except OSError as error:
         return {"import": Step(f"no temporary folder can be created: {error}", failed=True)}

@@ -1,0 +1,1 @@
+from torchwise.study.lock import *
