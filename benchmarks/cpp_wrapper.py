@@ -2,7 +2,7 @@
 
 The programs are chains of small products and ReLUs, on one thread. They do so little work that the timings are those of
 the surrounding code. Times are medians of alternating blocks. The saving is divided by the number of operators that
-eager runs. This quotient bounds the choice `cpp_wrapper` on a CPU (`torchwise.decide.history.BETWEEN_S`).
+eager runs. This quotient bounds the choice `cpp_wrapper` on a CPU (`torchwise.study.history.BETWEEN_S`).
 
 Run it: python benchmarks/cpp_wrapper.py
 """

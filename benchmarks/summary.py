@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from torchwise.records import format as show
 from torchwise.records.benchmark import Benchmark, Row
-from torchwise.report import format as show
-from torchwise.report.bench.markdown import overview
-from torchwise.report.bench.summary import summarize
+from torchwise.records.suite_summary import summarize
+from torchwise.report.bench_files import overview
 
 RESULTS = Path(__file__).with_name("results")
 OURS = "torchwise"

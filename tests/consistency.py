@@ -15,12 +15,12 @@ from operator import truediv
 from typing import Any
 
 from torchwise.records import Interval, Measurement, Study
+from torchwise.records import format as show
 from torchwise.records.answer import Answer, Reliability
+from torchwise.records.candidates import Row, rows
 from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Saving
 from torchwise.records.processes import cold_speedup_across
-from torchwise.report import format as show
-from torchwise.report.explain.terminal import MAX_KERNELS as SHOWN_KERNELS
-from torchwise.report.trial_table import Row, rows
+from torchwise.report.explanation import MAX_KERNELS as SHOWN_KERNELS
 
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
 SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

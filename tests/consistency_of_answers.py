@@ -8,14 +8,14 @@ from html import unescape
 
 from consistency import Figures, agree, check_cold, read_ratio, read_seconds, read_size
 from torchwise.lock.check_results import Check, State
+from torchwise.records import format as show
 from torchwise.records.analysis import Analysis
 from torchwise.records.answer import Answer, all_of, exceeds
 from torchwise.records.benchmark import Benchmark, Row
+from torchwise.records.comparison import Comparison
+from torchwise.records.regression import Change
 from torchwise.records.scale import scale_of, trust_of
-from torchwise.report import format as show
-from torchwise.report.analysis.phases import phases
-from torchwise.report.comparison import Comparison
-from torchwise.report.regression import Change
+from torchwise.report.analysis_phases import phases
 
 Cells = dict[str, str]
 BENCH = ("contender", "per call", "speed-up", "cold", "warm", "peak memory", "roofline", "precision", "answers")

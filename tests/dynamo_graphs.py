@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from torchwise import environment
-from torchwise.dynamo.graph import Captured
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision
+from torchwise.runtime.dynamo.graph import Captured
 from torchwise.workload.identity import describe_example, identity, structure
 
 

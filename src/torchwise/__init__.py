@@ -13,8 +13,6 @@ from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert
-    from torchwise.api import Study, apply, optimize, tune
-    from torchwise.components import CompileConfig, CompileManager, compiled, default_manager
     from torchwise.diagnose.analyze import Analysis, analyze
     from torchwise.diagnose.batches import fit_batch
     from torchwise.diagnose.bisect import bisect
@@ -23,8 +21,10 @@ if TYPE_CHECKING:
     from torchwise.errors import TorchwiseError
     from torchwise.plan import EAGER, Numerics, Plan
     from torchwise.records import Decision
-    from torchwise.serving import export_metrics, freeze, unfreeze, unwrap
-    from torchwise.steps import captured_loop, captured_step, rollout
+    from torchwise.runtime.api import Study, apply, optimize, tune
+    from torchwise.runtime.components import CompileConfig, CompileManager, compiled, default_manager
+    from torchwise.runtime.serving import export_metrics, freeze, unfreeze, unwrap
+    from torchwise.runtime.steps import captured_loop, captured_step, rollout
     from torchwise.workload import Example, Workload
     from torchwise.workload.train_step import TrainStep
 
@@ -34,33 +34,33 @@ _HOMES = {
     "EAGER": "plan",
     "Alert": "alerts",
     "Analysis": "diagnose.analyze",
-    "CompileConfig": "components",
-    "CompileManager": "components",
+    "CompileConfig": "runtime.components",
+    "CompileManager": "runtime.components",
     "Decision": "records",
     "Example": "workload",
     "Numerics": "plan",
     "Plan": "plan",
-    "Study": "api",
+    "Study": "runtime.api",
     "TorchwiseError": "errors",
     "TrainStep": "workload.train_step",
     "Workload": "workload",
     "analyze": "diagnose.analyze",
-    "apply": "api",
+    "apply": "runtime.api",
     "bisect": "diagnose.bisect",
-    "captured_loop": "steps",
-    "captured_step": "steps",
-    "compiled": "components",
-    "default_manager": "components",
+    "captured_loop": "runtime.steps",
+    "captured_step": "runtime.steps",
+    "compiled": "runtime.components",
+    "default_manager": "runtime.components",
     "explain": "diagnose.explain",
     "fit_batch": "diagnose.batches",
-    "export_metrics": "serving",
-    "freeze": "serving",
+    "export_metrics": "runtime.serving",
+    "freeze": "runtime.serving",
     "on_alert": "alerts",
-    "optimize": "api",
-    "rollout": "steps",
-    "tune": "api",
-    "unfreeze": "serving",
-    "unwrap": "serving",
+    "optimize": "runtime.api",
+    "rollout": "runtime.steps",
+    "tune": "runtime.api",
+    "unfreeze": "runtime.serving",
+    "unwrap": "runtime.serving",
     "watch": "diagnose.watch",
 }
 

@@ -29,8 +29,8 @@ FORMER = {
     "torchwise.foreign.language": "torchwise_models.libraries.wrappers",
     "torchwise.model_libraries.denoisers": "torchwise_models.libraries.wrappers",
     "torchwise.model_libraries.language": "torchwise_models.libraries.wrappers",
-    "torchwise.parts.part": "torchwise.components.component",
-    "torchwise.shapes.proof": "torchwise.bucketing.padding_check",
+    "torchwise.parts.part": "torchwise.runtime.components.component",
+    "torchwise.shapes.proof": "torchwise.runtime.bucketing.padding_check",
     "torchwise.workload.differences": "torchwise.records.structure_differences",
     "torchwise.workload.spec": "torchwise.plan.workload_spec",
     "torchwise.workload.step": "torchwise.workload.train_step",
@@ -39,6 +39,12 @@ FORMER = {
     "torchwise.zoo.tutorial.launches": "torchwise.zoo.tutorial.basics",
 }
 """Packages and modules by their former names."""
+
+SHORT = {
+    "torchwise.bucketing": "torchwise.runtime.bucketing",
+    "torchwise.components": "torchwise.runtime.components",
+}
+"""Packages that programs import by a shorter name than their place has. Files `*.pyi` say so to type checkers."""
 
 _said: set[str] = set()
 
@@ -51,19 +57,20 @@ def warn_once(former: str, now: str) -> None:
 
 
 class _Finder:
-    """Finds and loads a former package, or a module in it, for Python's import system."""
+    """Finds and loads a package by another name, or a module in it, for Python's import system."""
 
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if not fullname.startswith("torchwise."):
             return None
-        former = [name for name in accumulate(fullname.split("."), "{}.{}".format) if name in FORMER]
+        names = FORMER | SHORT
+        former = [name for name in accumulate(fullname.split("."), "{}.{}".format) if name in names]
         if not former:
             return None
         from importlib.util import find_spec
 
-        now = FORMER[former[-1]] + fullname.removeprefix(former[-1])
+        now = names[former[-1]] + fullname.removeprefix(former[-1])
         try:
             found = find_spec(now)
         except ModuleNotFoundError as error:
@@ -73,7 +80,8 @@ class _Finder:
             raise ModuleNotFoundError(text, name=fullname) from None
         if found is None:
             return None
-        warn_once(former[0], FORMER[former[0]])
+        if former[0] in FORMER:
+            warn_once(former[0], FORMER[former[0]])
         return importlib.machinery.ModuleSpec(fullname, self, loader_state=now)  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -87,7 +95,7 @@ class _Finder:
 
 
 def install() -> None:
-    """Let packages be imported by their former names."""
+    """Let packages be imported by their former and by their shorter names."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         # It comes first, as an earlier version may have left folders of these names, with caches in them.
         sys.meta_path.insert(0, _Finder())

@@ -20,8 +20,8 @@ from torchwise.records import Interval, Measurement
 from torchwise.records.explanation import Basis, Explanation, Kernel, Saving, SourceLocation, Stage
 from torchwise.report.analysis import render_analysis_html
 from torchwise.report.bench import render_bench_html
-from torchwise.report.explain import render_explanation_html
-from torchwise.report.html import render_html
+from torchwise.report.explanation import render_explanation_html
+from torchwise.report.study import render_html
 
 LONG = "/a/rather/long/path/to/some/users/models/with_no_place_to_break_it_anywhere_at_all.py:make_the_model"
 WIDE = Plan(

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from broken import run_suite
 
-from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler
 from torchwise.plan import EAGER, Plan, PlanSpace
+from torchwise.study.history import History
+from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 from torchwise.testing.records import INDUCTOR, complete_trial
 from torchwise.testing.sampler import TRAITS, SamplerContract
 

@@ -9,9 +9,9 @@ import torch
 from broken import run_suite
 
 from live_decisions import make_decision
-from torchwise.bucketing import BucketedFunction, BucketedModule, Padding, apply_buckets, verify_padding
 from torchwise.plan import Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, Statistics
+from torchwise.runtime.bucketing import BucketedFunction, BucketedModule, Padding, apply_buckets, verify_padding
 from torchwise.testing.models import make_net, make_rows
 from torchwise.testing.served import ROWS, Serve, ServedContract, ServedModuleContract
 

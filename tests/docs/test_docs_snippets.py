@@ -32,7 +32,7 @@ MODULES = {
     "torchwise": "torchwise",
     "tw": "torchwise",
     "artifact": "torchwise.artifact",
-    "bucketing": "torchwise.bucketing",
+    "bucketing": "torchwise.runtime.bucketing",
 }
 
 

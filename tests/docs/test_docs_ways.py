@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from postgres_server import PostgresServer
 from store_samples import a_study, claim, complete_trial, create
 from torchwise.cli import app
-from torchwise.cluster import read_manifest
-from torchwise.cluster.manifest import Entry
 from torchwise.store import open_storage
+from torchwise.study.cluster import read_manifest
+from torchwise.study.cluster.manifest import Entry
 
 CLUSTER, STORE = "docs/howto/cluster.md", "docs/howto/team-store.md"
 PLACE = "postgresql://tuner@localhost/torchwise"

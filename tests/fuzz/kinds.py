@@ -22,9 +22,6 @@ from torchwise import environment
 from torchwise.artifact import package
 from torchwise.artifact.manifest import Manifest
 from torchwise.bench.suite import read_suite
-from torchwise.cluster.manifest import read_manifest
-from torchwise.components.config import CompileConfig
-from torchwise.dynamo.decide import Options
 from torchwise.lock import file as lock_file
 from torchwise.lock.check_results import Check, Checked, State
 from torchwise.lock.entry import _digest
@@ -36,6 +33,7 @@ from torchwise.records.analysis import Analysis
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Step, Subgraph, Symptom
 from torchwise.records.codec import Document
+from torchwise.records.comparison import Comparison, compare
 from torchwise.records.compile_events import (
     Break,
     CodeFix,
@@ -47,9 +45,11 @@ from torchwise.records.compile_events import (
 )
 from torchwise.records.explanation import Explanation, Limits, SourceLocation
 from torchwise.records.scale import BatchFit, SizeTried
-from torchwise.report.bench import read_benchmark
-from torchwise.report.comparison import Comparison, compare
+from torchwise.report import read_benchmark
+from torchwise.runtime.components.config import CompileConfig
+from torchwise.runtime.dynamo.decide import Options
 from torchwise.store.keys import dump, load
+from torchwise.study.cluster.manifest import read_manifest
 
 TUNED = Plan(backend="inductor", transforms=("isolate_rnn", "complex_to_real"), options=(("freezing", True),))
 

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dynamo_graphs import decision_for  # noqa: E402
-from torchwise.dynamo import backend as entry  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
+from torchwise.runtime.dynamo import backend as entry  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
 
 pytestmark = [
@@ -35,7 +35,7 @@ def _fresh() -> Iterator[None]:
 
 
 def decide_for(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    door = importlib.import_module("torchwise.dynamo.graph_backend")
+    door = importlib.import_module("torchwise.runtime.dynamo.graph_backend")
     monkeypatch.setattr(door, "decide", lambda captured, asked: decision_for(captured, plan))
 
 

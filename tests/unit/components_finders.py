@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from live_decisions import make_decision
-from torchwise.components import CompileConfig
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Interval
+from torchwise.runtime.components import CompileConfig
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 

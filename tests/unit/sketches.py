@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torchwise.decide import History
 from torchwise.environment import Environment
 from torchwise.plan import Plan, Trait
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Check, Costs, Inspection, Measurement, Outcome, Trial, TrialState, Verdict
+from torchwise.study.history import History
 
 HERE = Environment(
     device="cpu",

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 from sketches import FAILED, PASSED, an_inspection, make_measurement
 
-from torchwise.decide import History, Sampler, StagedSampler
-from torchwise.decide.history import BETWEEN_S
 from torchwise.plan import EAGER, Numerics, Plan, PlanSpace
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.plan.space import compile_factor_of
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Trial, TrialState
+from torchwise.study.history import BETWEEN_S, History
+from torchwise.study.samplers import Sampler, StagedSampler
 
 TRAITS = frozenset({"module", "floating", "float32", "gemm", "conv", "repeated_blocks", "several_shapes"})
 NOISE = 0.004

@@ -22,7 +22,7 @@ from torchwise.errors import InputError, PlanError, StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.analysis import Analysis
-from torchwise.report import write_json
+from torchwise.records.files import write_json
 from torchwise.store import open_storage
 
 TARGET = "zoo:tutorial.fusion_demo@small"

@@ -18,7 +18,8 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, TrialState
 from torchwise.records.analysis import Analysis
-from torchwise.trial import WAITING, Job
+from torchwise.records.trial import WAITING
+from torchwise.trial import Job
 from torchwise.trial.job import Attempt
 
 SPEC = WorkloadSpec("zoo:tutorial.fusion_demo@small")

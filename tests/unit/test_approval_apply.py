@@ -19,12 +19,12 @@ import torchwise
 from live_decisions import make_decision
 from postgres_server import PostgresServer
 from store_samples import a_ruling, a_study, claim, complete_trial, create
-from torchwise import api
-from torchwise.background import search
-from torchwise.background.protocol import Message, Order
 from torchwise.errors import RefusedPlanError, StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Standing, Study, StudyState
+from torchwise.runtime import api
+from torchwise.runtime.background import search
+from torchwise.runtime.background.protocol import Message, Order
 from torchwise.store import downgrade_storage, open_storage, read_only
 from torchwise.study import Caches, Request
 from torchwise.study.apply_approvals import apply_stored_approvals

@@ -14,7 +14,7 @@ from torchwise.cli.plans import plans
 from torchwise.errors import InputError, StorageError
 from torchwise.plan import EAGER
 from torchwise.records import Standing, StudyState
-from torchwise.report import write_json
+from torchwise.records.files import write_json
 from torchwise.store import open_storage
 
 STUDY = a_study()

@@ -15,12 +15,12 @@ from test_approval_apply import rule
 import torchwise
 from live_decisions import make_decision
 from torchwise import training
-from torchwise.bucketing import Padding, apply_buckets, bucketed, verify_padding
-from torchwise.components import CompileManager, search
-from torchwise.dynamo import decide
-from torchwise.dynamo.decide import Options
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Interval, Standing
+from torchwise.runtime.bucketing import Padding, apply_buckets, bucketed, verify_padding
+from torchwise.runtime.components import CompileManager, search
+from torchwise.runtime.dynamo import decide
+from torchwise.runtime.dynamo.decide import Options
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
 X = torch.randn(4, 3)

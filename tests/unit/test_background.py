@@ -20,15 +20,15 @@ import torchwise
 from builders import PASSED, a_measurement, a_study, a_trial
 from live_decisions import make_decision
 from torchwise import Alert
-from torchwise.background import protocol, search, tuning
-from torchwise.background.aot_worker import AotCode, CheckResult, Preparation, _keeps_no_state
-from torchwise.background.protocol import Message, Order
 from torchwise.compile.aot import Code
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Interval, Study, codec
 from torchwise.runtime import Dispatcher
+from torchwise.runtime.background import protocol, search, tuning
+from torchwise.runtime.background.aot_worker import AotCode, CheckResult, Preparation, _keeps_no_state
+from torchwise.runtime.background.protocol import Message, Order
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.hot_swap import answers_alike, swap
 from torchwise.study import Request

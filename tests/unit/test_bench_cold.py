@@ -25,11 +25,9 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.benchmark import Benchmark, Row
-from torchwise.report.bench.csv import to_csv
-from torchwise.report.bench.markdown import to_markdown
-from torchwise.report.bench.page import render_bench_html
-from torchwise.report.bench.terminal import render_benchmark
-from torchwise.report.comparison import compare
+from torchwise.records.comparison import compare
+from torchwise.report.bench import render_bench_html, render_benchmark
+from torchwise.report.bench_files import to_csv, to_markdown
 from torchwise.trial import Job
 
 TARGET = f"{Path(__file__).parent.parent / 'targets' / 'misbehaving.py'}:wrong"

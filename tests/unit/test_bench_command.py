@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import torchwise.bench
-import torchwise.report.bench
+import torchwise.report
 import torchwise.trial
 from bench_samples import Workers, a_benchmark, a_row, a_spec, some_rows
 from torchwise import cli, environment
@@ -341,7 +341,7 @@ def test_the_table_is_shown_though_a_file_cannot_be_written_by_then(
     def full(*_: object) -> None:
         raise StorageError("the disk is full")
 
-    monkeypatch.setattr(torchwise.report.bench, "export", full)
+    monkeypatch.setattr(torchwise.report, "export", full)
     assert run(TARGET, "--export", tmp_path / "a.json") == 2
     shown = capsys.readouterr()
     assert "torchwise ★" in shown.out

@@ -19,9 +19,10 @@ from torchwise.errors import InputError
 from torchwise.records import Measurement
 from torchwise.records.answer import Answer
 from torchwise.records.benchmark import Benchmark, Row, RowState
-from torchwise.report import compare, export, render_comparison
-from torchwise.report.bench.comparison import sentence
-from torchwise.report.regression import Change
+from torchwise.records.comparison import compare
+from torchwise.records.regression import Change
+from torchwise.report import export, render_comparison
+from torchwise.report.comparison import sentence
 
 
 def changes(a: tuple[Row, ...], b: tuple[Row, ...], threshold: float = 0.05) -> dict[str, Change]:
@@ -172,7 +173,7 @@ def render_text(a: Benchmark, b: Benchmark) -> str:
 
 def test_other_environments_are_said_first_and_stop_nothing() -> None:
     b = a_benchmark(environment=replace(HERE, torch="2.14.0", driver="600.1"))
-    lines = render_text(a_benchmark(), b).splitlines()
+    lines = [line for line in render_text(a_benchmark(), b).splitlines() if line]
     assert lines[0].startswith("The machine was quiet: ratios hold within about ")
     assert lines[1] == "A and B ran in different environments, which may cause changes:"
     assert [line.strip() for line in lines[2:4]] == [

@@ -14,7 +14,7 @@ from torchwise.plan.workload_spec import Roofline
 from torchwise.records import Measurement
 from torchwise.records.benchmark import Benchmark, Peaks, Row, RowState, rival_of, rivals_of
 from torchwise.records.scale import scale_of
-from torchwise.report.bench import read_benchmark
+from torchwise.report import read_benchmark
 
 
 def test_json_keeps_everything() -> None:

@@ -17,9 +17,8 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.records import Measurement
 from torchwise.records.answer import Answer, Reliability
 from torchwise.records.benchmark import Benchmark, Performance, Row, RowState
+from torchwise.records.comparison import compare
 from torchwise.records.scale import Scale, scale_of, trust_of
-from torchwise.report.bench.table import duel_answer
-from torchwise.report.comparison import compare
 
 TARGET = "zoo:tutorial.fusion_demo@small"
 QUICK, STANDARD = EFFORTS["quick"], EFFORTS["standard"]
@@ -151,10 +150,10 @@ def test_a_machine_was_disturbed_by_what_processes_saw_and_not_by_how_they_may_d
 def test_one_quiet_process_may_say_that_two_are_level_and_not_that_one_is_ahead() -> None:
     rows = [make_repeated_row("max-autotune", *[1.7] * 5)]
     level, ahead = make_duel_row(1.0), make_duel_row(1.04)
-    assert duel_answer(level, the_scale(*rows, level)) is Answer.NO
-    assert duel_answer(ahead, the_scale(*rows, ahead)) is Answer.INCONCLUSIVE
+    assert the_scale(*rows, level).duel_answer(level) is Answer.NO
+    assert the_scale(*rows, ahead).duel_answer(ahead) is Answer.INCONCLUSIVE
     told = replace(ahead, duel_repeats=make_measurements(1.04, 1.05, 1.04, 1.05))
-    assert duel_answer(told, the_scale(*rows, told)) is Answer.YES
+    assert the_scale(*rows, told).duel_answer(told) is Answer.YES
 
 
 # The loop.

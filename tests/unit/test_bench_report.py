@@ -23,13 +23,12 @@ from torchwise.plan import EAGER
 from torchwise.records import Measurement
 from torchwise.records.benchmark import Benchmark, Row, RowState
 from torchwise.records.scale import scale_of, with_trust
+from torchwise.records.suite_summary import describe_summary, summarize
 from torchwise.report import BenchProgress, export, read_benchmark, render_benchmark, write_plots
-from torchwise.report.bench.csv import to_csv
-from torchwise.report.bench.markdown import to_markdown
-from torchwise.report.bench.plots import roofline_picture, speedup_picture
-from torchwise.report.bench.progress import to_log_line
-from torchwise.report.bench.summary import sentences, summarize
-from torchwise.report.bench.table import blocks, line_of
+from torchwise.report.bench_files import to_csv, to_markdown
+from torchwise.report.bench_lines import blocks, line_of
+from torchwise.report.plots.bench import roofline_picture, speedup_picture
+from torchwise.report.progress import to_log_line
 
 WIDTHS = (60, 80, 90, 150)
 HOSTILE = "\x1b[2J[red]x[/red]|<script>`"
@@ -219,13 +218,13 @@ def test_the_summary_is_geometric_and_counts_only_right_answers() -> None:
     (mean,) = summarize(a_benchmark(rows)).speedups
     assert mean.ratio == pytest.approx(4.0, rel=0.02)
     assert mean.targets == 2
-    (sentence,) = sentences(summarize(a_benchmark(rows)))
+    (sentence,) = describe_summary(summarize(a_benchmark(rows)))
     assert sentence.endswith("geometric mean of 2 targets, correct on 2 of 3")
 
 
 def test_what_was_not_tried_yet_is_not_called_wrong() -> None:
     rows = (a_row("default", 2.0, target="zoo:a.a"), a_row("eager", 1.0, target="zoo:b.b"))
-    (sentence,) = sentences(summarize(a_benchmark(rows)))
+    (sentence,) = describe_summary(summarize(a_benchmark(rows)))
     assert sentence.endswith("over eager: 2.00×, on one target")
 
 
@@ -234,7 +233,7 @@ def test_the_summary_never_mixes_precisions() -> None:
     summary = summarize(a_benchmark(rows))
     assert {mean.precision: round(mean.ratio) for mean in summary.duels} == {"native": 2, "bf16": 8}
     assert {mean.precision for mean in summary.speedups} == {"native", "bf16"}
-    assert any("torchwise in bf16 over eager" in text for text in sentences(summary))
+    assert any("torchwise in bf16 over eager" in text for text in describe_summary(summary))
 
 
 def test_duels_are_faster_equal_or_slower_by_their_whole_interval() -> None:
@@ -260,7 +259,7 @@ def test_duels_are_faster_equal_or_slower_by_their_whole_interval() -> None:
         ["zoo:noi.sy"],
         ["zoo:wro.ng"],
     ]
-    found = "\n".join(sentences(summary))
+    found = "\n".join(describe_summary(summary))
     assert "on 6 targets: 1 faster, 2 equal within the interval, 2 slower, 1 inconclusive" in found
     assert re.search(r"slower on zoo:slow.est \(inference on cuda\): 0.5\d*× \[.*\] max-autotune's speed", found)
     assert "not compared on zoo:wro.ng (inference on cuda): not right: values: output[0]" in found
@@ -380,7 +379,7 @@ def test_sixty_targets_make_a_tall_picture() -> None:
     )
     picture = speedup_picture(a_benchmark(rows))
     assert len(picture.groups) == 60
-    assert picture.height > 60 * 0.45
+    assert picture.height(legend_columns=4) > 60 * 0.45
 
 
 def test_plots_say_when_their_folder_cannot_be_made(tmp_path: Path) -> None:
@@ -442,7 +441,7 @@ def test_a_contenders_name_may_look_like_a_part_of_the_line() -> None:
 
 def test_reports_load_neither_torch_nor_the_benchmark_loop() -> None:
     code = (
-        "import sys, torchwise.report, torchwise.report.comparison; "
+        "import sys, torchwise.report, torchwise.records.comparison; "
         "print({'torch', 'torchwise.bench'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from torchwise.bucketing import buckets_for, choose, padded_share
-from torchwise.bucketing.buckets import MAX_DISTINCT
 from torchwise.errors import InputError
+from torchwise.runtime.bucketing import buckets_for, choose, padded_share
+from torchwise.runtime.bucketing.buckets import MAX_DISTINCT
 
 
 def cost_of(histogram: dict[int, float], buckets: Sequence[int]) -> float:

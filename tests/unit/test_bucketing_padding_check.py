@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchwise.bucketing import Padding, padding_check, verify_padding
 from torchwise.errors import BaselineError, InputError
+from torchwise.runtime.bucketing import Padding, padding_check, verify_padding
 from torchwise.verify.observe import Observation
 
 

@@ -16,7 +16,12 @@ from torch import Tensor
 
 import torchwise
 from live_decisions import make_decision
-from torchwise.bucketing import (
+from torchwise.compile.cuda_graphs.compile_freeze import count_capture
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Decision
+from torchwise.runtime import unwrap
+from torchwise.runtime.bucketing import (
     BucketedFunction,
     BucketedModule,
     Padding,
@@ -29,15 +34,10 @@ from torchwise.bucketing import (
     verify_padding,
     warm_up,
 )
-from torchwise.bucketing.auto import DYNAMIC
-from torchwise.bucketing.module import buckets_of
-from torchwise.compile.cuda_graphs.compile_freeze import count_capture
-from torchwise.errors import InputError
-from torchwise.plan import EAGER, Plan
-from torchwise.records import Decision
-from torchwise.runtime import unwrap
+from torchwise.runtime.bucketing.auto import DYNAMIC
+from torchwise.runtime.bucketing.module import buckets_of
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.serving import unfreeze
+from torchwise.runtime.serving import unfreeze
 from torchwise.workload import Example, pytree
 from torchwise.workload.identity import describe_example
 

@@ -22,7 +22,7 @@ from torchwise.artifact.manifest import Info, Manifest
 from torchwise.cli.cache import cache
 from torchwise.errors import InputError
 from torchwise.records import Decision, Interval
-from torchwise.report import write_json
+from torchwise.records.files import write_json
 
 
 def a_decision() -> Decision:

@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from postgres_server import PostgresServer
-from torchwise import cluster
 from torchwise.cli import app
-from torchwise.cluster.retry import retry_while_unreachable
 from torchwise.errors import StorageError
 from torchwise.store import db_errors, open_storage
+from torchwise.study import cluster
+from torchwise.study.cluster.retry import retry_while_unreachable
 
 command = importlib.import_module("torchwise.cli.sweep")  # of this name the package has the function
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from torchwise.cluster import device_actor as module
-from torchwise.cluster.device_actor import DeviceActor
 from torchwise.errors import BaselineError
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind
+from torchwise.study.cluster import device_actor as module
+from torchwise.study.cluster.device_actor import DeviceActor
 from torchwise.trial import Job, Limits
 
 JOB = Job("try", WorkloadSpec("zoo:tutorial.fusion_demo"), cache_dir="/on/the/users/machine")

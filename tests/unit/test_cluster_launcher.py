@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from torchwise import __version__
-from torchwise.cluster import choice
-from torchwise.cluster import launcher as module
-from torchwise.cluster.device_actor import ActorInfo
-from torchwise.cluster.launcher import RETRIES, RayLauncher, _select_portable
-from torchwise.cluster.manifest import connect, devices_of
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, InputError, UnsupportedError
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind
+from torchwise.study.cluster import choice
+from torchwise.study.cluster import launcher as module
+from torchwise.study.cluster.device_actor import ActorInfo
+from torchwise.study.cluster.launcher import RETRIES, RayLauncher, _select_portable
+from torchwise.study.cluster.manifest import connect, devices_of
 from torchwise.trial import Job, Limits
 
 HERE = Environment("cpu", "a", "Linux", "Xeon", 8, "3.11", "2.13")

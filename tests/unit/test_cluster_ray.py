@@ -23,13 +23,13 @@ import ray
 from ray.cluster_utils import Cluster
 
 from postgres_server import PostgresServer
-from torchwise.cluster.launcher import RETRIES, RayLauncher
 from torchwise.environment import detect
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Trial, TrialState
 from torchwise.store import open_storage
+from torchwise.study.cluster.launcher import RETRIES, RayLauncher
 from torchwise.testing.launcher import LauncherContract
 from torchwise.trial import Job, Limits, ProcessSettings, try_plan
 

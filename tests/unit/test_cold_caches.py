@@ -20,8 +20,6 @@ from builders import a_measurement, a_plan, a_study, samples
 from builders import a_trial as a_whole_trial
 from consistency import check_study
 from torchwise.cli import app
-from torchwise.cluster import Task
-from torchwise.decide import History, decide, next_cold
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.measure import clock, memory
 from torchwise.measure.clock import Clock
@@ -32,9 +30,13 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, WorkerStage, codec
 from torchwise.report import Progress, render_study
-from torchwise.report.html import render_html
+from torchwise.report.study import render_html
 from torchwise.store import open_storage
 from torchwise.study import Request, Silent, run_study
+from torchwise.study.cluster import Task
+from torchwise.study.decision import decide
+from torchwise.study.history import History
+from torchwise.study.repeats import next_cold
 from torchwise.trial import Job, candidate
 
 FAST = Plan(backend="inductor")

@@ -14,10 +14,10 @@ import torch
 from components_finders import THREADS, Failing, Finder
 
 import torchwise
-from torchwise.components import CompileConfig, CompileManager, component
-from torchwise.components.config import VARIABLE
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.plan import EAGER, Plan
+from torchwise.runtime.components import CompileConfig, CompileManager, component
+from torchwise.runtime.components.config import VARIABLE
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.workload import Example
 

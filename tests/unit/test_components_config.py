@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from torchwise.components import PROFILES, CompileConfig
-from torchwise.components.config import VARIABLE, is_disabled
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.runtime.components import PROFILES, CompileConfig
+from torchwise.runtime.components.config import VARIABLE, is_disabled
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import pytest
 import torch
 from components_finders import Finder
 
-from torchwise.components import CompileManager, compiled, default_manager
-from torchwise.components.config import VARIABLE
 from torchwise.errors import InputError
+from torchwise.runtime.components import CompileManager, compiled, default_manager
+from torchwise.runtime.components.config import VARIABLE
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.workload import Example
 

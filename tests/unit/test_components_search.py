@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.components import CompileManager, search
-from torchwise.components.config import VARIABLE
+from torchwise.runtime.components import CompileManager, search
+from torchwise.runtime.components.config import VARIABLE
 from torchwise.runtime.fallback_reason import FallbackReason
 
 
@@ -24,7 +24,7 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
         asked.update(options)
         raise Told
 
-    monkeypatch.setattr("torchwise.api.tune", tune)
+    monkeypatch.setattr("torchwise.runtime.api.tune", tune)
     changes = {
         "calls": 7,
         "restarts": 3,

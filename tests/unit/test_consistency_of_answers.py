@@ -28,11 +28,12 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Measurement
 from torchwise.records.analysis import Analysis, Memory
 from torchwise.records.benchmark import Row
-from torchwise.report import compare, render_benchmark, render_comparison
+from torchwise.records.comparison import compare
+from torchwise.records.regression import Change
+from torchwise.report import render_benchmark, render_comparison
 from torchwise.report.analysis import render_analysis, render_analysis_html
 from torchwise.report.bench import render_bench_html
-from torchwise.report.bench.markdown import to_markdown
-from torchwise.report.regression import Change
+from torchwise.report.bench_files import to_markdown
 
 
 def render_text(found: RenderableType) -> str:

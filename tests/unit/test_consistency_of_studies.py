@@ -11,14 +11,15 @@ from rich.console import Console
 
 from builders import a_plan, a_study, a_trial, an_inspection
 from consistency import check_study
-from torchwise.decide import History, decide
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Measurement, Study, Trial
+from torchwise.records import format as show
 from torchwise.records.answer import Answer
-from torchwise.report import format as show
+from torchwise.records.candidates import rows
 from torchwise.report import render_study
-from torchwise.report.html import plots, render_html
-from torchwise.report.trial_table import rows
+from torchwise.report.study import plots, render_html
+from torchwise.study.decision import decide
+from torchwise.study.history import History
 
 CALLS = 1_000_000
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import torchwise as tw
-from torchwise.decide import history
 from torchwise.environment import usable_cpus
 from torchwise.plan import EAGER, Plan
+from torchwise.study import history
 
 FAR_FASTER = 2.0
 """Speed-up of one thread from which eager is no right answer."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from sketches import CAPTURE, INDUCTOR, a_history, a_trial, an_inspection, make_measurement
 
-from torchwise.decide.history import BESIDE_S, BETWEEN_S, PLAIN_COMPILE_S, WARM_SHARE
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.choice import load_choices
 from torchwise.records import CostModel, Interval, TrialState
+from torchwise.study.history import BESIDE_S, BETWEEN_S, PLAIN_COMPILE_S, WARM_SHARE
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 FACTOR = load_choices()["mode", AUTOTUNED.mode].compile_factor

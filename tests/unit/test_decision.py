@@ -19,13 +19,13 @@ from sketches import (
     make_measurement,
 )
 
-from torchwise.decide import decide
-from torchwise.decide.history import PLAIN_COMPILE_S
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Check, Decision, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
+from torchwise.records import format as show
 from torchwise.records.answer import Answer
-from torchwise.records.units import seconds
-from torchwise.report import format as show
+from torchwise.records.format import seconds
+from torchwise.study.decision import decide
+from torchwise.study.history import PLAIN_COMPILE_S
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 GIB = 2**30

@@ -27,7 +27,8 @@ from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Trial, TrialState
-from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, compile_lock, try_plan
+from torchwise.records.trial import WAITING
+from torchwise.trial import Job, Limits, ProcessLauncher, compile_lock, try_plan
 from torchwise.trial.harness import Harness
 from torchwise.trial.loading import load
 from torchwise.workload import Example, Workload

@@ -14,14 +14,14 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from dynamo_graphs import decision_for
 from torchwise._torch import dynamo
-from torchwise.dynamo import backend as entry
-from torchwise.dynamo import lower
-from torchwise.dynamo.decide import Options
-from torchwise.dynamo.graph import Captured
 from torchwise.errors import InputError
 from torchwise.once_log import OnceLog
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
+from torchwise.runtime.dynamo import backend as entry
+from torchwise.runtime.dynamo import lower
+from torchwise.runtime.dynamo.decide import Options
+from torchwise.runtime.dynamo.graph import Captured
 
 THREADS = Plan(threads=torch.get_num_threads() + 1)
 
@@ -51,7 +51,7 @@ class Bench:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench = Bench()
-    module = importlib.import_module("torchwise.dynamo.graph_backend")
+    module = importlib.import_module("torchwise.runtime.dynamo.graph_backend")
     monkeypatch.setattr(module, "decide", bench.decide)
     monkeypatch.setattr(module, "_logged", OnceLog())
     monkeypatch.setattr(dynamo, "compile_graph", bench.compile)

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from dynamo_graphs import capture_graph, decision_for
-from torchwise.dynamo import backend as entry
-from torchwise.dynamo import decide
-from torchwise.dynamo.decide import Options
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
+from torchwise.runtime.dynamo import backend as entry
+from torchwise.runtime.dynamo import decide
+from torchwise.runtime.dynamo.decide import Options
 from torchwise.store import open_storage
 from torchwise.workload.identity import structure
 
@@ -30,7 +30,7 @@ PROGRAM = """
 import sys
 from dataclasses import replace
 import torch
-from torchwise.dynamo import backend, decide
+from torchwise.runtime.dynamo import backend, decide
 from torchwise.plan import Plan
 
 run_study = decide.run_study
@@ -183,7 +183,7 @@ def test_torch_finds_the_backend_by_its_name() -> None:
 @pytest.mark.parametrize("transforms", [(), ("complex_to_real",)])
 def test_compiled_graphs_train_as_eager_does(transforms: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(backend="inductor", transforms=transforms)
-    module = importlib.import_module("torchwise.dynamo.graph_backend")
+    module = importlib.import_module("torchwise.runtime.dynamo.graph_backend")
     monkeypatch.setattr(module, "decide", lambda captured, asked: decision_for(captured, plan))
     torch._dynamo.reset()
 

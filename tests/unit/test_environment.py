@@ -17,7 +17,7 @@ from sketches import HERE
 from torchwise import environment
 from torchwise.environment import Environment, detect, detect_gpu, query_gpu
 from torchwise.records import codec
-from torchwise.report.summary import machine
+from torchwise.report.facts import machine
 
 FACTORS = [field.name for field in fields(Environment) if field.name != "hostname"]
 

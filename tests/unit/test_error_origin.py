@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchwise.bucketing import padding_check
-from torchwise.bucketing.padding import Padding
 from torchwise.compile.transforms import isolate_rnn
 from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
 from torchwise.plan import EAGER
@@ -20,6 +18,8 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Inspection
 from torchwise.records.trial import WorkerStage
+from torchwise.runtime.bucketing import padding_check
+from torchwise.runtime.bucketing.padding import Padding
 from torchwise.trial import Limits, candidate, error_origin, inspect_workload, inspection, training
 from torchwise.trial.inspection import inspect
 from torchwise.trial.job import Job

@@ -30,8 +30,7 @@ from torchwise.records.explanation import (
     make_saving,
     rank_findings,
 )
-from torchwise.report.explain import render_explanation, render_explanation_html
-from torchwise.report.explain.text import next_steps
+from torchwise.report.explanation import next_steps, render_explanation, render_explanation_html
 from torchwise.workload import Example, Workload
 
 PLAN = Plan(backend="inductor", transforms=("complex_to_real",))

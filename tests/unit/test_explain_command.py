@@ -120,6 +120,6 @@ def test_the_budget_of_the_command_is_that_of_the_function() -> None:
 
 
 def test_asking_loads_no_torch() -> None:
-    script = "import sys, torchwise.cli.explain, torchwise.report.explain as r"
+    script = "import sys, torchwise.cli.explain, torchwise.report.explanation as r"
     script += "\nprint('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"

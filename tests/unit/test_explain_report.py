@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -16,10 +17,9 @@ from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval
 from torchwise.records.explanation import Basis, Explanation, FixTrial, Kernel, Saving, Stage, rank_findings
-from torchwise.report.explain import render_explanation, render_explanation_html, write_explanation
-from torchwise.report.explain.plots import plots
-from torchwise.report.explain.text import describe_saving as words
-from torchwise.report.explain.text import next_steps
+from torchwise.records.saving import describe_saving as words
+from torchwise.report.explanation import next_steps, render_explanation, render_explanation_html, write_explanation
+from torchwise.report.plots.explanation import plots
 
 
 def render_text(told: Explanation, width: int = 120) -> str:
@@ -194,7 +194,7 @@ def test_what_was_tried_is_shown_with_what_came_of_it() -> None:
     useless = FixTrial("torch.compile(model, dynamic=True)", False, "compiled 9 times, and then given up as well")
     told = explanation(make_finding("recompile", price(20e-6), tried=(helps, useless)))
     assert Explanation.from_json(told.to_json()) == told
-    for text in (render_text(told), render_explanation_html(told)):
+    for text in (render_text(told), re.sub(r"</?strong>", "", render_explanation_html(told))):
         flat = " ".join(text.split())
         assert "Tried: torch._dynamo.config.x = True: compiled 2 times; it saves 20.0 µs per call" in flat
         assert "dynamic=True): compiled 9 times, and then given up as well; it does not help" in flat

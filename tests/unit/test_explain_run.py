@@ -17,7 +17,7 @@ from torchwise.errors import BaselineError, PlanError
 from torchwise.plan import EAGER
 from torchwise.records.answer import Answer, Reliability
 from torchwise.records.explanation import Explanation
-from torchwise.report.explain import render_explanation, render_explanation_html
+from torchwise.report.explanation import render_explanation, render_explanation_html
 
 
 def check(told: Explanation) -> None:

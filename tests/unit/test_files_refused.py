@@ -16,8 +16,6 @@ from bench_samples import a_benchmark
 from store_samples import a_decision, a_ruling, a_study, an_explanation, create
 from torchwise.artifact.manifest import Manifest, Member
 from torchwise.cli import app
-from torchwise.components.config import CompileConfig
-from torchwise.dynamo.decide import Options
 from torchwise.environment import detect
 from torchwise.errors import InputError, StorageError, TorchwiseError
 from torchwise.plan import Plan
@@ -26,6 +24,8 @@ from torchwise.records.analysis import Analysis
 from torchwise.records.approval import Approval
 from torchwise.records.benchmark import Benchmark
 from torchwise.records.explanation import Explanation
+from torchwise.runtime.components.config import CompileConfig
+from torchwise.runtime.dynamo.decide import Options
 from torchwise.store import open_storage
 
 STUDY = a_study(trials=(Trial(0, Plan(threads=2)),), decision=a_decision())

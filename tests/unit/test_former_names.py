@@ -15,7 +15,7 @@ import pytest
 
 import torchwise
 from fuzz import kinds
-from torchwise import bucketing, former_names, former_packages
+from torchwise import former_names, former_packages
 from torchwise.artifact import package
 from torchwise.cli import app, main
 from torchwise.lock import file as lock_file
@@ -25,6 +25,7 @@ from torchwise.records.bisection import Bisection
 from torchwise.records.compile_events import Break
 from torchwise.records.explanation import Explanation, Finding
 from torchwise.records.trial import WorkerStage
+from torchwise.runtime import bucketing
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
 from torchwise.store import open_storage
 
@@ -135,9 +136,9 @@ with warnings.catch_warnings(record=True) as said:
     import torchwise.foreign
     from torchwise import parts
     from torchwise import Legality
-import torchwise, torchwise.bucketing, torchwise.components, torchwise.compile.signature as signature
-assert shapes is torchwise.bucketing and Padding is torchwise.bucketing.Padding
-assert parts.CompileManager is torchwise.components.CompileManager is torchwise.CompileManager
+import torchwise, torchwise.runtime.bucketing, torchwise.runtime.components, torchwise.compile.signature as signature
+assert shapes is torchwise.runtime.bucketing is torchwise.bucketing and Padding is torchwise.runtime.bucketing.Padding
+assert parts.CompileManager is torchwise.runtime.components.CompileManager is torchwise.CompileManager
 assert torchwise.realize.signature is signature and signature.__spec__.name == "torchwise.compile.signature"
 assert Legality is torchwise.Numerics
 words = [str(one.message) for one in said]
@@ -155,7 +156,8 @@ def test_a_former_argument_or_function_warns_and_works() -> None:
         former = bucketing.choose(range(1, 101), proven=True)
     assert former == bucketing.choose(range(1, 101), verified=True)
     with pytest.warns(
-        FutureWarning, match=r"torchwise.bucketing.prove is called torchwise.bucketing.verify_padding now"
+        FutureWarning,
+        match=r"torchwise.runtime.bucketing.prove is called torchwise.runtime.bucketing.verify_padding now",
     ):
         assert bucketing.prove is bucketing.verify_padding
     with pytest.warns(FutureWarning, match=r"torchwise.plan.Legality is called torchwise.plan.Numerics now"):

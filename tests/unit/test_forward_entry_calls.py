@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from live_decisions import make_decision
-from torchwise.bucketing.padding import Padding, carriers_of
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher
+from torchwise.runtime.bucketing.padding import Padding, carriers_of
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule
 from torchwise.runtime.step import OptimizedStep

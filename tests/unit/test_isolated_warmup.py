@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from torchwise.background.search import isolate_rng, warm_up_plan
 from torchwise.compile import compile_plan
 from torchwise.compile.aot import Loader, Maker
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
+from torchwise.runtime.background.search import isolate_rng, warm_up_plan
 from torchwise.workload import Example, Workload
 
 X = torch.randn(3, 8)

@@ -26,7 +26,7 @@ def test_a_limit_bounds_what_is_kept() -> None:
 def test_graphs_that_fail_with_ever_other_messages_do_not_fill_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = importlib.import_module("torchwise.dynamo.graph_backend")
+    module = importlib.import_module("torchwise.runtime.dynamo.graph_backend")
     monkeypatch.setattr(module, "_logged", OnceLog())
     with caplog.at_level(logging.WARNING, "torchwise"):
         for size in range(3 * MAX_MESSAGES):

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from sketches import HERE, INDUCTOR, a_history, a_trial, make_measurement
 
-from torchwise.decide import decide, next_duel
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Duel, Failure, FailureKind, Interval, Trial
 from torchwise.records.trial import relative_speeds
+from torchwise.study.decision import decide
+from torchwise.study.pairwise import next_duel
 
 FROZEN = INDUCTOR.with_choice("options", ("freezing", True))
 WRAPPED = FROZEN.with_choice("options", ("cpp_wrapper", True))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_inspection
 
-from torchwise.decide import decide, prune_below
-from torchwise.decide.repeats import MARGIN
 from torchwise.plan import Plan
 from torchwise.records import TrialState
+from torchwise.study.decision import decide
+from torchwise.study.repeats import MARGIN, prune_below
 
 FROZEN = Plan(backend="inductor", options=(("freezing", True),))
 

@@ -62,7 +62,10 @@ def child(code: str) -> str:
 def test_parts_with_names_of_their_own_need_no_import_of_theirs() -> None:
     parts = ("training.tune", "zoo.load", "errors.InputError", "bucketing", "artifact")
     names = ", ".join(f"torchwise.{name}.__name__" for name in parts)
-    assert child(f"import torchwise; print({names})") == "tune load InputError torchwise.bucketing torchwise.artifact"
+    assert (
+        child(f"import torchwise; print({names})")
+        == "tune load InputError torchwise.runtime.bucketing torchwise.artifact"
+    )
 
 
 def test_the_public_names_are_these() -> None:

@@ -18,7 +18,6 @@ import typer
 from typer.testing import CliRunner
 
 from builders import a_plan, a_study, some_trials
-from torchwise import api
 from torchwise.cli.lookup import find_study
 from torchwise.cli.report import report
 from torchwise.cli.tune import tune
@@ -26,8 +25,11 @@ from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Study, StudyState
-from torchwise.report import write_json
-from torchwise.report.commands import BREAK, next_steps, reproduce, wrap_command
+from torchwise.records.files import write_json
+from torchwise.report.commands import BREAK, wrap_command
+from torchwise.report.study import next_steps
+from torchwise.report.trial_entries import reproduce
+from torchwise.runtime import api
 from torchwise.store import open_storage
 
 HOSTILE = "a b/$(touch x);'\".py:make"

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from torchwise.records import Interval
-from torchwise.report import format as show
+from torchwise.records import format as show
 
 
 @pytest.mark.parametrize(

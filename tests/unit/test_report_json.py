@@ -13,10 +13,9 @@ import pytest
 
 from builders import a_failure, a_measurement, a_plan, a_study, a_trial
 from torchwise.errors import StorageError
-from torchwise.records import Duel, FailureKind, Study, StudyState
+from torchwise.records import Duel, FailureKind, Study, StudyState, files
+from torchwise.records.files import write_atomically, write_json
 from torchwise.records.study import study_from_dict
-from torchwise.report import json_export, write_json
-from torchwise.report.json_export import write_atomically
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     def raise_disk_full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(json_export.os, "fsync", raise_disk_full)
+    monkeypatch.setattr(files.os, "fsync", raise_disk_full)
     with pytest.raises(StorageError, match=r"file cannot be written: No space left on device"):
         write_atomically("new", path)
     assert path.read_text() == "old"

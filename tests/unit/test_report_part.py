@@ -14,9 +14,9 @@ from dashboard_samples import EVIL, LAST, PLAIN
 from explain_samples import explanation, make_finding, price
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import TrialState
-from torchwise.report.explain.page import render_explanation_part
-from torchwise.report.html import render_html_part
+from torchwise.report.explanation import render_explanation_part
 from torchwise.report.studies import progress, render_studies
+from torchwise.report.study import render_html_part
 
 
 @pytest.fixture(scope="module", params=["light", "dark"])

@@ -14,9 +14,9 @@ from rich.console import Console, RenderableType
 from builders import UNCLEAR, a_decision, a_failure, a_measurement, a_plan, a_study, a_trial, an_inspection
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, FailureKind, Measurement, Study, StudyState
-from torchwise.report import format as show
+from torchwise.records import format as show
+from torchwise.records.candidates import rows
 from torchwise.report import render_decision, render_study
-from torchwise.report.trial_table import rows
 
 WIDTHS = (60, 80, 100, 160)
 

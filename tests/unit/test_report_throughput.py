@@ -10,7 +10,8 @@ from rich.console import Console
 from builders import a_study
 from torchwise.records import StepWork, Study, Verdict
 from torchwise.report import Progress, render_html, render_study
-from torchwise.report.throughput import throughput, throughputs
+from torchwise.report.facts import throughput
+from torchwise.report.study import throughputs
 from torchwise.verify.loss_curves import check_trajectories
 
 TRAINED = Verdict((check_trajectories([[2.3, 2.1, 1.9]] * 4, [[2.3, 2.1, 1.9]] * 4, reduced=False),))

@@ -25,8 +25,8 @@ from torchwise.runtime.circuit_breaker import FAILURES
 from torchwise.runtime.dispatch import MEMORY_WAIT_S, Dispatcher
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime.serving import freeze
 from torchwise.runtime.statistics import MIN_CALLS
-from torchwise.serving import freeze
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 

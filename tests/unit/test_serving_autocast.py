@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from dynamo_graphs import capture_graph, decision_for
-from torchwise.dynamo import backend, decide
-from torchwise.dynamo.decide import Options
-from torchwise.dynamo.graph import Captured, CastGraph, Graph
 from torchwise.once_log import OnceLog
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
+from torchwise.runtime.dynamo import backend, decide
+from torchwise.runtime.dynamo.decide import Options
+from torchwise.runtime.dynamo.graph import Captured, CastGraph, Graph
 from torchwise.store import open_storage
 from torchwise.workload.identity import structure
 
@@ -46,7 +46,7 @@ def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         found.append(captured)
         return decision_for(captured, request.param)
 
-    door = importlib.import_module("torchwise.dynamo.graph_backend")
+    door = importlib.import_module("torchwise.runtime.dynamo.graph_backend")
     monkeypatch.setattr(door, "decide", decide_plan)
     monkeypatch.setattr(door, "_logged", OnceLog())
     torch._dynamo.reset()

@@ -32,7 +32,7 @@ from torchwise.runtime import dispatch
 from torchwise.runtime.circuit_breaker import CircuitBreaker
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.module import dispatcher_of
-from torchwise.serving import freeze, unfreeze
+from torchwise.runtime.serving import freeze, unfreeze
 
 INDUCTOR = Plan(backend="inductor")
 X = torch.randn(3, 4)

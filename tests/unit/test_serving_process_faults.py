@@ -21,7 +21,7 @@ from torchwise.plan import Plan
 from torchwise.runtime import dispatch
 from torchwise.runtime.input_writes import InputSnapshot
 from torchwise.runtime.module import dispatcher_of
-from torchwise.serving import freeze, unfreeze
+from torchwise.runtime.serving import freeze, unfreeze
 
 INDUCTOR = Plan(backend="inductor")
 THREADS = Plan(threads=torch.get_num_threads() + 1)

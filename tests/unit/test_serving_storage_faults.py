@@ -20,15 +20,15 @@ import torchwise
 from live_decisions import make_decision
 from store_samples import a_study, claim, complete_trial, create
 from torchwise import artifact
-from torchwise.api import Study
 from torchwise.artifact import package
 from torchwise.artifact.manifest import Manifest
-from torchwise.dynamo import backend
-from torchwise.dynamo.decide import SPENT
 from torchwise.errors import InputError, StorageError, TorchwiseError
 from torchwise.once_log import OnceLog
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
+from torchwise.runtime.api import Study
+from torchwise.runtime.dynamo import backend
+from torchwise.runtime.dynamo.decide import SPENT
 from torchwise.store import open_storage, sqlite
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
@@ -94,7 +94,7 @@ def test_a_store_that_fails_under_torch_compile_leaves_the_graph_to_inductor(
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
     monkeypatch.setattr("torchwise._torch.dynamo.compile_graph", lambda module, _inputs: module.forward)
-    monkeypatch.setattr("torchwise.dynamo.graph_backend._logged", OnceLog())
+    monkeypatch.setattr("torchwise.runtime.dynamo.graph_backend._logged", OnceLog())
     monkeypatch.setattr(SPENT, "seconds", 0.0)
     kept = fault(store)
     torch._dynamo.reset()

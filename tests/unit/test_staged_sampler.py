@@ -11,15 +11,16 @@ import pytest
 from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_inspection, make_measurement
 from synthetic import TRAITS, Machine, Search, a_space
 
-from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide
-from torchwise.decide.history import BESIDE_S, PER_OPERATOR_S, PLAIN_COMPILE_S
-from torchwise.decide.samplers.staged import HOPE, _format_estimate
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import load_choices
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import compile_factor_of, numerics_of
 from torchwise.records import Check, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
+from torchwise.study.decision import decide
+from torchwise.study.history import BESIDE_S, PER_OPERATOR_S, PLAIN_COMPILE_S, History
+from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
+from torchwise.study.samplers.staged import HOPE, _format_estimate
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 REGIONAL = Plan(backend="inductor", scope="regional")

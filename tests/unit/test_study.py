@@ -31,10 +31,11 @@ from torchwise.records import (
     Verdict,
     codec,
 )
+from torchwise.records.trial import WAITING
 from torchwise.store import Storage, open_storage
 from torchwise.study import Caches, Request, Silent, run_study
 from torchwise.study.request import INSPECTIONS
-from torchwise.trial import WAITING, Job, Limits
+from torchwise.trial import Job, Limits
 from torchwise.trial.job import Attempt, Restart
 
 EAGER_S = 0.010

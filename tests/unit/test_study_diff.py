@@ -11,10 +11,12 @@ from builders import WRONG, a_failure, a_measurement, a_study, a_trial, an_inspe
 from dashboard_samples import LAST, PLAIN, SPEEDS, TARGET, a_version, some_processes
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Measurement, Study
+from torchwise.records.regression import Change, Judge, Timing
 from torchwise.records.statistics import CONFIDENCE
-from torchwise.report.history import history, render_history, summary
-from torchwise.report.regression import Change, Judge, Timing
-from torchwise.report.study_diff import compare_studies, differences, render_study_diff
+from torchwise.records.study_diff import compare_studies, differences
+from torchwise.records.study_history import history
+from torchwise.report.history import render_history, render_study_diff
+from torchwise.report.history import summarize_history as summary
 
 JUDGE = Judge(0.05, CONFIDENCE)
 
@@ -131,7 +133,7 @@ def test_what_noise_hides_is_inconclusive() -> None:
     assert line.points[1].change is Change.INCONCLUSIVE
     assert summary([line]) == "2 decisions, 1 inconclusive."
     page = render_history(TARGET, unsure, "light")
-    assert '<span class="not-comparable">inconclusive (' in page
+    assert '<span class="warning">inconclusive (' in page
     assert 'class="decision none"' in page
     assert "no regression" not in page
 
@@ -148,7 +150,7 @@ def test_a_history_marks_what_became_worse() -> None:
     assert line.regressions == 1
     assert summary([line]) == "3 decisions, 1 regression."
     page = render_history(TARGET, versions(), "dark")
-    assert '<span class="failed">slower (speed-up 0.8' in page
+    assert '<span class="bad">slower (speed-up 0.8' in page
     assert page.count("<img alt=") == 1
     assert page.count(f"Newest study: {line.points[2].study.trust.sentence}") == 1
 

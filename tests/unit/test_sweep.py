@@ -20,15 +20,14 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from torchwise import cluster
 from torchwise.cli import app
-from torchwise.cluster import Manifest, Slot, SweepResult, Task, choice, read_manifest, run_sweep
-from torchwise.cluster import sweep as module
-from torchwise.cluster.sweep import RETRIES
 from torchwise.errors import InputError
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
-from torchwise.study import Request
+from torchwise.study import Request, cluster
+from torchwise.study.cluster import Manifest, Slot, SweepResult, Task, choice, read_manifest, run_sweep
+from torchwise.study.cluster import sweep as module
+from torchwise.study.cluster.sweep import RETRIES
 
 command = importlib.import_module("torchwise.cli.sweep")  # of this name the package has the function
 CPU = Slot(frozenset({"cpu"}))
@@ -171,7 +170,7 @@ def test_studies_are_interrupted_when_the_sweep_is_killed(tmp_path: Path) -> Non
     """
     child = textwrap.dedent("""
         import os, pathlib, sys, time
-        from torchwise.cluster.parent_watchdog import follow
+        from torchwise.study.cluster.parent_watchdog import follow
         try:
             follow(os.getppid())
             print("begun", flush=True)

@@ -61,7 +61,7 @@ def test_the_ratio_is_of_the_wall_times() -> None:
 
 
 def test_the_manifest_has_twelve_studies() -> None:
-    from torchwise.cluster import read_manifest
+    from torchwise.study.cluster import read_manifest
 
     tasks = read_manifest(MANIFEST).with_device("cpu").tasks
     assert len(tasks) == 12

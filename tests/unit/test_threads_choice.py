@@ -18,11 +18,13 @@ from live_decisions import make_decision
 from torchwise.compile import settings
 from torchwise.compile import settings as module
 from torchwise.compile.settings import OwnCount, SharedCount, thread_count
-from torchwise.decide import History, StagedSampler, decide
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import CHOICES, load_choices
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import CoreUse, Measurement, Trial
+from torchwise.study.decision import decide
+from torchwise.study.history import History
+from torchwise.study.samplers import StagedSampler
 from torchwise.trial.inspection import SHORT_S, _core_traits
 
 load_choices()  # in their own order, before one of them is imported by itself

@@ -18,7 +18,6 @@ from builders import (
     a_trial,
     an_inspection,
 )
-from torchwise.decide import History, decide
 from torchwise.plan import EAGER
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import (
@@ -33,14 +32,16 @@ from torchwise.records import (
     TrialState,
     Verdict,
 )
+from torchwise.records import format as show
 from torchwise.records.answer import QUIET_HALF_WIDTH, Reliability
+from torchwise.records.candidates import Row, rows
 from torchwise.records.cost_model import CostModel
-from torchwise.report import format as show
-from torchwise.report.costs import Cost, baseline_cost, cost_of, workload_of
-from torchwise.report.plots.plot import series_of
-from torchwise.report.study_diff import times_of
-from torchwise.report.summary import inspection_facts, notes
-from torchwise.report.trial_table import Row, rows
+from torchwise.records.costs import Cost, baseline_cost, cost_of, workload_of
+from torchwise.records.study_diff import times_of
+from torchwise.report.plots.study import series_of
+from torchwise.report.study import inspection_facts, notes
+from torchwise.study.decision import decide
+from torchwise.study.history import History
 
 CHEAP = Costs(1.0, 0.5)
 

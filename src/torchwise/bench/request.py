@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from torchwise.errors import InputError
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.records.benchmark import TORCHWISE
 from torchwise.study import Request
 from torchwise.study.request import check_times_calls
 
-TORCHWISE = "torchwise"
-"""The contender that chooses a plan."""
 LIMIT_S = 300.0
 """Time limit for one contender on one target. The longest compilation of a reference workload took 238 s."""
 

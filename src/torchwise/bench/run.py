@@ -15,15 +15,15 @@ from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
 from torchwise.bench.job import ContenderJob, HardwareSurvey, Step
 from torchwise.bench.repeats import next_duel, next_repeat
-from torchwise.bench.request import TORCHWISE, BenchRequest
+from torchwise.bench.request import BenchRequest
 from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, Measurement, WorkerStage, codec
-from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Performance, Row, RowState, rivals_of
+from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Peaks, Performance, Row, RowState, rivals_of
+from torchwise.records.reasons import why
 from torchwise.records.scale import scale_of
-from torchwise.report.outcome_text import why
 from torchwise.study import Caches, Silent, run_study
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, own_caches
 from torchwise.trial.job import Restart

@@ -72,8 +72,9 @@ def analyze(
     from torchwise.diagnose.requests import make_spec
     from torchwise.plan.workload_spec import check_form
     from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer
-    from torchwise.report.analysis import AnalyzeProgress, render_analysis, write_analysis_html
-    from torchwise.report.json_export import write_json
+    from torchwise.records.files import write_atomically, write_json
+    from torchwise.report.analysis import render_analysis, render_analysis_html
+    from torchwise.report.progress import AnalyzeProgress
     from torchwise.store.location import place_of
     from torchwise.trial import ProcessLauncher
 
@@ -88,7 +89,7 @@ def analyze(
     if json:
         write_json(analysis, json)
     if html:
-        write_analysis_html(analysis, html, place)
+        write_atomically(render_analysis_html(analysis, place), html)
     if analysis.answer is Answer.INCONCLUSIVE:
         raise typer.Exit(EXIT_INCONCLUSIVE)
 

@@ -81,7 +81,7 @@ def bench(
     them.
     """
     from torchwise.plan import Numerics, Plan
-    from torchwise.report.bench import read_benchmark
+    from torchwise.report import read_benchmark
 
     if not targets and not suite:
         _refuse_no_targets()
@@ -132,7 +132,7 @@ class Files:
     @property
     def json(self) -> str | None:
         """The first JSON file, which holds the complete benchmark, quoted for a shell."""
-        from torchwise.report.json_export import STDOUT
+        from torchwise.records.files import STDOUT
 
         files = [file for file in self.exports if file.suffix == ".json"]
         files += [self.full_json] if self.full_json and self.full_json != STDOUT else []
@@ -145,7 +145,7 @@ class Files:
             InputError: a file cannot be written. The message names it and the reason.
         """
         from torchwise.errors import InputError
-        from torchwise.report.bench import check_exportable
+        from torchwise.report.bench_files import check_exportable
 
         if self.resume and self.resume.suffix != ".json":
             raise InputError(f"{self.resume} cannot be resumed from: only a .json file holds a whole benchmark")
@@ -164,7 +164,7 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
     from torchwise.bench import run_benchmark
     from torchwise.errors import StorageError
     from torchwise.records.answer import EXIT_INCONCLUSIVE
-    from torchwise.report.bench import BenchProgress, export
+    from torchwise.report import BenchProgress, export
     from torchwise.trial import ProcessLauncher
 
     resume = files.resume
@@ -213,15 +213,15 @@ def _describe_interruption(done: Benchmark | None, files: Files) -> str:
 def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:
     from rich.console import Console
 
-    from torchwise.report.bench import render_benchmark
+    from torchwise.report import render_benchmark
 
     Console(highlight=False).print(render_benchmark(done, _next(done, request, files)))
 
 
 def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
+    from torchwise.records.files import write_atomically, write_json
     from torchwise.records.scale import with_trust
-    from torchwise.report.bench import export, write_bench_html, write_plots
-    from torchwise.report.json_export import write_json
+    from torchwise.report import export, render_bench_html, write_plots
 
     _print(done, request, files)  # first, so that the table survives a full disk
     for file in files.exports:
@@ -231,7 +231,7 @@ def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
     if files.plots:
         write_plots(done, files.plots)
     if files.html:
-        write_bench_html(done, files.html)
+        write_atomically(render_bench_html(done), files.html)
 
 
 def _next(done: Benchmark, request: BenchRequest, files: Files) -> list[str]:

@@ -65,8 +65,9 @@ def bisect(
     from torchwise.diagnose.requests import make_spec
     from torchwise.plan import EAGER
     from torchwise.plan.workload_spec import check_form
-    from torchwise.report.bisect import BisectProgress, render_bisection
-    from torchwise.report.json_export import write_json
+    from torchwise.records.files import write_json
+    from torchwise.report.bisection import render_bisection
+    from torchwise.report.progress import BisectProgress
     from torchwise.trial import ProcessLauncher
 
     check_form(target)

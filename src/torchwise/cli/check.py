@@ -46,7 +46,7 @@ def check(
     from torchwise.lock import read
     from torchwise.lock.check import CheckRequest, run_check
     from torchwise.lock.render import CheckProgress, render_check
-    from torchwise.report.json_export import write_json
+    from torchwise.records.files import write_json
     from torchwise.trial import ProcessLauncher
 
     request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit)

@@ -53,7 +53,7 @@ def check_writable(file: Path | None) -> None:
     import secrets
 
     from torchwise.errors import InputError
-    from torchwise.report.json_export import STDOUT
+    from torchwise.records.files import STDOUT
 
     if file == STDOUT:
         return
@@ -81,7 +81,7 @@ def write_document(path: Path, schema: str, contents: dict[str, Any], indent: in
     """Write contents with their schema as JSON."""
     import json
 
-    from torchwise.report.json_export import write_atomically
+    from torchwise.records.files import write_atomically
 
     write_atomically(f"{json.dumps({'schema': schema, **contents}, indent=indent)}\n", path)
 
@@ -90,10 +90,11 @@ def show_study(study: Study, json: Path | None, html: Path | None, **named: str 
     """Print a study, and write it to files."""
     from rich.console import Console
 
-    from torchwise.report import render_study, write_html, write_json
+    from torchwise.records.files import write_atomically, write_json
+    from torchwise.report import render_html, render_study
 
     Console().print(render_study(study, **named))
     if json:
         write_json(study, json)
     if html:
-        write_html(study, html, **named)
+        write_atomically(render_html(study, **named), html)

@@ -26,9 +26,9 @@ def compare(
     """
     from rich.console import Console
 
-    from torchwise.report import comparison
-    from torchwise.report.bench import read_benchmark, render_comparison
-    from torchwise.report.json_export import write_json
+    from torchwise.records import comparison
+    from torchwise.records.files import write_json
+    from torchwise.report import read_benchmark, render_comparison
 
     result = comparison.compare(read_benchmark(a), read_benchmark(b), threshold)
     Console(highlight=False).print(render_comparison(result))

@@ -49,7 +49,7 @@ def explain(
     from torchwise.diagnose.explain import explain as run
     from torchwise.plan import Plan
     from torchwise.plan.workload_spec import check_form
-    from torchwise.report.explain import render_explanation, write_explanation
+    from torchwise.report.explanation import render_explanation, write_explanation
     from torchwise.store.location import place_of
 
     check_form(target)

@@ -82,7 +82,7 @@ def _checked(file: Path | None) -> Path | None:
 def _stream(ctx: typer.Context, file: Path | None) -> Path | None:
     if file != Path("-"):
         return _checked(file)
-    from torchwise.report.json_export import STDOUT
+    from torchwise.records.files import STDOUT
 
     ctx.with_resource(contextlib.redirect_stdout(sys.stderr))  # otherwise no program could read the output
     return STDOUT

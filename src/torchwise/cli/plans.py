@@ -84,7 +84,7 @@ def show(study: Study, store: Store = None) -> None:
 def diff(first: Study, second: Study, store: Store = None) -> None:
     """List the differences between two studies and their decisions."""
     from torchwise.cli.lookup import find_study
-    from torchwise.report.study_diff import differences
+    from torchwise.records.study_diff import differences
 
     a, b = find_study(first, store), find_study(second, store)
     typer.echo("\n".join(differences(a, b)) or "The two studies do not differ.")
@@ -98,7 +98,7 @@ def export(
 ) -> None:
     """Write a study with all its trials to a file, for another machine or a colleague."""
     from torchwise.cli.lookup import find_study
-    from torchwise.report import write_json
+    from torchwise.records.files import write_json
 
     check_writable(file)
     write_json(find_study(study, store), file)
@@ -181,7 +181,7 @@ def list_approvals(
     target: Annotated[str | None, typer.Option(help="Only approvals for this target.")] = None, store: Store = None
 ) -> None:
     """List approved, pinned and rejected plans, newest first."""
-    from torchwise.report.summary import when
+    from torchwise.report.facts import when
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:
@@ -226,13 +226,13 @@ def _make_table(summaries: Sequence[StudySummary], width: int) -> RenderableType
 
 
 def _cells(row: StudySummary) -> tuple[object, ...]:
-    from torchwise.report.format import speedup
+    from torchwise.records.format import speedup
 
     return (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", speedup(row.speedup))
 
 
 def _paragraph(row: StudySummary) -> str:
-    from torchwise.report.format import speedup
+    from torchwise.records.format import speedup
 
     plan = f"\n  {row.plan}{f', {speedup(row.speedup)}' if row.speedup else ''}" if row.plan else ""
     trials = f"{row.trials} trial{'s' * (row.trials != 1)}"
@@ -241,7 +241,7 @@ def _paragraph(row: StudySummary) -> str:
 
 def _write(path: Path, summaries: Sequence[StudySummary]) -> None:
     from torchwise.records import codec
-    from torchwise.report.json_export import write_atomically
+    from torchwise.records.files import write_atomically
 
     write_atomically(f"{codec.to_json({'schema': SCHEMA, 'studies': summaries})}\n", path)
 

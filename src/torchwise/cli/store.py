@@ -15,7 +15,7 @@ store = typer.Typer(cls=Group, help="The database with the studies: info, copy, 
 @store.command("info")
 def info(store: Store = None) -> None:
     """Show the location, size and schema of the store."""
-    from torchwise.report.format import pluralize
+    from torchwise.records.format import pluralize
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:

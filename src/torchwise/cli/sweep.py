@@ -13,7 +13,7 @@ from torchwise.cli.common import interruptible, write_document
 from torchwise.cli.options import Address, Device, Launcher, Store, json_option
 
 if TYPE_CHECKING:
-    from torchwise.cluster import SweepResult
+    from torchwise.study.cluster import SweepResult
 
 
 def sweep(
@@ -34,8 +34,8 @@ def sweep(
     Exit codes: 0 all studies are decided. 1 a study ended with another error. 2 invalid input, also of one target. 3 a
     model itself fails. 4 all studies ended, and at least one is inconclusive. 130 interrupted.
     """
-    from torchwise.cluster import choice, read_manifest, run_sweep
     from torchwise.store import open_storage
+    from torchwise.study.cluster import choice, read_manifest, run_sweep
 
     choice.check(launcher, address)
     tasks = read_manifest(manifest).with_device(device or choice.default_device(launcher, address)).tasks
@@ -57,8 +57,8 @@ def sweep(
 def _command() -> list[str]:
     """Return the command for a process that ends together with this one, and waits for the store."""
     own = (
-        f"from torchwise.cluster.parent_watchdog import follow; follow({os.getpid()}); "
-        "from torchwise.cluster.retry import retry_while_unreachable; from torchwise.cli import app, main; "
+        f"from torchwise.study.cluster.parent_watchdog import follow; follow({os.getpid()}); "
+        "from torchwise.study.cluster.retry import retry_while_unreachable; from torchwise.cli import app, main; "
         "main(lambda: retry_while_unreachable(app))"
     )
     return [sys.executable, "-c", own]

@@ -77,8 +77,8 @@ def tune(
     Exit codes: 0 decided, also to stay with eager. 2 invalid input. 3 the model itself fails. 4 inconclusive: the
     measurements cannot tell whether a plan is faster, so eager stays. 130 interrupted.
     """
-    from torchwise.cluster import Task, choice
     from torchwise.records.answer import EXIT_INCONCLUSIVE
+    from torchwise.study.cluster import Task, choice
 
     choice.check(launcher, address)
     device = device or choice.default_device(launcher, address)
@@ -107,10 +107,10 @@ def _search(
     request: Request, launcher: str, device: str, address: str | None, store: str | None
 ) -> tuple[Study, str | None]:
     """Run the study, and return it with the location of its store, or None for the default one."""
-    from torchwise.cluster import choice
     from torchwise.report import Progress
     from torchwise.store import open_storage
     from torchwise.study import run_study
+    from torchwise.study.cluster import choice
 
     kept = "; finished trials are saved, and the same command continues"
     with (

@@ -12,15 +12,13 @@ from torchwise.dashboard import stored
 from torchwise.errors import TorchwiseError
 from torchwise.plan import Plan
 from torchwise.records import Standing, Study, StudyState
-from torchwise.report.approvals import render_approvals
-from torchwise.report.explain.page import render_explanation_part
-from torchwise.report.history import render_history
-from torchwise.report.html import render_html_part
-from torchwise.report.studies import progress, render_studies
-from torchwise.report.study_diff import render_study_diff
-from torchwise.report.summary import when
-from torchwise.report.template import Theme
-from torchwise.report.trial_table import Row, rows
+from torchwise.records.candidates import Row, rows
+from torchwise.report.explanation import render_explanation_part
+from torchwise.report.facts import when
+from torchwise.report.history import render_history, render_study_diff
+from torchwise.report.render.html import Theme
+from torchwise.report.studies import progress, render_approvals, render_studies
+from torchwise.report.study import render_html_part
 from torchwise.study.apply_approvals import apply_approvals, make_approval
 
 LIST_EVERY_S = 5

@@ -63,15 +63,15 @@ class Analysis:
 
     def save_json(self, path: str | Path) -> None:
         """Write schema `torchwise.analysis/1`."""
-        from torchwise.report.json_export import write_json
+        from torchwise.records.files import write_json
 
         write_json(self.record, path)
 
     def save_html(self, path: str | Path) -> None:
         """Write a self-contained page."""
-        from torchwise.report.analysis import write_analysis_html
+        from torchwise.records.files import write_atomically
 
-        write_analysis_html(self.record, path)
+        write_atomically(self._repr_html_(), path)
 
     def __rich__(self) -> Any:
         from torchwise.report.analysis import render_analysis
@@ -134,7 +134,7 @@ def analyze(
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
         BaselineError: the model raises on its own inputs.
     """
-    from torchwise.report.analysis import AnalyzeProgress
+    from torchwise.report.progress import AnalyzeProgress
     from torchwise.runtime import unwrap
     from torchwise.workload.identity import structure
 

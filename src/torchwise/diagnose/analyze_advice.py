@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from torchwise.records import Interval, Outcome
+from torchwise.records import format as show
 from torchwise.records.analysis import MARGIN, Advice, Analysis, BatchFigures
 from torchwise.records.answer import Answer, exceeds
-from torchwise.report import format as show
-from torchwise.report.outcome_text import own_fault
+from torchwise.records.reasons import own_fault
 
 Rule = Callable[[Analysis], str]
 """Returns a sentence or two, or an empty text if there is nothing to say."""

@@ -12,10 +12,10 @@ from torchwise.diagnose.op_trace import Wait
 from torchwise.diagnose.savings import Savings, share_saved_anywhere
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.records import format as show
 from torchwise.records.answer import Answer, Reliability
 from torchwise.records.compile_events import UncompiledKind
 from torchwise.records.explanation import Basis, Finding, Saving, SourceLocation, judge_measurement, make_saving, settle
-from torchwise.report import format as show
 
 MIN_KERNEL_SHARE = 0.10
 """Share of a call that a kernel must take to be reported."""

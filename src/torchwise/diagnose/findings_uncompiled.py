@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from torchwise.diagnose.evidence import Evidence, estimate_compile_saving, make_estimate, place_of_line
 from torchwise.diagnose.savings import Savings
+from torchwise.records import format as show
 from torchwise.records.compile_events import Break, UncompiledKind, UncompiledPart
 from torchwise.records.explanation import Finding, FixTrial, Kernel, Saving, SourceLocation
-from torchwise.report import format as show
 
 MIN_FALLBACK_SHARE = 0.02
 _EXPECTED = re.compile(r"aten\.(\w*(convolution|attention|fft|embedding_bag|sort|pool)\w*|(add|badd)?b?mm|(add)?mv)$")

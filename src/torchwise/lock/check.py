@@ -16,7 +16,7 @@ from torchwise.plan.effort import EFFORTS, EffortProfile, check_effort
 from torchwise.records import Decision, Inspection, Trial, TrialState
 from torchwise.records.answer import Answer, Trust, judge_trust
 from torchwise.records.structure_differences import another_model
-from torchwise.report.command_line import command_line
+from torchwise.report.commands import command_line
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
 
 LIMIT_S = 600.0

@@ -89,7 +89,7 @@ def write(lock: Lock, path: str | Path = DEFAULT) -> Path:
     Raises:
         StorageError: it cannot be written.
     """
-    from torchwise.report.json_export import write_atomically
+    from torchwise.records.files import write_atomically
 
     return write_atomically(lock.to_toml(), path)
 

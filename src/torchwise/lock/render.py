@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from torchwise.lock.check_results import Check, Checked, State
+from torchwise.records import format as show
 from torchwise.records.answer import EXIT_INCONCLUSIVE
-from torchwise.report import format as show
-from torchwise.report import layout
-from torchwise.report.progress import Progress
+from torchwise.report.document import Block, Document, Items, Section, Text, Tone, trust_text
+from torchwise.report.progress import AnalyzeProgress
+from torchwise.report.render.terminal import render_terminal
 
 TITLES = {
     State.STALE: "Stale: the model, the inputs or the software changed",
@@ -26,24 +26,26 @@ UNDECIDED = (State.INCONCLUSIVE, State.UNKNOWN)
 """States that are neither good nor bad."""
 
 
-class CheckProgress(Progress):
+class CheckProgress(AnalyzeProgress):
     """Listener of a check that shows the current section and its duration."""
 
-    def phase(self, name: str) -> None:
-        """Start a section."""
-        self._leader = "section by section"
-        self._begin(show.one_line(name))
+    leader = "section by section"
 
 
 def render_check(check: Check) -> RenderableType:
-    """Return a check as text."""
-    parts: list[RenderableType] = [layout.trust_line(check.trust), Text()] if check.trust else []
-    for state, title in TITLES.items():
-        if rows := check.select_rows(state):
-            lines = [line for row in rows for line in _lines(row)]
-            parts.append(Group(Text(title, style=_style(state)), *lines, Text()))
-    style = {0: "bold green", EXIT_INCONCLUSIVE: "bold yellow"}.get(check.exit_code, "bold red")
-    return Group(*parts, Text(sentence(check), style=style))
+    """Return a check for a terminal."""
+    found = ((state, check.select_rows(state)) for state in TITLES)
+    tone = {0: Tone.GOOD, EXIT_INCONCLUSIVE: Tone.WARNING}.get(check.exit_code, Tone.BAD)
+    blocks: tuple[Block, ...] = (
+        *([trust_text(check.trust)] if check.trust else []),
+        *(
+            Section(TITLES[state], (Items(tuple(map(_describe_row, rows))),), _choose_tone(state))
+            for state, rows in found
+            if rows
+        ),
+        Text(sentence(check), tone=tone),
+    )
+    return render_terminal(Document("Check of a lock", blocks))
 
 
 def sentence(check: Check) -> str:
@@ -63,13 +65,12 @@ def sentence(check: Check) -> str:
     return f"The lock could not be checked: {counts}."
 
 
-def _lines(row: Checked) -> list[Text]:
+def _describe_row(row: Checked) -> str:
     named = filter(None, (row.target, row.mode and f"({row.mode} on {row.hardware})"))
     plan = f", {show.one_line(row.plan)}" if row.plan else ""
-    lines = [f"  {show.one_line(' '.join(named))}{plan}: {show.one_line(row.detail)}"]
-    lines += [f"    {row.way_out}"] if row.way_out else []
-    return list(map(Text, lines))
+    way_out = f"\n  {show.one_line(row.way_out)}" if row.way_out else ""
+    return f"{show.one_line(' '.join(named))}{plan}: {show.one_line(row.detail)}{way_out}"
 
 
-def _style(state: State) -> str:
-    return "bold red" if state.is_regression else "bold yellow" if state in UNDECIDED else "bold"
+def _choose_tone(state: State) -> Tone:
+    return Tone.BAD if state.is_regression else Tone.WARNING if state in UNDECIDED else Tone.PLAIN

@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.lock.entry import Entry
-from torchwise.records import Interval, Measurement
+from torchwise.records import Interval, Measurement, regression
+from torchwise.records import format as show
 from torchwise.records.answer import Answer, all_of, any_of
 from torchwise.records.measurement import INTERFERENCE_FACTOR
+from torchwise.records.regression import THRESHOLD as THRESHOLD
 from torchwise.records.statistics import CONFIDENCE, ratio_of
-from torchwise.report import format as show
-from torchwise.report import regression
-from torchwise.report.regression import THRESHOLD as THRESHOLD
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from torchwise.records.verdict import Outcome, Verdict
 
 SCHEMA = "torchwise.bench/1"
 EAGER = "eager"
+TORCHWISE = "torchwise"
+"""The contender that chooses a plan."""
 TIED = 0.02
 """Share of a call's time by which two contenders must differ for one to be taken for the faster."""
 
@@ -131,6 +133,18 @@ class Row:
     def is_right(self) -> bool:
         """Whether it was timed and its answers passed."""
         return self.is_timed and self.performance is not None and self.performance.verdict.outcome is Outcome.PASS
+
+    @property
+    def answers(self) -> tuple[str, str]:
+        """The state of its answers in a word or two, and the reason for it."""
+        if not self.is_timed or self.performance is None:
+            return self.state.value, self.reason
+        verdict = self.performance.verdict
+        if verdict.outcome is not Outcome.PASS:
+            return ("not right" if verdict.outcome is Outcome.FAIL else "not comparable"), verdict.reason
+        if self.performance.overwrites:
+            return "passed, overwritten", "the next call overwrites the answer"
+        return "passed", ""
 
     @property
     def is_its_rival(self) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torchwise.records.format import seconds
 from torchwise.records.statistics import Amount, Positive, Share
-from torchwise.records.units import seconds
 
 HELD = 0.25
 """CPU time per second from which other programs count. Every machine has less than that in the background."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from torchwise.records import format as show
 from torchwise.records.answer import QUIET_HALF_WIDTH, Answer
 from torchwise.records.statistics import MAX_HALF_WIDTH, Interval
+
+UNMEASURED = "could not be measured"
 
 
 class Basis(StrEnum):
@@ -46,6 +49,11 @@ class Saving:
         """Whether anything is known that it can be ranked by."""
         return self.basis is not Basis.INCONCLUSIVE or self.once_s > 0
 
+    @property
+    def is_gain(self) -> bool:
+        """Whether a positive saving was measured, so that it may be shown in green."""
+        return self.basis is Basis.MEASURED and (self.answer is Answer.YES or self.once_s > 0)
+
     def average_saving_s(self, calls: int) -> float:
         """Return the seconds saved over this many calls, including those saved once.
 
@@ -80,3 +88,31 @@ def clamp_saving(saving: Saving, call_s: float) -> Saving:
 def withhold(saving: Saving, call_s: float) -> Saving:
     """Return a saving that says only that it could not be measured."""
     return replace(saving, per_call_s=Interval(0.0, 0.0, call_s), basis=Basis.INCONCLUSIVE)
+
+
+def describe_saving(found: Saving | None) -> str:
+    """Return such as "saves 12.3 µs per call [11.9, 12.8], measured". A saving that may be zero is not claimed."""
+    if found is None:
+        return "saving unknown"
+    once = f"saves {show.seconds(found.once_s)} once in each process" if found.once_s else ""
+    if found.answer is Answer.INCONCLUSIVE:
+        return f"{once}, measured. Its saving per call {UNMEASURED}" if once else UNMEASURED
+    is_once_alone = bool(once) and found.per_call_s.high == 0
+    words = [once] if is_once_alone else [_each_call(found), *([once] if once else [])]
+    return f"{' and '.join(words)}, {found.basis.value}"
+
+
+def _each_call(found: Saving) -> str:
+    saved = found.per_call_s
+    if saved.high == 0:
+        return "saves nothing"
+    if saved.low > 0:
+        return f"saves {show.seconds(saved.mid)} per call {_ends(saved)}"
+    if saved.high < 0:
+        return f"costs {show.seconds(-saved.mid)} per call {_ends(Interval(-saved.high, -saved.mid, -saved.low))}"
+    prefix = "saves nothing measurable: at most" if found.basis is Basis.MEASURED else "saves at most"
+    return f"{prefix} {show.seconds(saved.high)} per call"
+
+
+def _ends(interval: Interval) -> str:
+    return f"[{show.seconds(interval.low)}, {show.seconds(interval.high)}]"

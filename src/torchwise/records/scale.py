@@ -20,6 +20,7 @@ from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Row
 from torchwise.records.codec import Document
 from torchwise.records.cost_model import eager_peak_memory
+from torchwise.records.processes import is_level_across
 from torchwise.records.statistics import Amount, Count, Interval, Positive, ratio_of
 
 EXACT = Interval(1.0, 1.0, 1.0)
@@ -47,6 +48,11 @@ class ScaledRow:
         answer = exceeds(self.speedup)
         is_settled = answer is not Answer.INCONCLUSIVE or self.row.is_faster is not Answer.NO
         return answer if is_settled else Answer.NO  # a single quiet process may say no
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether the measurements cannot tell if it is faster than eager."""
+        return self.is_surely_faster is Answer.INCONCLUSIVE
 
     def roofline_share(self, peaks: Peaks | None) -> float | None:
         """Return the minimum time over the row's: 1 is the roofline, or None if either is unknown."""
@@ -80,12 +86,33 @@ class Scale:
         others = [one for one in others if one.row is not excluded and one.speedup.is_usable]
         return max(others, key=lambda one: one.speedup.mid, default=None) is self.find_scaled(row)
 
+    def duel_ratio(self, row: Row) -> Interval | None:
+        """Return Torchwise's speed over its rival's. If that is eager, all processes that timed the two count."""
+        scaled = self.find_scaled(row)
+        is_timed = any(one.row.contender == EAGER and one.row.is_right for one in self.rows)
+        if row.duel is None or row.rival != EAGER or not is_timed or scaled is None:
+            return row.speed_over_rival
+        return scaled.speedup
+
+    def duel_answer(self, row: Row) -> Answer:
+        """Answer whether Torchwise is faster than its rival. NO if it is slower or as fast, or without a duel."""
+        ratio = self.duel_ratio(row)
+        if ratio is None or row.is_its_rival or is_level_across(row.duels, row.workload.device):
+            return Answer.NO
+        return surely_faster(ratio)
+
     def best(self) -> dict[str, Row]:
         """Return the fastest right row of each precision class, unless that is inconclusive. Classes never mix."""
         right = [found for found in self.rows if found.row.is_right]
         classes = dict.fromkeys(found.row.precision for found in right)
         best = {name: _best([found for found in right if found.row.precision == name]) for name in classes}
         return {name: row for name, row in best.items() if row is not None}
+
+
+def surely_faster(ratio: Interval) -> Answer:
+    """Answer whether a ratio is above 1. NO if it is below or close to it, INCONCLUSIVE if it may be either."""
+    ahead, behind = exceeds(ratio), exceeds(ratio.inverse)
+    return Answer.NO if behind is Answer.YES else behind if behind is Answer.INCONCLUSIVE else ahead
 
 
 def scale_of(benchmark: Benchmark, workload: WorkloadSpec) -> Scale:

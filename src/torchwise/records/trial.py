@@ -41,6 +41,10 @@ class FailureKind(StrEnum):
     INTERFERED = "was held up"
 
 
+WAITING = "wait for another Torchwise process"
+"""Stage that a listener receives while the worker waits for the device (`torchwise.measure.device_lock`)."""
+
+
 class WorkerStage(OpenEnum):
     """The stages of workers that Torchwise acts on. Other tasks have further stages of their own."""
 

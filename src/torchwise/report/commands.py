@@ -1,82 +1,50 @@
-"""Commands in a report, quoted for a shell: to repeat a trial, and to continue."""
+"""Commands about the same workload, quoted for a shell."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, fields
+from typing import Any
 
-from torchwise.plan import Numerics, Plan, Trait
-from torchwise.plan.workload_spec import LIVE
-from torchwise.records import Study, StudyState
-from torchwise.report.command_line import command_line, options
-from torchwise.report.costs import workload_of
+from torchwise.plan import Numerics
+from torchwise.plan.workload_spec import LIVE, WorkloadSpec
 
-STORE = "reproduce.db"
-"""A separate store for reproductions. The study's own store would return the trial that it holds."""
+OPTION_COMMANDS = {
+    "objective": ("tune", "analyze"),
+    "calls": ("tune", "analyze", "explain"),
+    "restarts": ("tune", "analyze"),
+    "seed": ("tune", "analyze", "bisect"),
+    "memory_limit": ("tune",),
+}
+"""Commands that have an option of this name. All commands have the other options."""
 BREAK = " \\"
 """End of a line whose command continues on the next line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A command, and its purpose."""
-
-    command: str
-    purpose: str
-
-
-def is_live(study: Study) -> bool:
+def is_live(spec: WorkloadSpec) -> bool:
     """Whether the workload exists only in a Python program."""
-    return workload_of(study).target.startswith(LIVE)
+    return spec.target.startswith(LIVE)
 
 
-def reproduce(study: Study, plan: Plan) -> str:
-    """Return the shell command, or for a live object the Python snippet, that tries this one plan again."""
-    if not is_live(study):
-        return _tune(study, "--plan", plan.to_json(), "--store", STORE, "--fresh")
-    arguments = {**options(workload_of(study), study.allow), "store": STORE, "fresh": True}
-    arguments.pop("seed", None)  # a live model has its weights already
-    return (
-        "import torchwise\n\n"
-        f"plan = torchwise.Plan.from_json({plan.to_json()!r})\n"
-        f"study = torchwise.tune(model, args, plans=[plan], "
-        f"{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
-    )
+def options(spec: WorkloadSpec, allow: str = Numerics.SAME_PRECISION) -> dict[str, Any]:
+    """Return the options of the request that are not defaults, by the parameter names of `torchwise.tune`."""
+    defaults = {field.name: field.default for field in fields(spec)} | {"allow": Numerics.SAME_PRECISION}
+    defaults |= {"target": spec.target, "device": None}  # always named, as its default depends on the machine
+    values = {**asdict(spec), "allow": str(allow)}
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
-def next_steps(study: Study, name: str | None = None, store: str | None = None) -> list[Step]:
-    """Return the next commands, the most useful first.
-
-    Args:
-        study: the results.
-        name: the user's name of the study, such as a file, or None for its number in the store.
-        store: location of the study's store, or None for the default store.
-    """
-    live, decision = is_live(study), study.decision
-    effort = () if study.effort == "standard" else ("--effort", study.effort)
-    store_option = () if store is None else ("--store", store)
-    named = shlex.join([str(study.id) if name is None else name, *store_option])
-    steps = []
-    if study.state is StudyState.INTERRUPTED:
-        again = "the same torchwise.tune(...) call" if live else _tune(study, *effort, *store_option)
-        steps.append(Step(again, "resumes the search, with the finished trials"))
-    elif decision and decision.plan.is_eager and _may_be_lowered(study):
-        command = command_line("tune", workload_of(study), *effort, *store_option, allow=Numerics.LOWER_PRECISION)
-        lower = 'torchwise.tune(..., allow="lower-precision")' if live else command
-        steps.append(Step(lower, "also tries lower precision, if your application permits it"))
-    if decision and not decision.plan.is_eager:
-        applied = "fast = torchwise.apply(model, study.decision)"
-        steps.append(
-            Step(applied, "runs the model with the decided plan")
-            if live
-            else Step(
-                f"torchwise plans show {named}", "prints the decision as JSON, for torchwise.apply in your program"
-            )
-        )
-    return [
-        *steps,
-        Step(f"torchwise report {named} --html report.html", "writes a page with plots, and a command for each trial"),
-    ]
+def command_line(name: str, spec: WorkloadSpec, *more: str, allow: str = Numerics.SAME_PRECISION) -> str:
+    """Return `torchwise NAME TARGET …` with the options of the request that are not defaults."""
+    words = []
+    for option, value in options(spec, allow).items():
+        if name in OPTION_COMMANDS.get(option, (name,)):
+            text = f"{value / 2**30:.6g}" if option == "memory_limit" else str(value)  # the command line counts in GiB
+            words += [f"--{option.replace('_', '-')}", text]
+    words += more
+    # A target that looks like an option goes last, after the mark that ends the options.
+    ordered = [*words, "--", spec.target] if spec.target.startswith("-") else [spec.target, *words]
+    return shlex.join(["torchwise", name, *ordered])
 
 
 def wrap_command(command: str, width: int) -> list[str]:
@@ -96,11 +64,3 @@ def wrap_command(command: str, width: int) -> list[str]:
             lines.append("   ")
         lines[-1] += f" {unit}" if lines[-1] else unit
     return [line + BREAK for line in lines[:-1]] + lines[-1:]
-
-
-def _may_be_lowered(study: Study) -> bool:
-    return study.allow in (Numerics.EXACT, Numerics.SAME_PRECISION) and Trait.FLOATING in study.inspection.traits
-
-
-def _tune(study: Study, *more: str) -> str:
-    return command_line("tune", workload_of(study), *more, allow=study.allow)

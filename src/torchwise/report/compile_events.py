@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
+from torchwise.records import format as show
 from torchwise.records.compile_events import Break, Compilation, CompileEvents, Recompile, UncompiledPart
-from torchwise.report import format as show
+from torchwise.report.document import (
+    Block,
+    Code,
+    Document,
+    Row,
+    Section,
+    Table,
+    Text,
+    Tone,
+    figure_columns,
+    text_columns,
+)
+from torchwise.report.render.terminal import render_terminal
 
 MAX_COUNT = 20
 """Maximum entries shown of each kind. The JSON has all."""
+COLUMNS = (
+    *text_columns("function"),
+    *figure_columns("compilations", "time", "backend", "guards", "cache hits"),
+)
 
 
 @dataclass(slots=True)
@@ -42,14 +56,15 @@ class _Function:
 
 def print_compile_events(events: CompileEvents, console: Console) -> None:
     """Print a summary, graph breaks with their fixes, recompilations, fallbacks, and compile times."""
-    parts: list[RenderableType] = [Text(sentence(events), style="bold")]
-    parts += _section("Graph breaks", [_break(one) for one in events.breaks])
-    parts += _section("Recompilations", [_recompile(one) for one in events.recompiles])
-    parts += _section("Not compiled", [_render_part(one) for one in events.fallbacks])
-    if events.compilations:
-        parts += [Text("Compiled", style="bold"), _compilation_table(events.compilations)]
-    parts += [Text(f"Note: {show.one_line(note)}", style="dim") for note in events.notes]
-    console.print(Group(*parts))
+    blocks: tuple[Block, ...] = (
+        Text(sentence(events), tone=Tone.STRONG),
+        *_limited_section("Graph breaks", map(_describe_break, events.breaks)),
+        *_limited_section("Recompilations", map(_describe_recompile, events.recompiles)),
+        *_limited_section("Not compiled", map(_describe_fallback, events.fallbacks)),
+        *([Section("Compiled", (_compilation_table(events.compilations),))] if events.compilations else []),
+        *(Text(show.one_line(note), "Note: ", Tone.MUTED) for note in events.notes),
+    )
+    console.print(render_terminal(Document("Compiler", blocks)))
 
 
 def sentence(events: CompileEvents) -> str:
@@ -66,61 +81,53 @@ def sentence(events: CompileEvents) -> str:
     )
 
 
-def _section(title: str, entries: list[RenderableType]) -> Iterable[RenderableType]:
-    if not entries:
-        return
-    yield Text(title, style="bold")
-    yield from (Padding(entry, (0, 0, 0, 2)) for entry in entries[:MAX_COUNT])
-    if len(entries) > MAX_COUNT:
-        yield Text(f"  and {len(entries) - MAX_COUNT} more", style="dim")
+def _limited_section(title: str, entries: Iterable[list[Block]]) -> Iterator[Section]:
+    found = list(entries)
+    blocks = [block for entry in found[:MAX_COUNT] for block in entry]
+    if len(found) > MAX_COUNT:
+        blocks.append(Text(f"and {len(found) - MAX_COUNT} more", tone=Tone.MUTED))
+    if blocks:
+        yield Section(title, tuple(blocks))
 
 
-def _break(one: Break) -> RenderableType:
+def _describe_break(one: Break) -> list[Block]:
     often = f", {show.pluralize(one.count, 'time')}" if one.count > 1 else ""
     head = f"{_place(one.file, one.line)} in {one.function}: {one.reason} ({one.code or 'no code'}{often})"
-    parts = [_text(head)]
+    blocks: list[Block] = [Text(head)]
     if one.excerpt:
-        parts.append(_text(f"    {one.excerpt}", style="cyan"))
+        blocks.append(Code(one.excerpt, "Source line"))
     if one.fix:
-        parts.append(_text(f"→ {one.fix.words}"))
+        blocks.append(Text(one.fix.words, "→ "))
         if one.fix.setting:
-            parts.append(_text(f"→ or {one.fix.setting}: {one.fix.consequence}", style="dim"))
-    return Group(*parts)
+            blocks.append(Text(f"or {one.fix.setting}: {one.fix.consequence}", "→ ", Tone.MUTED))
+    return blocks
 
 
-def _recompile(one: Recompile) -> RenderableType:
+def _describe_recompile(one: Recompile) -> list[Block]:
     head = f"{_place(one.file, one.line)} in {one.function}, {show.pluralize(one.count, 'time')}: {one.varies}"
-    return Group(_text(head), _text(f"    guard: {one.guard}", style="dim"))
+    return [Text(head), Code(f"guard: {one.guard}", "Guard")]
 
 
-def _render_part(one: UncompiledPart) -> RenderableType:
+def _describe_fallback(one: UncompiledPart) -> list[Block]:
     place = f"{_place(one.file, one.line)} in {one.function}: " if one.file else ""
     often = f" ({show.pluralize(one.count, 'time')})" if one.count > 1 else ""
-    return _text(f"{place}{one.what}{often}")
+    return [Text(f"{place}{one.what}{often}")]
 
 
 def _compilation_table(compilations: Iterable[Compilation]) -> Table:
     functions: dict[tuple[str, str], _Function] = {}
     for one in compilations:
         functions.setdefault((one.file, one.function), _Function(one.line)).add(one)
-    table = Table(box=None, padding=(0, 1), pad_edge=True)
-    table.add_column("function", overflow="fold")
-    for title in ("compilations", "time", "backend", "guards", "cache hits"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for (file, name), all_of in sorted(functions.items(), key=lambda item: -item[1].seconds)[:MAX_COUNT]:
-        where = f"{_place(file, all_of.line)} in {name}" if file else show.NONE
-        took, backend = show.seconds(all_of.seconds), show.seconds(all_of.backend_s)
-        table.add_row(show.one_line(where), str(all_of.times), took, backend, str(all_of.guards), str(all_of.hits))
-    return table
+    rows = []
+    for (file, name), found in sorted(functions.items(), key=lambda item: -item[1].seconds)[:MAX_COUNT]:
+        where = f"{_place(file, found.line)} in {name}" if file else show.NONE
+        times = (show.seconds(found.seconds), show.seconds(found.backend_s))
+        rows.append(Row((where, found.times, *times, found.guards, found.hits)))
+    return Table("Compiled", COLUMNS, tuple(rows))
 
 
 def _place(file: str, line: int) -> str:
     """Return file and line. Files below the current folder get a relative path, which terminals can open."""
     with contextlib.suppress(OSError):  # the folder that the program ran in may be gone
-        here = os.getcwd() + os.sep
-        file = file.removeprefix(here)
+        file = file.removeprefix(os.getcwd() + os.sep)
     return f"{file}:{line}"
-
-
-def _text(words: str, style: str = "") -> Text:
-    return Text(show.plain(words), style=style)

@@ -1,103 +1,108 @@
-"""History of a target from study to study, with regressions marked: over versions of torch, drivers and models.
-
-Each decision is compared with the decision before it. A line has the comparable studies of one target: in one mode, for
-one objective, on one kind of hardware.
-"""
+"""Studies side by side, as parts of a page: two studies, or the history of one target."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
 
-from torchwise.records import Outcome, Study
-from torchwise.records.statistics import CONFIDENCE
-from torchwise.report import format as show
-from torchwise.report.plots.plot import Plot
-from torchwise.report.regression import THRESHOLD, Change, Judge
-from torchwise.report.study_diff import figures_of, times_of
-from torchwise.report.summary import when
-from torchwise.report.template import Theme, render_part
-from torchwise.report.trial_table import Row, rows
+from torchwise.records import Study
+from torchwise.records import format as show
+from torchwise.records.candidates import Row as Candidate
+from torchwise.records.regression import Change
+from torchwise.records.study_diff import PlanDiff, compare_studies, differences, incomparable
+from torchwise.records.study_history import Line, Point, history
+from torchwise.report.document import (
+    Block,
+    Cell,
+    Document,
+    Panel,
+    Row,
+    Section,
+    Table,
+    Text,
+    Tone,
+    change_tone,
+    list_section,
+    plot_section,
+    text_columns,
+    trust_text,
+)
+from torchwise.report.facts import when
+from torchwise.report.render.html import Theme, render_part
 
-TEMPLATE = "history.html.j2"
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One study of a line.
-
-    Attributes:
-        study: the study.
-        row: the decided row.
-        change: relative to the study before it, NOT_COMPARED for the first.
-        figures: the figures of the change, as text.
-        note: other changes, as text, or empty if there are none.
-    """
-
-    study: Study
-    row: Row
-    change: Change
-    figures: str = ""
-    note: str = ""
+DIFF = text_columns("plan", "first", "second", "change")
+POINTS = text_columns("study", "when", "torch", "plan", "per call", "speed-up (95 %)", "change", "note")
+LEGEND = "Drift: the time changed together with eager's. Inconclusive: the measurements cannot tell."
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The comparable studies of one target, oldest first.
-
-    Attributes:
-        name: mode, objective and numerics, as text.
-        hardware: the machine, as text.
-        points: one for each study.
-    """
-
-    name: str
-    hardware: str
-    points: tuple[Point, ...]
-
-    @property
-    def regressions(self) -> int:
-        """Number of points that are worse than the one before."""
-        return sum(point.change.is_regression for point in self.points)
-
-    @property
-    def inconclusive(self) -> int:
-        """Number of points that are inconclusive."""
-        return sum(point.change is Change.INCONCLUSIVE for point in self.points)
+def render_study_diff(first: Study, second: Study, theme: Theme) -> str:
+    """Return two studies side by side as a part of a page. See `render_part`."""
+    plans, targets = compare_studies(first, second), (first.workload.target, second.workload.target)
+    blocks: tuple[Block, ...] = (
+        trust_text(first.trust, "First: "),
+        trust_text(second.trust, "Second: "),
+        Panel("Summary", summarize_diff(plans, incomparable(first, second))),
+        *list_section("Differences", differences(first, second) or ["none"]),
+        Table("Plan by plan", DIFF, tuple(map(_diff_row, plans))),
+    )
+    slower = "Slower: both are worse by more than 5 %, beyond their intervals."
+    document = Document(
+        f"Studies {first.id} and {second.id}",
+        blocks,
+        brand=f"From {targets[0]} to {targets[1]}",
+        footer=f"Time per call is eager's time divided by the speed-up over eager. {slower} {LEGEND}",
+    )
+    return render_part(document, theme)
 
 
-def history(studies: Iterable[Study]) -> list[Line]:
-    """Return the lines of one target's studies, the longest first.
+def summarize_diff(plans: list[PlanDiff], why_not: str = "") -> str:
+    """Return the result in a line. `why_not` is as in `incomparable`."""
+    if why_not:
+        return f"The studies are not comparable: {why_not}."
+    shared = [line for line in plans if line.first and line.second]
+    counts = {change: sum(line.change is change for line in shared) for change in Change}
+    words = [f"{count} {change}" for change, count in counts.items() if count]
+    return f"{show.pluralize(len(shared), 'plan')} in both: {', '.join(words)}." if shared else "No plan is in both."
 
-    Undecided studies are left out, and so are those that lack the decided trial.
-    """
-    groups: dict[tuple[str, str], list[Study]] = {}
-    for study in sorted(studies, key=lambda study: study.created_at):
-        if study.decision is not None and any(row.is_decided for row in rows(study)):
-            spec = study.workload
-            name = f"{spec.mode} for {spec.objective}, numerics up to {study.allow}"
-            groups.setdefault((name, study.environment.limited_hardware), []).append(study)
-    lines = [Line(name, hardware, _points(found)) for (name, hardware), found in groups.items()]
-    return sorted(lines, key=lambda line: -len(line.points))
+
+def _diff_row(line: PlanDiff) -> Row:
+    return Row((line.name, _describe_outcome(line.first), _describe_outcome(line.second), _cell(line)))
+
+
+def _describe_outcome(row: Candidate | None) -> str:
+    if row is None:
+        return "not tried"
+    if row.trial is None:
+        return show.time(row.time)
+    if row.standing == "ineligible":
+        return row.why
+    return f"{show.time(row.time)}, {show.speedup(row.speedup)}{', decided' if row.is_decided else ''}"
+
+
+def _cell(found: PlanDiff | Point) -> Cell:
+    """Return the cell of a change, with its figures."""
+    figures = f" ({found.figures})" if found.figures else ""
+    return Cell(f"{found.change}{figures}", change_tone(found.change))
 
 
 def render_history(target: str, studies: Iterable[Study], theme: Theme) -> str:
-    """Return the history of a target as a part of a page. See `template.render_part`."""
+    """Return the history of a target as a part of a page. See `render_part`."""
+    from torchwise.report.plots.study import history_plot
+
     lines = history(studies)
-    return render_part(
-        TEMPLATE, theme, target=target, lines=lines, plots=plots(lines), summary=summary(lines), when=when
+    plots = [history_plot(line, number) for number, line in enumerate(lines) if len(line.points) > 1]
+    result = summarize_history(lines)
+    panel = Panel("Summary", result, tone=Tone.GOOD if "no regression" in result else Tone.WARNING)
+    slower = "Slower: the time per call and its ratio to eager's both grew by more than 5 %, beyond their intervals."
+    document = Document(
+        target,
+        (panel, *plot_section(plots), *map(_line_section, lines)),
+        brand="History, study by study",
+        footer=f"Changes are relative to the study before. {slower} {LEGEND}",
     )
+    return render_part(document, theme)
 
 
-def plots(lines: Iterable[Line]) -> list[Plot]:
-    """Return a plot for each line of at least two points."""
-    from torchwise.report.plots.history import history_plot
-
-    return [history_plot(line, number) for number, line in enumerate(lines) if len(line.points) > 1]
-
-
-def summary(lines: list[Line]) -> str:
+def summarize_history(lines: list[Line]) -> str:
     """Return the result in a line."""
     worse = sum(line.regressions for line in lines)
     decisions = show.pluralize(sum(len(line.points) for line in lines), "decision")
@@ -109,31 +114,22 @@ def summary(lines: list[Line]) -> str:
     return f"{', '.join([*parts, *(['no regression'] if has_none else [])])}."
 
 
-def _points(studies: list[Study]) -> tuple[Point, ...]:
-    judge = Judge(THRESHOLD, 1 - (1 - CONFIDENCE) / max(len(studies) - 1, 1))
-    first = Point(studies[0], _find_decided_row(studies[0]), Change.NOT_COMPARED, note="the first study")
-    return (first, *(_point(judge, before, after) for before, after in pairwise(studies)))
+def _line_section(line: Line) -> Section:
+    table = Table(line.name, POINTS, tuple(map(_point_row, reversed(line.points))))
+    trust = trust_text(line.points[-1].study.trust, "Newest study: ")
+    return Section(line.name, (Text(line.hardware, tone=Tone.MUTED), trust, table))
 
 
-def _find_decided_row(study: Study) -> Row:
-    return next(row for row in rows(study) if row.is_decided)
-
-
-def _point(judge: Judge, before: Study, after: Study) -> Point:
-    old, new = _find_decided_row(before), _find_decided_row(after)
-    if before.inspection.identity != after.inspection.identity:
-        return Point(after, new, Change.NOT_COMPARED, note="the model or the inputs changed")
-    a, b = times_of(old, before), times_of(new, after)
-    if a is None or b is None:
-        return Point(after, new, Change.NOT_COMPARED, note="not timed in both studies")
-    is_eager = old.trial is None and new.trial is None
-    found = judge.judge(a, b, eager=is_eager)
-    figures = figures_of(found, eager=is_eager)
-    refused = next((row for row in rows(after) if row.plan == old.plan and row.outcome is Outcome.FAIL), None)
-    if refused:
-        return Point(after, new, Change.WRONG, figures, f"{old.name} was verified before, and fails now: {refused.why}")
-    return Point(after, new, found.change, figures, _describe_environment_changes(before, after))
-
-
-def _describe_environment_changes(before: Study, after: Study) -> str:
-    return ", ".join(before.environment.describe_differences(after.environment, "before", "now"))
+def _point_row(point: Point) -> Row:
+    study, row = point.study, point.row
+    cells = (
+        Cell(str(study.id), link=f"study?study={study.id}"),
+        when(study.created_at),
+        study.environment.torch,
+        row.name,
+        show.time(row.time),
+        show.speedup(row.speedup) if row.trial else "1×",
+        _cell(point),
+        point.note or None,
+    )
+    return Row(cells)

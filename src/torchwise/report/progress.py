@@ -1,4 +1,7 @@
-"""A study while it runs: one live line on a terminal, one line per event in a log."""
+"""Live displays of studies, benchmarks, analyses and bisections.
+
+Each is one live line on a terminal, and one line per event in a log.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,22 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Inspection, Interval, StepWork, Trial
-from torchwise.report import format as show
-from torchwise.report.outcome_text import own_fault
-from torchwise.report.throughput import describe_loss, throughput
-from torchwise.report.trial_table import verdict_word
-from torchwise.trial import WAITING
+from torchwise.records import format as show
+from torchwise.records.benchmark import Benchmark, Row
+from torchwise.records.bisection import Step
+from torchwise.records.candidates import verdict_word
+from torchwise.records.reasons import own_fault
+from torchwise.records.trial import WAITING
+from torchwise.report.bench_lines import Line, line_of
+from torchwise.report.bisection import describe_symptom
+from torchwise.report.facts import describe_loss, throughput
 
 REFRESHES_PER_SECOND = 8
 LONG_WAIT_S = 10.0
 """Duration of a wait from which a message explains the delay."""
+NO_FAULT = "no fault found yet"
 
 
 class Progress:
@@ -155,6 +164,103 @@ class Progress:
         return Group(self._spinner, _cut(elapsed + self._leader, "dim"))
 
 
+class BenchProgress(Progress):
+    """Listener of a benchmark that shows target, contender, stage and time spent, and each finished row.
+
+    Attributes:
+        benchmark: the benchmark so far, or None before the first row.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        keep: Callable[[Benchmark], object] = lambda _: None,
+    ) -> None:
+        """Show on `console` (standard error if None), and give every new state of the benchmark to `keep`."""
+        super().__init__(console, clock=clock)
+        self.benchmark: Benchmark | None = None
+        self._keep = keep
+        self._target, self._task, self._leader = "", "measuring the peaks of the hardware", "no row is done yet"
+
+    def target(self, workload: WorkloadSpec, number: int, total: int) -> None:
+        """Start target `number` of `total`."""
+        self._target = f"{number}/{total} {show.one_line(workload.target)}"
+        self._begin(f"{self._target}: profiling the model")
+
+    def contender(self, name: str) -> None:
+        """Start a contender."""
+        self._begin(f"{self._target}: {show.one_line(name)}")
+
+    def step(self, description: str) -> None:
+        """Start a contender's next step: a trial of its search, or a comparison of two contenders in one process."""
+        self._begin(f"{self._target}: {show.one_line(description)}")
+
+    def row(self, benchmark: Benchmark, row: Row) -> None:
+        """Keep a finished row first, and then report it."""
+        self.benchmark = benchmark
+        self._keep(benchmark)
+        self.stage("")
+        self._say(f"{show.one_line(row.workload.target)}: {to_log_line(line_of(row, benchmark))}")
+        self._leader = f"{show.pluralize(len(benchmark.rows), 'row')} done"
+        self._task = self._target
+
+    def update_row(self, benchmark: Benchmark, row: Row) -> None:  # noqa: ARG002 - the final table shows it
+        """Keep a row that was timed in another process."""
+        self.benchmark = benchmark
+        self._keep(benchmark)
+        self.stage("")
+
+
+class AnalyzeProgress(Progress):
+    """Listener of an analysis that shows the phase, its stage, and the time spent in it.
+
+    Attributes:
+        leader: words in the place of a leading plan.
+    """
+
+    leader = "one plan, phase by phase"
+
+    def phase(self, name: str) -> None:
+        """Start a phase."""
+        self._leader = self.leader
+        self._begin(show.one_line(name))
+
+
+class Silent:
+    """A listener that shows nothing."""
+
+    def note(self, *_: object, **__: object) -> None:
+        """Show nothing."""
+
+    start_probe = stage = finish_probe = note
+
+
+class BisectProgress(Progress):
+    """Listener of a bisection that shows the current probe, its duration, and each observation.
+
+    Attributes:
+        steps: the probes so far.
+    """
+
+    steps: tuple[Step, ...] = ()
+
+    def start_probe(self, what: str) -> None:
+        """Start a probe."""
+        if not self.steps:
+            self._leader = NO_FAULT
+        self._task, self._stage, self._task_start = show.one_line(what), "", self._clock()
+
+    def finish_probe(self, step: Step) -> None:
+        """Finish a probe."""
+        self.steps = (*self.steps, step)
+        if step.observation.is_fault and self._leader == NO_FAULT:
+            self._leader = f"the fault: {describe_symptom(step.observation)}"
+        self._say(f"{show.one_line(step.what)}: {describe_symptom(step.observation)} ({show.seconds(step.seconds)})")
+        self._task, self._stage = "", ""
+
+
 def outcome(trial: Trial) -> str:
     """Describe a finished trial's outcome: speed and cost if verified and faster, else the reason against it."""
     if fault := own_fault(trial):
@@ -170,3 +276,13 @@ def _name_pair(plan: Plan, rival: Plan) -> str:
 
 def _cut(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def to_log_line(line: Line) -> str:
+    """Return a finished row as one log line, without times per call. Further processes may change its figures."""
+    answers = f"{line.answers} ({line.why})" if line.why else line.answers
+    if not line.row.is_timed:
+        return f"{line.contender}: {answers}"
+    precision = "" if line.precision == "native" else f" in {line.precision}"
+    parts = [f"{line.contender}, so far: {line.speedup}{precision}", f"first call +{line.cold}"]
+    return ", ".join([*parts, answers, *filter(None, [line.choice])])

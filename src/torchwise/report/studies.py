@@ -1,19 +1,21 @@
-"""A table of studies, as a part of a page."""
+"""Lists of stored records as parts of a page: studies, the progress of one, and the approvals of plans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchwise.records import Study
-from torchwise.report import format as show
-from torchwise.report.summary import when
-from torchwise.report.template import Theme, render_part
+from torchwise.records import Approval, Standing, Study, StudyState
+from torchwise.records import format as show
+from torchwise.report.document import Block, Cell, Document, Row, Table, Text, Tone, text_columns
+from torchwise.report.facts import when
+from torchwise.report.render.html import Theme, render_part
 
 if TYPE_CHECKING:
     from torchwise.store import StudySummary
 
-TEMPLATE = "studies.html.j2"
+STUDIES = text_columns("study", "target", "where", "state", "trials", "plan", "speed-up (95 %)", "when")
+APPROVALS = text_columns("plan", "status", "by", "reason", "time")
 
 
 def progress(study: Study, now: float) -> str:
@@ -45,7 +47,7 @@ def _format_elapsed(then: float, now: float) -> str:
 def render_studies(
     summaries: Sequence[StudySummary], place: str, theme: Theme, *, target: str | None, max_count: int
 ) -> str:
-    """Return studies as a part of a page. See `template.render_part`.
+    """Return studies as a part of a page. See `render_part`.
 
     Args:
         summaries: newest first.
@@ -54,4 +56,45 @@ def render_studies(
         target: the only target shown, or None for any.
         max_count: the maximum number of studies, so that older ones may be missing.
     """
-    return render_part(TEMPLATE, theme, summaries=summaries, place=place, when=when, target=target, max_count=max_count)
+    blocks: list[Block] = [Table("Newest first", STUDIES, tuple(map(_study_row, summaries)))]
+    if not summaries:
+        of_target = f" of {target}" if target else ""
+        blocks = [Text(f"No study yet{of_target}: torchwise tune {target or 'TARGET'} creates one.")]
+    elif len(summaries) == max_count:
+        note = f"These are the newest {max_count} studies. Filter by target to find older ones."
+        blocks.insert(0, Text(note, tone=Tone.MUTED))
+    return render_part(Document("Studies", tuple(blocks), brand=place), theme)
+
+
+def _study_row(found: StudySummary) -> Row:
+    link, speedup = f"study?study={found.id}", found.speedup
+    is_figure = speedup is None or speedup.is_usable
+    cells = (
+        Cell(str(found.id), link=link),
+        Cell(found.target, link=link),
+        f"{found.mode} on {found.device}",
+        Cell(found.state.value, Tone.GOOD if found.state is StudyState.DECIDED else Tone.WARNING),
+        found.trials,
+        found.plan or None,
+        Cell(show.speedup(speedup), Tone.PLAIN if is_figure else Tone.WARNING),
+        when(found.created_at),
+    )
+    return Row(cells)
+
+
+def render_approvals(approvals: Sequence[Approval], in_force: str, theme: Theme) -> str:
+    """Return approvals as a part of a page. See `render_part`.
+
+    Args:
+        approvals: those for one target, mode and kind of hardware.
+        in_force: their effect on a decision, in words, or empty if there is none.
+        theme: light or dark.
+    """
+    effect = [Text(in_force, "In force: ")] if in_force else []
+    table = Table("Approvals", APPROVALS, tuple(map(_approval_row, approvals)))
+    return render_part(Document("", (table, *effect)), theme)
+
+
+def _approval_row(one: Approval) -> Row:
+    standing = Cell(one.standing.value, Tone.BAD if one.standing is Standing.REJECTED else Tone.GOOD)
+    return Row((str(one.plan), standing, one.by, one.reason or None, when(one.at)))

@@ -1,11 +1,19 @@
-"""Apply a decided plan in a live program: it answers calls of verified signatures, and the original all others."""
+"""Apply a decided plan in a live program: it answers calls of verified signatures, and the original all others.
 
-from torchwise.runtime.dispatch import Dispatcher
-from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.module import OptimizedFunction, OptimizedModule, unwrap
-from torchwise.runtime.staleness import stale_because
-from torchwise.runtime.statistics import Statistics
-from torchwise.runtime.step import OptimizedStep
+Its names are loaded on first use, as parts of it, such as the settings of components, need no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from torchwise.lazy import load_attributes
+
+if TYPE_CHECKING:
+    from torchwise.runtime.dispatch import Dispatcher
+    from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+    from torchwise.runtime.module import OptimizedFunction, OptimizedModule, unwrap
+    from torchwise.runtime.staleness import stale_because
+    from torchwise.runtime.statistics import Statistics
+    from torchwise.runtime.step import OptimizedStep
 
 __all__ = [
     "Dispatcher",
@@ -18,3 +26,18 @@ __all__ = [
     "stale_because",
     "unwrap",
 ]
+
+__getattr__ = load_attributes(
+    __name__,
+    {
+        "Dispatcher": "dispatch",
+        "Fallback": "fallback_reason",
+        "FallbackReason": "fallback_reason",
+        "OptimizedFunction": "module",
+        "OptimizedModule": "module",
+        "OptimizedStep": "step",
+        "Statistics": "statistics",
+        "stale_because": "staleness",
+        "unwrap": "module",
+    },
+)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from torchwise.errors import InputError, RefusedPlanError
 from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.records import Approval, Decision, Standing, Study, Trial
-from torchwise.store.approvals import may_have_approvals
+from torchwise.store.approval_precheck import may_have_approvals
 
 if TYPE_CHECKING:
-    from torchwise.decide import History
     from torchwise.store import Storage
+    from torchwise.study.history import History
 
 
 logger = logging.getLogger("torchwise")
@@ -127,7 +127,8 @@ def _decide_again(
     decision: Decision, study: Study, verified: tuple[Trial, ...], rules: ApprovalPolicy, why: str
 ) -> Decision:
     """Decide among verified and permitted trials, or with a pin, for its plan."""
-    from torchwise.decide import History, decide
+    from torchwise.study.decision import decide
+    from torchwise.study.history import History
 
     history = History(decision.workload, study.inspection, verified)
     if rules.pin is not None:

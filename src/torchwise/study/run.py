@@ -12,19 +12,6 @@ from dataclasses import replace
 from functools import partial
 
 from torchwise import environment
-from torchwise.decide import (
-    History,
-    ListedSampler,
-    Proposal,
-    Sampler,
-    StagedSampler,
-    decide,
-    front,
-    next_cold,
-    next_duel,
-    next_repeat,
-    prune_below,
-)
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, StorageError, UnsupportedError
 from torchwise.plan import EAGER, Plan, Trait
@@ -46,8 +33,13 @@ from torchwise.records.structure_differences import another_model
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.caches import Caches, keep_heartbeat
+from torchwise.study.decision import decide
+from torchwise.study.history import History
 from torchwise.study.listener import Listener
+from torchwise.study.pairwise import front, next_duel
+from torchwise.study.repeats import next_cold, next_repeat, prune_below
 from torchwise.study.request import Request
+from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 from torchwise.trial import Job, Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan
 
 BUSY = 3.0

@@ -1,4 +1,4 @@
-"""The contract of a sampler (`torchwise.decide.Sampler`), which chooses the plan to try next."""
+"""The contract of a sampler (`torchwise.study.samplers.Sampler`), which chooses the plan to try next."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from torchwise.decide import History, Proposal, Sampler
 from torchwise.plan import Numerics, PlanSpace, Trait
 from torchwise.plan.space import choices_of
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Trial, TrialState
+from torchwise.study.history import History
+from torchwise.study.samplers import Proposal, Sampler
 from torchwise.testing.records import complete_trial, fail_trial, make_study
 
 TRAITS = frozenset({Trait.MODULE, Trait.FLOATING, Trait.FLOAT32, Trait.GEMM, Trait.CONV, Trait.REPEATED_BLOCKS})

@@ -11,18 +11,19 @@ from typing import Any, Unpack
 
 import torch
 
-from torchwise import api, environment
+from torchwise import environment
 from torchwise.alerts import alert
 from torchwise.compile import signature_of
 from torchwise.compile.recompiles import RecompileLimitError
-from torchwise.decide import History, decide
 from torchwise.plan.tune_options import TuneKeywords
 from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
-from torchwise.runtime import OptimizedStep, stale_because, unwrap
+from torchwise.runtime import OptimizedStep, api, stale_because, unwrap
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.step import FIRST_CALLS
 from torchwise.study.apply_approvals import apply_stored_approvals
+from torchwise.study.decision import decide
+from torchwise.study.history import History
 from torchwise.training.distributed import (
     PATIENCE_S,
     Ranks,

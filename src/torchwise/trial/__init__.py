@@ -1,12 +1,11 @@
 """One candidate in one worker process: the job, the worker, and the launcher that survives every failure of it."""
 
 from torchwise.trial.job import DerivedJob, Job, ProcessSettings
-from torchwise.trial.launcher import WAITING, Launcher, Limits, ProcessLauncher
+from torchwise.trial.launcher import Launcher, Limits, ProcessLauncher
 from torchwise.trial.run_trial import Stopwatch, hold_duel, inspect_workload, measure_again, own_caches, try_plan
 from torchwise.trial.worker import Assignment
 
 __all__ = [
-    "WAITING",
     "Assignment",
     "DerivedJob",
     "Job",

@@ -29,6 +29,7 @@ import psutil
 from torchwise._torch import inductor
 from torchwise._torch.cpu_isa_cache import TimedCheck
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
+from torchwise.records.trial import WAITING
 from torchwise.trial import worker
 from torchwise.trial.worker import Assignment, MessageKind, UserError
 
@@ -53,11 +54,6 @@ TELLING_S = 2.0
 _INNERMOST = re.compile(
     r'^Current thread .*\n  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE
 )
-WAITING = "wait for another Torchwise process"
-"""Stage that a listener receives while the worker waits.
-
-See `torchwise.measure.device_lock`.
-"""
 MAX_TRACEBACK = 8000
 
 _known_checks: dict[str, TimedCheck] = {}

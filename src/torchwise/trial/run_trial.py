@@ -27,10 +27,10 @@ from torchwise.records import (
     codec,
 )
 from torchwise.records.measurement import INTERFERENCE_FACTOR
-from torchwise.records.trial import with_repeat
+from torchwise.records.trial import WAITING, with_repeat
 from torchwise.trial.error_origin import make_failure_error
 from torchwise.trial.job import Attempt, Job, Restart
-from torchwise.trial.launcher import WAITING, Launcher, Limits, OnStage
+from torchwise.trial.launcher import Launcher, Limits, OnStage
 
 DUEL_WIDTH = 0.01
 """Relative half-width of a duel's interval at which it stops: plans count as tied within 2 %."""

@@ -28,9 +28,9 @@ class Torchwise:
         Raises:
             StalePlanError: the decision is for another model.
         """
-        from torchwise.api import wrap_model
         from torchwise.records import Decision
         from torchwise.runtime import stale_because
+        from torchwise.runtime.api import wrap_model
 
         decision, model = Decision.from_json(setting.decision), workload.step or workload.call
         if stale := stale_because(model, decision):

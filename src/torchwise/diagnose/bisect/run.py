@@ -76,7 +76,7 @@ def bisect(
         BaselineError: the original model fails, or does not agree with its own float64 reference.
         UnsupportedError: this torch lacks a feature that bisecting or the plan needs.
     """
-    from torchwise.report.bisect import BisectProgress, Silent
+    from torchwise.report.progress import BisectProgress, Silent
 
     workload = read_workload(model, args, kwargs, examples)
     spec = make_spec(model, workload, device, mode=mode)

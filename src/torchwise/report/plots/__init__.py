@@ -1,5 +1,1 @@
-"""Plots of a study, one file each: an inline SVG that takes its colours from the page, and the table behind it."""
-
-from torchwise.report.plots.plot import Plot, Series
-
-__all__ = ["Plot", "Series"]
+"""Plots for pages, one file for each subject. Each plot is drawn once, and holds the figures behind it as a table."""

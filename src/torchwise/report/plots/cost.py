@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchwise.records import Study
-from torchwise.report import format as show
-from torchwise.report.costs import Cost, baseline_cost, cost_of, workload_of
-from torchwise.report.plots.plot import Plot, series_of
-from torchwise.report.plots.strips import MAX_NAME, scale_time
-from torchwise.report.plots.svg import COLORS, INK, MUTED, draw
+from torchwise.records import format as show
+from torchwise.records.costs import Cost, baseline_cost, cost_of, workload_of
+from torchwise.report.document import Plot
+from torchwise.report.plots.drawing import COLORS, DASHES, INK, MAX_NAME, MUTED, add_legend, draw, scale_time
+from torchwise.report.plots.study import series_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (1, 1)), (0, (8, 2, 1.5, 2, 1.5, 2)))
-"""Line styles that are distinguishable in greyscale, and by colour-blind readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ def _paint(axes: Axes, baseline: Cost, lines: list[_Line], calls: int) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     axes.set_xlabel("calls", color=MUTED)
-    axes.figure.legend(loc="outside lower left", fontsize=9, handlelength=3)
+    add_legend(axes, handlelength=3)
 
 
 def _row(name: str, cost: Cost, break_even: float | None, calls: int) -> tuple[str, ...]:

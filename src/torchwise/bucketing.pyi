@@ -1,0 +1,1 @@
+from torchwise.runtime.bucketing import *

@@ -1,0 +1,117 @@
+"""Two studies side by side: their differences, and the outcome of each plan that both tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.records import format as show
+from torchwise.records.candidates import Row, rows
+from torchwise.records.regression import THRESHOLD, Change, Judge, Judgement, Timing
+from torchwise.records.scale import EXACT
+from torchwise.records.statistics import CONFIDENCE, Interval
+from torchwise.records.study import Study
+from torchwise.records.verdict import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """One plan in both studies, or in one of them.
+
+    Attributes:
+        name: the plan, as text.
+        first: its row in the first study, or None if that study did not try it.
+        second: its row in the second study, or None likewise.
+        change: from the first to the second.
+        time: the second's time per call over the first's, or None if it was not verified and timed in both.
+        figures: the figures of the change, as text.
+    """
+
+    name: str
+    first: Row | None
+    second: Row | None
+    change: Change
+    time: Interval | None = None
+    figures: str = ""
+
+
+def differences(first: Study, second: Study) -> list[str]:
+    """Describe the differences between two studies and their decisions.
+
+    Figures of different machines are hard to compare.
+    """
+    lines = [
+        f"environment: {line}" for line in first.environment.describe_differences(second.environment, "first", "second")
+    ]
+    pairs = [
+        ("target", first.workload.target, second.workload.target),
+        ("device", first.workload.device, second.workload.device),
+        ("objective", first.workload.objective, second.workload.objective),
+        ("calls", first.workload.calls, second.workload.calls),
+        ("restarts", first.workload.restarts, second.workload.restarts),
+        ("model and inputs", first.inspection.identity, second.inspection.identity),
+        ("plan", *(str(study.decision.plan) if study.decision else "undecided" for study in (first, second))),
+        ("speed-up", _speedup(first), _speedup(second)),
+    ]
+    return lines + [f"{name}: {one} first, {other} second" for name, one, other in pairs if one != other]
+
+
+def _speedup(study: Study) -> str:
+    return str(study.decision.speedup) if study.decision and study.decision.speedup else "none"
+
+
+def incomparable(first: Study, second: Study) -> str:
+    """Explain why times of two studies cannot be compared, or return an empty string if they can."""
+    if first.inspection.identity != second.inspection.identity:
+        return "they have different models or inputs"
+    if first.workload.objective != second.workload.objective:
+        return "they have different objectives, for which calls are timed differently"
+    return ""
+
+
+def compare_studies(first: Study, second: Study) -> list[PlanDiff]:
+    """Return every plan of either study: those in both first, with the largest changes on top."""
+    one, other = ({row.plan: row for row in rows(study)} for study in (first, second))
+    shared = [plan for plan in one if plan in other]
+    if incomparable(first, second):
+        found = [PlanDiff(row.name, row, other.get(plan), Change.NOT_COMPARED) for plan, row in one.items()]
+        return found + [_diff_of_one(None, row) for plan, row in other.items() if plan not in one]
+    timed = sum(times_of(one[plan], first) is not None for plan in shared)
+    judge = Judge(THRESHOLD, 1 - (1 - CONFIDENCE) / max(timed, 1))
+    found = [_diff_of_both(judge, (first, one[plan]), (second, other[plan])) for plan in shared]
+    found.sort(key=lambda line: -abs(1 - line.time.mid) if line.time else 0.0)
+    found += [_diff_of_one(row, None) for plan, row in one.items() if plan not in other]
+    return found + [_diff_of_one(None, row) for plan, row in other.items() if plan not in one]
+
+
+def _diff_of_one(first: Row | None, second: Row | None) -> PlanDiff:
+    row = first or second
+    assert row is not None, "a plan is in one of the studies"
+    return PlanDiff(row.name, first, second, Change.NOT_COMPARED)
+
+
+def times_of(row: Row, study: Study) -> Timing | None:
+    """Return the figures of a row if they can be compared: those of eager, or of a verified plan."""
+    if row.trial is None:
+        return Timing(study.eager.baseline_time, EXACT) if study.eager.baseline_s else None
+    if row.speedup is None or row.trial.measurement is None or not row.trial.is_verified:
+        return None
+    return Timing(row.trial.measurement.candidate_time, row.speedup)
+
+
+def figures_of(judgement: Judgement, *, eager: bool) -> str:
+    """Describe the size of the change: of eager's time, or of a plan's speed-up."""
+    return f"time {show.speedup(judgement.time)}" if eager else f"speed-up {show.speedup(judgement.speedup)}"
+
+
+def _diff_of_both(judge: Judge, before: tuple[Study, Row], after: tuple[Study, Row]) -> PlanDiff:
+    (first, one), (second, other) = before, after
+    a, b = times_of(one, first), times_of(other, second)
+    if a and b:
+        judgement = judge.judge(a, b, eager=one.trial is None)
+        return PlanDiff(
+            one.name, one, other, judgement.change, judgement.time, figures_of(judgement, eager=one.trial is None)
+        )
+    change = Change.WRONG if a else Change.RIGHT if b else Change.NOT_COMPARED
+    if a and other.outcome is not Outcome.FAIL:  # it died, took too long, or was stopped early
+        change = Change.LOST
+    return PlanDiff(one.name, one, other, change)

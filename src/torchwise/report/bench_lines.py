@@ -1,0 +1,203 @@
+"""A benchmark in words: each contender on each target as a line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.records import Outcome
+from torchwise.records import format as show
+from torchwise.records.answer import Answer
+from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Row, RowState
+from torchwise.records.scale import Scale, ScaledRow, scale_of
+from torchwise.records.suite_summary import why_no_duel
+from torchwise.report.facts import hot_and_cold
+
+BEST = "★"
+LEGEND = (
+    f"{BEST}: the fastest contender with correct answers in its precision class, if the measurements show it. "
+    "Speed-up: over eager, with its 95 % interval over all processes that timed the two in alternation. Per call: "
+    "eager's time divided by the speed-up. Cold and warm: extra time of the first call, with empty and full caches. "
+    "Roofline: the minimum time for the work on this hardware, divided by the measured time."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One contender on one target, as text.
+
+    Attributes:
+        row: the row behind it.
+        is_best: whether it is the fastest with correct answers in its precision class.
+        contender: its name.
+        precision: class of its numeric precision.
+        time: time per call.
+        speedup: over eager, with its interval.
+        cold: first call with empty caches.
+        warm: first call with full caches.
+        memory: peak memory, with its ratio to eager's.
+        roofline: share of the roofline.
+        answers: "passed", "passed, overwritten", "not right", "not comparable", "failed" or "missing".
+        why: reason for the answers' state, unless they passed.
+        choice: for Torchwise its plan, the seconds of search, and its speed against the best alternative.
+        search: for Torchwise, if another contender is faster, the outcome of every plan that it could have chosen.
+        doubts: warnings, and any duel other than the one shown.
+        caches: its speed-up with hot and with cold processor caches, if timed with both, or why it was not.
+        is_inconclusive: whether the measurements cannot tell if it is faster than eager.
+    """
+
+    row: Row
+    is_best: bool
+    contender: str
+    precision: str
+    time: str
+    speedup: str
+    cold: str
+    warm: str
+    memory: str
+    roofline: str
+    answers: str
+    why: str = ""
+    choice: str = ""
+    search: str = ""
+    doubts: str = ""
+    caches: str = ""
+    is_inconclusive: bool = False
+
+    @property
+    def remarks(self) -> list[str]:
+        """Remarks to show below the table, a line each."""
+        return [text for text in (self.why, self.choice, self.caches, self.search, self.doubts) if text]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it failed, or its answers did. It may also be missing, or not comparable."""
+        if not self.row.is_timed or self.row.performance is None:
+            return self.row.state is RowState.FAILED
+        return self.row.performance.verdict.outcome is Outcome.FAIL
+
+    @property
+    def name(self) -> str:
+        """The contender, marked if it is the best."""
+        return f"{self.contender} {BEST}" if self.is_best else self.contender
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLines:
+    """One target with its lines, in the order in which they ran.
+
+    Attributes:
+        workload: the target.
+        lines: of its contenders.
+        note: a note if several contenders are correct and none is clearly the fastest, or empty.
+    """
+
+    workload: WorkloadSpec
+    lines: tuple[Line, ...]
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        """The target, and the purpose of the run."""
+        work = self.workload
+        return f"{show.one_line(work.target)}, {work.mode} on {work.device}, for {work.objective}"
+
+
+def blocks(benchmark: Benchmark) -> list[TargetLines]:
+    """Return the targets of a benchmark, in order."""
+    return [_lines_of(benchmark, workload) for workload in benchmark.workloads]
+
+
+def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
+    """Return a row as text."""
+    costs = row.performance.costs if row.performance else None
+    scale = scale_of(benchmark, row.workload)
+    scaled = scale.find_scaled(row)
+    answers, why = row.answers
+    return Line(
+        row,
+        is_best,
+        contender=show.one_line(row.contender),
+        precision=show.one_line(row.precision),
+        time=show.time(scaled.time if scaled else None),
+        speedup=_speedup(scaled),
+        cold=show.seconds(costs.cold_s if costs else None),
+        warm=show.seconds(costs.warm_s if costs else None),
+        memory=_memory(row, scale),
+        roofline=show.percent(scaled.roofline_share(benchmark.peaks) if scaled else None),
+        answers=answers,
+        why=show.one_line(why),
+        choice=show.one_line(_choice(row, scale)) if row.contender == TORCHWISE else "",
+        search=show.one_line(_search(row)),
+        doubts=show.one_line("; ".join(_doubts(row, scaled))),
+        caches=show.one_line(_caches(row, scaled)),
+        is_inconclusive=scaled is not None and scaled.is_inconclusive,
+    )
+
+
+def duel_words(row: Row, scale: Scale) -> str:
+    """Compare Torchwise with the fastest alternative of its precision class, or explain why that is impossible."""
+    ratio = scale.duel_ratio(row)
+    if ratio is not None and row.is_right:
+        same = ", the same plan" if row.is_its_rival else ""
+        prefix = "inconclusive: " if scale.duel_answer(row) is Answer.INCONCLUSIVE else ""
+        return f"{prefix}{show.speedup(ratio)} the speed of {_name_rival(row, scale)} ({row.rival}{same})"
+    return why_no_duel(row)
+
+
+def _name_rival(row: Row, scale: Scale) -> str:
+    rival = next((one.row for one in scale.rows if one.row.contender == row.rival and one.row.is_right), None)
+    return "another contender" if rival is not None and not scale.leads_others(rival, row) else "the best alternative"
+
+
+def _lines_of(benchmark: Benchmark, workload: WorkloadSpec) -> TargetLines:
+    rows = benchmark.select_rows(workload)
+    best = list(scale_of(benchmark, workload).best().values())
+    lines = tuple(line_of(row, benchmark, is_best=any(row is found for found in best)) for row in rows)
+    several = sum(row.is_right and row.precision == "native" for row in rows) > 1
+    is_undecided = several and not any(row.precision == "native" for row in best)
+    return TargetLines(workload, lines, "No contender is clearly the fastest." if is_undecided else "")
+
+
+def _speedup(scaled: ScaledRow | None) -> str:
+    if scaled is not None and scaled.row.contender == EAGER:
+        return "1×"
+    return show.speedup(scaled.speedup if scaled else None)
+
+
+def _memory(row: Row, scale: Scale) -> str:
+    peak = row.performance.costs.peak_memory if row.performance else None
+    if peak is None or row.contender == EAGER:
+        return show.size(peak if peak is None else scale.eager_memory)
+    return show.size(peak) + (f" ({show.ratio(peak / scale.eager_memory)})" if scale.eager_memory else "")
+
+
+def _doubts(row: Row, scaled: ScaledRow | None) -> list[str]:
+    failed = [row.reason] if row.duel and row.is_timed and row.reason else []  # of a duel other than the one shown
+    if scaled is None or not scaled.is_inconclusive:
+        return failed
+    if row.contender == EAGER:
+        return [f"inconclusive: eager timed against itself had {show.speedup(row.speedup)} its own speed", *failed]
+    return [f"inconclusive: {show.speedup(scaled.speedup)} eager's speed, so it may be slower or faster", *failed]
+
+
+def _caches(row: Row, scaled: ScaledRow | None) -> str:
+    """Return the speed-ups with hot and cold caches, or why there are none, or nothing if they were not requested."""
+    if scaled is not None and row.cold_speedup:
+        return ". ".join(hot_and_cold(scaled.speedup, row.cold_speedup))
+    return next((one.not_cold for one in row.measurements if one.not_cold), "")
+
+
+def _search(row: Row) -> str:
+    """List the tried and the excluded plans if an alternative is clearly faster, as one of them has the reason."""
+    ratio = row.speed_over_rival
+    if ratio is None or ratio.high >= 1 or row.is_its_rival or not row.searched:
+        return ""
+    return f"tried and excluded plans: {'; '.join(row.searched)}"
+
+
+def _choice(row: Row, scale: Scale) -> str:
+    words = [f"plan {row.plan}"] if row.plan else []
+    if row.plan:
+        words += ["given by the request" if row.search_s is None else f"searched {show.seconds(row.search_s)}"]
+    return ", ".join([*words, *filter(None, [duel_words(row, scale)])])

@@ -1,0 +1,256 @@
+"""An explanation: the largest potential saving first, then stages, kernels, and the next commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from torchwise.records import format as show
+from torchwise.records.answer import Answer
+from torchwise.records.explanation import Explanation, Finding, FixTrial, Kernel, SourceLocation, Stage
+from torchwise.records.files import write_atomically, write_json
+from torchwise.records.saving import UNMEASURED, describe_saving
+from torchwise.report.commands import command_line, is_live
+from torchwise.report.document import (
+    Block,
+    Code,
+    Commands,
+    Document,
+    Entry,
+    Medium,
+    Only,
+    Panel,
+    Plot,
+    Row,
+    Section,
+    Step,
+    Table,
+    Text,
+    Tone,
+    figure_columns,
+    list_section,
+    plot_section,
+    text_columns,
+    trust_text,
+)
+from torchwise.report.facts import environment_section, name_report, place, when
+from torchwise.report.render.html import Theme, render_page, render_part
+from torchwise.report.render.terminal import render_terminal
+
+MAX_KERNELS = 12
+MAX_FILES = 2
+NOTHING = "No finding has a relevant potential saving."
+LEGEND = (
+    "A measured saving was timed with and without the fix in one process. An estimated saving was not timed, and is an "
+    "upper bound."
+)
+STAGES = (*text_columns("stage"), *figure_columns("time"), *text_columns("in", "out"))
+KERNELS = (*text_columns("kernel"), *figure_columns("calls", "time", "bytes", "FLOPs", "roofline"))
+
+
+def render_explanation(explanation: Explanation, store: str | None = None) -> RenderableType:
+    """Return an explanation for a terminal: the call, the findings, the stages, the kernels, and the next commands."""
+    return render_terminal(_explanation_document(explanation, store))
+
+
+def render_explanation_html(explanation: Explanation, store: str | None = None) -> str:
+    """Return an explanation as a self-contained page. The same explanation always gives the same page."""
+    return render_page(_explanation_document(explanation, store, _draw_plots(explanation)))
+
+
+def render_explanation_part(explanation: Explanation, theme: Theme) -> str:
+    """Return an explanation as a part of a page. See `render_part`."""
+    return render_part(_explanation_document(explanation, plots=_draw_plots(explanation)), theme)
+
+
+def write_explanation(
+    explanation: Explanation, *, html: Path | None = None, json: Path | None = None, store: str | None = None
+) -> None:
+    """Write a page, or schema `torchwise.explanation/1`, each whole or not at all. `store` is as in `next_steps`.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
+    if html:
+        write_atomically(render_explanation_html(explanation, store), html)
+    if json:
+        write_json(explanation, json)
+
+
+def _draw_plots(explanation: Explanation) -> list[Plot]:
+    from torchwise.report.plots.explanation import plots
+
+    return plots(explanation.make_consistent())
+
+
+def _explanation_document(explanation: Explanation, store: str | None = None, plots: Sequence[Plot] = ()) -> Document:
+    explanation = explanation.make_consistent()
+    trust, scope = explanation.trust, describe_run(explanation)
+    findings = [_describe_finding(number, one) for number, one in enumerate(explanation.findings, 1)]
+    panel = Panel("The call", describe_call(explanation), tone=Tone.GOOD if findings else Tone.WARNING)
+    sentences = (describe_execution(explanation), describe_capture(explanation))
+    return Document(
+        title=explanation.workload.target,
+        brand=name_report("explanation", explanation.created_at),
+        subtitles=(scope,),
+        blocks=(
+            *([trust_text(trust)] if trust else []),
+            panel,
+            Only(Medium.TERMINAL, (Text(scope, tone=Tone.MUTED),)),
+            Section(describe_order(explanation), tuple(findings) or (Text(NOTHING),)),
+            *plot_section(plots),
+            Section("Stages", (_stage_table(explanation.stages), *_name_artifacts(explanation))),
+            Section("Kernels of one call", (_kernel_table(explanation.kernels), *map(Text, sentences))),
+            *list_section("Notes", explanation.notes),
+            Section("Next", (Commands(tuple(next_steps(explanation, store))),)),
+            Only(Medium.PAGE, (environment_section(explanation.environment),)),
+        ),
+        footer=f"The explanation took {show.seconds(explanation.seconds)}. {LEGEND}",
+    )
+
+
+def _describe_finding(number: int, one: Finding) -> Entry:
+    tone = Tone.GOOD if one.saving and one.saving.is_gain else Tone.WARNING
+    remark = Text(describe_saving(one.saving), tone=tone)
+    return Entry(f"{number}. {one.title}", remark, tuple(_finding_blocks(one)), f"finding-{number}")
+
+
+def _finding_blocks(one: Finding) -> Iterator[Block]:
+    for spot in one.places:
+        yield Text(show.one_line(str(spot)), link=_address(spot))
+        if spot.excerpt:
+            yield Code(show.one_line(spot.excerpt), "Source line")
+    yield Text(one.cause)
+    yield Text(one.fix, "Fix: ")
+    if one.plan:
+        yield Only(Medium.PAGE, (Code(one.plan.to_json(), "Plan with this fix"),))
+    yield from (Text(describe_fix(attempt), "Tried: ", Tone.MUTED) for attempt in one.tried)
+    if one.saving:
+        yield Text(one.saving.how, "Saving: ", Tone.MUTED)
+
+
+def _address(spot: SourceLocation) -> str:
+    """Return the URL of a place. A browser opens the file. Editors also go to the line, which they read after "#"."""
+    line = f"#L{spot.line}" if spot.line else ""
+    return f"{Path(spot.file).as_uri()}{line}" if Path(spot.file).is_absolute() else ""
+
+
+def _stage_table(stages: Sequence[Stage]) -> Table:
+    rows = tuple(
+        Row((stage.name, show.seconds(stage.seconds), stage.went_in, "; ".join(_describe_output(stage))))
+        for stage in stages
+    )
+    return Table("The six stages", STAGES, rows)
+
+
+def _describe_output(stage: Stage) -> Iterator[str]:
+    yield stage.came_out
+    if names := stage.artifacts:
+        more = f" and {len(names) - MAX_FILES} more" if len(names) > MAX_FILES else ""
+        yield ", ".join(names[:MAX_FILES]) + more
+
+
+def _name_artifacts(explanation: Explanation) -> Iterator[Block]:
+    names = [name for stage in explanation.stages for name in stage.artifacts]
+    if explanation.folder and names:
+        sentence = f"Artifacts are in {explanation.folder}: {', '.join(names)}."
+        yield Only(Medium.PAGE, (Text(sentence, tone=Tone.MUTED),))
+
+
+def _kernel_table(kernels: Sequence[Kernel]) -> Table:
+    left = kernels[MAX_KERNELS:]
+    more = f"and {len(left):,} more, {show.seconds(sum(kernel.seconds for kernel in left))} together"
+    rows = tuple(map(Row, map(_kernel_cells, kernels)))
+    return Table("Kernels of one call", KERNELS, rows, limit=MAX_KERNELS, more=more)
+
+
+def _kernel_cells(kernel: Kernel) -> tuple[str, ...]:
+    return (
+        show.one_line(kernel.name),
+        show.three(kernel.calls),
+        show.seconds(kernel.seconds),
+        show.size(kernel.nbytes),
+        show.NONE if kernel.flops is None else f"{show.three(kernel.flops / 1e6)} M" if kernel.flops else "0",
+        "unknown" if kernel.share is None else show.percent(kernel.share),
+    )
+
+
+def describe_call(explanation: Explanation) -> str:
+    """Return the plan, the time of a call, and its comparison with eager."""
+    name = "torch.compile" if explanation.plan is None else str(explanation.plan)
+    call, speedup = explanation.execution.call_s, explanation.measurement.speedup
+    return (
+        f"{explanation.workload.target} with {name}: {show.time(call)} per call, {show.speedup(speedup)} eager's speed"
+    )
+
+
+def describe_order(explanation: Explanation) -> str:
+    """Return the heading over the findings, which names their order."""
+    return (
+        "Findings, the largest potential saving first" if explanation.is_ranked else "Findings, not ordered by saving"
+    )
+
+
+def describe_run(explanation: Explanation) -> str:
+    """Return machine, date and duration of the explanation, in a line."""
+    took = f"explained in {show.seconds(explanation.seconds)}"
+    return place(explanation.environment, when(explanation.created_at), took)
+
+
+def describe_fix(attempt: FixTrial) -> str:
+    """Return the result of an attempted fix, such as "dynamic=True: compiled 9 times, …; it does not help"."""
+    words = f"{attempt.fix}: {attempt.seen}"
+    if attempt.saving and attempt.saving.answer is Answer.INCONCLUSIVE and not attempt.helps:
+        return f"{words}; its saving {UNMEASURED}"
+    if attempt.saving and (attempt.helps or attempt.saving.answer is not Answer.YES):
+        words += f"; it {describe_saving(attempt.saving)}"
+    return words if attempt.helps else f"{words}; it does not help"
+
+
+def describe_execution(explanation: Explanation) -> str:
+    """Return the shares of kernels, host and guards in a call's time, as text."""
+    timed = explanation.execution
+    words = f"Kernels run for {show.seconds(timed.busy_s)} of the {show.seconds(timed.call_s.mid)} of a call, "
+    words += f"and only the host works for the remaining {show.percent(timed.host_share)}."
+    if timed.guards:
+        words += f" {show.pluralize(timed.guards, 'guard')} take about {show.seconds(timed.guards_s)}."
+    if timed.is_rough:
+        words += (
+            f" Under the profiler the call took {show.ratio(timed.inflation)} its normal time. So times of kernels and "
+            "guards are scaled to the timed call, and only rough."
+        )
+    return words
+
+
+def describe_capture(explanation: Explanation) -> str:
+    """Say whether the call can be captured as one CUDA graph, and why not."""
+    found = explanation.capturable
+    answer = {True: "can be captured", False: "cannot be captured", None: "was not captured"}[found.answer]
+    reasons = f": {'; '.join(found.reasons)}" if found.reasons else ""
+    return show.one_line(f"The call {answer} as one CUDA graph{reasons}.")
+
+
+def next_steps(explanation: Explanation, store: str | None = None) -> list[Step]:
+    """Return the next commands, the most useful first. They use `store` if one was named."""
+    store_option = () if store is None else ("--store", store)
+    spec = explanation.workload
+    if is_live(spec):
+        return [Step("torchwise.tune(model, inputs)", "verifies and times the proposed plans, and more")]
+    plans = [f.plan for f in explanation.findings if f.plan is not None and not f.plan.is_eager and _pays(f)]
+    first = [
+        Step(
+            command_line("tune", spec, "--plan", p.to_json(), *store_option),
+            "verifies the fix with the largest potential saving",
+        )
+        for p in plans[:1]
+    ]
+    return [
+        *first,
+        Step(command_line("tune", spec, *store_option), "tries all plans that may pay back, and chooses one"),
+    ]
+
+
+def _pays(finding: Finding) -> bool:
+    return finding.saving is not None and finding.saving.answer is Answer.YES

@@ -1,0 +1,142 @@
+"""Facts and sentences that reports on several subjects share: the machine, dates, checks and throughput."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from torchwise.environment import Environment
+from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.records import Inspection, Interval, StepWork, Trial, Verdict
+from torchwise.records import format as show
+from torchwise.records.answer import Answer, exceeds
+from torchwise.report.document import Cell, Column, Fact, Facts, Medium, Row, Section, Table, Text, Tone, figure_columns
+
+_TONES = {"pass": Tone.GOOD, "fail": Tone.BAD, "not comparable": Tone.WARNING}
+
+
+def when(seconds: float) -> str:
+    """Return a time as "2026-01-31 09:05 UTC", or an empty string if unknown."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC" if seconds > 0 else ""
+
+
+def name_report(kind: str, created_at: float) -> str:
+    """Return the line above the title of a page: the kind of report, and its date if that is known."""
+    return ", ".join(filter(None, (f"Torchwise {kind}", when(created_at))))
+
+
+def machine(here: Environment) -> list[Fact]:
+    """Return a machine and its software, as pairs of a name and a value."""
+    limit = "" if here.cpu_limit is None else f", limited to {here.cpu_limit:g}"
+    facts = [
+        ("GPU", here.gpu),
+        ("GPU memory", show.size(here.gpu_memory_mib * 2**20) if here.gpu_memory_mib else None),
+        ("Compute capability", here.gpu_capability),
+        ("Driver", here.driver),
+        ("CUDA", here.cuda),
+        ("CPU", f"{here.cpu}, {show.pluralize(here.cpus, 'logical CPU')} usable{limit}"),
+        ("System", here.system),
+        ("PyTorch", here.torch),
+        ("Triton", here.triton),
+        ("Python", here.python),
+        ("Host", here.hostname),
+        ("Fingerprint", here.fingerprint),
+    ]
+    return [(name, show.one_line(value)) for name, value in facts if value]
+
+
+def environment_section(here: Environment) -> Section:
+    """Return the section with a machine and its software."""
+    return Section("Environment", (Facts(tuple(machine(here))),))
+
+
+def place(here: Environment, *more: str) -> str:
+    """Return the device, the version of torch and further facts, in a line."""
+    return show.one_line(", ".join(filter(None, (here.gpu or here.cpu, f"torch {here.torch}", *more))))
+
+
+def describe_request(spec: WorkloadSpec, subject: str, *more: str) -> Text:
+    """Return a line with the subject of a report, the request, and more of it."""
+    scale = f"{show.pluralize(spec.calls, 'call')} and {show.pluralize(spec.restarts, 'start')}"
+    words = (subject, f"{spec.mode} on {spec.device}", f"for {spec.objective}", scale, *more)
+    return Text(show.one_line(", ".join(words)), tone=Tone.MUTED)
+
+
+def describe_scope(spec: WorkloadSpec, here: Environment) -> Text:
+    """Return a line with the target and the machine that a result holds for."""
+    return Text(f"holds for {show.one_line(spec.target)} on {place(here)}", tone=Tone.MUTED)
+
+
+def check_table(about: str, verdict: Verdict | None) -> tuple[Table, ...]:
+    """Return a table of a verdict's checks, or nothing if there are none."""
+    if verdict is None or not verdict.checks:
+        return ()
+    columns = (
+        Column("check"),
+        Column("outcome"),
+        *figure_columns("error", "noise floor"),
+        Column("detail", is_wrapped=True, medium=Medium.PAGE),
+    )
+    rows = tuple(
+        Row(
+            (
+                show.one_line(one.name),
+                Cell(one.outcome.value, _TONES.get(one.outcome.value, Tone.PLAIN)),
+                show.relative_error(one.error),
+                show.relative_error(one.floor),
+                one.detail,
+            )
+        )
+        for one in verdict.checks
+    )
+    return (Table(f"Checks of {about}", columns, rows),)
+
+
+def hot_and_cold(hot: Interval | None, cold: Interval) -> list[str]:
+    """Return the speed-ups with hot and cold processor caches, and a warning if the gain may be lost."""
+    figures = f"with hot processor caches {show.speedup(hot)} eager's speed, with cold caches {show.speedup(cold)}"
+    answer = exceeds(cold)
+    if hot is None or hot.low <= 1 or answer is Answer.YES:
+        return [figures]
+    if answer is Answer.INCONCLUSIVE:
+        return [figures, "With cold caches it may be no faster than eager: the measurements cannot tell."]
+    return [figures, f"With cold caches it is {'slower' if cold.high < 1 else 'no faster'} than eager."]
+
+
+def break_even(calls: Interval | None) -> str:
+    """Return the number of calls after which a plan has saved more time than it took to compile, as text."""
+    if calls is None:
+        return show.NONE
+    return "the first call" if calls.mid < 1 else f"{show.count(calls.mid)} calls"
+
+
+def format_time_by_kind(inspection: Inspection) -> str:
+    """Return the share of each kind of operation in an eager call, such as "convolutions 84 %, matrix products 1 %"."""
+    names = {"gemm": "matrix products", "conv": "convolutions", "launch": "no kernel running"}
+    return ", ".join(f"{names.get(name, name)} {show.percent(part)}" for name, part in inspection.time_by_kind.items())
+
+
+def drop_empty(facts: list[Fact]) -> tuple[Fact, ...]:
+    """Return the facts that have a value, each on one line."""
+    return tuple((name, show.one_line(value)) for name, value in facts if value and value != show.NONE)
+
+
+def throughput(work: StepWork, seconds: float) -> str:
+    """Return such as "5,210 samples/s, 667,000 tokens/s, 31 % of the peak of 210 TFLOP/s".
+
+    The share is MFU as for PaLM (https://arxiv.org/abs/2204.02311, appendix B): the model's necessary operations over
+    those that the hardware could do in that time. Additional operations of a plan do not count. The peak here is
+    measured, and not the data sheet's.
+    """
+    words = [f"{show.count(work.samples / seconds)} samples/s"]
+    if work.tokens is not None:
+        words.append(f"{show.count(work.tokens / seconds)} tokens/s")
+    if work.flops and work.peak_flops:
+        share = show.percent(work.flops / seconds / work.peak_flops)
+        words.append(f"{share} of the peak of {work.peak_flops / 1e12:.3g} TFLOP/s")
+    return ", ".join(words)
+
+
+def describe_loss(trial: Trial) -> str:
+    """Say from where to where the loss went in a trial, or return "" if it is no training step, or was not trained."""
+    checks = trial.verdict.checks if trial.verdict else ()
+    return next(filter(None, (check.describe_loss() for check in checks)), "")

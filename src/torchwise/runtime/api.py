@@ -1,0 +1,383 @@
+"""The Python interface: `tune`, `apply`, `optimize`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+from torchwise.environment import default_device
+from torchwise.errors import InputError, StalePlanError
+from torchwise.plan import Numerics, Plan
+from torchwise.plan.effort import EffortName
+from torchwise.plan.tune_options import NumericsName, OptionKeywords, TuneKeywords, TuneOptions
+from torchwise.plan.workload_spec import DEFAULT_CALLS, Device, Mode, Objective
+from torchwise.random_state import kept_random
+from torchwise.records import Decision, Trial
+from torchwise.records import Study as StudyRecord
+
+if TYPE_CHECKING:
+    from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
+    from torchwise.runtime.fallback_reason import Fallback
+    from torchwise.study import Request
+    from torchwise.workload import Example, Workload
+    from torchwise.workload.train_step import TrainStep
+
+logger = logging.getLogger("torchwise")
+
+
+class Study:
+    """The result of tuning. It prints as a table on a terminal, and displays as a page in a notebook.
+
+    Attributes:
+        record: the complete result, as it is stored.
+    """
+
+    def __init__(self, record: StudyRecord, store: str | None = None) -> None:
+        self.record = record
+        self._store = store  # None for the default store
+
+    @property
+    def decision(self) -> Decision:
+        """The plan to apply, and the reason for it."""
+        assert self.record.decision is not None, "tune returns only decided studies"
+        return self.record.decision
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every candidate that was tried."""
+        return self.record.trials
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return schema `torchwise.study/1`."""
+        return self.record.to_dict()
+
+    def save_html(self, path: str | Path) -> None:
+        """Write a self-contained page."""
+        from torchwise.records.files import write_atomically
+
+        write_atomically(self._repr_html_(), path)
+
+    def save_json(self, path: str | Path) -> None:
+        """Write schema `torchwise.study/1`."""
+        from torchwise.records.files import write_json
+
+        write_json(self.record, path)
+
+    def __rich__(self) -> Any:
+        from torchwise.report import render_study
+
+        return render_study(self.record, store=self._store)
+
+    def _repr_html_(self) -> str:
+        from torchwise.report import render_html
+
+        return render_html(self.record, store=self._store)
+
+    def __repr__(self) -> str:
+        return f"<Study {self.record.id} of {self.record.workload.target}: {self.decision.reason}>"
+
+
+@kept_random()
+def tune(
+    model: Callable[..., Any] | Workload | str,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    examples: Sequence[Example] | None = None,
+    calls: int = DEFAULT_CALLS,
+    restarts: int = 1,
+    allow: Numerics | NumericsName = Numerics.SAME_PRECISION,
+    effort: EffortName = "standard",
+    budget: float | None = None,
+    objective: Objective = "latency",
+    mode: Mode = "inference",
+    device: Device | None = None,
+    plans: Iterable[Plan] | None = None,
+    memory_limit: int | None = None,
+    store: str | None = None,
+    fresh: bool = False,
+    cold: bool = False,
+    progress: bool = True,
+) -> Study:
+    """Find the fastest verified way to run `model` on this machine.
+
+    Candidates run in separate processes. Nothing is compiled in this process, and the model is not changed. Nor is any
+    part of a `TrainStep`, such as its optimizer.
+
+    Args:
+        model: an `nn.Module`, a function, a `TrainStep`, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
+        args: example arguments, a tuple or one tensor. For a `TrainStep`, a batch `(inputs, *targets)`.
+        kwargs: example keyword arguments.
+        examples: several example inputs with weights, instead of `args`.
+        calls: expected number of calls over the lifetime of the model.
+        restarts: expected process starts over that lifetime.
+        allow: the permitted numerics: "exact", "same-precision" (default), "lower-precision" or "substituted" (other
+            operators).
+        effort: "quick", "standard" or "thorough".
+        budget: seconds of search after which no further trial starts. None uses the default of `effort`, or no limit
+            with `plans`.
+        objective: "latency", "throughput" or "memory".
+        mode: "inference" or "training" (with a backward pass). A `TrainStep` is always tuned for training, in whole
+            steps.
+        device: "cpu" or "cuda". The default is the device of the model and its inputs, or for a target "cuda" if there
+            is one.
+        plans: try exactly these instead of searching. Each has the time limit of effort "thorough".
+        memory_limit: maximum peak memory of a call in bytes, besides weights, optimizer state and inputs. Plans that
+            need more are not chosen.
+        store: URL or file of the store, by default in the user's data directory.
+        fresh: delete the stored study, which targets of one structure share, and measure again.
+        cold: also time the chosen plan with cold processor caches, which are emptied before each call. The decision
+            still uses consecutive calls.
+        progress: whether to show the search's progress.
+
+    Raises:
+        InputError: an argument cannot be used, or the model cannot be sent to a worker.
+        BaselineError: the model raises on its own inputs.
+    """
+    from torchwise.report import Progress
+    from torchwise.store import open_storage
+    from torchwise.study import Silent, run_study
+    from torchwise.trial import ProcessLauncher
+    from torchwise.trial.loading import save
+
+    options = TuneOptions(
+        calls=calls,
+        restarts=restarts,
+        allow=allow,
+        effort=effort,
+        budget=budget,
+        objective=objective,
+        mode=mode,
+        device=device,
+        plans=plans,
+        memory_limit=memory_limit,
+        fresh=fresh,
+        cold=cold,
+    )
+    request, workload = _make_request(model, args, kwargs, examples, options)
+    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, open_storage(store) as storage:
+        if workload is not None:
+            request = replace(request, source=str(Path(folder, "model.pt")))
+            save(workload, str(request.source))
+        display: AbstractContextManager[Any] = Progress() if progress else nullcontext(Silent())
+        with display as listener:
+            record = run_study(request, storage, ProcessLauncher(), listener)
+            return Study(record, storage.place if store else None)
+
+
+def _make_request(
+    model: Any,
+    args: Any,
+    kwargs: dict[str, Any] | None,
+    examples: Sequence[Example] | None,
+    options: TuneOptions,
+) -> tuple[Request, Workload | None]:
+    """Return the request for a study, and the live workload, or None for a target.
+
+    Raises:
+        InputError: an argument cannot be used.
+    """
+    from torchwise.records.structure_differences import pack_details
+    from torchwise.runtime import unwrap
+    from torchwise.study import Request
+    from torchwise.trial import ProcessSettings
+    from torchwise.workload import Workload
+    from torchwise.workload.identity import structure
+    from torchwise.workload.structure_details import details_of
+    from torchwise.workload.target import device_of, name_of, read_workload
+
+    model = model if isinstance(model, (str, Workload)) else unwrap(model)
+    workload = read_workload(model, args, kwargs, examples)
+    if workload is not None and workload.step:
+        options = replace(options, mode="training")
+    device = options.device or (device_of(workload) if workload else default_device())
+    request = Request.from_options(options, name_of(model), device)
+    if workload is None:
+        return request, None
+    # The structure is read here, in the process that has the source of a script or notebook.
+    code, details = structure(workload.call), pack_details(details_of(workload.call))
+    settings = ProcessSettings.from_this_process()
+    request = replace(request, settings=settings, structure=code, structure_details=details)
+    return request, replace(workload, name=request.workload.target)
+
+
+@overload
+def apply(
+    model: TrainStep,
+    decision: Decision | Study,
+    *,
+    strict: bool = False,
+    borrow: bool = False,
+    canary: None = None,
+    store: str | None = None,
+) -> OptimizedStep: ...
+
+
+@overload
+def apply(
+    model: Callable[..., Any],
+    decision: Decision | Study,
+    *,
+    strict: bool = False,
+    borrow: bool = False,
+    canary: int | None = None,
+    store: str | None = None,
+) -> OptimizedModule | OptimizedFunction: ...
+
+
+def apply(
+    model: Callable[..., Any],
+    decision: Decision | Study,
+    *,
+    strict: bool = False,
+    borrow: bool = False,
+    canary: int | None = None,
+    store: str | None = None,
+) -> OptimizedModule | OptimizedFunction | OptimizedStep:
+    """Return a callable that runs `model` with the plan of a decision. The model itself is not changed.
+
+    A decision for another machine, another torch or another model is stale. Then the original model runs every call,
+    and a warning says why. Approvals of plans (`torchwise plans pin`, `approve`, `reject`) are looked up once, in this
+    call. If the store cannot be reached, a warning says so, and the plan runs without approvals.
+
+    Args:
+        model: the model that the decision was made for.
+        decision: a result of `tune`, or of `Decision.from_json`.
+        strict: whether to raise an error for a stale decision, a plan that is not permitted, or an unreadable store.
+        borrow: whether a plan with CUDA graphs may return memory that its next call overwrites. This saves a copy of
+            each output. Use it only if the program needs no output after the next call.
+        canary: compare one of every `canary` calls with the original model. If the answers differ by more than
+            rounding, the plan is disabled. None compares nothing.
+        store: URL or file of the store with the approvals, by default in the user's data directory.
+
+    Raises:
+        InputError: `canary` is no number of calls, or the decision is for training.
+        StalePlanError: with `strict`, the decision is stale.
+        RefusedPlanError: with `strict`, no verified plan is permitted.
+        StorageError: with `strict`, the store cannot be read.
+    """
+    from torchwise.runtime import stale_because, unwrap
+    from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+    from torchwise.study.apply_approvals import apply_stored_approvals
+
+    decision = decision.decision if isinstance(decision, Study) else decision
+    if not isinstance(decision, Decision):
+        raise InputError(
+            f"decision is {decision!r:.80}, but must be a Decision or a Study: Decision.from_json reads what "
+            "`torchwise plans show` prints"
+        )
+    model = unwrap(model)
+    stale = stale_because(model, decision)
+    if stale and strict:
+        raise StalePlanError(f"the decision is stale ({stale}): tune again")
+    if stale:
+        logger.warning("torchwise: the decision is stale (%s), so the original model runs: tune again", stale)
+        refusal = Fallback(FallbackReason.STALE_DECISION, stale)
+        return wrap_model(model, decision, refusal, borrow=borrow, canary=canary)
+    effective = apply_stored_approvals(decision, store, strict=strict)
+    refused = Fallback(FallbackReason.PLAN_REFUSED, effective.refusal) if effective.refusal else None
+    return wrap_model(model, effective.decision, refused, borrow=borrow, canary=canary)
+
+
+def wrap_model(
+    model: Any, decision: Decision, refusal: Fallback | None = None, **options: Any
+) -> OptimizedModule | OptimizedFunction | OptimizedStep:
+    """Return a callable that runs `model` with a decision that is not stale, regardless of approvals."""
+    import torch
+
+    from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
+    from torchwise.workload.train_step import TrainStep
+
+    if isinstance(model, TrainStep):
+        return OptimizedStep(model, decision, refusal, **options)
+    wrap = OptimizedModule if isinstance(model, torch.nn.Module) else OptimizedFunction
+    return wrap(model, decision, refusal, **options)
+
+
+@overload
+def optimize(
+    model: TrainStep, args: Any = None, kwargs: None = None, **options: Unpack[TuneKeywords]
+) -> OptimizedStep: ...
+
+
+@overload
+def optimize(
+    model: Callable[..., Any],
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    canary: int | None = None,
+    background: bool = False,
+    **options: Unpack[TuneKeywords],
+) -> OptimizedModule | OptimizedFunction: ...
+
+
+def optimize(
+    model: Callable[..., Any],
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    canary: int | None = None,
+    background: bool = False,
+    **options: Unpack[TuneKeywords],
+) -> OptimizedModule | OptimizedFunction | OptimizedStep:
+    """Tune and apply: return a callable that runs `model` in the fastest verified way.
+
+    A stored result for the same model, inputs and machine is reused. Then this only profiles the model, which takes
+    seconds. In inference mode, the plan runs only while gradients are off. So call the result under `torch.no_grad()`.
+
+    Args:
+        model: an `nn.Module`, a function or a `TrainStep`.
+        args: as for `tune`.
+        kwargs: as for `tune`.
+        canary: as for `apply`.
+        background: whether to return at once, and search in another process. The original model runs until a quick
+            search has verified a plan. That plan runs until a search with `effort` has verified a better one. The
+            attribute `background` of the result has the progress, and can wait for the search or stop it.
+        **options: as for `tune`. In the background, `progress` has no effect.
+
+    Raises:
+        InputError: an argument cannot be used, or in the background, `mode` is not inference.
+    """
+    from torchwise.workload import Workload
+
+    if isinstance(model, (str, Workload)):
+        raise InputError(f"model is of type {type(model).__name__}, but must be a module or a function")
+    if background:
+        return _optimize_in_background(model, args, kwargs, canary, **options)
+    return apply(model, tune(model, args, kwargs, **options), canary=canary, store=options.get("store"))
+
+
+def _optimize_in_background(
+    model: Any,
+    args: Any,
+    kwargs: dict[str, Any] | None,
+    canary: int | None,
+    *,
+    examples: Sequence[Example] | None = None,
+    store: str | None = None,
+    progress: bool = True,  # noqa: ARG001
+    **options: Unpack[OptionKeywords],
+) -> OptimizedModule | OptimizedFunction:
+    from torchwise.runtime.background import Order, initial_decision, start
+    from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+
+    request, workload = _make_request(model, args, kwargs, examples, TuneOptions(**options))
+    if request.workload.mode != "inference":
+        raise InputError(
+            f"mode is {request.workload.mode!r}, but background search supports only inference: call tune, then apply"
+        )
+    assert workload is not None, "optimize accepts no target"
+    decision = initial_decision(workload, request)
+    searching = Fallback(FallbackReason.TUNING_IN_BACKGROUND)
+    optimized: Any = wrap_model(workload.call, decision, searching, canary=canary)
+    order = Order(request, tuple(dict.fromkeys(("quick", request.effort))), store, tuple(sys.path))
+    vars(optimized)["background"] = start(optimized, workload, order, canary)
+    result: OptimizedModule | OptimizedFunction = optimized
+    return result

@@ -1,0 +1,287 @@
+"""The other process: it searches tier by tier, prepares the plans it finds, and reports in lines of JSON.
+
+It only uses processor time that the program leaves idle, and ends with the program.
+
+Run it with `python -m torchwise.runtime.background.search FOLDER`. FOLDER/order.json holds the order.
+
+Call a plan once before the program does, without using the program's random numbers.
+
+The first call loads kernels and initialises libraries. For a convolutional net on an H200 this takes 70 ms, which a
+request would wait for. A model that draws random numbers needs care: after a seed, the program would get other numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwise._torch.dispatch import POP_MODE, PUSH_MODE, TorchDispatchMode
+from torchwise.compile import Backend, compile_plan
+from torchwise.compile.io_casts import IOCasts
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
+from torchwise.plan.rules import find_choices, iter_changes
+from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
+from torchwise.runtime.background.aot_worker import AotCode, CheckResult, Preparation
+from torchwise.runtime.background.protocol import Message, Order
+from torchwise.store import open_storage
+from torchwise.study import Caches, Request, Silent, run_study
+from torchwise.study.apply_approvals import ApprovalPolicy, apply_approvals
+from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
+from torchwise.trial.job import Attempt
+from torchwise.workload import Workload
+
+MAX_PREPARED = 3
+"""Maximum number of plans to prepare per tier, the most promising first, until one is verified and faster."""
+BETTER = 1.02
+"""Minimum speed of a new plan, relative to the current one, from which it is swapped in."""
+
+PRIORITY = "TORCHWISE_BACKGROUND_PRIORITY"
+"""Environment variable: "idle" (the default) or "normal"."""
+
+Tell = Callable[[Message], None]
+
+
+def main() -> None:
+    """Carry out the order in the command line's folder."""
+    _stay_behind()
+    folder = Path(sys.argv[1])
+    order = codec.from_json((folder / "order.json").read_text(), Order)
+    sys.path[:] = order.path
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # other output must not be taken for news
+
+    def tell(news: Message) -> None:
+        print(codec.to_json(news), file=lines, flush=True)
+
+    try:
+        search(order, folder, ProcessLauncher(), tell)
+        tell(Message("done", "the search is over"))
+    except Exception as error:  # after any error the program goes on unchanged, and reports it
+        tell(Message("failed", f"{type(error).__name__}: {error}"))
+
+
+def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
+    """Search each tier, and promote verified plans that are faster than the current one."""
+    best: Interval | None = None
+    for tier, effort in enumerate(order.efforts):
+        tell(Message("searching", f"effort {effort}"))
+        fresh = order.request.fresh and tier == 0
+        cold = order.request.cold and effort == order.efforts[-1]  # must not delay a first plan
+        request = replace(order.request, effort=effort, fresh=fresh, cold=cold)
+        with open_storage(order.store) as storage, Caches(within=folder) as caches:
+            study = run_study(request, storage, launcher, Silent(), caches=caches)
+            assert study.decision is not None
+            decision, rules = (
+                apply_approvals(study.decision, storage).decision,
+                ApprovalPolicy.from_storage(study.decision, storage),
+            )
+        if decision.plan.is_eager:
+            tell(Message("stays", decision.reason))
+            continue
+        study = replace(study, decision=decision)
+        prepared = _prepare_plan(request, study, folder / f"{tier}.code", launcher, best, tell, rules)
+        if prepared is not None:
+            tell(prepared)
+            best = prepared.parse_decision().speedup
+
+
+def adapt_to_aot(plan: Plan) -> Plan:
+    """Return the plan most similar to `plan` that can be compiled ahead of time.
+
+    Each choice that cannot be is replaced by those that its declaration gives. So regional compilation becomes
+    whole-model compilation, and Inductor's CUDA graphs become one around the call.
+    """
+    changed = [choice for choice in find_choices(plan) if choice.ahead_instead is not None]
+    dropped = {choice.key for choice in changed}
+    kept = [change for change in iter_changes(plan) if change not in dropped]
+    fields: dict[str, Any] = {}
+    for field, value in (*kept, *(new for choice in changed for new in choice.ahead_instead or ())):
+        fields[field] = (*fields.get(field, ()), value) if field in ("options", "transforms") else value
+    return Plan(**fields)
+
+
+def _prepare_plan(
+    request: Request,
+    study: Study,
+    file: Path,
+    launcher: Launcher,
+    best: Interval | None,
+    tell: Tell,
+    rules: ApprovalPolicy,
+) -> Message | None:
+    decision = study.decision
+    assert decision is not None
+    for plan in _candidates(study, decision, rules):
+        found = _compile_and_verify(request, study, plan, file, launcher)
+        if isinstance(found, str):
+            tell(Message("left", f"plan {plan}: {found}"))
+            continue
+        made, checked = found
+        attempt = checked.attempt
+        assert attempt.measurement is not None
+        speedup = attempt.measurement.speedup
+        if best is not None and speedup.low < best.mid * BETTER:
+            tell(Message("stays", f"plan {plan} is {speedup}× eager, which is no better than the current plan"))
+            return None
+        decided = _update_decision(decision, plan, attempt)
+        text = f"plan {plan} is verified, {speedup}× eager's speed"
+        code = (str(file), made.sha256, made.checks) if made else ("", "", {})
+        return Message("promoted", text, decided.to_json(), *code, checked.extra_calls)
+    return None
+
+
+def _candidates(study: Study, decision: Decision, rules: ApprovalPolicy) -> list[Plan]:
+    """Return the loadable forms of the decided plan, then of other verified and permitted plans, fastest first."""
+    faster = [t for t in study.trials if t.is_verified and t.speedup and t.speedup.low > 1]
+    ranked = sorted(faster, key=lambda t: -t.speedup.mid if t.speedup else 0.0)
+    plans = [decision.plan, *(t.plan for t in ranked if rules.find_refusal(t.plan) is None)]
+    become = dict.fromkeys(adapt_to_aot(plan) for plan in plans)
+    return [plan for plan in become if rules.rejection(plan) is None][:MAX_PREPARED]
+
+
+def _compile_and_verify(
+    request: Request, study: Study, plan: Plan, file: Path, launcher: Launcher
+) -> tuple[AotCode | None, CheckResult] | str:
+    """Compile the plan in one worker, and verify and time it in another, or return the reason for its rejection."""
+    job = Job(
+        "try",
+        request.workload,
+        plan,
+        source=request.source,
+        traits=study.inspection.traits,
+        effort=EFFORTS[request.effort],
+        settings=request.settings,
+        structure=request.structure,
+    )
+    limits, made = Limits.from_free_memory(request.trial_s), None
+    preparation = Preparation("check", job, "")
+    if plan.backend != "eager":
+        answer = launcher.run(Preparation("make", job, str(file)), limits, _hear)
+        if isinstance(answer, Failure):
+            return str(answer)
+        made = codec.from_json(answer, AotCode)
+        preparation = Preparation("check", job, str(file), made.sha256, made.checks)
+    answer = launcher.run(preparation, limits, _hear)
+    if isinstance(answer, Failure):
+        return str(answer)
+    checked = codec.from_json(answer, CheckResult)
+    attempt = checked.attempt
+    if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
+        return f"not verified: {attempt.verdict.reason}"
+    if attempt.measurement.speedup.low <= 1:
+        return f"it is {attempt.measurement.speedup}× eager's speed here"
+    return made, checked
+
+
+def _update_decision(decision: Decision, plan: Plan, attempt: Attempt) -> Decision:
+    """Return the decision with the measurements of the loaded code."""
+    assert attempt.measurement is not None
+    measured = f"prepared in the background: {attempt.measurement.speedup}× eager's speed, as loaded"
+    reason = decision.reason if plan == decision.plan else f"{decision.reason} In its place {plan}"
+    return replace(
+        decision,
+        plan=plan,
+        reason=f"{reason.rstrip('.')}; {measured}.",
+        speedup=attempt.measurement.speedup,
+        cold_s=attempt.costs.cold_s,
+        warm_s=None,
+        error=attempt.verdict.error,
+    )
+
+
+def _hear(stage: str) -> None: ...
+
+
+def _stay_behind() -> None:
+    """Run at idle priority, and end with the program.
+
+    On a machine that is always busy, the search would never end. PRIORITY=normal gives it a share.
+    """
+    threading.Thread(target=_end_with_the_program, daemon=True).start()
+    if os.environ.get(PRIORITY) == "normal":
+        return
+    with contextlib.suppress(OSError, AttributeError):  # not possible on every system or in every container
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _end_with_the_program() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdin.buffer.read()
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
+
+
+def warm_up_plan(call: Callable[..., Any], plan: Plan, backend: Backend, workload: Workload, device: str) -> None:
+    """Call `plan` on each example with a separate random generator, and discard the answers.
+
+    Raises:
+        UnsupportedError: the plan must run the original first, or an operator draws and takes no generator.
+        Exception: any error of the plan.
+    """
+    if IOCasts.is_needed(plan):  # it would run the original and rewind the generators under the program's draws
+        raise UnsupportedError(f"plan {plan} runs the model as it is before its first call")
+    compiled = compile_plan(call, plan, workload.examples[0], device=device, mode="inference", backend=backend)
+    try:
+        for example in workload.examples:
+            copy = example.clone()
+            with torch.no_grad(), isolate_rng(device):
+                compiled.call(*copy.args, **copy.kwargs)
+    finally:
+        compiled.close()
+
+
+@contextlib.contextmanager
+def isolate_rng(device: str) -> Iterator[None]:
+    """Give operators of this thread a separate generator.
+
+    Usually a mode is entered by `with`, which also tells other threads that one is active. Dynamo would then compile
+    nothing there. So the mode is only pushed on this thread's stack.
+
+    Raises:
+        UnsupportedError: (inside) an operator draws and takes no generator.
+    """
+    push, pop = (name.get("a call without drawing") for name in (PUSH_MODE, POP_MODE))
+    push(_OwnGenerator(torch.Generator(device)))
+    try:
+        yield
+    finally:
+        pop()
+
+
+class _OwnGenerator(TorchDispatchMode):
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or _drops_nothing(func, args, kwargs):
+            return func(*args, **kwargs)
+        if func is torch.ops.aten.randint.low_out:  # Inductor's code seeds its kernels with it
+            func = torch.ops.aten.randint.low_generator_out
+        if not any(argument.name == "generator" for argument in func._schema.arguments):
+            raise UnsupportedError(f"{func} takes no generator of its own")
+        return func(*args, **{**kwargs, "generator": self._generator})
+
+
+def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operator draws only for dropout, as attention and RNNs do, and has no dropout."""
+    arguments = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    default = {argument.name: argument.default_value for argument in func._schema.arguments}
+    found = [{**default, **arguments}[name] for name in ("dropout_p", "dropout") if name in default]
+    return bool(found) and not any(found)

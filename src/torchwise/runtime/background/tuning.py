@@ -1,0 +1,265 @@
+"""The program's side: receive a plan from the other process, load it in a thread, verify it again, and swap it in."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchwise import environment
+from torchwise._torch import aot_autograd, cpu_isa_cache, dynamo, inductor
+from torchwise.alerts import alert
+from torchwise.compile.aot import Loader
+from torchwise.errors import StalePlanError, TorchwiseError, UnsupportedError
+from torchwise.plan import EAGER
+from torchwise.records import Decision, codec
+from torchwise.runtime import Dispatcher, stale_because
+from torchwise.runtime.background.protocol import Message, Order, read_code
+from torchwise.runtime.background.search import warm_up_plan
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+from torchwise.runtime.hot_swap import answers_alike, swap
+from torchwise.runtime.module import dispatcher_of
+from torchwise.study import Request
+from torchwise.trial.loading import save
+from torchwise.workload import Workload
+from torchwise.workload.identity import describe_example
+
+logger = logging.getLogger("torchwise")
+
+COMPILER = (
+    dynamo.AOT_COMPILE_MODULE,
+    inductor.COMPILER_MODULE,
+    aot_autograd.RESULT_MODULE,
+)
+ENDING_S = 10.0
+TUNING_ENDED = Fallback(FallbackReason.BACKGROUND_TUNING_ENDED)
+SWITCH_S = 1e-4
+"""Switch interval of threads in seconds, while a plan is loaded."""
+
+
+class Tuning:
+    """A search in another process, for the result of `optimize(background=True)`.
+
+    The program answers as before even if the search fails. Its state is then "failed", with the reason in `news`.
+
+    Attributes:
+        news: messages so far, the oldest first.
+    """
+
+    def __init__(self, optimized: Any, workload: Workload, folder: Path, canary: int | None) -> None:
+        # End the search once `optimized` is gone.
+        self._optimized = weakref.ref(optimized, lambda _: self._abandon())
+        self.news: list[Message] = []
+        self._workload = workload
+        self._folder = folder
+        self._canary = canary
+        self._over = threading.Event()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "torchwise.runtime.background.search", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._thread = threading.Thread(target=self._follow, daemon=True, name="torchwise-background")
+        self._thread.start()
+
+    @property
+    def state(self) -> str:
+        """Return "searching", "done", "failed" or "stopped"."""
+        if not self._over.is_set():
+            return "searching"
+        last = self.news[-1].kind if self.news else "failed"
+        return "stopped" if self._stopping else "done" if last == "done" else "failed"
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether a plan answers now."""
+        return any(news.kind == "promoted" for news in self.news)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the search is over, and return whether it is."""
+        return self._over.wait(timeout_s)
+
+    def wait_for_plan(self, timeout_s: float | None = None) -> bool:
+        """Wait until a plan answers or the search is over, and return whether a plan answers."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_promoted or self._over.is_set(), timeout_s)
+        return self.is_promoted
+
+    def stop(self) -> None:
+        """End the search if it is running. A plan that answers already stays in use."""
+        if self._over.is_set():
+            return
+        self._stopping = True
+        self._end()
+        self._thread.join(ENDING_S)
+
+    def __repr__(self) -> str:
+        last = f": {self.news[-1].text}" if self.news else ""
+        return f"<Tuning {self.state}{last}>"
+
+    def _follow(self) -> None:
+        try:
+            assert self._process.stdout is not None
+            for line in self._process.stdout:
+                self._hear(codec.from_json(line, Message))
+            if not self._stopping and (not self.news or self.news[-1].kind not in ("done", "failed")):
+                code = self._process.wait(ENDING_S)
+                self._note(Message("failed", f"the process that tunes ended with exit code {code}"))
+        except Exception as error:  # the program goes on after any failure of the search
+            self._note(Message("failed", f"{type(error).__name__}: {error}"))
+        finally:
+            self._end()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            answering = dispatcher_of(self._optimized())
+            if answering is not None and not self.is_promoted:
+                answering.close(TUNING_ENDED)  # otherwise calls would be counted as if the search were running
+            with self._changed:
+                self._over.set()
+                self._changed.notify_all()
+
+    def _hear(self, news: Message) -> None:
+        if news.kind != "promoted":
+            self._note(news)
+            return
+        start = time.monotonic()
+        try:
+            with _yielding():
+                self._promote(news)
+        except Exception as error:  # as above, and a later tier may succeed
+            reason = str(error) if isinstance(error, TorchwiseError) else f"{type(error).__name__}: {error}"
+            self._note(Message("left", f"{news.text}, and was not swapped in: {reason}"))
+            return
+        logger.info("torchwise: %s; it answers now, %.1f s after it was found", news.text, time.monotonic() - start)
+        self._note(news)
+
+    def _note(self, news: Message) -> None:
+        if news.kind == "failed" and not self._stopping:
+            alert("background_failed", f"tuning in the background failed, the program goes on as it is: {news.text}")
+        with self._changed:
+            self.news.append(news)
+            self._changed.notify_all()
+
+    def _promote(self, news: Message) -> None:
+        """Load the plan, verify it on the example inputs again, and swap it in.
+
+        Raises:
+            StalePlanError: the model changed since, or the plan's outputs differ here.
+        """
+        decision, original = news.parse_decision(), self._workload.call
+        if stale := stale_because(original, decision):
+            raise StalePlanError(f"the model or machine changed since it was tuned ({stale})")
+        backend = None
+        if news.file:
+            codes = read_code(Path(news.file), news.sha256)
+            with contextlib.suppress(UnsupportedError):  # the checks then run again
+                cpu_isa_cache.replay(news.checks)
+            backend = Loader(codes)
+            backend.load()  # also if the model may not be called yet: its first call must not wait for this
+        # Other threads may not draw random numbers while a CUDA graph is recorded, so the program's own first call
+        # records it.
+        ready = replace(decision, plan=replace(decision.plan, capture="none"))
+        if news.extra_calls == "any" and not ready.plan.is_eager:
+            found = answers_alike(Dispatcher(original, ready, backend=backend), self._workload)
+            if found:
+                raise StalePlanError(found)
+        elif news.extra_calls == "undrawn" and backend is not None:
+            with contextlib.suppress(Exception):  # optional, it only makes the program's first call faster
+                warm_up_plan(original, ready.plan, backend, self._workload, decision.workload.device)
+        optimized = self._optimized()
+        answering = dispatcher_of(optimized)
+        if answering is not None and answering.is_frozen:
+            raise StalePlanError("the program is frozen, and the plan's first call would record or compile")
+        if answering is not None and not self._stopping:
+            swap(optimized, Dispatcher(original, decision, canary=self._canary, backend=backend))
+
+    def _abandon(self) -> None:
+        self._stopping = True
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _end(self) -> None:
+        """End the other process. Its workers end with it."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _import_compiler() -> None:
+    """Import the modules for loading a plan now, before the program serves.
+
+    Later, the import would take a thread seconds, and garbage collection of the new objects would stall every thread
+    for 200 ms. So the collection also runs now.
+    """
+    for module in COMPILER:
+        importlib.import_module(module)
+    gc.collect()
+
+
+@contextlib.contextmanager
+def _yielding() -> Iterator[None]:
+    """Make Python switch threads fifty times as often.
+
+    A waiting thread requests the interpreter after five milliseconds. Loading code keeps Python busy for a second or
+    two. The program's own thread releases the interpreter in every operator, so one call may wait a dozen times.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def start(optimized: Any, workload: Workload, order: Order, canary: int | None) -> Tuning:
+    """Start to tune `workload` for `optimized`, which runs the original meanwhile.
+
+    Args:
+        optimized: an `OptimizedModule` or `OptimizedFunction`.
+        workload: the live model and its inputs.
+        order: the order for the other process. The location of the model is filled in here.
+        canary: as for `apply`.
+
+    Raises:
+        WorkloadError: the model cannot be sent to another process.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="torchwise-background-"))
+    try:
+        model = str(folder / "model.pt")
+        order = replace(order, request=replace(order.request, source=model))
+        save(workload, model)
+        (folder / "order.json").write_text(codec.to_json(order))
+        _import_compiler()
+        return Tuning(optimized, workload, folder, canary)
+    except BaseException:  # raised again
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def initial_decision(workload: Workload, request: Request) -> Decision:
+    """Return the decision to run the original until the search decides."""
+    inputs = tuple(describe_example(example) for example in workload.examples)
+    here = environment.detect(request.workload.device)
+    reason = "tuning goes on in the background"
+    return Decision(
+        EAGER, reason, None, None, 0.0, 0.0, 0.0, None, request.workload, "", request.structure or "", inputs, here
+    )

@@ -1,0 +1,180 @@
+"""Make a model pad to buckets, from a rule and observed sizes: verify the rule, tune plans, apply them.
+
+Compile and capture everything before the first request.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Unpack
+
+from torchwise.compile.cuda_graphs.in_place_replay import SETTLING_CALLS
+from torchwise.errors import InputError
+from torchwise.former_names import renamed_arguments
+from torchwise.plan.tune_options import TuneKeywords
+from torchwise.records import Decision
+from torchwise.runtime import unwrap
+from torchwise.runtime.bucketing.buckets import MAX_BUCKETS, buckets_for, histogram_of
+from torchwise.runtime.bucketing.module import Bucketed, apply_buckets, buckets_of
+from torchwise.runtime.bucketing.padding import Padder, Padding
+from torchwise.runtime.bucketing.padding_check import VerifiedPadding, verify_padding
+from torchwise.workload import Example
+
+
+class Tuned(Protocol):
+    """The result of tuning, such as `torchwise.runtime.api.Study`."""
+
+    @property
+    def decision(self) -> Decision:
+        """The plan to apply, or none, and why."""
+
+
+def bucketed(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    padding: Padding,
+    sizes: Mapping[int, float] | Iterable[int],
+    buckets: Sequence[int] | None = None,
+    count: int = MAX_BUCKETS,
+    plan_per_bucket: bool = False,
+    canary: int | None = None,
+    tune: Callable[..., Tuned] | None = None,
+    **options: Unpack[TuneKeywords],
+) -> Bucketed:
+    """Return `model` with plans for a few sizes. Inputs of every size are padded to them.
+
+    The rule is verified first, on the model itself. Then plans are tuned on padded inputs of the most frequent sizes of
+    each bucket. The original answers inputs beyond the largest bucket. Call `warm_up` before the first request.
+
+    Args:
+        model: an `nn.Module` or a function.
+        args: example arguments, as long as the longest that will come.
+        kwargs: example keyword arguments.
+        padding: the rule.
+        sizes: observed sizes, as counts by size or one entry per call.
+        buckets: sizes to pad to, by default the `count` cheapest ones for `sizes`.
+        count: maximum number of buckets.
+        plan_per_bucket: tune one plan per bucket instead of one for all, which takes one search per bucket.
+        canary: as for `torchwise.apply`.
+        tune: replacement for `torchwise.tune`.
+        **options: as for `torchwise.tune`.
+
+    Raises:
+        InputError: the rule changes an answer, or an argument cannot be used.
+        BaselineError: the model raises at one of the sizes.
+    """
+    model, seen = unwrap(model), histogram_of(sizes)
+    buckets = buckets or buckets_for(select_covered_sizes(seen, padding), count)
+    verified = verify_padding(model, args, kwargs, padding=padding, buckets=buckets)
+    decisions = tune_buckets(model, verified, seen, tune or import_tune(), plan_per_bucket=plan_per_bucket, **options)
+    return apply_buckets(model, decisions, verified, canary=canary, store=options.get("store"))
+
+
+@renamed_arguments(verified="proof")
+def tune_buckets(
+    model: Callable[..., Any],
+    verified: VerifiedPadding,
+    seen: Mapping[int, float],
+    tune: Callable[..., Tuned],
+    *,
+    plan_per_bucket: bool,
+    **options: Unpack[TuneKeywords],
+) -> list[Decision]:
+    """Tune on padded inputs, for each bucket or once for all buckets."""
+    padder = Padder(model, verified.padding)
+    examples = [_typical(padder, verified, seen, bucket) for bucket in verified.buckets]
+    mixes = [[replace(example, weight=1.0)] for example in examples] if plan_per_bucket else [examples]
+    return [tune(model, examples=mix, **options).decision for mix in mixes]
+
+
+def import_tune() -> Callable[..., Tuned]:
+    """Import and return `torchwise.tune`."""
+    from torchwise.runtime.api import tune
+
+    return tune
+
+
+def select_covered_sizes(seen: Mapping[int, float], padding: Padding) -> dict[int, float]:
+    """Return the sizes that the rule covers.
+
+    Raises:
+        InputError: there is none.
+    """
+    most = padding.most or max(seen)
+    found = {size: weight for size, weight in seen.items() if padding.least <= size <= most}
+    if not found:
+        raise InputError(
+            f"sizes from {min(seen)} to {max(seen)} came, but the rule pads from {padding.least} to {most}"
+        )
+    return found
+
+
+def _typical(padder: Padder, verified: VerifiedPadding, seen: Mapping[int, float], bucket: int) -> Example:
+    """Return an example of a bucket's most frequent size, padded, with the weight of the whole bucket."""
+    smaller = max((b for b in verified.buckets if b < bucket), default=0)
+    within = {size: weight for size, weight in seen.items() if smaller < size <= bucket}
+    size = max(within, key=lambda size: within[size], default=bucket)
+    given = padder.resize(verified.example, size)
+    args, kwargs = padder.pad(given.args, dict(given.kwargs), bucket - size)
+    return Example(args, kwargs, sum(within.values()) or 1.0)
+
+
+logger = logging.getLogger("torchwise")
+
+CALLS = 2
+"""Calls per bucket: one that compiles, and one that shows that the plan then answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmedBucket:
+    """A bucket after its warmup.
+
+    Attributes:
+        bucket: its size.
+        number: its number, counted from 1.
+        total: number of buckets.
+        seconds: duration of the warmup.
+    """
+
+    bucket: int
+    number: int
+    total: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"bucket {self.bucket} is ready after {self.seconds:.1f} s ({self.number} of {self.total})"
+
+
+def warm_up(fast: Any, progress: Callable[[WarmedBucket], object] | None = None, *, freeze: bool = True) -> None:
+    """Call the plan of every bucket until it is compiled and captured, then freeze.
+
+    The largest bucket goes first, as smaller ones use its memory. After the freeze no call compiles or captures: the
+    original answers calls that would need it, and they are counted. PyTorch compiles separately for
+    `torch.inference_mode()`. If requests run under it, call this under it, too.
+
+    Args:
+        fast: the wrapper from `bucketed` or `apply_buckets`.
+        progress: callback for each bucket, such as `print`. None logs it.
+        freeze: whether to freeze.
+
+    Raises:
+        InputError: `fast` does not pad.
+    """
+    buckets = buckets_of(fast)
+    sizes = sorted(buckets.verified.buckets, reverse=True)
+    captures = any(decision.plan.capture != "none" for decision in buckets.decisions)
+    for number, bucket in enumerate(sizes, 1):
+        start = time.perf_counter()
+        buckets.warm(bucket, CALLS + SETTLING_CALLS if captures else CALLS)
+        warmed = WarmedBucket(bucket, number, len(sizes), time.perf_counter() - start)
+        if progress is None:
+            logger.info("torchwise: %s", warmed)
+        else:
+            progress(warmed)
+    if freeze:
+        buckets.freeze()

@@ -1,0 +1,96 @@
+"""Put a component in the place of its original, so that nothing else in the program changes.
+
+A function is replaced by one that calls the component. A module stays the same object, with its parameters, hooks and
+place in the tree. It gets a new class, derived from its own, whose `__call__` calls the component (as
+`torch.nn.utils.parametrize` does for properties). The component tunes and compiles the module's twin, an object of the
+original class.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from torchwise.errors import InputError
+from torchwise.runtime.components.component import Component, copy_with_shared_dict
+
+_components: WeakKeyDictionary[torch.nn.Module, Component] = WeakKeyDictionary()
+"""No attribute of the module, as an attribute would get into copies, files and fingerprints."""
+
+
+def is_component(module: object) -> bool:
+    """Return whether a module is a component of any manager."""
+    return isinstance(module, torch.nn.Module) and module in _components
+
+
+def function_of(component: Component) -> Callable[..., Any]:
+    """Return the function that replaces the component's original, which is no module."""
+    original = component.original
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return component.answer(original, args, kwargs)
+
+    return call
+
+
+def place(module: torch.nn.Module, component: Component) -> None:
+    """Make `component` answer calls of `module`, in place.
+
+    Raises:
+        InputError: its class cannot be changed, or it is a component already.
+    """
+    if is_component(module):
+        raise InputError(
+            f"this {type(module).__name__} is component {_components[module].name!r} already: register it once"
+        )
+    try:
+        object.__setattr__(module, "__class__", _derive_class(type(module)))  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InputError(
+            f"a {type(module).__name__} cannot be registered in place ({error}): register a function that calls it"
+        ) from error
+    _components[module] = component
+
+
+def place_instances(cls: type[torch.nn.Module], register: Callable[[torch.nn.Module, bool], object]) -> None:
+    """Register each new instance of `cls`. Copied and unpickled instances are not registered.
+
+    `register` is told whether the instance is complete: one of a derived class may still be under construction.
+    """
+    make = cls.__init__
+
+    @functools.wraps(make)
+    def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        make(self, *args, **kwargs)
+        if not is_component(self):  # a derived class may be registered, too
+            register(self, type(self).__init__ is __init__)
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
+
+
+@functools.cache
+def _derive_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """Return a class derived from `cls` whose instances call their component, but are copied and pickled as `cls`."""
+
+    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        # A class derived from this one later (as parametrisations do) has attributes that the twin lacks.
+        if torch.compiler.is_compiling() or type(self) is not asking or (component := _components.get(self)) is None:
+            return cls.__call__(self, *args, **kwargs)
+        return component.answer(functools.partial(cls.__call__, self), args, kwargs)
+
+    def __reduce_ex__(self: torch.nn.Module, protocol: Any) -> Any:  # noqa: N807
+        reduced: Any = copy_with_shared_dict(self, cls).__reduce_ex__(protocol)
+        make, given, *rest = reduced
+        return operator.call, (make, *given), *rest  # pickle requires the object's own class as the argument of `make`
+
+    own = {"__call__": __call__, "__reduce_ex__": __reduce_ex__}
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    asking = types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update({**names, **own}))
+    return asking

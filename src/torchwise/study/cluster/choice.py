@@ -1,0 +1,111 @@
+"""Choose where trials run, from command-line options."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+
+from torchwise import environment
+from torchwise.environment import Environment
+from torchwise.errors import InputError
+from torchwise.study.cluster.launcher import RayLauncher
+from torchwise.study.cluster.manifest import Task, connect, devices_of
+from torchwise.study.cluster.sweep import Slot
+from torchwise.trial import Launcher, ProcessLauncher
+
+LAUNCHERS = ("process", "ray")
+
+
+def check(launcher: str, address: str | None) -> None:
+    """Refuse options that name no launcher.
+
+    Raises:
+        InputError: an option is invalid. The message names the value and the rule.
+    """
+    if launcher not in LAUNCHERS:
+        raise InputError(f"launcher is {launcher!r}, but must be one of {', '.join(LAUNCHERS)}")
+    if address and launcher != "ray":
+        raise InputError(f"address is {address!r}, but only --launcher ray takes an address")
+
+
+def default_device(launcher: str, address: str | None) -> str:
+    """Return "cuda" if there is a GPU on this machine or in the cluster, or else "cpu"."""
+    if launcher == "ray":
+        return "cuda" if devices_of(connect(address), "cuda") else "cpu"
+    return environment.default_device()
+
+
+@contextlib.contextmanager
+def opened(
+    launcher: str, device: str, address: str | None, note: Callable[[str], None]
+) -> Iterator[tuple[Launcher, Environment | None]]:
+    """Yield a launcher for a study on `device`, and the environment of its device, or None for this machine.
+
+    Raises:
+        InputError: no cluster answers, or it has no such device.
+        UnsupportedError: Ray is not installed.
+    """
+    if launcher != "ray":
+        yield ProcessLauncher(), None
+        return
+    with RayLauncher(device, address, note=note) as ray_launcher:
+        yield ray_launcher, ray_launcher.environment
+
+
+def slots(launcher: str, address: str | None, parallel: int | None) -> list[Slot]:
+    """Return the slots of a sweep: every GPU and every node of a cluster, or of this machine.
+
+    Args:
+        launcher: "process" or "ray".
+        address: address of the cluster.
+        parallel: maximum number of slots, or None for all.
+
+    Raises:
+        InputError: `parallel` is not above 0, or no cluster answers.
+        UnsupportedError: Ray is not installed.
+    """
+    if parallel is not None and parallel < 1:
+        raise InputError(f"parallel is {parallel}, but must be at least 1")
+    return (_cluster_slots(address) if launcher == "ray" else _local_slots())[:parallel]
+
+
+def check_fit(tasks: Iterable[Task], slots: Iterable[Slot]) -> None:
+    """Refuse tasks for a device that no slot has.
+
+    Raises:
+        InputError: a task does not fit. The message names the first one.
+    """
+    available = frozenset().union(*(slot.devices for slot in slots))
+    if missing := next((task for task in tasks if task.device not in available), None):
+        raise InputError(
+            f"{missing.target} needs the device {missing.device!r}, but only {', '.join(available)} is available"
+        )
+
+
+def _cluster_slots(address: str | None) -> list[Slot]:
+    ray = connect(address)
+    # Without an address, this process may have started a cluster, which the studies' processes must join.
+    options = ("--launcher=ray", f"--address={address or ray.get_runtime_context().gcs_address}")
+    gpus, nodes = devices_of(ray, "cuda"), devices_of(ray, "cpu")
+    # Ray assigns the devices. A slot is a study that may have to wait for a device.
+    both = [Slot(frozenset({"cuda", "cpu"}), options)] * min(gpus, nodes)
+    rest = Slot(frozenset({"cuda"} if gpus > nodes else {"cpu"}), options)
+    return [*both, *[rest] * abs(gpus - nodes)]
+
+
+def _local_slots() -> list[Slot]:
+    """Return a slot for each GPU. Only the first also runs studies on the CPU, as these disturb each other."""
+    gpus = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in _visible_gpus()] if environment.torch_cuda_version() else []
+    first, *others = gpus or [{}]
+    return [
+        Slot(frozenset({"cpu", "cuda"}), variables=first),
+        *(Slot(frozenset({"cuda"}), variables=v) for v in others),
+    ]
+
+
+def _visible_gpus() -> list[str]:
+    """Return the names of GPUs for CUDA_VISIBLE_DEVICES: those that the user named there, or else all."""
+    found = [row[0] for row in environment.query_gpu("uuid")]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [name.strip() for name in named.split(",")] if found and named else found

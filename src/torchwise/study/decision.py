@@ -1,0 +1,249 @@
+"""From trials to one decision, and the sentence that explains it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchwise.environment import Environment
+from torchwise.plan import EAGER, Numerics, Plan
+from torchwise.plan.space import complexity_of, numerics_of
+from torchwise.records import Decision, Outcome, Trial
+from torchwise.records.answer import Answer
+from torchwise.records.cores import describe_contention
+from torchwise.records.cost_model import CostModel
+from torchwise.records.format import count, seconds
+from torchwise.records.trial import relative_speeds
+from torchwise.study.history import TIE, History, sets_threads_alone
+from torchwise.study.pairwise import cheapest
+
+LESS_MEMORY = 0.95
+"""With the objective "memory", a plan must need less than this share of eager's peak."""
+
+
+def decide(history: History, environment: Environment) -> Decision:
+    """Choose among the verified plans, or eager if none certainly pays."""
+    chosen = _lightest(history) if history.workload.objective == "memory" else cheapest(history)
+    economics = history.economics
+    stay = Decision(
+        plan=EAGER,
+        reason="",
+        speedup=None,
+        break_even_calls=None,
+        saved_s=0.0,
+        baseline_s=economics.baseline_s,
+        cold_s=0.0,
+        warm_s=None,
+        workload=history.workload,
+        identity=history.inspection.identity,
+        structure=history.inspection.structure,
+        structure_details=history.inspection.structure_details,
+        inputs=history.inspection.inputs,
+        environment=environment,
+    )
+    if chosen is None and (untold := _untold(history)) is not None:
+        reason = _why_inconclusive(untold) + _waits(history)
+        return replace(stay, reason=reason, answer=Answer.INCONCLUSIVE)
+    if chosen is None:
+        return replace(stay, reason=_why_eager(history) + _waits(history), answer=Answer.NO)
+    assert chosen.costs is not None
+    return replace(
+        stay,
+        plan=chosen.plan,
+        reason=_why(chosen, history)
+        + _compare_with_closest(chosen, history)
+        + _loss(chosen)
+        + _waits(history, chosen.plan),
+        speedup=chosen.speedup,
+        break_even_calls=economics.break_even_calls(chosen),
+        saved_s=economics.compute_saving(chosen),
+        answer=Answer.YES,
+        cold_s=chosen.costs.cold_s,
+        warm_s=chosen.costs.warm_s,
+        error=chosen.verdict.error if chosen.verdict else None,
+    )
+
+
+def _lightest(history: History) -> Trial | None:
+    """Return the verified plan of least peak memory that is certainly lighter than eager and not slower.
+
+    If eager itself does not fit, every plan that fits is a candidate.
+    """
+
+    def share(trial: Trial) -> float:
+        costs, eager = trial.costs, history.eager_peak_memory
+        if costs is None or costs.peak_memory is None or not eager:
+            return 1.0
+        return costs.peak_memory / eager
+
+    def is_better(trial: Trial) -> bool:
+        return share(trial) < LESS_MEMORY and economics.cost(trial).mid <= economics.baseline_cost * (1 + TIE)
+
+    economics = history.economics
+    fitting = [
+        t for t in history.trials if t.is_verified and history.fits(t) and (not history.eager_fits or is_better(t))
+    ]
+    return min(fitting, key=lambda t: (share(t), complexity_of(t.plan)), default=None)
+
+
+def _untold(history: History) -> Trial | None:
+    """Return the verified plan that may pay most, if no measurement can tell whether any pays, or else None.
+
+    With the objective "memory", and if eager exceeds the memory limit, time does not decide.
+    """
+    if history.workload.objective == "memory" or not history.eager_fits:
+        return None
+    economics = history.economics
+    timed = [t for t in history.trials if t.is_verified and history.fits(t)]
+    untold = [
+        t
+        for t in timed
+        if t.is_faster is Answer.INCONCLUSIVE and economics.cost(t).low < economics.baseline_cost * (1 - TIE)
+    ]
+    return min(untold, key=lambda t: economics.cost(t).low, default=None)
+
+
+def _why_inconclusive(best: Trial) -> str:
+    return (
+        f"Inconclusive: {best.plan} may be faster than eager ({best.speedup} times its speed), but the "
+        "measurements are too uncertain to tell. Eager goes on serving. Run this again while the machine is quieter, "
+        "or with a larger budget."
+    )
+
+
+def _why(chosen: Trial, history: History) -> str:
+    economics = history.economics
+    assert chosen.costs is not None
+    speed = f"Run {chosen.plan}: {chosen.speedup} times eager's speed"
+    break_even = economics.break_even_calls(chosen)
+    if history.workload.objective == "memory" and chosen.costs.peak_memory is not None:
+        needs = f"{chosen.costs.peak_memory / 2**20:.0f} MiB at its peak"
+        return f"{speed}, with {needs} against eager's {(history.eager_peak_memory or 0) / 2**20:.0f} MiB."
+    if not history.eager_fits:
+        return f"{speed}, verified, and it keeps the memory limit, which eager passes."
+    if break_even is None or break_even.mid < 1:
+        paid = "with nothing to pay back"
+    else:
+        paid = f"paid back after {count(break_even.mid)} of your {history.workload.calls:,} calls"
+    least = "about" if chosen.speedup and chosen.speedup.is_usable else "at least"
+    return f"{speed}, verified, {paid}; it saves {least} {seconds(economics.compute_saving(chosen))}."
+
+
+def _compare_with_closest(chosen: Trial, history: History) -> str:
+    """Compare the plan with the closest of the plans that it was timed beside in one process."""
+    ratios = relative_speeds(history.trials, chosen.plan)
+    held = [t for t in history.trials if t.duel and t.duel.measurement]
+    met = {t.plan for t in held if t.duel and t.duel.rival == chosen.plan}
+    met |= {chosen.duel.rival} if chosen.duel and chosen.duel.measurement else set()
+    rival = min(met & set(ratios), key=lambda plan: ratios[plan].mid, default=None)
+    if rival is None:
+        return ""
+    return f" Timed beside {rival} in one process, it has {ratios[rival]} times its speed."
+
+
+def _waits(history: History, chosen: Plan = EAGER) -> str:
+    """Say why threads wait for a core, and how long a call then takes.
+
+    If eager stays and so leaves it at that, name a remedy. If a plan has fewer threads because other programs hold
+    cores, say how long that holds: without them it may be slower than eager (`docs/benchmarks/search.md`).
+    """
+    cores = history.inspection.measurement.cores
+    if cores is None or not cores.is_contended:
+        return ""
+    by_threads = {cores.threads: history.economics.baseline_s}
+    if best := max((t for t in history.iter_timed() if sets_threads_alone(t.plan)), key=_speed, default=None):
+        assert best.measurement is not None
+        threads = best.plan.threads or cores.threads
+        if best.speedup is not None and best.speedup.is_usable:
+            by_threads[threads] = history.seconds_of(best.plan)
+        else:  # its middle is no figure to divide another one by, so the times side by side are used
+            pair = best.measurement
+            by_threads = {cores.threads: pair.baseline_time.mid, threads: pair.candidate_time.mid}
+    way_out = ""
+    if chosen.is_eager and cores.threads > 1:
+        way_out = " Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`."
+    elif chosen.threads is not None and cores.has_other_load:
+        way_out = " When those programs have ended, tune again: more threads may be faster then."
+    return f" {describe_contention(cores, by_threads)}.{way_out}"
+
+
+def _speed(trial: Trial) -> float:
+    return trial.speedup.mid if trial.speedup else 0.0
+
+
+def _loss(chosen: Trial) -> str:
+    """Say how far the answers change, if the plan may lower the precision or substitute an operator."""
+    level = numerics_of(chosen.plan)
+    error = chosen.verdict.error if chosen.verdict else None
+    if Numerics.SAME_PRECISION.allows(level) or error is None:
+        return ""
+    return f" It is {level}: its answers are {error:.1e} off float64, relative and root mean square, at the most."
+
+
+def _why_eager(history: History) -> str:
+    economics = history.economics
+    verified = [t for t in history.trials if t.is_verified and history.fits(t)]
+    if not history.eager_fits:
+        limit = f"the limit of {(history.workload.memory_limit or 0) / 2**20:.0f} MiB"
+        took = f"{(history.eager_peak_memory or 0) / 2**20:.0f} MiB"
+        return f"Stay with eager, which takes {took} a call and passes {limit}: no verified plan keeps it either."
+    if history.workload.objective == "memory":
+        return f"Stay with eager: of {len(verified)} verified plans none needs surely less memory and is not slower."
+    faster = [t for t in verified if t.speedup and t.speedup.low > 1]
+    if faster:
+        best = max(faster, key=lambda t: t.speedup.mid if t.speedup else 0.0)
+        reasons = [_shortfall(best, economics)]
+        if tied := [t for t in faster if economics.surely_pays(t)]:
+            cheapest = min(tied, key=lambda t: economics.cost(t).mid)
+            assert best.speedup is not None
+            assert cheapest.speedup is not None
+            is_clearly_faster = best.speedup.low > cheapest.speedup.high
+            reasons = [_describe_tie(cheapest, economics), *(reasons if is_clearly_faster else [])]
+        return f"Stay with eager: {'; '.join(reasons)}."
+    if verified and not _too_few_calls(history):
+        best = max(verified, key=lambda t: t.speedup.mid if t.speedup else 0.0)
+        return (
+            f"Stay with eager: no verified plan was surely faster; the best, {best.plan}, "
+            f"reached {best.speedup} times its speed."
+        )
+    if unseen := _not_comparable(history):
+        return f"Stay with eager: no candidate's answer could be compared with eager's, so none is verified ({unseen})."
+    if any(t.state.is_finished for t in history.trials):
+        return f"Stay with eager: no candidate was both right and faster.{_too_few_calls(history)}"
+    return f"Stay with eager: nothing is worth a trial.{_too_few_calls(history)}"
+
+
+def _not_comparable(history: History) -> str:
+    """Say why no candidate's answers could be compared, so that nothing is known of any, or return ""."""
+    verdicts = [t.verdict for t in history.trials if t.verdict and t.verdict.checks]
+    if any(verdict.outcome is not Outcome.NOT_COMPARABLE for verdict in verdicts):
+        return ""
+    return next((verdict.reason for verdict in verdicts), "")
+
+
+def _too_few_calls(history: History) -> str:
+    """Say that too few calls are expected, if that is why nothing was compiled."""
+    overhead = history.predict_overhead_s(Plan(backend="inductor"))
+    total = history.economics.baseline_cost
+    if total > overhead or any(t.plan.backend != "eager" for t in history.trials):
+        return ""
+    calls = f"{history.workload.calls:,} calls" if history.workload.calls > 1 else "one call"
+    return f" Compiling would take about {seconds(overhead)}, and {calls} take {seconds(total)} altogether."
+
+
+def _shortfall(best: Trial, economics: CostModel) -> str:
+    break_even = economics.break_even_calls(best)
+    needed = "may never pay back"
+    if break_even:
+        needed = f"pays back after {count(break_even.mid)} calls, at worst after {count(break_even.high)}"
+    return (
+        f"{best.plan} runs at {best.speedup} times its speed, but compiles for "
+        f"{seconds(economics.overhead(best))} and {needed}, and {economics.calls:,} are expected"
+    )
+
+
+def _describe_tie(best: Trial, economics: CostModel) -> str:
+    saved = seconds(economics.compute_saving(best))
+    return (
+        f"{best.plan} runs at {best.speedup} times its speed, and saves {saved} over {economics.calls:,} "
+        f"calls: less than the {TIE:.0%} from which a plan is worth having"
+    )

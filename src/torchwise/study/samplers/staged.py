@@ -1,0 +1,270 @@
+"""Cheap candidates first, and an expensive one only when its best possible gain can pay for it.
+
+The search is a descent from the leading plan, and from the quickest compiled one, whose launch gaps may still be
+removed. Every plan one choice away has a bound: the largest possible gain of that choice, given the profile of the
+time. A plan is excluded, with the figures, if it cannot pay for its compilation and its own trial over the remaining
+calls. Among the rest the plan with the quickest compile is tried next, and every result moves the leader and the
+bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torchwise.plan import EAGER, Choice, Numerics, Plan, PlanSpace, Trait
+from torchwise.plan.choice import ANY, load_choices
+from torchwise.plan.effort import EFFORTS, MOST
+from torchwise.plan.rules import iter_changes
+from torchwise.plan.space import choices_of, complexity_of
+from torchwise.records import format as show
+from torchwise.study.history import History, code_of, lays_out_by_itself, sets_threads_alone
+from torchwise.study.samplers.base import Proposal
+
+MIN_GAIN = 0.02
+"""A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
+HOPE = 0.5
+"""Expected saving of a choice as a share of its bound: on the reference workloads few saved more.
+
+Its compiling and its trial must be paid from that, or the search would cost more than it finds.
+"""
+PATIENCE = 2.0
+"""Multiple of its predicted time that a trial may always take, with any rest of the budget."""
+LOST = 0.95
+"""Speed relative to its base below which a choice counts as having lost."""
+WON = 1.05
+"""Speed relative to its base from which on a choice counts as having won.
+
+With few trials, only such a choice is tried on other plans.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One plan that could be tried: its base, its choice, its possible saving and its cost."""
+
+    plan: Plan
+    base: Plan
+    choice: Choice
+    gain_s: float  # per call, over the leader, at the very best
+    overhead_s: float  # of compiling, over all restarts
+    trial_s: float  # of trying it
+
+    def problem(self, history: History) -> str | None:
+        """Return why it is not worth trying, or None if its possible saving pays for compiling and for the trial."""
+        leader = history.incumbent()
+        if late := history.ran_out(self.plan):
+            return f"compiling it takes longer than {_format_estimate(late.seconds)}, as {late.plan} showed"
+        short = self.choice.target_cost == "memory" and not history.eager_fits
+        if history.workload.objective == "memory" or short:  # bounds are of time, and tell nothing of memory
+            return (
+                None if self.overhead_s < history.economics.baseline_cost else "compiling takes longer than all calls"
+            )
+        if self.choice.target_cost == "compile":
+            saved = history.overhead_of(self.base) - self.overhead_s
+            if saved < max(MIN_GAIN * history.cost_of(leader), self.trial_s) or self.base != leader:
+                most = _format_estimate(max(saved, 0))
+                return f"it could save at most {most} of compiling; its trial takes {_format_estimate(self.trial_s)}"
+            return None
+        leader_s = history.seconds_of(leader)
+        if self.gain_s < MIN_GAIN * leader_s:
+            gain = max(self.gain_s, 0.0) / leader_s
+            return (
+                f"it acts on {_PARTS[self.choice.target_cost]}, and could save at most {gain:.1%} of the leader's time"
+            )
+        closes = self.choice.target_cost == "launch" and self.choice.field != "options"  # a graph closes measured gaps
+        hope = 1.0 if closes else HOPE
+        saved = hope * self.gain_s * history.workload.calls
+        extra_s = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
+        if saved < extra_s + self.trial_s:
+            return (
+                f"it would save about {_format_estimate(saved)} over {history.workload.calls:,} calls, "
+                "which is less than "
+                f"{_format_estimate(extra_s)} of extra compile time plus {_format_estimate(self.trial_s)} for the trial"
+            )
+        return None
+
+
+def _format_estimate(seconds: float) -> str:
+    """Return an estimate in words, without digits that it does not have, and without an exponent."""
+    return f"{seconds:.3g} s" if 0.1 <= abs(seconds) < 999.5 else show.seconds(seconds)
+
+
+_PARTS = {
+    "all": "the whole call",
+    "gemm": "matrix products and convolutions",
+    "conv": "convolutions",
+    "launch": "the gaps between kernels",
+    "memory": "memory alone",
+}
+
+
+class StagedSampler:
+    """The default sampler. See `Sampler`.
+
+    Args:
+        space: the choices that are open.
+        hints: plans that were decided for before, on another machine or for an earlier version of the model. They are
+            tried first, and never trusted.
+    """
+
+    def __init__(self, space: PlanSpace, hints: Sequence[Proposal] = ()) -> None:
+        self._space = space
+        self._hints = tuple(hints)
+
+    def ask(self, history: History) -> Proposal | None:
+        """Return the most promising affordable plan that was not tried, or None."""
+        if self._is_at_its_end(history):
+            return None
+        for hint in self._hints:
+            known = history.find_trial(hint.plan) or history.find_noop_trial(hint.plan)
+            if known is None and self._is_affordable(hint.plan, history):
+                return hint
+        worth = [option for option in self._options(history) if option.problem(history) is None]
+        if not worth:
+            return None
+        # Plans that can end in time come first, and then plans that build on the leader: variants of plans that trail
+        # would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too: quick compiles
+        # are tried before long ones.
+        leader, foundation = history.incumbent(), history.foundation()
+        waits = Trait.CONTENDED_CORES in history.traits
+        first = (leader, foundation, history.fastest_compiled()) if leader == EAGER else (leader,)
+        best = min(
+            worth,
+            key=lambda o: (
+                o.trial_s > history.left_s,
+                o.base not in first,
+                waits and o.overhead_s > 0 and o.plan.threads != foundation.threads,
+                o.overhead_s,
+                -o.gain_s,
+                complexity_of(o.plan),
+                o.plan.id,
+            ),
+        )
+        reason, limit_s = f"{best.choice.summary}; on {best.base}", _limit_s(best, worth, history)
+        if best.choice.target_cost == "compile":
+            return Proposal(best.plan, reason, limit_s)
+        bound = best.gain_s / history.seconds_of(history.incumbent())
+        return Proposal(best.plan, f"{reason} it could save up to {min(bound, 1):.0%}", limit_s)
+
+    def _is_at_its_end(self, history: History) -> bool:
+        counted = [trial for trial in history.trials if not sets_threads_alone(trial.plan)]
+        return len(counted) >= EFFORTS[self._space.effort].max_trials
+
+    def _is_affordable(self, plan: Plan, history: History) -> bool:
+        """Return whether a plan is open here and could pay if it took no time at all."""
+        # A trial may have shown that trait.
+        space = replace(self._space, effort=MOST, traits=self._space.traits | {Trait.RESTRIDED})
+        closed = [choice for choice in choices_of(plan) if space.excludes(choice)]
+        return not plan.is_eager and not closed and history.predict_overhead_s(plan) < history.economics.baseline_cost
+
+    def list_excluded(self, history: History) -> list[str]:
+        """List the untried neighbours of the leader that cannot pay, and those that need other effort or numerics."""
+        found = {str(o.plan): o.problem(history) for o in self._options(history)}
+        if Trait.GROWS in history.traits:
+            found["inductor for static shapes"] = "each call changes the shape of its state, and would compile again"
+        if Trait.RESTRIDED in history.traits:
+            found["inductor without eager_strides"] = (
+                "a trial showed that outputs have another memory layout than eager's"
+            )
+        parts = (trial.failure.no_effect for trial in history.trials if trial.failure)
+        found.update({part[1]: "a trial showed that it changes nothing" for part in parts if part})
+        if self._is_at_its_end(history):
+            limit = f"effort {self._space.effort} ends after {EFFORTS[self._space.effort].max_trials} trials"
+            found = {plan: problem or limit for plan, problem in found.items()}
+        return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._list_unavailable(
+            history
+        )
+
+    def _list_unavailable(self, history: History) -> list[str]:
+        """List the choices that more effort or other numerics would open, and those that the workload bars.
+
+        Choices that a search with more of them has tried already are left out.
+        """
+        widest = replace(self._space, allow=Numerics.SUBSTITUTED, effort=MOST)
+        tried = {part for trial in history.trials for part in iter_changes(trial.plan)}
+        untried = [choice for choice in load_choices().values() if choice.value != ANY and choice.key not in tried]
+        choices = [choice for choice in untried if widest.excludes(choice) in (None, widest.bars(choice))]
+        reasons = {_name(choice): widest.bars(choice) or self._space.excludes(choice) for choice in choices}
+        return [f"{name}: {reason}" for name, reason in reasons.items() if reason]
+
+    def _options(self, history: History) -> Iterator[_Option]:
+        leader = history.incumbent()
+        bases = dict.fromkeys([leader, history.foundation(), history.fastest_compiled() or EAGER, EAGER])
+        space = replace(self._space, traits=self._space.traits | history.traits)
+        seen: set[Plan] = set()
+        for base in bases:
+            for plan, choice in space.neighbours(base):
+                if plan in seen or history.find_trial(plan) is not None or self._has_lost(history, choice):
+                    continue
+                if _fails_like_others(plan, space) or _compiles_each_call(plan, space) or history.find_noop_trial(plan):
+                    continue
+                if plan.threads is not None and plan.threads == history.eager_threads:  # as it is without
+                    continue
+                seen.add(plan)
+                best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
+                gain_s = history.seconds_of(leader) - best_s
+                overhead_s = history.predict_overhead_s(plan)
+                yield _Option(plan, base, choice, gain_s, overhead_s, history.predict_trial_s(plan))
+
+    @staticmethod
+    def _bound_s(history: History, base: Plan, choice: Choice) -> float:
+        """Return the seconds per call that a choice could save on `base` at the very most."""
+        total = history.seconds_of(base)
+        eager_s = history.economics.baseline_s
+        if choice.target_cost in ("compile", "memory"):
+            return 0.0
+        if choice.target_cost == "launch":
+            part = history.launch_gap_s(base)
+        elif choice.target_cost in ("gemm", "conv"):
+            # Only eager's time in other operators certainly stays the same here: a compiler may have made the rest
+            # slower than in eager, and that could be won back.
+            part = total - (1 - history.inspection.shares.get(choice.target_cost, 1.0)) * eager_s
+            part = max(part, history.inspection.shares.get(choice.target_cost, 1.0) * eager_s)
+        else:
+            part = total
+        return (1 - choice.min_remaining_fraction) * min(part, total)
+
+    def _has_lost(self, history: History, choice: Choice) -> bool:
+        """Return whether a choice whose effect carries over already lost on another plan."""
+        if not choice.carries_over:
+            return False
+        for trial in history.iter_timed():
+            if getattr(trial.plan, choice.field) != choice.value:
+                continue
+            without = _drop_choice(trial.plan, choice)
+            if without == EAGER or history.find_trial(without) is not None:
+                bar = WON if self._space.effort == "quick" else LOST
+                return history.seconds_of(without) / history.seconds_of(trial.plan) < bar
+        return False
+
+
+def _limit_s(chosen: _Option, worth: Sequence[_Option], history: History) -> float:
+    """Return the seconds that a trial may take so that the quickest other code can be tried in the time after it.
+
+    A trial of up to twice its predicted time is not ended yet.
+    """
+    others = [o.trial_s for o in worth if o.overhead_s > 0 and code_of(o.plan) != code_of(chosen.plan)]
+    if not others:
+        return math.inf
+    return max(history.left_s - min(others), PATIENCE * chosen.trial_s)
+
+
+def _fails_like_others(plan: Plan, space: PlanSpace) -> bool:
+    """Return whether a plan would change the memory layout of outputs from eager's, as other plans were seen to."""
+    return Trait.RESTRIDED in space.traits and lays_out_by_itself(plan)
+
+
+def _compiles_each_call(plan: Plan, space: PlanSpace) -> bool:
+    return Trait.GROWS in space.traits and plan.backend != EAGER.backend and plan.shapes == "static"
+
+
+def _name(choice: Choice) -> str:
+    if choice.field in ("capture", "threads"):  # whose values say nothing by themselves
+        return f"{choice.field} {choice.value}"
+    return str(choice.value[0] if choice.field == "options" else choice.value)
+
+
+def _drop_choice(plan: Plan, choice: Choice) -> Plan:
+    return replace(plan, **{choice.field: getattr(EAGER, choice.field)})
