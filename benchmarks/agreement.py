@@ -37,10 +37,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from torchwise.study.history import TIE
 from torchwise.records import CostModel, Interval, Study, codec
 from torchwise.records.answer import EXIT_INCONCLUSIVE
 from torchwise.records.study import study_from_dict
+from torchwise.study.history import TIE
 
 
 def main() -> None:

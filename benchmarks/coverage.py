@@ -26,9 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from torchwise import environment
-from torchwise.study.history import History
-from torchwise.study.decision import decide
-from torchwise.study.repeats import next_repeat
 from torchwise.environment import Environment
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
@@ -47,6 +44,9 @@ from torchwise.records import (
     codec,
 )
 from torchwise.records.answer import Answer
+from torchwise.study.decision import decide
+from torchwise.study.history import History
+from torchwise.study.repeats import next_repeat
 from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings
 
 LAYERS, WIDTH, ROWS = 100, 128, 32

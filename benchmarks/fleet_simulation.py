@@ -26,12 +26,12 @@ from typing import Any
 import simpy
 from store_scale import a_study, a_trial, claim_and_release
 
-from torchwise.study.history import History
-from torchwise.study.samplers import StagedSampler
 from torchwise.plan import Numerics, Plan, PlanSpace
 from torchwise.records import Study, StudyState
 from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.study.caches import HEARTBEAT_S
+from torchwise.study.history import History
+from torchwise.study.samplers import StagedSampler
 
 FLEETS = (1, 10, 100, 1000)
 TRIALS = 16

@@ -16,10 +16,10 @@ from bytecodes import count_bytecodes
 from dispatch import apply_plan, make_decision
 
 import torchwise
-from torchwise.runtime.bucketing import Padding, apply_buckets, verify_padding
-from torchwise.runtime.components import CompileConfig, CompileManager
 from torchwise.plan import Plan
 from torchwise.records import Interval
+from torchwise.runtime.bucketing import Padding, apply_buckets, verify_padding
+from torchwise.runtime.components import CompileConfig, CompileManager
 from torchwise.workload import Example
 
 Paths = dict[str, Callable[[], object]]

@@ -30,9 +30,9 @@ import torch
 
 import torchwise
 from torchwise import environment
-from torchwise.runtime import bucketing
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.runtime import bucketing
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example, structure
 

@@ -21,11 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torchwise.study.history import TIE
 from torchwise.environment import default_device, detect
 from torchwise.plan import Plan
 from torchwise.records import codec
 from torchwise.records.statistics import median_interval
+from torchwise.study.history import TIE
 
 MANIFEST = Path(__file__).parent / "sweeps" / "zoo.toml"
 

@@ -35,12 +35,12 @@ from pathlib import Path
 
 from run_suite import Lane, lanes_on, start_on
 
-from torchwise.study.history import History
 from torchwise.plan import EAGER, Numerics, Plan, PlanSpace
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.space import choices_of
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
+from torchwise.study.history import History
 from torchwise.trial.candidate import PlanCandidate
 from torchwise.trial.experiment import start_candidate
 from torchwise.trial.harness import Harness

@@ -14,7 +14,7 @@ from torchwise.trial.job import DerivedJob
 from torchwise.trial.worker import TASKS
 
 MODULES = (
-    *("artifact.build", "background.aot_worker", "bench.job", "diagnose.explain", "diagnose.analysis.job"),
+    *("artifact.build", "runtime.background.aot_worker", "bench.job", "diagnose.explain", "diagnose.analyze"),
     "diagnose.bisect.job",
 )
 CHOOSING = {"size": (None, 4)}

@@ -16,7 +16,7 @@ import torchwise
 from torchwise import cli
 from torchwise.bench import Suite, resolve_targets
 from torchwise.cli.bench import _resolve_targets
-from torchwise.diagnose.source_locations import is_library
+from torchwise.diagnose.messages import is_library
 from torchwise.errors import InputError, TargetError
 from torchwise.plan.workload_spec import SCHEMES_OF_MODELS, check_form
 from torchwise.workload.target import load as load_target

@@ -213,7 +213,7 @@ def _describe_interruption(done: Benchmark | None, files: Files) -> str:
 def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:
     from rich.console import Console
 
-    from torchwise.report.bench import render_benchmark
+    from torchwise.report import render_benchmark
 
     Console(highlight=False).print(render_benchmark(done, _next(done, request, files)))
 
