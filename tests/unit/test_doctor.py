@@ -329,7 +329,8 @@ def test_gathering_needs_no_torch_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.python == sys.version_info[:3]
     assert seen.gpu is None
     assert seen.cpus >= 1
-    code = "import sys, torchwise.diagnose.doctor as d, torchwise.diagnose.doctor.system_info as f; f.run_probe = dict; d.diagnose()"
+    code = "import sys, torchwise.diagnose.doctor as d, torchwise.diagnose.doctor.system_info as f; "
+    code += "f.run_probe = dict; d.diagnose()"
     subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], check=True)
 
 

@@ -502,7 +502,7 @@ def test_a_rewrite_that_changes_the_number_of_modules_is_told_the_stage_for_that
         "transforms", "wrap", Numerics.EXACT, complexity=1, summary="", realized_by=put_inside, stage=Stage.MODEL
     )
     monkeypatch.setitem(CHOICES, choice.key, choice)
-    with pytest.raises(UnsupportedError, match="made 2 modules of 1, .* give it the stage 'form'"):
+    with pytest.raises(UnsupportedError, match=r"made 2 modules of 1, .* give it the stage 'form'"):
         compile_call(nn.Tanh().eval(), Plan(transforms=("wrap",)), torch.ones(1))
     monkeypatch.setitem(CHOICES, choice.key, replace(choice, stage=Stage.FORM))
     answer = compile_call(nn.Tanh().eval(), Plan(transforms=("wrap",)), torch.ones(1))(torch.ones(1))

@@ -1,7 +1,7 @@
 """Test in a child process whether torch imports, compiles and reaches the GPU, and what threads cost there.
 
-`python -m torchwise.diagnose.doctor.probe` runs the steps one by one, and prints a line before and after each. So the parent
-knows the step in which the child crashed or hung.
+`python -m torchwise.diagnose.doctor.probe` runs the steps one by one, and prints a line before and after each. So the
+parent knows the step in which the child crashed or hung.
 """
 
 from __future__ import annotations
