@@ -47,12 +47,12 @@ def compiling_aside() -> Iterator[None]:
         for method in (TIMES, ALSO_RUNS):
             if hasattr(benchmarker, method):
                 wrapped.enter_context(_within(device_lock.share_temporarily, benchmarker, method))
-        for context, (module, function) in (
+        for context, name in (
             (_release_for_trace, COMPILE_FRAME),
             (_release_for_compile, inductor.GENERATE_CODE),
             (device_lock.share_temporarily, inductor.FREEZE),
         ):
-            wrapped.enter_context(_within(context, importlib.import_module(module), function))
+            wrapped.enter_context(_within(context, importlib.import_module(name.module), name.attribute))
         yield
 
 
