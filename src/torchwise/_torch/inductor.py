@@ -42,8 +42,8 @@ TRITON_CACHE_DIR = PrivateName("torch._inductor.runtime.cache_dir_utils", "trito
 REMOTE_CACHE = PrivateName("torch._inductor.remote_cache", "RedisRemoteCache")
 REMOTE_CACHE_BACKEND = PrivateName("torch._inductor.remote_cache", "RemoteCacheBackend")
 
-VEC_ISA = PrivateName("torch._inductor.vec_isa", "VecISA", "torch._inductor.cpu_vec_isa")
-VALID_VEC_ISAS = PrivateName("torch._inductor.vec_isa", "valid_vec_isa_list", "torch._inductor.cpu_vec_isa")
+VEC_ISA = PrivateName("torch._inductor.cpu_vec_isa", "VecISA")
+VALID_VEC_ISAS = PrivateName("torch._inductor.cpu_vec_isa", "valid_vec_isa_list")
 
 GRAPH_PASS = PrivateName("torch._inductor.custom_graph_pass", "CustomGraphPass")
 HASH_FILES = PrivateName("torch._inductor.custom_graph_pass", "get_hash_for_files")

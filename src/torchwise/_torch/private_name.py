@@ -16,12 +16,10 @@ class PrivateName(NamedTuple):
     Attributes:
         module: the module that holds it, such as "torch._dynamo.pgo".
         attribute: its name there, or `Class.member`.
-        or_module: the module that holds it in other supported versions, or "".
     """
 
     module: str
     attribute: str
-    or_module: str = ""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.attribute}"
@@ -41,8 +39,6 @@ class PrivateName(NamedTuple):
                 return importlib.import_module(f"{self.module}.{self.attribute}")
             return operator.attrgetter(self.attribute)(module)
         except (ImportError, AttributeError) as error:
-            if self.or_module:
-                return PrivateName(self.or_module, self.attribute).get(feature)
             import torch
 
             raise UnsupportedError(f"{feature} needs {self}, which torch {torch.__version__} does not have") from error
