@@ -20,7 +20,9 @@ from torchwise.records import Failure, FailureKind, Inspection
 from torchwise.records.trial import WorkerStage
 from torchwise.runtime.bucketing import padding_check
 from torchwise.runtime.bucketing.padding import Padding
-from torchwise.trial import Limits, candidate, error_origin, inspect_workload, inspection, training
+from torchwise.trial import Limits, error_origin, experiment, inspect_workload, inspection, training
+from torchwise.trial.candidate import PlanCandidate
+from torchwise.trial.experiment import Experiment
 from torchwise.trial.inspection import inspect
 from torchwise.trial.job import Job
 from torchwise.trial.plain_call import run_plainly
@@ -228,12 +230,13 @@ def test_checks_that_fail_for_eager_too_are_not_the_candidates_fault(
     factory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode = "training" if factory == "forces" else "inference"
-    tried = candidate._CandidateTrial(replace(job(factory, mode), plan=EAGER))
-    monkeypatch.setattr(candidate, "verify", raises)
-    monkeypatch.setattr(candidate, "verify_step", raises)
+    tried = Experiment(job(factory, mode), PlanCandidate(EAGER))
+    monkeypatch.setattr(experiment, "verify", raises)
+    monkeypatch.setattr(experiment, "verify_step", raises)
     refusal = "with eager in the candidate's place they raise"
+    tried.build()
     with tried.harness.gradients(), pytest.raises(InternalError, match=refusal):
-        tried.verdict(lambda _stage: None)
+        tried.verify(lambda _stage: None)
 
 
 def test_what_a_candidate_alone_raises_is_its_own() -> None:

@@ -13,7 +13,8 @@ from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Check, Outcome, Verdict
-from torchwise.trial import Job, ProcessSettings, candidate
+from torchwise.trial import Job, ProcessSettings
+from torchwise.trial.candidate import PlanCandidate, PlanExperiment
 from torchwise.verify import StepSubject, Subject, observation_of, verify, verify_step
 from torchwise.verify.first_calls import FirstAnswer
 from torchwise.verify.step_runner import StepRunner
@@ -79,10 +80,11 @@ def test_a_trial_looks_at_first_calls(times: int, outcome: Outcome) -> None:
     settings = ProcessSettings("highest", "float32", torch.get_num_threads(), False, True, False)
     spec = WorkloadSpec("zoo:tutorial.fusion_demo@small", device="cpu")
     job = Job("try", spec, Plan(backend="inductor"), effort=EFFORTS["quick"], settings=settings)
-    tried = candidate._CandidateTrial(job, wrong_at_first(times))
+    tried = PlanExperiment(job, PlanCandidate(job.plan, wrong_at_first(times)))
     with tried.harness.gradients():
+        tried.build()
         tried.first_calls()
-        verdict = tried.verdict(lambda _stage: None)
+        verdict = tried.verify(lambda _stage: None)
     assert [check.outcome for check in first_call_checks(verdict)] == [outcome]
     assert verdict.outcome is outcome
 
