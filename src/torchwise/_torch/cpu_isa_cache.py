@@ -52,12 +52,14 @@ class SharedChecks:
     Attributes:
         known: the checks of earlier workers.
         made: the checks of this one.
+        tell: called with each check that is made, at once, as the worker may die in the code that it compiles next.
         is_warm: whether this worker has a cache that an earlier one filled.
         owed_s: seconds to add to those that compiling took in this process.
     """
 
     known: Mapping[str, TimedCheck] = field(default_factory=dict)
     made: dict[str, TimedCheck] = field(default_factory=dict)
+    tell: Callable[[dict[str, TimedCheck]], None] = lambda _made: None
     is_warm: bool = False
     owed_s: float = 0.0
 
@@ -79,6 +81,7 @@ class SharedChecks:
         warm_s = _time(check, isa, code)[1] if passed else cold_s
         self.owed_s -= warm_s if passed else 0.0
         self.made[key] = TimedCheck(passed, cold_s, warm_s)
+        self.tell({key: self.made[key]})
         return passed
 
 

@@ -42,7 +42,7 @@ class MessageKind(StrEnum):
     GOES_ON = "goes on"
     """The stage that goes on after such a wait."""
     CHECKS = "checks"
-    """The checks of instruction sets that the worker made, as JSON, for the workers after it."""
+    """A check of an instruction set that the worker made, as JSON, for the workers after it."""
     RESULT = "result"
     """The record as JSON."""
     FAILURE = "failure"
@@ -127,16 +127,15 @@ def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str,
     device_lock.configure_lock(
         lambda waits: connection.send((MessageKind.WAITS if waits else MessageKind.GOES_ON, stage[0]))
     )
-    cpu_isa_cache.SHARED.known, cpu_isa_cache.SHARED.is_warm = checks, _has_warm_cache()
+    shared = cpu_isa_cache.SHARED
+    shared.known, shared.is_warm = checks, _has_warm_cache()
+    shared.tell = lambda made: connection.send((MessageKind.CHECKS, codec.to_json(made)))
     if COMPILER_MODULE in sys.modules:
-        cpu_isa_cache.SHARED.install()
+        shared.install()
     try:
-        answer = (MessageKind.RESULT, codec.to_json(_run(job, enter)))
+        connection.send((MessageKind.RESULT, codec.to_json(_run(job, enter))))
     except BaseException as error:  # an exception of a candidate is this trial's result, and ends nothing else
-        answer = _report(error, stage[0])
-    if cpu_isa_cache.SHARED.made:
-        connection.send((MessageKind.CHECKS, codec.to_json(cpu_isa_cache.SHARED.made)))
-    connection.send(answer)
+        connection.send(_report(error, stage[0]))
     sys.stdout.flush()
     # Interpreter shutdown after CUDA graphs and compile pools can crash or hang, and there is nothing left to save.
     os._exit(0)

@@ -29,7 +29,7 @@ MAX_FUNCTIONS = 64
 ENTRIES = {"__call__", "forward", "_call_impl", "_slow_forward", "__getattr__", "__getattribute__"}
 """Methods that a call runs even if no code names them."""
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, type(functools.cache(len)))
-_LIBRARIES = {*sys.stdlib_module_names, "torch", "torchwise", "numpy"}
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "torchwise", "torchwise_models", "numpy"}
 
 
 @dataclass
