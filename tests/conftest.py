@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import sys
@@ -101,10 +100,10 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture
 def brief_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have searches of effort "quick" verify and time briefly: for tests that ask what comes of them, not how fast."""
+    from brief import BRIEF
     from torchwise.plan.effort import EFFORTS
 
-    brief = dataclasses.replace(EFFORTS["quick"], half_width=0.2, measure_s=0.3, noise_s=0.2, processes=1)
-    monkeypatch.setitem(EFFORTS, "quick", brief)
+    monkeypatch.setitem(EFFORTS, "quick", BRIEF)
 
 
 class StandingClock:

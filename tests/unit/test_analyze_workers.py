@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from torchwise.diagnose.analyze import analyze
+
+pytestmark = pytest.mark.usefixtures("brief_searches")
 
 
 def test_a_live_model_is_looked_at_from_its_baseline_to_its_batches() -> None:

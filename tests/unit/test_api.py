@@ -21,6 +21,8 @@ from torchwise.plan.tune_options import OptionKeywords, TuneKeywords, TuneOption
 
 FAST = (Plan(threads=torch.get_num_threads() + 1),)
 
+pytestmark = pytest.mark.usefixtures("brief_searches")
+
 
 class Sleepy(torch.nn.Module):
     """Quicker on the number of threads that the plan under test sets."""

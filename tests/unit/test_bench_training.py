@@ -6,6 +6,7 @@ import pytest
 import torch
 from step_samples import Net, a_step, batch
 
+from brief import BRIEF
 from live_decisions import make_decision
 from torchwise.bench.contender_worker import ContenderCandidate, adapt_decision
 from torchwise.bench.contenders import Setting, load_contenders
@@ -14,7 +15,6 @@ from torchwise.bench.contenders.torchwise import Torchwise, check_served
 from torchwise.bench.job import ContenderJob
 from torchwise.errors import StalePlanError
 from torchwise.plan import Plan
-from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Outcome, codec
 from torchwise.records.benchmark import Performance
@@ -30,7 +30,7 @@ GIB = 2**30
 @pytest.mark.parametrize("name", ["eager", pytest.param("default", marks=pytest.mark.slow)])
 def test_a_contender_trains_as_eager_does(name: str) -> None:
     spec = WorkloadSpec("zoo:training.carrier@small", mode="training")
-    job = Job("try", spec, effort=EFFORTS["quick"])
+    job = Job("try", spec, effort=BRIEF)
     answer = ProcessLauncher().run(ContenderJob("contend", job, name), Limits(250, 8 * GIB), lambda _stage: None)
     assert isinstance(answer, str), answer
     found = codec.from_json(answer, Performance)
@@ -41,9 +41,7 @@ def test_a_contender_trains_as_eager_does(name: str) -> None:
 
 def test_a_loss_that_is_overwritten_is_said_apart_from_whether_it_is_right() -> None:
     spec = WorkloadSpec("zoo:training.carrier@small", mode="training")
-    ring = Experiment(
-        Job("try", spec, effort=EFFORTS["quick"]), ContenderCandidate("eager", Setting("cpu", "training"))
-    )
+    ring = Experiment(Job("try", spec, effort=BRIEF), ContenderCandidate("eager", Setting("cpu", "training")))
     ring.build()
     call, kept = ring.call, torch.zeros(())
     assert ring.step_runner is not None

@@ -22,10 +22,11 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+import brief
+from brief import BRIEF
 from postgres_server import PostgresServer
 from torchwise.environment import detect
 from torchwise.plan import Plan
-from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Trial, TrialState
 from torchwise.store import open_storage
@@ -73,7 +74,7 @@ class TestContract(LauncherContract):
 def job(factory: str) -> Job:
     spec = WorkloadSpec(f"{TARGETS}:{factory}")
     traits = frozenset({"module"})
-    return Job("try", spec, traits=traits, effort=EFFORTS["quick"], settings=SETTINGS)
+    return Job("try", spec, traits=traits, effort=BRIEF, settings=SETTINGS)
 
 
 def ask(launcher: RayLauncher, question: Callable[[Any], Any]) -> Any:
@@ -127,7 +128,7 @@ def test_a_sweep_whose_driver_and_then_database_are_killed_loses_no_trial_and_de
     manifest = tmp_path / "sweep.toml"
     asked = json.dumps([plan.to_json() for plan in plans])
     manifest.write_text(f"targets = ['{TARGETS}:wrong']\neffort = 'quick'\nplan = {asked}\n")
-    words = [sys.executable, "-m", "torchwise.cli", "sweep", str(manifest), "--launcher", "ray", "--device", "cpu"]
+    words = [sys.executable, brief.__file__, "sweep", str(manifest), "--launcher", "ray", "--device", "cpu"]
     words += ["--address", cluster.address]
     log, store = tmp_path / "log", postgres.store()
     disturbed = [*words, "--store", store, "--json", str(tmp_path / "disturbed.json")]

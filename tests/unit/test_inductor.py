@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch._inductor.codecache import PyCodeCache
 
+from brief import BRIEF
 from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.compile import compile_plan
 from torchwise.compile.backends import inductor
@@ -22,7 +23,6 @@ from torchwise.compile.backends.inductor import compile
 from torchwise.compile.guards.guard_bypass import FastPath
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
 from torchwise.trial import Job, Limits, ProcessLauncher, launcher, try_plan
@@ -35,7 +35,7 @@ TARGETS = Path(__file__).parent.parent / "targets" / "compiled.py"
 
 
 def try_target(target: str, plan: Plan, *traits: str) -> Trial:
-    effort = replace(EFFORTS["quick"], reproduce_noise=True, noise_s=0.5)
+    effort = replace(BRIEF, reproduce_noise=True, noise_s=0.5)
     job = Job("try", WorkloadSpec(target), traits=frozenset({"module", *traits}), effort=effort)
     return try_plan(ProcessLauncher(), job, Trial(0, plan, TrialState.RUNNING), Limits(250, 2**34), lambda stage: None)
 

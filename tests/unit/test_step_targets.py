@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torchwise
+from brief import BRIEF
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
@@ -57,7 +58,7 @@ def test_a_step_is_inspected_with_what_it_works_on(tmp_path: Path, loss: str, la
 
 def test_a_search_hears_where_the_loss_went(tmp_path: Path) -> None:
     heard: list[str] = []
-    job = Job("try", WorkloadSpec(TARGET, mode="training"), effort=EFFORTS["quick"])
+    job = Job("try", WorkloadSpec(TARGET, mode="training"), effort=BRIEF)
     trial = Trial(0, Plan(optimizer="foreach"), TrialState.RUNNING)
     done = try_plan(ProcessLauncher(), job, trial, LIMITS, heard.append)
     assert done.verdict is not None
@@ -67,7 +68,7 @@ def test_a_search_hears_where_the_loss_went(tmp_path: Path) -> None:
 
 def test_two_plans_of_a_step_are_timed_beside_each_other() -> None:
     """A batch cut in four takes about four times as long."""
-    job = Job("try", WorkloadSpec(TARGET, mode="training"), Plan(optimizer="foreach"), effort=EFFORTS["quick"])
+    job = Job("try", WorkloadSpec(TARGET, mode="training"), Plan(optimizer="foreach"), effort=BRIEF)
     found = hold_duel(ProcessLauncher(), job, Plan(microbatches=4), LIMITS, lambda _stage: None)
     assert found.measurement is not None, found.failure
     assert found.measurement.speedup.low > 1.3

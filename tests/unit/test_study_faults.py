@@ -20,6 +20,7 @@ from torchwise.records import TrialState
 from torchwise.store import open_storage
 
 TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
+BRIEF_CLI = Path(__file__).parent.parent / "brief.py"
 GOOD, BAD = Plan(threads=1), Plan(threads=3)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "2"}
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.slow
 def command(folder: Path, factory: str, *plans: Plan, **options: str) -> list[str]:
     flags = [flag for name, value in options.items() for flag in (f"--{name}", value)]
     chosen = [flag for plan in plans for flag in ("--plan", plan.to_json())]
-    base = [sys.executable, "-m", "torchwise.cli", "tune", f"{TARGETS}:{factory}", "--device", "cpu"]
+    base = [sys.executable, str(BRIEF_CLI), "tune", f"{TARGETS}:{factory}", "--device", "cpu"]
     return [*base, "--effort", "quick", "--store", str(folder / "store.db"), *chosen, *flags]
 
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 
+from brief import BRIEF
 from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import BaselineError, TargetError, UnsupportedError, WorkloadError
 from torchwise.measure import device_lock
@@ -55,7 +56,7 @@ def launcher() -> ProcessLauncher:
 
 def job(factory: str, task: str = "try") -> Job:
     spec = WorkloadSpec(f"{TARGETS}:{factory}")
-    return Job(task, spec, traits=frozenset({"module"}), effort=EFFORTS["quick"], settings=SETTINGS)  # type: ignore[arg-type]
+    return Job(task, spec, traits=frozenset({"module"}), effort=BRIEF, settings=SETTINGS)  # type: ignore[arg-type]
 
 
 def run_trial(
