@@ -101,7 +101,7 @@ __all__ = [
 
 _FORMER_PACKAGES = [name.removeprefix("torchwise.") for name in FORMER if name.count(".") == 1]
 _PACKAGES = ("artifact", "bucketing", "components", "errors", "lock", "training", "zoo", *_FORMER_PACKAGES)
-"""Packages with names of their own, such as `torchwise.runtime.training.tune`, and those by their former names."""
+"""Packages with names of their own, such as `torchwise.training.tune`, and those by their former names."""
 _load = load_attributes(__name__, _HOMES, {"Legality": "Numerics"})
 install()
 

@@ -197,7 +197,7 @@ def _lock(folder: Path) -> Kind:
     entries = (an_entry("a.py:make"), an_entry("b.py:make", EAGER), an_entry("c.py:make", TUNED, mode="training"))
 
     def read(data: bytes) -> Any:
-        file = folder / "torchwise.study.lock"
+        file = folder / "torchwise.lock"
         file.write_bytes(data)
         return lock_file.read(file)
 

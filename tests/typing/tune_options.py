@@ -14,7 +14,7 @@ def refuse_misspelt_options(model: torch.nn.Module, step: TrainStep, x: torch.Te
     torchwise.tune(model, x, effrt="quick")  # type: ignore[call-arg]
     torchwise.optimize(model, x, effrt="quick")  # type: ignore[call-overload]
     torchwise.optimize(step, (x, x), effrt="quick")  # type: ignore[call-overload]
-    torchwise.runtime.training.optimize(step, (x, x), effrt="quick")  # type: ignore[call-arg]
+    torchwise.training.optimize(step, (x, x), effrt="quick")  # type: ignore[call-arg]
 
 
 def refuse_other_values(model: torch.nn.Module, step: TrainStep, x: torch.Tensor) -> None:
@@ -22,7 +22,7 @@ def refuse_other_values(model: torch.nn.Module, step: TrainStep, x: torch.Tensor
     torchwise.tune(model, x, effort="fast")  # type: ignore[arg-type]
     torchwise.optimize(model, x, effort="fast")  # type: ignore[call-overload]
     torchwise.optimize(model, x, allow="anything")  # type: ignore[call-overload]
-    torchwise.runtime.training.tune(step, (x, x), mode="inferring")  # type: ignore[arg-type]
+    torchwise.training.tune(step, (x, x), mode="inferring")  # type: ignore[arg-type]
 
 
 def accept_right_options(model: torch.nn.Module, step: TrainStep, x: torch.Tensor) -> None:
@@ -46,4 +46,4 @@ def accept_right_options(model: torch.nn.Module, step: TrainStep, x: torch.Tenso
         progress=False,
         background=True,
     )
-    torchwise.runtime.training.optimize(step, (x, x), patience=10.0, calls=10, effort="quick")
+    torchwise.training.optimize(step, (x, x), patience=10.0, calls=10, effort="quick")

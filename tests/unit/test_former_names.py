@@ -74,7 +74,7 @@ def test_renamed_fields_of_old_records_hold_what_they_held() -> None:
 
 
 def test_an_old_lock_is_taken_and_written_in_new_words(tmp_path: Path) -> None:
-    path = tmp_path / "torchwise.study.lock"
+    path = tmp_path / "torchwise.lock"
     path.write_bytes(read_old("lock_0.toml"))
     lock = lock_file.read(path)
     assert len(lock.entries) == read_old("lock_0.toml").count(b"\nlegality = ")
@@ -86,7 +86,7 @@ def test_an_old_lock_is_taken_and_written_in_new_words(tmp_path: Path) -> None:
 
 
 def test_an_old_lock_that_was_edited_is_still_refused(tmp_path: Path) -> None:
-    path = tmp_path / "torchwise.study.lock"
+    path = tmp_path / "torchwise.lock"
     path.write_bytes(read_old("lock_0.toml").replace(b'legality = "reordered"', b'legality = "exact"', 1))
     with pytest.raises(torchwise.TorchwiseError, match="it was edited"):
         lock_file.read(path)

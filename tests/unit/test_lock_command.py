@@ -66,7 +66,7 @@ def store_study(storage: Storage, study: Study, **changes: Any) -> Study:
 def test_what_was_decided_is_locked(storage: Storage, tmp_path: Path) -> None:
     store_study(storage, a_study())
     said = run_lock(TARGET)
-    assert read(tmp_path / "torchwise.study.lock").entries == (an_entry(),)
+    assert read(tmp_path / "torchwise.lock").entries == (an_entry(),)
     assert "app.py:make (inference): Run inductor" in said
     assert f"1 for this machine ({an_entry().hardware}), 0 unchanged." in said
 
@@ -74,9 +74,9 @@ def test_what_was_decided_is_locked(storage: Storage, tmp_path: Path) -> None:
 def test_locking_again_writes_the_same_bytes(storage: Storage, tmp_path: Path) -> None:
     store_study(storage, a_study())
     run_lock(TARGET)
-    first = (tmp_path / "torchwise.study.lock").read_bytes()
+    first = (tmp_path / "torchwise.lock").read_bytes()
     run_lock()
-    assert (tmp_path / "torchwise.study.lock").read_bytes() == first
+    assert (tmp_path / "torchwise.lock").read_bytes() == first
 
 
 def test_sections_of_other_machines_and_targets_stay(storage: Storage, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_without_a_decision_for_here_nothing_is_written(
         ran("lock", "b:c", TARGET, "--store", "store.db")
     with pytest.raises(InputError, match=f"torchwise tune {TARGET} --store {tmp_path / 'store.db'}"):
         ran("lock", "b:c", TARGET, "--store", "store.db")
-    assert not (tmp_path / "torchwise.study.lock").exists()
+    assert not (tmp_path / "torchwise.lock").exists()
 
 
 def test_an_unfinished_search_is_not_locked(storage: Storage) -> None:
@@ -148,7 +148,7 @@ def test_what_could_not_be_told_is_not_locked(
     store_study(storage, replace(study, decision=replace(study.decision, **changes)))
     with pytest.raises(InputError, match=f"{why}.* torchwise tune app.py:make --store .* --fresh"):
         ran("lock", TARGET, "--store", "store.db")
-    assert not (tmp_path / "torchwise.study.lock").exists()
+    assert not (tmp_path / "torchwise.lock").exists()
 
 
 @pytest.mark.parametrize(("unfinished", "finished"), [(TARGET, "b:c"), ("b:c", TARGET)])
@@ -187,7 +187,7 @@ def test_targets_of_one_structure_are_locked_together(storage: Storage) -> None:
 @pytest.mark.usefixtures("storage")
 def test_no_target_at_all_is_refused() -> None:
     with pytest.raises(
-        InputError, match=r"no target is given, and torchwise.study.lock holds none: torchwise lock TARGET"
+        InputError, match=r"no target is given, and torchwise.lock holds none: torchwise lock TARGET"
     ):
         ran("lock")
 
@@ -200,10 +200,10 @@ def test_a_live_model_is_refused_since_no_command_can_load_it() -> None:
 
 def test_a_file_that_cannot_be_read_is_not_overwritten(storage: Storage, tmp_path: Path) -> None:
     store_study(storage, a_study())
-    (tmp_path / "torchwise.study.lock").write_text("<<<<<<< HEAD\n")
+    (tmp_path / "torchwise.lock").write_text("<<<<<<< HEAD\n")
     with pytest.raises(InputError, match="merge conflict"):
         ran("lock", TARGET, "--store", "store.db")
-    assert (tmp_path / "torchwise.study.lock").read_text() == "<<<<<<< HEAD\n"
+    assert (tmp_path / "torchwise.lock").read_text() == "<<<<<<< HEAD\n"
 
 
 # From the file to an exit code.
@@ -254,13 +254,13 @@ def test_json_holds_what_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("check",), "torchwise.study.lock cannot be read"),
+        (("check",), "torchwise.lock cannot be read"),
         (("check", "--lock", "none.lock"), "none.lock cannot be read"),
         (("check", "--threshold", "-1"), "threshold is -1.0, but must be at least 0"),
         (("check", "--json", "no-folder/found.json"), "found.json cannot be written: there is no folder"),
         (
-            ("lock", TARGET, "--lock", "no-folder/torchwise.study.lock"),
-            "torchwise.study.lock cannot be written: there is no folder",
+            ("lock", TARGET, "--lock", "no-folder/torchwise.lock"),
+            "torchwise.lock cannot be written: there is no folder",
         ),
     ],
 )

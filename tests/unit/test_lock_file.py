@@ -41,7 +41,7 @@ VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=4), st.dictionaries(TEXTS
 
 
 def write_lock(folder: Path, *entries: Entry) -> Path:
-    return write(Lock().with_entries(entries), folder / "torchwise.study.lock")
+    return write(Lock().with_entries(entries), folder / "torchwise.lock")
 
 
 # TOML.
@@ -237,7 +237,7 @@ def change_lock(folder: Path, old: str, new: str, *entries: Entry) -> Path:
 )
 def test_an_edited_section_is_refused_with_its_line_and_the_way_out(old: str, new: str, tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"torchwise.study.lock, line 5: section .*: it was edited: .*torchwise lock .*.py:make"
+        InputError, match=r"torchwise.lock, line 5: section .*: it was edited: .*torchwise lock .*.py:make"
     ):
         read(change_lock(tmp_path, old, new))
 
@@ -321,7 +321,7 @@ def test_a_forged_section_is_refused_by_the_rules(changes: dict[str, object], wh
     ],
 )
 def test_what_is_no_lock_is_refused(text: str, why: str, tmp_path: Path) -> None:
-    path = tmp_path / "torchwise.study.lock"
+    path = tmp_path / "torchwise.lock"
     path.write_bytes(text.encode("latin-1" if text == "\x80" else "utf-8"))
     with pytest.raises(InputError, match=why) as refused:
         read(path)

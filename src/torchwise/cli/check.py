@@ -19,7 +19,7 @@ def check(
         list[str] | None,
         typer.Argument(metavar="TARGET", help="Targets to check.", show_default="all targets of the file"),
     ] = None,
-    file: LockFile = Path("torchwise.study.lock"),
+    file: LockFile = Path("torchwise.lock"),
     no_measure: Annotated[
         bool, typer.Option("--no-measure", help="Skip timing, for machines whose timings are not reliable.")
     ] = False,

@@ -20,7 +20,7 @@ def lock(
             show_default="all targets of the file",
         ),
     ] = None,
-    file: LockFile = Path("torchwise.study.lock"),
+    file: LockFile = Path("torchwise.lock"),
     store: Store = None,
 ) -> None:
     """Write the decisions for targets on this machine into a lock file. Sections of other machines stay.

@@ -224,7 +224,7 @@ def _describe_manual_fix(again: list[Recompile]) -> str:
     guards = " ".join(one.guard for one in again)
     if _SIZE.search(guards):
         return (
-            "pad to a few sizes, as torchwise.runtime.bucketing does with a verified rule, or keep the sizes constant."
+            "pad to a few sizes, as torchwise.bucketing does with a verified rule, or keep the sizes constant."
         )
     if re.search(r"mismatch|expected type", guards):
         return "give every call tensors of the same dtype, device, rank and requires_grad."

@@ -42,7 +42,7 @@ def bare(step: TrainStep) -> TrainStep:
     if find_sharded_modules(step.model):
         raise InputError(
             "the model is sharded (fully_shard), so that no rank could run a step alone: tune before you shard it, and "
-            "give the decision to torchwise.runtime.training.apply afterwards"
+            "give the decision to torchwise.training.apply afterwards"
         )
     return _inner(step)
 

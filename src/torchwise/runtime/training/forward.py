@@ -120,7 +120,7 @@ class PlannedForward:
         Every rank must call this before each step.
 
         Raises:
-            TorchwiseError: as for `torchwise.runtime.training.tune`. A decision that fails or is stale is no error.
+            TorchwiseError: as for `torchwise.training.tune`. A decision that fails or is stale is no error.
         """
         self._steps += 1
         if self._steps == 2 and vars(self._model).get("forward") is not None:
@@ -213,7 +213,7 @@ def _check(model: torch.nn.Module, decision: Decision | None, options: TuneKeywo
     if find_sharded_modules(model):
         raise InputError(
             "the model is sharded (fully_shard), but only the forward of a whole one can be planned: use a TrainStep, "
-            "with torchwise.runtime.training.apply"
+            "with torchwise.training.apply"
         )
     if decision is not None and options:
         raise InputError(f"the options are {', '.join(options)}, but with a decision nothing is tuned: leave them out")

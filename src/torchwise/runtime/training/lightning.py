@@ -26,7 +26,7 @@ def lightning_callback(
 
     ::
 
-        trainer = Trainer(callbacks=[torchwise.runtime.training.lightning_callback(part="net", calls=100_000)])
+        trainer = Trainer(callbacks=[torchwise.training.lightning_callback(part="net", calls=100_000)])
 
     Lightning keeps its loop: optimizers, precision, accumulation, clipping and strategy. See `PlannedForward` for the
     time of tuning and the calls that the plan answers.

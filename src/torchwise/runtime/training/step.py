@@ -119,7 +119,7 @@ def optimize(
     ::
 
         step = torchwise.TrainStep(DistributedDataParallel(model), loss, optimizer)
-        step = torchwise.runtime.training.optimize(step, (x, y), calls=100_000)
+        step = torchwise.training.optimize(step, (x, y), calls=100_000)
     """
     return apply(step, tune(step, args, patience=patience, **options), patience=patience, store=options.get("store"))
 

@@ -22,7 +22,7 @@ def trainer_callback(
 
     ::
 
-        Trainer(model, args, train_dataset=data, callbacks=[torchwise.runtime.training.trainer_callback(calls=100_000)])
+        Trainer(model, args, train_dataset=data, callbacks=[torchwise.training.trainer_callback(calls=100_000)])
 
     The Trainer keeps its loop: optimizer, precision, accumulation, clipping and scaling. See `PlannedForward` for the
     time of tuning and the calls that the plan answers. Pass the callback to the Trainer's constructor: it must exist

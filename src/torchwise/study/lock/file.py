@@ -23,7 +23,7 @@ from torchwise.records import Decision
 from torchwise.study.lock.entry import Entry, Key, entry_in, section_of
 
 SCHEMA = "torchwise.lock/1"
-DEFAULT = "torchwise.study.lock"
+DEFAULT = "torchwise.lock"
 HEADING = """\
 # The plan of each model on each kind of hardware. `torchwise lock` writes it, and `torchwise check` verifies it again.
 # Review it like code. You may delete whole sections by hand. Any other edit is refused.
