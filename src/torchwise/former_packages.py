@@ -79,6 +79,7 @@ class _Finder:
             if not (error.name or "").startswith("torchwise_models"):
                 raise
             text = f"{fullname} is called {now} now, and comes with torchwise-models: pip install torchwise-models"
+            text += ", or ./plugins/models in a checkout"
             raise ModuleNotFoundError(text, name=fullname) from None
         if found is None:
             return None

@@ -1,6 +1,6 @@
 """The worker's side of saving: compile by the plan, through the same layers that will answer, and start once more.
 
-Inductor's and Triton's folders of compiled code. Files are named by their source, so that folders can merge.
+Also here: Inductor's and Triton's folders of compiled code. Files are named by their source, so that folders can merge.
 """
 
 from __future__ import annotations

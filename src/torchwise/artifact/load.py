@@ -26,7 +26,7 @@ from torchwise.workload.target import device_of
 
 logger = logging.getLogger("torchwise")
 
-COMPILER = (dynamo.TRACER_MODULE, inductor.COMPILER_MODULE, "torchwise.runtime")
+COMPILER = (dynamo.TRACER_MODULE, inductor.COMPILER_MODULE, "torchwise.runtime.module")
 """Modules that the first call of a compiled plan would import otherwise, which takes seconds."""
 
 

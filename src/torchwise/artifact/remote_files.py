@@ -3,7 +3,7 @@
 No reader sees half a file. An object store shows an object when all of it has arrived. Elsewhere a file is written
 under another name first, and then moved.
 
-One folder for a fleet. Each machine reads only the subfolder of the artifacts that it can use.
+Also here: One folder for a fleet. Each machine reads only the subfolder of the artifacts that it can use.
 
 ::
 

@@ -4,7 +4,7 @@ A program may set a number, a string or an object for each request, and compiled
 is compiled. PyTorch stops after eight times and silently runs the code in eager. A plan stops as well: the original
 model answers, and a message names the value that varies.
 
-Limit how often to do work that saves time only later, such as the search for a bypass.
+Also here: limit how often to do work that saves time only later, such as the search for a bypass.
 """
 
 from __future__ import annotations

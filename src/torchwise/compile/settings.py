@@ -1,9 +1,10 @@
 """Process-wide settings that a plan needs, applied only while its call runs.
 
 Calls may overlap in several threads, and may be nested. The first call saves and sets the settings that the process
-shares (TF32), and the last one restores them. The number of threads belongs to each calling thread (`thread_count`).
+shares (TF32), and the last one restores them. The number of threads belongs to each calling thread.
 
-Set the number of threads of operators during calls, for one thread of the program, and restore it afterwards.
+Also here: set the number of threads of operators during calls, for one thread of the program, and restore it
+afterwards.
 
 `torch.set_num_threads` sets two numbers: the calling thread's own (OpenMP's and MKL's), and the default that every
 thread gets when it computes for the first time. So a thread that begins to compute while a call is under way in another

@@ -1,6 +1,6 @@
 """Say why nothing of a model was compiled: the line at which PyTorch stops, and its reason.
 
-A plan must change something: one that only pretends would be timed as something that it is not.
+Also here: a plan must change something: one that only pretends would be timed as something that it is not.
 """
 
 from __future__ import annotations

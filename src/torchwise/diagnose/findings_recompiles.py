@@ -223,9 +223,7 @@ def _describe_manual_fix(again: list[Recompile]) -> str:
     """Describe a manual fix that Torchwise cannot try for the user."""
     guards = " ".join(one.guard for one in again)
     if _SIZE.search(guards):
-        return (
-            "pad to a few sizes, as torchwise.bucketing does with a verified rule, or keep the sizes constant."
-        )
+        return "pad to a few sizes, as torchwise.bucketing does with a verified rule, or keep the sizes constant."
     if re.search(r"mismatch|expected type", guards):
         return "give every call tensors of the same dtype, device, rank and requires_grad."
     if "GLOBAL_STATE" in guards or ".training ==" in guards:

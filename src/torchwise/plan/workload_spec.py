@@ -1,6 +1,6 @@
 """The user's request as pure data: the model, the number of calls, the device and the objective.
 
-The form of a target: which module or scheme it names, and which factory in it.
+Also here: the form of a target: which module or scheme it names, and which factory in it.
 
 A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-point group `torchwise.targets`, such as
 `zoo`), `package.module:factory`, or `path/file.py:factory`.
@@ -96,7 +96,7 @@ FORMS = (
 )
 MODELS_PACKAGE = "torchwise-models"
 """The distribution with the models of other libraries and most of the zoo."""
-NOT_INSTALLED = f"which is not installed: pip install {MODELS_PACKAGE}"
+NOT_INSTALLED = f"which is not installed: pip install {MODELS_PACKAGE}, or ./plugins/models in a checkout"
 SCHEMES_OF_MODELS = ("timm", "torchvision", "hf", "diffusers")
 """Its schemes, to name it where it is not installed. A module of such a name is no target in either case."""
 

@@ -4,7 +4,7 @@ Each contender is timed against eager in a process of its own, and eager's time 
 give the row's speed-up. Its time per call is eager's overall time, divided by that speed-up. If Torchwise and its rival
 were timed in one process, that duel gives their ratio, and their speed-ups over eager agree with it.
 
-How large a batch may be: the sizes tried, those that fitted, and the one with the highest throughput.
+Also here: how large a batch may be: the sizes tried, those that fitted, and the one with the highest throughput.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 They stand here, below everything that uses them, so that no two places derive different numbers from the same samples.
 
-Types for the numbers in records' fields: a value read is checked against its type, and an error names the bound.
+Also here: types for the numbers in records' fields: a value read is checked against its type, and an error names the
+bound.
 """
 
 from __future__ import annotations

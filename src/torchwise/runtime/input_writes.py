@@ -3,7 +3,7 @@
 A call that writes nothing answers the same in any memory layout of its inputs. One that writes may change its own later
 reads.
 
-Restore the state that a failed plan wrote to, so that the original starts from the call's own inputs.
+Also here: restore the state that a failed plan wrote to, so that the original starts from the call's own inputs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Drop-in wrappers: an optimised module with the original's attributes and methods, and the same for functions.
 
-Give a wrapper's class the methods of the original's class, as Python and PyTorch take methods from the class.
+Also here: give a wrapper's class the methods of the original's class, as Python and PyTorch take methods from the
+class.
 """
 
 from __future__ import annotations

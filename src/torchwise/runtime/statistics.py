@@ -1,6 +1,7 @@
 """Count the calls of a served plan by their result.
 
-Count calls that the original answers in place of a plan, log each reason once, and raise an alert if too many.
+Also here: count calls that the original answers in place of a plan, log each reason once, and raise an alert if too
+many.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The statements of `Storage` for trials. Each runs in the caller's transaction.
 
-The owner of a running trial, and whether its process is alive.
+Also here: the owner of a running trial, and whether its process is alive.
 
-One clock for all processes that share a store, for heartbeats of owners and dates of decisions.
+Also here: One clock for all processes that share a store, for heartbeats of owners and dates of decisions.
 """
 
 from __future__ import annotations

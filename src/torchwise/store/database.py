@@ -25,7 +25,7 @@ ATTEMPTS = 3
 class Database:
     """One database. Work is passed as a function of a connection, since it may have to be repeated.
 
-    If a server stops answering, methods wait for it (`reconnect`), since it may be restarting.
+    If a server stops answering, methods wait for it (`db_errors`), since it may be restarting.
     """
 
     def __init__(self, url: URL, *, prompt_s: float | None = None) -> None:
@@ -57,7 +57,7 @@ class Database:
         """Return the result of `work`, from one consistent state.
 
         Raises:
-            StorageError: the database is damaged, or cannot be reached within the limit of `reconnect`.
+            StorageError: the database is damaged, or cannot be reached within the limit of `db_errors`.
         """
         self._require_file()
         return self._run(work, writing=False, patient=self._is_patient)

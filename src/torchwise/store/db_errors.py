@@ -1,8 +1,8 @@
 """Explain database errors to the user: the store, the problem, and the solution.
 
-Wait for a lost server, with one message and a time limit.
+Also here: wait for a lost server, with one message and a time limit.
 
-Tokens that show whether a transaction was committed, if its connection broke before the server answered.
+Also here: tokens that show whether a transaction was committed, if its connection broke before the server answered.
 
 The transaction ids of PostgreSQL are not enough. After a crash, PostgreSQL may reuse the id of a transaction that was
 lost completely.

@@ -1,6 +1,6 @@
 """The key of a study, and a study in one line.
 
-Convert records to text and back. An error about an unreadable row names the row.
+Also here: convert records to text and back. An error about an unreadable row names the row.
 """
 
 from __future__ import annotations

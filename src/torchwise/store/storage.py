@@ -62,7 +62,7 @@ class Storage:
 
     Each method is one transaction. When it returns, its changes survive `kill -9` and a power failure. When it raises,
     it has written nothing. A store without write permission can be read. If a server is lost, methods wait for some
-    minutes (`reconnect`), with a message in the log.
+    minutes (`db_errors`), with a message in the log.
 
     A process claims a trial before it runs it, renews the claim by heartbeats, and finishes or releases it. A plan has
     at most one trial per study, so that no two processes run the same one. A trial of a dead owner is reclaimed.

@@ -1,8 +1,8 @@
 """Apply people's approvals to a decision: from records alone, in any process.
 
-Approvals, pins and rejections of a study's plans: checked before they are stored, and found again.
+Also here: approvals, pins and rejections of a study's plans: checked before they are stored, and found again.
 
-The plans that the approvals for a target permit, and the person behind each.
+Also here: the plans that the approvals for a target permit, and the person behind each.
 """
 
 from __future__ import annotations

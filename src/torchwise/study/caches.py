@@ -1,6 +1,6 @@
 """Compile caches left by a search's trials, kept for duels: only of the few best, as all of them would fill a disk.
 
-Report every now and then that this process lives, for processes on other hosts, which cannot look.
+Also here: report every now and then that this process lives, for processes on other hosts, which cannot look.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A plan that leads by its trial may owe that to its process. So the likeliest pla
 when its interval is narrow, or so far from eager's that no further process could change the choice. If all its allowed
 processes have not told, the next likeliest has its turn.
 
-When to stop measuring a candidate: once even the best end of its interval could not lead.
+Also here: when to stop measuring a candidate: once even the best end of its interval could not lead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One trial from the parent's side: launch, listen, and turn every outcome into a record.
 
-Measure elapsed time without the time in which other processes have the device.
+Also here: measure elapsed time without the time in which other processes have the device.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The plan was verified before. This check finds problems that a verification on e
 state of the hardware, a fault that came with time. False alarms must be very rare, as one disables the plan. So
 differences that rounding can explain pass.
 
-Check outputs that a program keeps across calls: an answer must not change when the next call is made.
+Also here: check outputs that a program keeps across calls: an answer must not change when the next call is made.
 """
 
 from __future__ import annotations

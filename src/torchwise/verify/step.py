@@ -1,6 +1,6 @@
 """Run all checks of a candidate for a training step, cheapest first. The first that does not pass ends them.
 
-1. Gradients of single steps against float64 (`gradients`), each tensor's error and its scale (`gradient_scale`). A
+1. Gradients of single steps against float64 (`gradients`), each tensor's error and its scale. A
    gradient that is 1 % too large lies within the rounding of a low precision, element by element. But rounding averages
    out over a tensor, and a factor does not.
 2. Parameters, buffers and the optimizer's state after a few steps, against float64.

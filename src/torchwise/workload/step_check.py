@@ -1,6 +1,6 @@
 """Refuse arguments that make no training step.
 
-The loss that stands in for a training workload's own: every floating output enters, smoothly.
+Also here: the loss that stands in for a training workload's own: every floating output enters, smoothly.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-po
 `zoo`), `package.module:factory`, or `path/file.py:factory`. A factory is called with those of the keywords `device`,
 `dtype` and `seed` that its signature names.
 
-Read the caller's workload: a live model with its inputs, or a target that has its own.
+Also here: read the caller's workload: a live model with its inputs, or a target that has its own.
 """
 
 from __future__ import annotations

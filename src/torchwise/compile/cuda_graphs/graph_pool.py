@@ -2,7 +2,7 @@
 
 An owner is a captured call, step or loop. Its graphs write to one memory pool, so that they must not run side by side.
 
-The key of a recorded graph: the conditions under which it may answer.
+Also here: the key of a recorded graph: the conditions under which it may answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The operators that involve the CPU: those that copy from it, and those for whose result it waits.
 
-Tensors that are the same on every call, as they are computed only from Python numbers.
+Also here: tensors that are the same on every call, as they are computed only from Python numbers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The state is the buffers, and the values of all tensors that existed before. Other state stays, such as a cache of
 positions that the first call creates, because the recorded graph reads it from then on.
 
-Values that a function keeps in Python between calls, such as a count or the time: a replay does not update them.
+Also here: values that a function keeps in Python between calls, such as a count or the time: a replay does not update
+them.
 """
 
 from __future__ import annotations

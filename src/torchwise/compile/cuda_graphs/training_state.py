@@ -1,6 +1,6 @@
 """The state that a training step writes to, besides its batch: find it, check it for changes, and restore it.
 
-One attempt at recording a training step: warm up under observation, and restore the state.
+Also here: One attempt at recording a training step: warm up under observation, and restore the state.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ memory and layout, by Dynamo's tensor guards. If a dict was written to, it compa
 and plain attribute there by identity. It also checks that nothing was added. If the guards of the code are known, it
 compares only the attributes that the code reads. It checks the classes of the submodules on every call.
 
-Read Dynamo's guards, and decide whether Torchwise's own checks already cover them.
+Also here: read Dynamo's guards, and decide whether Torchwise's own checks already cover them.
 """
 
 from __future__ import annotations

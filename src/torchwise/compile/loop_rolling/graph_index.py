@@ -2,7 +2,7 @@
 
 Values are numbered. Node i of the computing nodes makes value i, and input k is value -1 - k.
 
-Parts of a tensor that a loop walks along, such as `x[:, t]`, taken before the loop.
+Also here: parts of a tensor that a loop walks along, such as `x[:, t]`, taken before the loop.
 
 Each step takes another part, by another index, so that no two steps would be equal. But a part is a view, which
 computes nothing and sees later writes. So it may be taken as soon as its whole exists. Then it is an input of the step,

@@ -4,7 +4,7 @@ It only uses processor time that the program leaves idle, and ends with the prog
 
 Run it with `python -m torchwise.runtime.background.search FOLDER`. FOLDER/order.json holds the order.
 
-Call a plan once before the program does, without using the program's random numbers.
+Also here: call a plan once before the program does, without using the program's random numbers.
 
 The first call loads kernels and initialises libraries. For a convolutional net on an H200 this takes 70 ms, which a
 request would wait for. A model that draws random numbers needs care: after a seed, the program would get other numbers.

@@ -1,6 +1,6 @@
 """Make a model pad to buckets, from a rule and observed sizes: verify the rule, tune plans, apply them.
 
-Compile and capture everything before the first request.
+Also here: compile and capture everything before the first request.
 """
 
 from __future__ import annotations

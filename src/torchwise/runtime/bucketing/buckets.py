@@ -1,6 +1,6 @@
 """Choose the sizes to pad to that cost least over the observed sizes.
 
-Choose between static plans, a dynamic plan and buckets, by the observed sizes.
+Also here: choose between static plans, a dynamic plan and buckets, by the observed sizes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dispatch a call of any size: pad it to a bucket, run the bucket's plan, and cut the outputs back.
 
-Run a bucket's plan, or else the original on the unpadded call.
+Also here: run a bucket's plan, or else the original on the unpadded call.
 
-Counts of calls by size and bucket.
+Also here: counts of calls by size and bucket.
 """
 
 from __future__ import annotations

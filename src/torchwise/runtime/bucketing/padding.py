@@ -1,6 +1,6 @@
 """Apply the rule: read the size of a call, pad its inputs, cut its outputs back. This runs on every call.
 
-The user's rule for padding: which dimensions of which inputs carry the size, and the fill values.
+Also here: the user's rule for padding: which dimensions of which inputs carry the size, and the fill values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Verify that padding changes no output, by running the model itself on unpadded and padded inputs.
 
-Find the outputs that carry the size, by running the model at two sizes.
+Also here: find the outputs that carry the size, by running the model at two sizes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One component of a program: it runs its original code unless it has a plan that is faster and allowed.
 
-Autocast for components: the config's autocast holds for tuning, verifying and timing, and for the original.
+Also here: autocast for components: the config's autocast holds for tuning, verifying and timing, and for the original.
 
-A module's twin: an object of the original class that shares the module's `__dict__`, and so its attributes.
+Also here: a module's twin: an object of the original class that shares the module's `__dict__`, and so its attributes.
 """
 
 from __future__ import annotations

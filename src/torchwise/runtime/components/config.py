@@ -1,6 +1,6 @@
 """The settings of a program's components: whether, how and at which minimum speed-up they run by a plan.
 
-The environment variable `TORCHWISE_DISABLE`, which makes every component run its original code.
+Also here: the environment variable `TORCHWISE_DISABLE`, which makes every component run its original code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decide for a graph: from the store, if it holds a decision for exactly this graph, or else from workers.
 
-The options of the backend, from `torch.compile(..., options={...})`.
+Also here: the options of the backend, from `torch.compile(..., options={...})`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Treat a step with a distributed model as the step of one rank, for which decisions are made.
 
-Synchronise the ranks of a job: rank 0 computes a result, all receive it, and ranks wait for each other.
+Also here: synchronise the ranks of a job: rank 0 computes a result, all receive it, and ranks wait for each other.
 
 They use their own process group, over gloo, for three reasons. Its time-out can be long even if that of the training's
 collectives is short. It needs no device. A rank that ends closes its connections, which the others notice at once.

@@ -2,7 +2,7 @@
 
 The suites of `torchwise bench` use the same format.
 
-Import Ray on first use, and connect to a cluster.
+Also here: import Ray on first use, and connect to a cluster.
 """
 
 from __future__ import annotations

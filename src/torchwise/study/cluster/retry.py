@@ -10,7 +10,7 @@ from torchwise.store.db_errors import UnreachableError
 
 
 def retry_while_unreachable(command: Callable[[], None]) -> None:
-    """Run `command`, and repeat it while the store is unreachable, within the limit of `reconnect`.
+    """Run `command`, and repeat it while the store is unreachable, within the limit of `store.db_errors`.
 
     Elsewhere, opening an unreachable store fails at once, as the address may be wrong. The address of a sweep worked at
     its start.

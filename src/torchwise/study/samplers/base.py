@@ -1,6 +1,6 @@
 """The interface of every sampler.
 
-Exactly the plans that the user names, in order.
+Also here: exactly the plans that the user names, in order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Family `tutorial`: the small programs by which `torch.compile` is taught, each with one lesson.
 
-One file per kind of lesson: fusion, launches, branches, the gains of a transformer, and graph breaks. Inputs are
+`basics` has fusion, launches and branches, `transformer` its gains, and `breaks` graph breaks. Inputs are
 dimensionless activations of unit variance.
 """
 

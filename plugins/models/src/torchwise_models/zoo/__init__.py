@@ -1,1 +1,1 @@
-"""Reference programs from four fields, and whole training steps with them. One module for each family."""
+"""Reference programs from four fields, and whole training steps with them. One module or package for each family."""

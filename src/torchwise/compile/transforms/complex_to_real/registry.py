@@ -1,6 +1,6 @@
 """The table of rules, by the operator that they rewrite.
 
-Rules are plain PyTorch on fake tensors. The operators that they call become nodes of the new graph.
+Also here: rules are plain PyTorch on fake tensors. The operators that they call become nodes of the new graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Family `energy_flow`: particles of energy carried by a recurrent net. One file per part of the system.
 
 Flows move, redistribute their energy, die and divide. The number of live ones changes at every step, which is the
-point. `processor` follows that number with its shapes, `padded_processor` masks a static number of slots.
+point. `processor` has a form that follows that number with its shapes, and one that masks a static number of slots.
 """
 
 from torchwise_models.zoo.energy_flow.carrier import EnergyCarrier, build_carrier

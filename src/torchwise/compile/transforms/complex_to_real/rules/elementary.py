@@ -3,11 +3,12 @@
 They follow eager within rounding if the result is finite. If e^x overflows, or an operand is infinite, a part may be
 nan here when eager has inf, or inf when eager has nan.
 
-Powers with whole, real and complex exponents.
+Also here: powers with whole, real and complex exponents.
 
-Sine, cosine, tangent and their hyperbolic kin, which are the same functions turned by i.
+Also here: sine, cosine, tangent and their hyperbolic kin, which are the same functions turned by i.
 
-The inverse trigonometric and hyperbolic functions (Kahan, *Branch Cuts for Complex Elementary Functions*, 1987).
+Also here: the inverse trigonometric and hyperbolic functions (Kahan, *Branch Cuts for Complex Elementary Functions*,
+1987).
 """
 
 from __future__ import annotations

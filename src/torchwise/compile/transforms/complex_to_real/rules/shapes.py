@@ -1,8 +1,8 @@
 """Operators that act on both parts alike: they move numbers, or add them up.
 
-Conversions of real numbers into complex ones, and of complex ones into real ones.
+Also here: conversions of real numbers into complex ones, and of complex ones into real ones.
 
-Products along a dimension, and norms. Sums are taken by parts, in `shapes`.
+Also here: products along a dimension, and norms. Sums are taken by parts.
 """
 
 from __future__ import annotations
