@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import torchwise
-import torchwise.runtime.training
+import torchwise.training
 from torchwise import TrainStep
 
 

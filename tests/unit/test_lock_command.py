@@ -186,9 +186,7 @@ def test_targets_of_one_structure_are_locked_together(storage: Storage) -> None:
 
 @pytest.mark.usefixtures("storage")
 def test_no_target_at_all_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"no target is given, and torchwise.lock holds none: torchwise lock TARGET"
-    ):
+    with pytest.raises(InputError, match=r"no target is given, and torchwise.lock holds none: torchwise lock TARGET"):
         ran("lock")
 
 

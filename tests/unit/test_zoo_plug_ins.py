@@ -26,7 +26,9 @@ from torchwise.zoo.families import KNOWN, find_program_folders, load_zoo
 ROOT = Path(__file__).parents[2]
 PLUG_IN = ROOT / "plugins" / "models"
 FAMILIES_OF_MODELS = tuple(name for name in KNOWN if name != "tutorial")
-FROM_MODELS = "torchwise-models, which is not installed: pip install torchwise-models, or ./plugins/models in a checkout"
+FROM_MODELS = (
+    "torchwise-models, which is not installed: pip install torchwise-models, or ./plugins/models in a checkout"
+)
 PUBLIC = {
     *("torchwise", "torchwise.errors", "torchwise.workload", "torchwise.workload.roofline"),
     *("torchwise.zoo", "torchwise.zoo.random_inputs", "torchwise.zoo.tutorial"),
@@ -288,7 +290,9 @@ except ModuleNotFoundError as error:
     print(error)
 """)
     assert said.startswith(f"torchwise.{name.removesuffix('.text').removesuffix('.field')} is called torchwise_models.")
-    assert said.endswith(" now, and comes with torchwise-models: pip install torchwise-models, or ./plugins/models in a checkout\n")
+    assert said.endswith(
+        " now, and comes with torchwise-models: pip install torchwise-models, or ./plugins/models in a checkout\n"
+    )
 
 
 def test_the_version_is_torchwises_own() -> None:

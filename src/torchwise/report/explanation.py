@@ -41,6 +41,8 @@ from torchwise.report.render.terminal import render_terminal
 
 MAX_KERNELS = 12
 MAX_FILES = 2
+MAX_EXCERPT = 200
+"""Characters of a line of source: generated code may have lines of any length."""
 NOTHING = "No finding has a relevant potential saving."
 LEGEND = (
     "A measured saving was timed with and without the fix in one process. An estimated saving was not timed, and is an "
@@ -121,7 +123,7 @@ def _finding_blocks(one: Finding) -> Iterator[Block]:
     for spot in one.places:
         yield Text(show.one_line(str(spot)), link=_address(spot))
         if spot.excerpt:
-            yield Code(show.one_line(spot.excerpt), "Source line")
+            yield Code(show.truncate(spot.excerpt, MAX_EXCERPT), "Source line")
     yield Text(one.cause)
     yield Text(one.fix, "Fix: ")
     if one.plan:

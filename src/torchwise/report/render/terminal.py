@@ -180,7 +180,7 @@ class _TableView:
             yield _paragraph(table.note, style="yellow")
         if table.limit is not None and len(table.rows) > table.limit:
             yield _paragraph(table.more)
-        notes = list(_find_notes(table, places))
+        notes = list(_find_notes(table, places if cells is not None else range(len(table.columns))))
         if table.notes_title and notes:
             yield Words(f"\n{show.one_line(table.notes_title)}", style="bold")
         yield from (_paragraph(note, f"{name}: ", lead_style=style or "bold") for name, note, style in notes)
