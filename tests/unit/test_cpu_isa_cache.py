@@ -84,7 +84,7 @@ def test_another_compiler_checks_anew(kind: type[InstructionSet], monkeypatch: p
     assert isa.checked > 0
 
 
-def test_a_check_that_fails_is_made_once(kind: type[InstructionSet]) -> None:
+def test_a_check_that_fails_is_made_once_and_left_to_the_next_worker(kind: type[InstructionSet]) -> None:
     kind.passes = False
     shared = SharedChecks()
     shared.install()
@@ -92,6 +92,7 @@ def test_a_check_that_fails_is_made_once(kind: type[InstructionSet]) -> None:
     assert not isa.check_build("program")
     assert isa.checked == 1
     assert shared.owed_s == 0
+    assert not shared.made, "a full disk fails a check, too"
 
 
 def test_a_worker_with_a_filled_cache_teaches_nothing(kind: type[InstructionSet]) -> None:

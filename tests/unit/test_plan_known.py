@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import subprocess
@@ -129,7 +130,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
     kept = dict(CHOICES)
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    choice._load_plug_ins.cache_clear()
+    choice._list_plug_ins.cache_clear()
     yield
     CHOICES.clear()
     CHOICES.update(kept)
@@ -159,3 +160,57 @@ def test_a_store_is_read_whatever_plug_ins_wrote_to_it_but_not_where_a_plan_hold
     later["plan"]["tiles"] = 4
     with pytest.raises(StorageError, match=r"trial 3 cannot be read: .*\$\.plan has an unknown field 'tiles'"):
         load(json.dumps(later), Trial, **row)
+
+
+def test_a_plug_in_may_build_plans_of_its_own_values_before_it_registers_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    class Entry:
+        value = "theirs:choices"
+
+        def load(self) -> Any:
+            calls.append(0)
+
+            def register_choices() -> None:
+                with contextlib.suppress(PlanError):
+                    Plan(precision="theirs")
+                register(Choice("precision", "theirs", Numerics.SUBSTITUTED, complexity=1, summary="of a plug-in"))
+
+            return register_choices
+
+    kept = dict(CHOICES)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [Entry()])
+    choice._list_plug_ins.cache_clear()
+    try:
+        assert Plan(precision="theirs").precision == "theirs"
+        assert len(calls) == 1
+        assert not caplog.records
+    finally:
+        CHOICES.clear()
+        CHOICES.update(kept)
+        choice._list_plug_ins.cache_clear()
+
+
+def test_the_rules_of_a_plug_in_hold_for_the_first_plan_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_plan: Plan) -> Any:
+        yield "theirs is never right"
+
+    class Entry:
+        value = "theirs:choices"
+
+        def load(self) -> Any:
+            theirs = Choice("backend", "theirs", Numerics.EXACT, complexity=1, summary="", find_problems=refuse)
+            return lambda: register(theirs)
+
+    kept = dict(CHOICES)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [Entry()])
+    choice._list_plug_ins.cache_clear()
+    try:
+        with pytest.raises(PlanError, match="theirs is never right"):
+            Plan.from_json(text(backend="theirs"))
+    finally:
+        CHOICES.clear()
+        CHOICES.update(kept)
+        choice._list_plug_ins.cache_clear()

@@ -78,8 +78,10 @@ class SharedChecks:
         if self.is_warm:  # its time would say nothing about an empty cache
             return check(isa, code)
         passed, cold_s = _time(check, isa, code)
-        warm_s = _time(check, isa, code)[1] if passed else cold_s
-        self.owed_s -= warm_s if passed else 0.0
+        if not passed:  # which may be the fault of a full disk or a busy machine, so that the next worker tries again
+            return False
+        warm_s = _time(check, isa, code)[1]
+        self.owed_s -= warm_s
         self.made[key] = TimedCheck(passed, cold_s, warm_s)
         self.tell({key: self.made[key]})
         return passed

@@ -44,7 +44,7 @@ class ContenderCandidate:
         setting = adapt_decision(self.setting, call) if isinstance(call, TrainStep) else self.setting
         return load_contenders()[self.name].build(replace(harness.workload, call=call), setting)
 
-    def build_reproducible(self, job: Job, harness: Harness) -> None:  # noqa: ARG002
+    def build_reproducible(self, job: Job, harness: Harness, call: Callable[..., Any]) -> None:  # noqa: ARG002
         """Return None: a contender is timed as its users run it."""
         return
 

@@ -30,7 +30,7 @@ from torchwise.compile.guards.guard_bypass import FastPath, GuardBypass, fast_pa
 from torchwise.compile.signature import Signature, overlap_in, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.plan.space import choices_of
+from torchwise.plan.rules import find_choices
 
 _GLOBAL = re.compile(r"G\['(?:__import_(?P<module>\w+)'\]\.(?P<name>\w+)|(?P<own>\w+)'\])")
 Call = Callable[..., Any]
@@ -88,7 +88,7 @@ def check_possible(plan: Plan) -> None:
     Raises:
         UnsupportedError: it is such a plan.
     """
-    for choice in choices_of(plan):
+    for choice in find_choices(plan):
         if choice.not_ahead:
             raise UnsupportedError(f"plan {plan} cannot be compiled ahead: {choice.not_ahead}")
 

@@ -181,13 +181,20 @@ def load_own_choices() -> None:
         importlib.import_module(f"{choices.__name__}.{module.name}")
 
 
-@functools.cache
 def _load_plug_ins() -> None:
-    for entry in importlib.metadata.entry_points(group="torchwise.choices"):
+    plug_ins = _list_plug_ins()
+    while plug_ins:
+        entry = plug_ins.pop(0)
         try:
             entry.load()()
         except Exception as error:  # a plug-in may raise anything, and plans without it must be read all the same
             logger.warning("torchwise: the plug-in %s registers no choices (%r)", entry.value, error)
+
+
+@functools.cache
+def _list_plug_ins() -> list[importlib.metadata.EntryPoint]:
+    """List the plug-ins. They are taken from the list before they are called, as one may build plans itself."""
+    return list(importlib.metadata.entry_points(group="torchwise.choices"))
 
 
 def list_values(field: str) -> tuple[Any, ...]:

@@ -115,10 +115,12 @@ def _eager_problems(plan: Plan) -> Iterator[str]:
 
 
 def find_choices(plan: Plan) -> list[Choice]:
-    """List the registered choices that a plan is made of. No plug-in is loaded for it."""
+    """List the registered choices that a plan is made of. Plug-ins are loaded only for a value that is not known."""
     changes = list(iter_changes(plan))
     if changes:
         load_own_choices()
+    if not all(change in CHOICES for change in changes):
+        load_choices()
     return [choice for change in changes if (choice := CHOICES.get(change)) is not None]
 
 

@@ -2,7 +2,8 @@
 
 Each trial has a process of its own, and compares its plan with eager alone. So the ratio of two trials includes the
 differences between two processes, and between eager's times in them. Two plans timed in alternation in one process
-share all of that, and their ratio says which is the faster. That is the idea of paired designs, as in `measure.pairs`.
+share all of that, and their ratio says which is the faster. That is the idea of paired designs, as in
+`measure.paired_timing`.
 
 A duel costs time as well. It is held if the better choice that it may lead to is expected to save more than that. This
 is the expected value of perfect information about the difference of two normal costs (Raiffa & Schlaifer, Applied

@@ -49,13 +49,13 @@ class PlanCandidate:
         example = harness.workload.examples[0]
         return compile_plan(call, self.plan, example, device=harness.device, mode=harness.mode, backend=backend).call
 
-    def build_reproducible(self, job: Job, harness: Harness) -> Callable[..., Any] | None:
+    def build_reproducible(self, job: Job, harness: Harness, call: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return the plan in a form that draws eager's own random numbers, if that is possible."""
         plan = self.plan
         if plan.precision not in ("native", "tf32") or not job.effort.reproduce_noise:
             return None  # another dtype draws other numbers from the same generator
         if plan.backend == "eager":
-            return self.build(harness.workload.call, harness)
+            return call
         if Trait.NOISE_NOT_REPRODUCIBLE in job.traits:
             return None  # an earlier trial of this study found out
         # CUDA graphs keep their own count of random numbers, so the arithmetic is verified without them.

@@ -44,8 +44,8 @@ class Candidate(Protocol):
         """Return a callable in place of the model, or of a copy of the training step, which it may change."""
         ...
 
-    def build_reproducible(self, job: Job, harness: Harness) -> Callable[..., Any] | None:
-        """Return a form of it that draws eager's own random numbers, or None."""
+    def build_reproducible(self, job: Job, harness: Harness, call: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return a form of it that draws eager's own random numbers, or None. `call` is the candidate, as built."""
         ...
 
 
@@ -80,7 +80,7 @@ class Experiment:
 
     def _build(self, call: Callable[..., Any]) -> Callable[..., Any]:
         built: list[Callable[..., Any]] = []
-        self._built_s = self.harness.once(lambda: built.append(self._candidate.build(call, self.harness)))
+        self._built_s = self.harness.own_seconds(lambda: built.append(self._candidate.build(call, self.harness)))
         return built[0]
 
     def first_calls(self) -> float:
@@ -109,7 +109,9 @@ class Experiment:
             candidate=_copy_answers(self.call) if self._candidate.may_overwrite else self.call,
             floor=self._build_floor(workload.call) or workload.call,
             precision=self._candidate.precision,
-            reproducible=self._candidate.build_reproducible(self._job, self.harness) if is_stochastic else None,
+            reproducible=self._candidate.build_reproducible(self._job, self.harness, self.call)
+            if is_stochastic
+            else None,
             first=[answer.observation for answer in self._answers],
         )
         effort = self._job.effort
@@ -186,7 +188,7 @@ class Experiment:
         with self.harness.gradients():
             stage(WorkerStage.WARM_COMPILE)
             self.build()
-            warm_s = self.first_calls()
+            warm_s = self._built_s + self.harness.first_calls(self.calls)
             stage(WorkerStage.MEASURE)
             return Restart(warm_s, self.time_cold(measure(), stage))
 

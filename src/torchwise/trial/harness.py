@@ -101,12 +101,13 @@ class Harness:
         """
         calls = [calls[place] for place in _largest_first(self.workload)]
         with compiling_aside():
-            rounds = [sum(map(self._own_seconds, calls)) for _ in range(SETTLING_CALLS)]
+            rounds = [sum(map(self.own_seconds, calls)) for _ in range(SETTLING_CALLS)]
         self.rewind()
         self._held = memory_growth(self._held_before, self.device)
         return sum(rounds) - SETTLING_CALLS * min(rounds)
 
-    def _own_seconds(self, call: Callable[[], Any]) -> float:
+    def own_seconds(self, call: Callable[[], Any]) -> float:
+        """Run `call` once, and return its seconds, without waits for the device and with checks made for it before."""
         waited, owed = device_lock.total_wait_s(), cpu_isa_cache.SHARED.owed_s
         seconds = self._clock.once(call)
         return seconds - (device_lock.total_wait_s() - waited) + (cpu_isa_cache.SHARED.owed_s - owed)

@@ -22,7 +22,7 @@ from torchwise.measure.clock import Clock
 from torchwise.measure.memory import peak_memory
 from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 from torchwise.measure.profile import profile_of
-from torchwise.plan.choice import load_choices, load_code
+from torchwise.plan.choice import Code, load_choices, load_code
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
 from torchwise.records import Inspection, Measurement, WorkerStage
 from torchwise.records.structure_differences import pack_details
@@ -268,7 +268,8 @@ def _traits(
         Trait.SEVERAL_SHAPES: once.grows or len({describe_example(example) for example in workload.examples}) > 1,
         Trait.STOCHASTIC: stochastic,
     }
-    found |= _detect_traits(workload.call if module is None else module, instruments)
+    for trait, present in _detect_traits(workload.call if module is None else module, instruments).items():
+        found[trait] = found.get(trait, False) or present
     return [*once.traits, *(trait for trait, present in found.items() if present)]
 
 
@@ -276,9 +277,14 @@ def _detect_traits(model: Any, instruments: Instruments) -> dict[Trait, bool]:
     """Find the traits that only one choice needs, by the functions that its declaration names."""
     found = {}
     for trait, code in [pair for choice in load_choices().values() for pair in choice.detectors]:
-        detect = functools.partial(load_code(code), model)
-        found[trait] = bool(instruments.use(f"whether it {trait.summary or trait.label}", detect, False))
+        detect = functools.partial(_detect, code, model)
+        has_trait = instruments.use(f"whether it {trait.summary or trait.label}", detect, False)
+        found[trait] = found.get(trait, False) or has_trait
     return found
+
+
+def _detect(code: Code, model: Any) -> bool:
+    return bool(load_code(code)(model))
 
 
 def _launches_early() -> bool:

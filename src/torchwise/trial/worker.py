@@ -142,9 +142,9 @@ def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str,
 
 
 def _has_warm_cache() -> bool:
-    """Return whether an earlier process has compiled into the folder of Inductor's cache."""
-    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
-    return "TORCHINDUCTOR_CACHE_DIR" in os.environ and folder.is_dir() and any(folder.iterdir())
+    """Return whether an earlier process may have compiled into the folder of Inductor's cache."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return folder is None or (Path(folder).is_dir() and any(Path(folder).iterdir()))
 
 
 def _run(job: Assignment, stage: Stage) -> Any:

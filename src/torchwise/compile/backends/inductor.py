@@ -20,7 +20,7 @@ from torchwise.compile.guards.guard_bypass import GuardBypass
 from torchwise.compile.inductor_patches import add_autocast_to_key
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
-from torchwise.compile.transforms import load_transforms
+from torchwise.compile.transforms import has_stage, load_transforms
 from torchwise.errors import UnsupportedError, did_you_mean
 from torchwise.plan import Plan
 from torchwise.plan.choice import Stage
@@ -253,7 +253,8 @@ def _transform(names: tuple[str, ...], options: dict[str, Any]) -> Callable[...,
     """Return the backend that rewrites graphs, or None if the transforms act on the model alone."""
     found = load_transforms(names, Stage.GRAPH)
     if len(found) > 1:
-        raise UnsupportedError(f"transforms are {', '.join(names)}, but only one may rewrite Inductor's graphs")
+        several = ", ".join(name for name in names if has_stage((name,), Stage.GRAPH))
+        raise UnsupportedError(f"transforms are {several}, but only one may rewrite Inductor's graphs")
     backend: Callable[..., Any] | None = found[0](tuple(sorted(options.items()))) if found else None
     return backend
 

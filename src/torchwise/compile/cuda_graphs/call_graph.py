@@ -92,6 +92,7 @@ class CapturedCall:
         self._pool = GraphPool()
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
+        self._pool.follow_current_stream()
         self._device = torch.cuda.current_device()
         self._capturing = cuda_graphs.IS_CAPTURING.get()
         self._recompiles = recompiles

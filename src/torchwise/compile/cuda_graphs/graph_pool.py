@@ -17,6 +17,7 @@ from torchwise._torch.dispatch import is_transforming
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, record, record_in_place
 from torchwise.compile.signature import Signature, signature_of
+from torchwise.errors import UnsupportedError
 
 
 class GraphPool:
@@ -31,8 +32,15 @@ class GraphPool:
         self.handle: Any = None
         self.stream = RecordingStream()
         self._last: torch.cuda.Stream | None = None
-        self._last_raw: int | None = None
-        self._get_raw_stream: Callable[[int], int] | None = None  # which a build for the CPU lacks
+        self._last_raw: tuple[int, int] | None = None
+        try:
+            self._get_raw_stream: Callable[[int], int] = cuda_graphs.RAW_STREAM.get()
+        except UnsupportedError:  # as with a build for the CPU
+            self._get_raw_stream = lambda device: torch.cuda.current_stream(device).cuda_stream
+
+    def follow_current_stream(self) -> None:
+        """Let the first replay wait for work that is queued on the current stream, such as casts of weights."""
+        self._last, self._last_raw = torch.cuda.current_stream(), None
 
     def renew(self, graphs: Sized = ()) -> None:
         """Take new memory unless there are graphs, as a pool without them takes no new ones while tensors lie in it."""
@@ -61,14 +69,13 @@ class GraphPool:
         Args:
             device: index of the current GPU.
         """
-        if self._get_raw_stream is None:
-            self._get_raw_stream = cuda_graphs.RAW_STREAM.get()
-        if self._get_raw_stream(device) == self._last_raw:
+        raw = device, self._get_raw_stream(device)  # the default stream of every GPU has the same address
+        if raw == self._last_raw:
             return
         current = torch.cuda.current_stream()
         if self._last is not None:
             current.wait_stream(self._last)
-        self._last, self._last_raw = current, current.cuda_stream
+        self._last, self._last_raw = current, raw
 
 
 DEVICE = "cuda"

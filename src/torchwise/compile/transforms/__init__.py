@@ -23,7 +23,11 @@ def check_transforms(names: Sequence[str]) -> None:
     """
     for name in names:
         choice = _find(name)
-        if choice is None or choice.stage is None or choice.realized_by is None:
+        if choice is not None and (choice.stage is None or choice.realized_by is None):
+            raise UnsupportedError(
+                f"transforms has {name!r}, but its declaration names no stage, or no function for it"
+            )
+        if choice is None:
             known = sorted(list_values("transforms"), key=lambda one: (list(Stage).index(_stage_of(one)), one))
             raise UnsupportedError(f"transforms has {name!r}, but there are {', '.join(known)}")
 

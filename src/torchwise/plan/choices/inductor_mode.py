@@ -114,7 +114,7 @@ register(
         # beginning and the end of each kernel, which a profile counts as work. Time with over time without, measured on
         # one H200: 0.74 and 0.80 (100 captured Gross-Pitaevskii steps of 2.7 µs: plan-kernels-gross-pitaevskii and
         # beyond-modes of 2026-11-23 in benchmarks/results), 0.95 (relevance_amp, training: plan-kernels-relevance-amp).
-        # That was before each kernel waited first (`compile/backends/inductor.py`), which can only take from the gain.
+        # That was before each kernel waited first (`compile/inductor_patches.py`), which can only take from the gain.
         min_remaining_fraction=0.7,
     ),
     Choice(

@@ -3,11 +3,6 @@
 It only uses processor time that the program leaves idle, and ends with the program.
 
 Run it with `python -m torchwise.runtime.background.search FOLDER`. FOLDER/order.json holds the order.
-
-Also here: call a plan once before the program does, without using the program's random numbers.
-
-The first call loads kernels and initialises libraries. For a convolutional net on an H200 this takes 70 ms, which a
-request would wait for. A model that draws random numbers needs care: after a seed, the program would get other numbers.
 """
 
 from __future__ import annotations
@@ -17,17 +12,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from torchwise._torch.dispatch import POP_MODE, PUSH_MODE, TorchDispatchMode
-from torchwise.compile import Backend, compile_plan
-from torchwise.compile.io_casts import IOCasts
-from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import find_choices, iter_changes
@@ -39,7 +28,6 @@ from torchwise.study import Caches, Request, Silent, run_study
 from torchwise.study.apply_approvals import ApprovalPolicy, apply_approvals
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
 from torchwise.trial.job import Attempt
-from torchwise.workload import Workload
 
 MAX_PREPARED = 3
 """Maximum number of plans to prepare per tier, the most promising first, until one is verified and faster."""
@@ -224,64 +212,3 @@ def _end_with_the_program() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-def warm_up_plan(call: Callable[..., Any], plan: Plan, backend: Backend, workload: Workload, device: str) -> None:
-    """Call `plan` on each example with a separate random generator, and discard the answers.
-
-    Raises:
-        UnsupportedError: the plan must run the original first, or an operator draws and takes no generator.
-        Exception: any error of the plan.
-    """
-    if IOCasts.is_needed(plan):  # it would run the original and rewind the generators under the program's draws
-        raise UnsupportedError(f"plan {plan} runs the model as it is before its first call")
-    compiled = compile_plan(call, plan, workload.examples[0], device=device, mode="inference", backend=backend)
-    try:
-        for example in workload.examples:
-            copy = example.clone()
-            with torch.no_grad(), isolate_rng(device):
-                compiled.call(*copy.args, **copy.kwargs)
-    finally:
-        compiled.close()
-
-
-@contextlib.contextmanager
-def isolate_rng(device: str) -> Iterator[None]:
-    """Give operators of this thread a separate generator.
-
-    Usually a mode is entered by `with`, which also tells other threads that one is active. Dynamo would then compile
-    nothing there. So the mode is only pushed on this thread's stack.
-
-    Raises:
-        UnsupportedError: (inside) an operator draws and takes no generator.
-    """
-    push, pop = (name.get("a call without drawing") for name in (PUSH_MODE, POP_MODE))
-    push(_OwnGenerator(torch.Generator(device)))
-    try:
-        yield
-    finally:
-        pop()
-
-
-class _OwnGenerator(TorchDispatchMode):
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._generator = generator
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or _drops_nothing(func, args, kwargs):
-            return func(*args, **kwargs)
-        if func is torch.ops.aten.randint.low_out:  # Inductor's code seeds its kernels with it
-            func = torch.ops.aten.randint.low_generator_out
-        if not any(argument.name == "generator" for argument in func._schema.arguments):
-            raise UnsupportedError(f"{func} takes no generator of its own")
-        return func(*args, **{**kwargs, "generator": self._generator})
-
-
-def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether an operator draws only for dropout, as attention and RNNs do, and has no dropout."""
-    arguments = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    default = {argument.name: argument.default_value for argument in func._schema.arguments}
-    found = [{**default, **arguments}[name] for name in ("dropout_p", "dropout") if name in default]
-    return bool(found) and not any(found)
