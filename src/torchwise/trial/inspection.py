@@ -275,7 +275,7 @@ def _traits(
 
 def _detect_traits(model: Any, instruments: Instruments) -> dict[Trait, bool]:
     """Find the traits that only one choice needs, by the functions that its declaration names."""
-    found = {}
+    found: dict[Trait, bool] = {}
     for trait, code in [pair for choice in load_choices().values() for pair in choice.detectors]:
         detect = functools.partial(_detect, code, model)
         has_trait = instruments.use(f"whether it {trait.summary or trait.label}", detect, False)
