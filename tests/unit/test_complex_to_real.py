@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchwise.compile import compile_plan
 from torchwise.compile.backends.inductor import aot_backend
 from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for, half_angle, layout
-from torchwise.compile.transforms.complex_to_real import compile as aot_module
+from torchwise.compile.transforms.complex_to_real import aot as aot_module
 from torchwise.compile.transforms.complex_to_real import compile as compile_module
 from torchwise.compile.transforms.complex_to_real.compile import wrap_complex
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting, rewrite
