@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchwise.compile.transforms import isolate_rnn
 from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
-from torchwise.plan import EAGER
+from torchwise.plan import CHOICES, EAGER, Choice, Numerics, Trait
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Inspection
@@ -258,3 +258,20 @@ def test_outputs_that_eager_cannot_hold_either_are_not_the_candidates_fault(monk
         spot_check.check_retained_outputs(
             torch.sin, torch.sin, *(replace(example, args=example.args[:1]) for _ in range(2))
         )
+
+
+def test_a_detector_of_a_plug_in_that_cannot_be_imported_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Trait("theirs.lost")
+    theirs = Choice(
+        "transforms",
+        "theirs",
+        Numerics.EXACT,
+        complexity=1,
+        summary="",
+        detectors=((lost, "no_such_module:find"), (Trait.MODULE, "operator:not_")),
+    )
+    without = inspect_target("forces")
+    monkeypatch.setitem(CHOICES, theirs.key, theirs)
+    found = inspect_target("forces")
+    assert "No module named 'no_such_module'" in " ".join(found.notes)
+    assert found.traits >= without.traits, "no detector takes away what another has found"

@@ -1,9 +1,9 @@
 """Reuse Inductor's checks of the CPU's instruction sets in other processes.
 
 For each instruction set, Inductor compiles a small library and loads it in a new Python process, before it uses any
-code from its cache. That takes one second with torch 2.13, and twelve with 2.11, whose child processes import torch.
-The results depend only on the machine and its software. Inductor still reads the CPU's instruction sets in each
-process.
+code from its cache. With an empty cache that took five seconds with torch 2.13 (AMD EPYC), and twelve with 2.11, whose
+child processes import torch. The results depend only on the machine and its software. Inductor still reads the CPU's
+instruction sets in each process.
 
 `TORCHINDUCTOR_VEC_ISA_OK=1` would also skip the checks, but changes the keys of the cache.
 """
@@ -45,9 +45,8 @@ class TimedCheck:
 class SharedChecks:
     """The checks that a worker makes, or takes over from earlier workers of the same parent.
 
-    Each candidate compiles into an empty cache, so that each would check anew, which takes some five seconds on two CPU
-    cores. A program that is started anew does so, too. So the cost of checks that were taken over is added to that of
-    compiling.
+    Each candidate compiles into an empty cache, so that each would check anew. A program that is started anew does so,
+    too. So the cost of checks that were taken over is added to that of compiling.
 
     Attributes:
         known: the checks of earlier workers.

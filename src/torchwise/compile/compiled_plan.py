@@ -107,25 +107,23 @@ def compile_plan(
             _do_nothing,
             reads,
         )
-    module = inside if isinstance(inside, torch.nn.Module) else None
-    kind, reads = _load_capture(plan.capture), getattr(inner, "reads", None)
-    options: dict[str, Any] = {
-        "device": device,
-        "mode": mode,
-        "borrow": borrow,
-        "recompiles": recompiles,
-        "reads": reads,
-    }
-    has_objects = bool(opaque_leaves((example.args, dict(example.kwargs))))
-    captured = (
-        WithObjects(call, lambda inner: kind(inner, module, **options))
-        if has_objects
-        else kind(call, module, **options)
-    )
+    reads = getattr(inner, "reads", None)
+    options = {"device": device, "mode": mode, "borrow": borrow, "recompiles": recompiles, "reads": reads}
+    captured = _capture(call, inside, plan.capture, example, options)
     # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
     return CompiledPlan(
         plan, outside(captured), lambda args, kwargs: outside(captured.get_bypass(args, kwargs)), captured.close, reads
     )
+
+
+def _capture(
+    call: Callable[..., Any], inside: Callable[..., Any], unit: str, example: Example, options: Mapping[str, Any]
+) -> CudaGraph:
+    """Return `call` captured by that unit, with objects in its inputs taken apart."""
+    module, kind = inside if isinstance(inside, torch.nn.Module) else None, _load_capture(unit)
+    if opaque_leaves((example.args, dict(example.kwargs))):
+        return WithObjects(call, lambda inner: kind(inner, module, **options))
+    return kind(call, module, **options)
 
 
 def _load_capture(unit: str) -> Callable[..., CudaGraph]:

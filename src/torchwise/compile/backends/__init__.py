@@ -30,8 +30,8 @@ def load_backend(name: str) -> Backend:
     if name == "eager":
         return eager.compile
     choice = load_choices().get(("backend", name))
-    if choice is not None and choice.realized_by is None:
-        raise UnsupportedError(f"backend is {name!r}, but its declaration names no function that compiles")
-    if choice is None or choice.realized_by is None:
+    if choice is None:
         raise UnsupportedError(f"backend is {name!r}, but there are {', '.join(('eager', *list_values('backend')))}")
+    if choice.realized_by is None:
+        raise UnsupportedError(f"backend is {name!r}, but its declaration names no function that compiles")
     return load_code(choice.realized_by)
