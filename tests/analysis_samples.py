@@ -13,6 +13,7 @@ from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, codec
 from torchwise.records.analysis import Analysis, Batch, Consistency, Memory, Steady
+from torchwise.records.listener import Listener
 from torchwise.trial.job import Attempt
 
 HANG = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 600 s")
@@ -106,14 +107,11 @@ class Workers:
         return self.batches.get(size, Attempt(batch.costs, PASSED, batch.measurement))
 
 
-class Heard:
+class Heard(Listener):
     """A listener that remembers the phases."""
 
     def __init__(self) -> None:
         self.phases: list[str] = []
 
-    def phase(self, name: str) -> None:
+    def start_step(self, name: str) -> None:
         self.phases.append(name)
-
-    def stage(self, name: str) -> None:
-        pass

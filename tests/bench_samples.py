@@ -11,6 +11,7 @@ from torchwise.plan import Plan
 from torchwise.plan.workload_spec import Roofline, WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState
+from torchwise.records.listener import Listener
 from torchwise.trial.job import Restart
 
 PEAKS = Peaks(4e12, {"float32": 5e13, "bfloat16": 8e14})
@@ -139,7 +140,7 @@ class Workers:
         return found.measurement if isinstance(found, Performance) else a_performance().measurement
 
 
-class Heard:
+class Heard(Listener):
     """A listener that remembers the rows it heard of."""
 
     def __init__(self) -> None:
@@ -148,19 +149,13 @@ class Heard:
         self.steps: list[str] = []
         self.benchmark: Benchmark | None = None
 
-    def target(self, workload: WorkloadSpec, number: int, total: int) -> None:
+    def start_target(self, workload: WorkloadSpec, number: int, total: int) -> None:
         self.targets.append((workload.target, number, total))
 
-    def contender(self, name: str) -> None:
-        pass
+    def start_step(self, name: str) -> None:
+        self.steps.append(name)
 
-    def step(self, what: str) -> None:
-        self.steps.append(what)
-
-    def stage(self, name: str) -> None:
-        pass
-
-    def row(self, benchmark: Benchmark, row: Row) -> None:
+    def finish_row(self, benchmark: Benchmark, row: Row) -> None:
         self.rows.append(row)
         self.benchmark = benchmark
 

@@ -14,8 +14,9 @@ from torchwise.measure.memory import make_eviction  # noqa: E402
 from torchwise.measure.paired_timing import Mix, Precision, measure_pair  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.plan.workload_spec import WorkloadSpec  # noqa: E402
+from torchwise.records.listener import Listener  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
-from torchwise.study import Request, Silent, run_study  # noqa: E402
+from torchwise.study import Request, run_study  # noqa: E402
 from torchwise.trial import ProcessLauncher  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -83,7 +84,7 @@ def test_a_study_tells_the_speed_up_with_cold_caches_or_why_there_is_none(tmp_pa
     spec = WorkloadSpec("zoo:tutorial.many_small_ops", device="cuda", calls=10**7)
     request = Request(spec, plans=(Plan(capture="call"),), effort="quick", cold=True)
     with open_storage(str(tmp_path / "store.db")) as storage:
-        study = run_study(request, storage, ProcessLauncher(), Silent())
+        study = run_study(request, storage, ProcessLauncher(), Listener())
     trial = study.trials[0]
     assert study.decision is not None
     if study.decision.plan.is_eager:  # as on a GPU that others use

@@ -18,8 +18,9 @@ from torchwise.errors import UnsupportedError  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.plan.workload_spec import WorkloadSpec  # noqa: E402
 from torchwise.records import Outcome  # noqa: E402
+from torchwise.records.listener import Listener  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
-from torchwise.study import Request, Silent, run_study  # noqa: E402
+from torchwise.study import Request, run_study  # noqa: E402
 from torchwise.trial import ProcessLauncher  # noqa: E402
 from torchwise.workload import Example  # noqa: E402
 
@@ -217,7 +218,7 @@ def test_programs_whose_work_depends_on_their_data(name: str, backend: str, monk
 def test_a_search_captures_them_in_pieces_and_proves_it(name: str, tmp_path: Path) -> None:
     spec = WorkloadSpec(f"{TARGETS}:{name}", device="cuda", calls=10**7)
     with open_storage(str(tmp_path / "store.db")) as storage:
-        study = run_study(Request(spec, effort="quick"), storage, ProcessLauncher(), Silent())
+        study = run_study(Request(spec, effort="quick"), storage, ProcessLauncher(), Listener())
     assert "reads_bool" in study.inspection.traits
     tried = {trial.plan: trial for trial in study.trials}[Plan(capture="branches")]
     assert tried.verdict is not None, tried.reason

@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch")
 from torchwise.plan import Numerics, Plan  # noqa: E402
 from torchwise.plan.workload_spec import WorkloadSpec  # noqa: E402
 from torchwise.records import Outcome, TrialState  # noqa: E402
+from torchwise.records.listener import Listener  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
-from torchwise.study import Request, Silent, run_study  # noqa: E402
+from torchwise.study import Request, run_study  # noqa: E402
 from torchwise.trial import Job, Limits, ProcessLauncher, hold_duel  # noqa: E402
 
 pytestmark = [
@@ -27,7 +28,7 @@ def study_of(tmp_path: Path, target: str, *plans: Plan, **options: object) -> ob
     spec = WorkloadSpec(target, device="cuda")
     with open_storage(str(tmp_path / "store.db")) as storage:
         request = Request(spec, plans=plans or None, effort="quick", **options)  # type: ignore[arg-type]
-        return run_study(request, storage, ProcessLauncher(), Silent())
+        return run_study(request, storage, ProcessLauncher(), Listener())
 
 
 def test_a_search_tries_capture_and_proves_it(tmp_path: Path) -> None:

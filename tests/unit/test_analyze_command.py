@@ -36,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
 
     def run(request: Any, launcher: Any, listener: Any) -> Analysis:
-        listener.phase("the plain model")
+        listener.start_step("the plain model")
         listener.stage("load")
         found.append(request)
         return an_analysis()

@@ -46,11 +46,11 @@ class Loop:
     def __call__(self, request: BenchRequest, launcher: Any, listener: Any, earlier: Any = None) -> Benchmark:
         self.request, self.earlier = request, earlier
         done = earlier.rows if earlier else ()
-        listener.target(self.rows[0].workload, 1, len(request.targets))
+        listener.start_target(self.rows[0].workload, 1, len(request.targets))
         for row in self.rows[len(done) :]:
-            listener.contender(row.contender)
+            listener.start_contender(row.contender)
             done = (*done, row)
-            listener.row(a_benchmark(done), row)
+            listener.finish_row(a_benchmark(done), row)
             self.then(len(done))
         return a_benchmark(done)
 

@@ -49,6 +49,7 @@ SCRIPT = """
 import sys
 from dataclasses import replace
 from torchwise.bench import BenchRequest, run_benchmark
+from torchwise.records.listener import Listener
 from torchwise.trial import ProcessLauncher
 
 class Workers(ProcessLauncher):  # that end sooner what is known to hang
@@ -56,15 +57,11 @@ class Workers(ProcessLauncher):  # that end sooner what is known to hang
         hangs = getattr(job, "contender", "") == "hangs"
         return super().run(job, replace(limits, time_s=8.0) if hangs else limits, on_stage)
 
-class Quiet:
-    def target(self, *given): pass
-    contender = step = stage = row = update_row = target
-
 if __name__ == "__main__":
     request = BenchRequest(
         ("zoo:tutorial.many_small_ops@small",), tuple(sys.argv[1:]), effort="quick", limit_s=60, warm=False
     )
-    print(run_benchmark(request, Workers(), Quiet()).to_json())
+    print(run_benchmark(request, Workers(), Listener()).to_json())
 """
 NAMES = ("crashes", "hangs", "wrong", "raises", "overwrites", "absent")
 

@@ -392,13 +392,13 @@ def test_a_log_of_progress_has_a_plain_line_for_each_event() -> None:
     file, kept = io.StringIO(), []
     rows = some_rows("zoo:a.b")
     with BenchProgress(Console(file=file, width=60), clock=lambda: 0.0, keep=kept.append) as progress:
-        progress.target(rows[0].workload, 2, 3)
+        progress.start_target(rows[0].workload, 2, 3)
         for row in (rows[3], rows[5], rows[-1]):
-            progress.contender(row.contender)
+            progress.start_contender(row.contender)
             if row is rows[-1]:
-                progress.step("torchwise: trial 0: inductor")
+                progress.start_step("torchwise: trial 0: inductor")
             progress.stage("compile")
-            progress.row(a_benchmark((row,)), row)
+            progress.finish_row(a_benchmark((row,)), row)
     assert [line.removeprefix("[   0:00] ") for line in file.getvalue().splitlines()] == [
         "2/3 zoo:a.b: profiling the model",
         "2/3 zoo:a.b: max-autotune",
@@ -418,8 +418,8 @@ def test_a_terminal_shows_target_contender_and_stage_while_they_last() -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
     with BenchProgress(console) as progress:
-        progress.target(a_row().workload, 2, 3)
-        progress.contender("max-autotune")
+        progress.start_target(a_row().workload, 2, 3)
+        progress.start_contender("max-autotune")
         progress.stage("compile")
         progress._live.refresh()
     assert "2/3 zoo:tutorial.fusion_demo@small: max-autotune, compile" in file.getvalue()

@@ -18,8 +18,8 @@ from torchwise.plan.rules import iter_changes
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, codec
 from torchwise.records.bisection import Bisection, Observation, Operation, Step, Symptom
+from torchwise.records.listener import Listener
 from torchwise.report.bisection import render_bisection, verdict
-from torchwise.report.progress import Silent
 from torchwise.trial import Assignment, Limits
 from torchwise.trial.launcher import OnStage
 
@@ -57,7 +57,7 @@ class Rehearsed:
         )
 
 
-class Heard(Silent):
+class Heard(Listener):
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.steps: list[Step] = []

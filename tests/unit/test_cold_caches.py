@@ -29,10 +29,11 @@ from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, WorkerStage, codec
+from torchwise.records.listener import Listener
 from torchwise.report import Progress, render_study
 from torchwise.report.study import render_html
 from torchwise.store import open_storage
-from torchwise.study import Request, Silent, run_study
+from torchwise.study import Request, run_study
 from torchwise.study.cluster import Task
 from torchwise.study.decision import decide
 from torchwise.study.history import History
@@ -351,7 +352,7 @@ class Machine:
 
 
 def test_the_decided_plan_alone_is_timed_once_more_where_that_is_asked(store: Any, machine: Machine) -> None:
-    study = run_study(a_request(cold=True), store, machine, Silent())  # type: ignore[arg-type]
+    study = run_study(a_request(cold=True), store, machine, Listener())  # type: ignore[arg-type]
     assert machine.ran == [("inspect", False), ("try", False), ("warm", False), ("warm", True)]
     assert study.decision is not None
     assert study.decision.speedup == study.trials[0].speedup
@@ -360,14 +361,14 @@ def test_the_decided_plan_alone_is_timed_once_more_where_that_is_asked(store: An
 
 
 def test_a_stored_study_is_gone_on_with_and_not_begun_anew(store: Any, machine: Machine) -> None:
-    first = run_study(a_request(), store, machine, Silent())  # type: ignore[arg-type]
+    first = run_study(a_request(), store, machine, Listener())  # type: ignore[arg-type]
     assert not any(cold for _, cold in machine.ran)
     machine.ran.clear()
-    second = run_study(a_request(cold=True), store, machine, Silent())  # type: ignore[arg-type]
+    second = run_study(a_request(cold=True), store, machine, Listener())  # type: ignore[arg-type]
     assert (second.id, machine.ran) == (first.id, [("inspect", False), ("warm", True)])
     machine.ran.clear()
     for cold in (True, False):
-        third = run_study(a_request(cold=cold), store, machine, Silent())  # type: ignore[arg-type]
+        third = run_study(a_request(cold=cold), store, machine, Listener())  # type: ignore[arg-type]
         assert third.trials == second.trials
     assert machine.ran == [("inspect", False)] * 2
 
@@ -383,7 +384,7 @@ def test_why_there_is_no_figure_is_said(
     store: Any, machine: Machine, changed: dict[str, Any], said: str, timed: int
 ) -> None:
     vars(machine).update(changed)
-    study = run_study(a_request(cold=True), store, machine, Silent())  # type: ignore[arg-type]
+    study = run_study(a_request(cold=True), store, machine, Listener())  # type: ignore[arg-type]
     assert said in study.excluded
     assert sum(cold for _, cold in machine.ran) == timed, "nor would another process"
 
@@ -395,8 +396,8 @@ def test_a_worker_that_ends_while_it_times_them_costs_the_plan_nothing(store: An
             return Failure(FailureKind.OUT_OF_MEMORY, WorkerStage.MEASURE_COLD, "SIGKILL") if job.cold else answer
 
     dying = Dying()
-    study = run_study(a_request(cold=True), store, dying, Silent())  # type: ignore[arg-type]
-    hot = run_study(a_request(), store, machine, Silent())  # type: ignore[arg-type]
+    study = run_study(a_request(cold=True), store, dying, Listener())  # type: ignore[arg-type]
+    hot = run_study(a_request(), store, machine, Listener())  # type: ignore[arg-type]
     assert study.decision is not None
     assert hot.decision is not None
     assert (study.decision.plan, study.trials[0].state) == (hot.decision.plan, TrialState.COMPLETE)
@@ -412,7 +413,7 @@ def test_a_spent_budget_is_why_as_well(store: Any, machine: Machine, spent_clock
             spent_clock.now += 20
             return super().run(job)
 
-    study = run_study(a_request(cold=True, budget_s=30.0), store, Slow(), Silent())  # type: ignore[arg-type]
+    study = run_study(a_request(cold=True, budget_s=30.0), store, Slow(), Listener())  # type: ignore[arg-type]
     assert "cold processor caches: the budget is spent" in study.excluded
 
 
@@ -423,7 +424,7 @@ def test_a_search_that_ends_with_time_left_does_not_blame_the_budget(store: Any,
                 raise UnsupportedError("no node is left")
             return super().run(job, *more)
 
-    study = run_study(a_request(cold=True), store, Lost(), Silent())  # type: ignore[arg-type]
+    study = run_study(a_request(cold=True), store, Lost(), Listener())  # type: ignore[arg-type]
     assert "cold processor caches: the search ended before the plan was timed with them" in study.excluded
     assert not any("budget" in text for text in study.excluded)
 

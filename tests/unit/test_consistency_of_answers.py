@@ -25,6 +25,7 @@ from torchwise.records import Costs, Measurement
 from torchwise.records.analysis import Analysis, Memory
 from torchwise.records.benchmark import Row
 from torchwise.records.comparison import compare
+from torchwise.records.listener import Listener
 from torchwise.records.regression import Change
 from torchwise.report import render_benchmark, render_comparison
 from torchwise.report.analysis import render_analysis, render_analysis_html
@@ -140,14 +141,7 @@ def test_a_row_that_became_five_times_as_long_is_not_called_the_same() -> None:
 
 
 def a_check(*tries: Measurement) -> Check:
-    class Silent:
-        def phase(self, name: str) -> None:
-            pass
-
-        def stage(self, name: str) -> None:
-            pass
-
-    return run_check(Lock().with_entries((an_entry(),)), CheckRequest(), Worker(*tries), Silent())
+    return run_check(Lock().with_entries((an_entry(),)), CheckRequest(), Worker(*tries), Listener())
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torchwise.plan import EAGER
 from torchwise.records import Check as VerdictCheck
 from torchwise.records import Failure, FailureKind, Interval, Measurement, Outcome, Verdict
 from torchwise.records.answer import Answer
+from torchwise.records.listener import Listener
 from torchwise.records.statistics import median_interval, ratio_of
 from torchwise.study.lock import Entry, Lock
 from torchwise.study.lock import slowdown_test as judging
@@ -30,17 +31,9 @@ WRONG = Verdict((VerdictCheck("values", Outcome.FAIL, "output[0] is off by 0.3",
 UNCLEAR = Verdict((VerdictCheck("values", Outcome.NOT_COMPARABLE, "eager disagrees with itself"),))
 
 
-class Silent:
-    def phase(self, name: str) -> None:
-        pass
-
-    def stage(self, name: str) -> None:
-        pass
-
-
 def run_lock_check(worker: Launcher, *entries: Entry, **options: object) -> Check:
     lock = Lock().with_entries(entries or (an_entry(),))
-    return run_check(lock, CheckRequest(**options), worker, Silent())  # type: ignore[arg-type]
+    return run_check(lock, CheckRequest(**options), worker, Listener())  # type: ignore[arg-type]
 
 
 def only(check: Check) -> Checked:

@@ -22,8 +22,9 @@ from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval, Study, StudyState
 from torchwise.records.answer import Answer
+from torchwise.records.listener import Listener
 from torchwise.store import Storage, open_storage
-from torchwise.study import Request, Silent, run_study
+from torchwise.study import Request, run_study
 from torchwise.study.lock import Lock, decision, read, write
 from torchwise.study.lock.entry import entry_of
 from torchwise.trial import ProcessLauncher
@@ -281,7 +282,7 @@ def test_bad_input_ends_with_2_and_a_sentence_before_anything_is_run(
 def test_a_plan_is_locked_checked_and_served_and_a_wrong_one_is_found(storage: Storage) -> None:
     target, right, wrong = f"{MISBEHAVING}:wrong", Plan(threads=1), Plan(threads=3)
     request = Request(WorkloadSpec(target), effort="quick", plans=(right,))
-    study = run_study(request, storage, ProcessLauncher(), Silent())
+    study = run_study(request, storage, ProcessLauncher(), Listener())
     assert study.decision is not None
     timed = study.trials[0].measurement
     assert timed is not None

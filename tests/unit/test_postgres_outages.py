@@ -17,8 +17,9 @@ from store_samples import INDUCTOR, TUNED, a_decision, a_study, claim, complete_
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
 from torchwise.records import StudyState, TrialState
+from torchwise.records.listener import Listener
 from torchwise.store import LeaseOwner, Storage, StudyKey, db_errors, open_storage, postgres, schema
-from torchwise.study import Silent, run_study
+from torchwise.study import run_study
 from torchwise.trial import Job
 
 ME = LeaseOwner.current()
@@ -59,7 +60,7 @@ def test_a_study_goes_on_when_the_server_is_back(
     storage: Storage, postgres: PostgresServer, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = Losing(getattr(postgres, how), postgres.start)
-    study = run_study(request(plans=PLANS), storage, table, Silent())
+    study = run_study(request(plans=PLANS), storage, table, Listener())
     assert study.state is StudyState.DECIDED
     assert table.list_tried() == list(PLANS)
     assert [(trial.plan, trial.state) for trial in study.trials] == [(plan, TrialState.COMPLETE) for plan in PLANS]

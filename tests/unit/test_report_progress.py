@@ -11,10 +11,10 @@ from rich.console import Console
 
 from builders import PASSED, WRONG, a_failure, a_measurement, a_plan, a_trial, an_inspection
 from torchwise.records import Duel, Interval, Trial
+from torchwise.records.listener import Listener
 from torchwise.records.trial import WAITING
 from torchwise.report import Progress
 from torchwise.report.progress import outcome
-from torchwise.study import Listener
 
 
 class Clock:

@@ -31,9 +31,10 @@ from torchwise.records import (
     Verdict,
     codec,
 )
+from torchwise.records.listener import Listener
 from torchwise.records.trial import WAITING
 from torchwise.store import Storage, open_storage
-from torchwise.study import Caches, Request, Silent, run_study
+from torchwise.study import Caches, Request, run_study
 from torchwise.study.request import INSPECTIONS
 from torchwise.trial import Job, Limits
 from torchwise.trial.job import Attempt, Restart
@@ -114,7 +115,7 @@ def request(calls: int = 100_000, **options: object) -> Request:
 
 
 def test_where_compiling_pays_it_is_decided_for(storage: Storage, table: Table) -> None:
-    study = run_study(request(), storage, table, Silent())
+    study = run_study(request(), storage, table, Listener())
     assert study.state is StudyState.DECIDED
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
@@ -125,7 +126,7 @@ def test_where_compiling_pays_it_is_decided_for(storage: Storage, table: Table) 
 
 def test_a_trial_knows_what_eager_usually_takes(storage: Storage, table: Table) -> None:
     """With that it can tell when other programs slow eager."""
-    run_study(request(plans=(INDUCTOR,)), storage, table, Silent())
+    run_study(request(plans=(INDUCTOR,)), storage, table, Listener())
     assert EAGER_S in table.usual
 
 
@@ -141,7 +142,7 @@ def test_a_search_does_not_pay_for_waiting(storage: Storage, spent_clock: Any) -
             return super().run(job, limits, on_stage)
 
     table = Waits()
-    study = run_study(request(plans=(INDUCTOR, Plan(threads=1)), budget_s=5), storage, table, Silent())
+    study = run_study(request(plans=(INDUCTOR, Plan(threads=1)), budget_s=5), storage, table, Listener())
     assert len(table.list_tried()) == 2, "the first took three seconds of five"
     assert [trial.seconds for trial in study.trials] == [3, 3]
     assert study.seconds == 6
@@ -167,7 +168,7 @@ def test_a_plan_that_compiles_for_ever_leaves_time_for_another(storage: Storage,
     table = Slow()
     table.known[rewritten] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit")
     table.known[INDUCTOR] = (2.0, 10.0, GOOD)
-    study = run_study(request(10**7, effort="quick", budget_s=90.0), storage, table, Silent())
+    study = run_study(request(10**7, effort="quick", budget_s=90.0), storage, table, Listener())
     assert table.list_tried()[:2] == [rewritten, INDUCTOR]
     assert 60 < limits_s[rewritten] < 90
     assert study.decision is not None
@@ -183,7 +184,7 @@ def test_looking_at_the_model_is_time_spent_and_no_part_of_the_budget(storage: S
             return super().run(job, limits, on_stage)
 
     table = Looks()
-    study = run_study(request(plans=(INDUCTOR,), budget_s=5), storage, table, Silent())
+    study = run_study(request(plans=(INDUCTOR,), budget_s=5), storage, table, Listener())
     assert table.list_tried() == [INDUCTOR]
     assert study.seconds == 7 * len(table.ran) == 14
 
@@ -191,7 +192,7 @@ def test_looking_at_the_model_is_time_spent_and_no_part_of_the_budget(storage: S
 def test_targets_of_one_structure_keep_their_decisions(storage: Storage, table: Table) -> None:
     """They share their measurements. Each is decided for by its own calls."""
     many, few = request(), Request(WorkloadSpec("zoo:another", calls=10))
-    first, second = (run_study(asked, storage, table, Silent()) for asked in (many, few))
+    first, second = (run_study(asked, storage, table, Listener()) for asked in (many, few))
     assert (second.id, second.workload, storage.get_study(first.id)) == (first.id, few.workload, second)
     assert {str(d.workload.target): d.plan for d in storage.decisions()} == {
         "zoo:anything": INDUCTOR,
@@ -204,15 +205,15 @@ def test_targets_of_one_structure_are_measured_anew_together(storage: Storage, t
     """A decision whose measurements are forgotten goes. The measurements so far are enough for the others."""
     other = Request(WorkloadSpec("zoo:another", calls=10**6))
     for asked in (request(), replace(other, fresh=True)):
-        study = run_study(asked, storage, table, Silent())
+        study = run_study(asked, storage, table, Listener())
     assert storage.decisions() == [study.decision]
     table.ran.clear()
-    again = run_study(request(), storage, table, Silent())
+    again = run_study(request(), storage, table, Listener())
     assert (again.id, table.list_tried(), len(storage.decisions())) == (study.id, [], 2)
 
 
 def test_called_ten_times_it_stays_with_eager_and_compiles_nothing(storage: Storage, table: Table) -> None:
-    study = run_study(request(calls=10), storage, table, Silent())
+    study = run_study(request(calls=10), storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == EAGER
     assert INDUCTOR not in table.list_tried()
@@ -220,7 +221,7 @@ def test_called_ten_times_it_stays_with_eager_and_compiles_nothing(storage: Stor
     assert any("inductor" in line for line in study.excluded)
 
 
-class Notes(Silent):
+class Notes(Listener):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -231,7 +232,7 @@ class Notes(Silent):
 @pytest.mark.parametrize("again", [False, True])
 def test_only_what_was_stored_before_is_said_to_be_decided_from(storage: Storage, table: Table, again: bool) -> None:
     if again:
-        run_study(request(), storage, table, Silent())
+        run_study(request(), storage, table, Listener())
     listener = Notes()
     run_study(request(calls=10**8 if again else 10), storage, table, listener)
     assert any("decided from what is stored" in note for note in listener.notes) is again, listener.notes
@@ -239,14 +240,14 @@ def test_only_what_was_stored_before_is_said_to_be_decided_from(storage: Storage
 
 def test_where_nothing_is_faster_eager_wins(storage: Storage, table: Table) -> None:
     table.known[INDUCTOR] = (0.8, 10.0, GOOD)
-    study = run_study(request(), storage, table, Silent())
+    study = run_study(request(), storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == EAGER
 
 
 def test_a_wrong_candidate_is_never_decided_for_however_fast(storage: Storage, table: Table) -> None:
     table.known[INDUCTOR] = (9.0, 1.0, BAD)
-    study = run_study(request(), storage, table, Silent())
+    study = run_study(request(), storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == EAGER
     assert next(t for t in study.trials if t.plan == INDUCTOR).state is TrialState.COMPLETE
@@ -261,7 +262,7 @@ def test_a_candidate_that_fails_from_warm_caches_is_not_decided_for(storage: Sto
 
     cold = Cold()
     cold.known[INDUCTOR] = (2.0, 10.0, GOOD)
-    study = run_study(request(), storage, cold, Silent())
+    study = run_study(request(), storage, cold, Listener())
     assert study.decision is not None
     assert study.decision.plan == EAGER
     assert "warm caches" in next(t for t in study.trials if t.plan == INDUCTOR).reason
@@ -271,7 +272,7 @@ def test_failures_of_every_kind_are_kept_and_the_search_goes_on(storage: Storage
     for kind in FailureKind:
         table.known[Plan(threads=10 + len(table.known))] = Failure(kind, "compile", "planted")
     plans = (*[plan for plan in table.known if plan != INDUCTOR], INDUCTOR)
-    study = run_study(request(plans=plans), storage, table, Silent())
+    study = run_study(request(plans=plans), storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
     kinds = [t.failure.kind for t in study.trials if t.failure]
@@ -279,9 +280,9 @@ def test_failures_of_every_kind_are_kept_and_the_search_goes_on(storage: Storage
 
 
 def test_the_same_request_again_reuses_the_decision(storage: Storage, table: Table) -> None:
-    first = run_study(request(), storage, table, Silent())
+    first = run_study(request(), storage, table, Listener())
     table.ran.clear()
-    again = run_study(request(), storage, table, Silent())
+    again = run_study(request(), storage, table, Listener())
     assert table.list_tried() == []
     assert again.decision == first.decision
 
@@ -289,14 +290,14 @@ def test_the_same_request_again_reuses_the_decision(storage: Storage, table: Tab
 def test_what_was_timed_on_a_busy_machine_is_timed_anew(storage: Storage, table: Table) -> None:
     """Back then all took 100 times as long, and the plan seemed no faster. Eager's time now tells."""
     busy = Slowed(100)
-    assert run_study(request(), storage, busy, Silent()).decision.plan == EAGER  # type: ignore[union-attr]
-    study = run_study(request(), storage, table, Silent())
+    assert run_study(request(), storage, busy, Listener()).decision.plan == EAGER  # type: ignore[union-attr]
+    study = run_study(request(), storage, table, Listener())
     assert INDUCTOR in table.list_tried()
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
     assert study.decision.baseline_s == pytest.approx(EAGER_S, rel=0.02)
     table.ran.clear()
-    run_study(request(), storage, busy, Silent())
+    run_study(request(), storage, busy, Listener())
     assert busy.list_tried().count(INDUCTOR) == 1, "a machine that is busy now is no reason"
 
 
@@ -325,16 +326,16 @@ class Slowed(Table):
 
 
 def test_fresh_measures_anew(storage: Storage, table: Table) -> None:
-    run_study(request(), storage, table, Silent())
+    run_study(request(), storage, table, Listener())
     table.ran.clear()
-    run_study(request(fresh=True), storage, table, Silent())
+    run_study(request(fresh=True), storage, table, Listener())
     assert INDUCTOR in table.list_tried()
 
 
 def test_other_calls_decide_anew_from_what_is_stored(storage: Storage, table: Table) -> None:
-    run_study(request(), storage, table, Silent())
+    run_study(request(), storage, table, Listener())
     table.ran.clear()
-    study = run_study(request(calls=10), storage, table, Silent())
+    study = run_study(request(calls=10), storage, table, Listener())
     assert table.list_tried() == []
     assert study.decision is not None
     assert study.decision.plan == EAGER
@@ -345,20 +346,20 @@ def test_an_interrupted_study_keeps_what_is_finished_and_goes_on(storage: Storag
     plans = (Plan(threads=7), INDUCTOR)
     table.known[INDUCTOR] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        run_study(request(plans=plans), storage, table, Silent())
+        run_study(request(plans=plans), storage, table, Listener())
     kept = storage.get_study(1)
     assert kept.state is StudyState.INTERRUPTED
     assert [t.plan for t in kept.trials] == [Plan(threads=7)]
     table.known[INDUCTOR] = (2.0, 10.0, GOOD)
     table.ran.clear()
-    study = run_study(request(plans=plans), storage, table, Silent())
+    study = run_study(request(plans=plans), storage, table, Listener())
     assert table.list_tried() == [INDUCTOR]
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
 
 
 def test_a_changed_model_makes_the_decision_stale_and_its_plan_is_proven_first(storage: Storage, table: Table) -> None:
-    run_study(request(), storage, table, Silent())
+    run_study(request(), storage, table, Listener())
     table.structure = "another"
     table.ran.clear()
     listener = Notes()
@@ -370,7 +371,7 @@ def test_a_changed_model_makes_the_decision_stale_and_its_plan_is_proven_first(s
 def test_another_machine_makes_the_decision_stale(
     storage: Storage, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_study(request(), storage, table, Silent())
+    run_study(request(), storage, table, Listener())
     here = environment.detect("cpu")
     monkeypatch.setattr(environment, "detect", lambda device: replace(here, torch="9.9.9"))
     table.ran.clear()
@@ -382,16 +383,16 @@ def test_another_machine_makes_the_decision_stale(
 
 
 def test_a_stale_plan_that_cannot_pay_now_is_not_tried(storage: Storage, table: Table) -> None:
-    run_study(request(), storage, table, Silent())
+    run_study(request(), storage, table, Listener())
     table.structure = "another"
     table.ran.clear()
-    run_study(request(calls=10), storage, table, Silent())
+    run_study(request(calls=10), storage, table, Listener())
     assert INDUCTOR not in table.list_tried()
 
 
 def test_a_search_that_its_budget_ended_goes_on_when_asked_again(storage: Storage, table: Table) -> None:
-    run_study(request(budget_s=1e-9), storage, table, Silent())
-    study = run_study(request(), storage, table, Silent())
+    run_study(request(budget_s=1e-9), storage, table, Listener())
+    study = run_study(request(), storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
 
@@ -414,8 +415,8 @@ def test_a_misspelt_option_is_named_and_not_called_forbidden() -> None:
 
 
 def test_named_plans_are_decided_among_themselves(storage: Storage, table: Table) -> None:
-    run_study(request(), storage, table, Silent())
-    study = run_study(request(plans=(Plan(threads=9),)), storage, table, Silent())
+    run_study(request(), storage, table, Listener())
+    study = run_study(request(plans=(Plan(threads=9),)), storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == EAGER
 
@@ -434,13 +435,13 @@ def test_named_plans_are_all_tried_for_as_long_as_a_thorough_search_would(storag
     named = (INDUCTOR, Plan(threads=1), Plan(threads=9))
     for budget, tried in ((None, 3), (1500, 2)):
         table = Slow()
-        run_study(request(effort="quick", plans=named, budget_s=budget, fresh=True), storage, table, Silent())
+        run_study(request(effort="quick", plans=named, budget_s=budget, fresh=True), storage, table, Listener())
         assert len(table.list_tried()) == tried
 
 
 def test_a_gain_within_a_tie_leaves_eager_alone(storage: Storage, table: Table) -> None:
     table.known[Plan(threads=9)] = (1.015, 0.0, GOOD)
-    study = run_study(request(plans=(Plan(threads=9),)), storage, table, Silent())
+    study = run_study(request(plans=(Plan(threads=9),)), storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == EAGER
 
@@ -450,10 +451,10 @@ def test_a_stale_plan_that_is_not_allowed_now_is_not_tried(storage: Storage, tab
 
     half = Plan(precision="bf16")
     table.known[half] = (4.0, 0.0, GOOD)
-    run_study(request(allow=Numerics.LOWER_PRECISION, plans=(half,)), storage, table, Silent())
+    run_study(request(allow=Numerics.LOWER_PRECISION, plans=(half,)), storage, table, Listener())
     table.structure = "another"
     table.ran.clear()
-    run_study(request(), storage, table, Silent())
+    run_study(request(), storage, table, Listener())
     assert half not in table.list_tried()
 
 
@@ -463,12 +464,12 @@ def test_a_plain_model_that_fails_ends_the_study(storage: Storage) -> None:
             return Failure(FailureKind.DIED, "run eager", "SIGSEGV")
 
     with pytest.raises(BaselineError, match="died in run eager: SIGSEGV"):
-        run_study(request(), storage, Broken(), Silent())
+        run_study(request(), storage, Broken(), Listener())
     assert storage.list_studies() == []
 
 
 def test_the_budget_ends_the_search_and_says_so(storage: Storage, table: Table) -> None:
-    study = run_study(request(budget_s=1e-9), storage, table, Silent())
+    study = run_study(request(budget_s=1e-9), storage, table, Listener())
     assert table.list_tried() == []
     assert study.state is StudyState.DECIDED
     assert any("budget" in line for line in study.excluded)
@@ -502,8 +503,8 @@ def stopped(storage: Storage, table: Table) -> Study:
     table.known[MAX_AUTOTUNE] = (2.0, 300.0, GOOD)
     table.known[INDUCTOR] = (1.5, 10.0, GOOD)
     leads = request(calls=10**8, plans=(MAX_AUTOTUNE,))
-    run_study(leads, storage, table, Silent())
-    study = run_study(request(calls=10**8), storage, table, Silent())
+    run_study(leads, storage, table, Listener())
+    study = run_study(request(calls=10**8), storage, table, Listener())
     trial = next(trial for trial in study.trials if trial.plan == INDUCTOR)
     assert trial.state is TrialState.PRUNED
     table.ran.clear()
@@ -514,7 +515,7 @@ def stopped(storage: Storage, table: Table) -> Study:
 def test_a_plan_that_was_stopped_for_what_was_asked_then_is_measured_for_what_is_asked_now(
     storage: Storage, table: Table, stopped: Study, changed: dict[str, object]
 ) -> None:
-    study = run_study(request(**changed), storage, table, Silent())  # type: ignore[arg-type]
+    study = run_study(request(**changed), storage, table, Listener())  # type: ignore[arg-type]
     assert study.id == stopped.id
     assert INDUCTOR in table.list_tried()
     assert study.decision is not None
@@ -523,7 +524,7 @@ def test_a_plan_that_was_stopped_for_what_was_asked_then_is_measured_for_what_is
 
 @pytest.mark.usefixtures("stopped")
 def test_a_plan_that_would_be_stopped_again_is_not_tried_again(storage: Storage, table: Table) -> None:
-    run_study(request(calls=10**8), storage, table, Silent())
+    run_study(request(calls=10**8), storage, table, Listener())
     assert INDUCTOR not in table.list_tried()
 
 
@@ -534,17 +535,17 @@ def test_what_ran_out_of_time_is_tried_again_where_it_has_more(
     monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], trial_s=-1.0))
     monkeypatch.setattr("torchwise.study.run.CALLS_PER_TRIAL", 0)
     for _ in range(2):
-        run_study(request(effort="quick"), storage, table, Silent())
+        run_study(request(effort="quick"), storage, table, Listener())
     assert table.list_tried().count(INDUCTOR) == 1
     table.known[INDUCTOR] = (2.0, 10.0, GOOD)
-    study = run_study(request(effort="standard"), storage, table, Silent())
+    study = run_study(request(effort="standard"), storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
 
 
 def test_what_runs_out_of_time_sooner_than_it_should_is_tried_once_a_search(storage: Storage, table: Table) -> None:
     table.known[INDUCTOR] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 0 s")
-    run_study(request(), storage, table, Silent())
+    run_study(request(), storage, table, Listener())
     assert table.list_tried().count(INDUCTOR) == 1
 
 
@@ -571,10 +572,10 @@ class Fickle(Table):
         return super().run(job, limits, on_stage)
 
 
-def search(storage: Storage, table: Table, effort: str = "standard", listener: Silent | None = None) -> Trial:
+def search(storage: Storage, table: Table, effort: str = "standard", listener: Listener | None = None) -> Trial:
     """Return the trial of a plan that compiles, from a search among named plans."""
     asked = request(ENDLESS, plans=(INDUCTOR,), effort=effort)
-    return run_study(asked, storage, table, listener or Silent()).trials[0]
+    return run_study(asked, storage, table, listener or Listener()).trials[0]
 
 
 @pytest.mark.parametrize(("effort", "processes"), [("quick", 3), ("standard", 5), ("thorough", 7)])
@@ -619,7 +620,7 @@ def test_a_plan_that_fails_in_a_further_process_is_not_decided_for(storage: Stor
 def test_the_listener_hears_what_each_process_found(storage: Storage) -> None:
     heard: list[int] = []
 
-    class Heard(Silent):
+    class Heard(Listener):
         def finish_repeat(self, trial: Trial) -> None:
             heard.append(len(trial.processes))
 
@@ -679,7 +680,7 @@ ENDLESS = 10**8
 
 def test_plans_that_trials_cannot_tell_apart_are_timed_beside_each_other(storage: Storage) -> None:
     table = Dueling(t1=2.0, t2=2.06, t3=1.9)
-    study = run_study(request(ENDLESS, plans=PLANS), storage, table, Silent())
+    study = run_study(request(ENDLESS, plans=PLANS), storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == PLANS[1]
     assert table.list_compared() == [PLANS[1], PLANS[2]], "the slowest is no matter for a duel"
@@ -696,7 +697,7 @@ def test_plans_that_trials_cannot_tell_apart_are_timed_beside_each_other(storage
 def test_what_another_process_found_in_the_meantime_is_what_counts(storage: Storage) -> None:
     heard: list[Duel | None] = []
 
-    class Heard(Silent):
+    class Heard(Listener):
         def finish_comparison(self, trial: Trial) -> None:
             heard.append(trial.duel)
 
@@ -721,7 +722,7 @@ def test_caches_lie_where_they_are_told_to(tmp_path: Path) -> None:
 def test_a_study_has_as_many_duels_as_its_effort_allows(storage: Storage) -> None:
     for effort, duels in (("quick", 1), ("quick", 0), ("standard", 1), ("thorough", 0)):
         table = Dueling(t1=2.0, t2=2.06, t3=1.9)
-        study = run_study(request(ENDLESS, plans=PLANS, effort=effort), storage, table, Silent())
+        study = run_study(request(ENDLESS, plans=PLANS, effort=effort), storage, table, Listener())
         assert len(table.list_compared()) == duels, "what is stored is not held again"
         assert study.decision is not None
         assert study.decision.plan == PLANS[1]
@@ -729,14 +730,14 @@ def test_a_study_has_as_many_duels_as_its_effort_allows(storage: Storage) -> Non
 
 def test_duels_are_held_only_where_they_are_worth_their_time(storage: Storage) -> None:
     table = Dueling(t2=9.0)
-    assert run_study(request(3_000, plans=PLANS[:3]), storage, table, Silent()).decision is not None
+    assert run_study(request(3_000, plans=PLANS[:3]), storage, table, Listener()).decision is not None
     assert not table.list_compared()
 
 
 def test_a_duel_that_fails_costs_nothing_else_and_is_not_begun_again(storage: Storage) -> None:
     for effort, duels in (("quick", 1), ("quick", 0), ("standard", 1), ("standard", 0)):
         table = Dueling()
-        study = run_study(request(ENDLESS, plans=PLANS, effort=effort), storage, table, Silent())
+        study = run_study(request(ENDLESS, plans=PLANS, effort=effort), storage, table, Listener())
         assert study.decision is not None
         assert study.decision.plan == PLANS[0]
         assert len(table.list_compared()) == duels
@@ -753,7 +754,7 @@ def test_where_no_device_is_left_for_a_duel_the_trials_decide(storage: Storage) 
 
     heard: list[str] = []
 
-    class Notes(Silent):
+    class Notes(Listener):
         def note(self, text: str) -> None:
             heard.append(text)
 
@@ -772,7 +773,7 @@ def test_a_spent_budget_holds_no_duel(storage: Storage, spent_clock: Any) -> Non
             return super().run(job, limits, on_stage)
 
     table = Slow(t2=9.0)
-    run_study(request(ENDLESS, plans=PLANS[:2], budget_s=19), storage, table, Silent())
+    run_study(request(ENDLESS, plans=PLANS[:2], budget_s=19), storage, table, Listener())
     assert len(table.list_tried()) == 2
     assert not table.list_compared()
 
@@ -783,7 +784,7 @@ def test_duels_start_from_what_trials_compiled_and_nothing_stays(
     (tmp_path / "here").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "here"))
     table = Dueling(t1=2.0, t2=2.06, t3=1.9)
-    run_study(request(ENDLESS, plans=PLANS, effort="quick"), storage, table, Silent())
+    run_study(request(ENDLESS, plans=PLANS, effort="quick"), storage, table, Listener())
     assert table.caches == [{PLANS[0].id, PLANS[1].id}]
     assert table.most == 3, "those of the two best, and the last trial's own"
     assert not list((tmp_path / "here").iterdir())

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
@@ -22,53 +21,32 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, Measurement, WorkerStage, codec
 from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Peaks, Performance, Row, RowState, rivals_of
+from torchwise.records.listener import Listener
 from torchwise.records.reasons import why
 from torchwise.records.scale import scale_of
-from torchwise.study import Caches, Silent, run_study
+from torchwise.study import Caches, run_study
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, own_caches
 from torchwise.trial.job import Restart
 
 
-class BenchListener(Protocol):
-    """Receives the progress of a benchmark."""
-
-    def target(self, workload: WorkloadSpec, number: int, total: int) -> None:
-        """Called when target `number` of `total`, counted from 1, starts."""
-
-    def contender(self, name: str) -> None:
-        """Called when a contender starts."""
-
-    def step(self, description: str) -> None:
-        """Called when a contender starts its next step: a trial of its search, or a duel."""
-
-    def stage(self, name: str) -> None:
-        """Called when the worker enters a stage."""
-
-    def row(self, benchmark: Benchmark, row: Row) -> None:
-        """Called when a row is done. The benchmark contains it."""
-
-    def update_row(self, benchmark: Benchmark, row: Row) -> None:
-        """Called when a finished row was timed again in another process. The benchmark contains its new form."""
-
-
-class _SearchListener(Silent):
+class _SearchListener(Listener):
     """Forwards the progress of a search to a benchmark's listener."""
 
-    def __init__(self, listener: BenchListener) -> None:
+    def __init__(self, listener: Listener) -> None:
         self._listener = listener
 
     def start_trial(self, number: int, plan: Plan, reason: str) -> None:  # noqa: ARG002 - too long for a line
-        self._listener.step(f"{TORCHWISE}: trial {number}: {plan}")
+        self._listener.start_step(f"{TORCHWISE}: trial {number}: {plan}")
 
     def start_comparison(self, plan: Plan, rival: Plan) -> None:
-        self._listener.step(f"{TORCHWISE}: {plan} against {rival}")
+        self._listener.start_step(f"{TORCHWISE}: {plan} against {rival}")
 
     def stage(self, name: str) -> None:
         self._listener.stage(name)
 
 
 def run_benchmark(
-    request: BenchRequest, launcher: Launcher, listener: BenchListener, earlier: Benchmark | None = None
+    request: BenchRequest, launcher: Launcher, listener: Listener, earlier: Benchmark | None = None
 ) -> Benchmark:
     """Run every contender on every target.
 
@@ -102,7 +80,7 @@ def _refuse_other_requests(request: BenchRequest, earlier: Benchmark | None) -> 
             )
 
 
-def _measure_peaks(request: BenchRequest, launcher: Launcher, listener: BenchListener) -> Peaks | None:
+def _measure_peaks(request: BenchRequest, launcher: Launcher, listener: Listener) -> Peaks | None:
     spec = WorkloadSpec("peaks", device=request.device)  # type: ignore[arg-type]
     survey = HardwareSurvey(Job("inspect", spec))
     answer = launcher.run(survey, Limits.from_free_memory(request.limit_s), listener.stage)
@@ -114,7 +92,7 @@ class _Loop:
         self,
         request: BenchRequest,
         launcher: Launcher,
-        listener: BenchListener,
+        listener: Listener,
         contenders: list[Contender],
         benchmark: Benchmark,
     ) -> None:
@@ -131,7 +109,7 @@ class _Loop:
             workload = self._request.workload(target)
             missing = [c for c in self._contenders if not self._has(workload, c.name)]
             if missing and not self._is_out_of_time():
-                self._listener.target(workload, number, len(self._request.targets))
+                self._listener.start_target(workload, number, len(self._request.targets))
                 self._run_target(workload, missing)
         return self._benchmark
 
@@ -159,7 +137,7 @@ class _Loop:
             for contender in contenders:
                 if self._is_out_of_time():
                     return
-                self._listener.contender(contender.name)
+                self._listener.start_contender(contender.name)
                 cold = self._request.cold and contender.name != EAGER  # eager is the baseline
                 own = replace(job, cache_dir=kept.enter_context(own_caches()), cold=cold)
                 contender_jobs[contender.name] = ContenderJob("contend", own, contender.name)
@@ -203,7 +181,7 @@ class _Loop:
             scale = scale_of(self._benchmark, workload)
             if row := next_duel(scale, effort, repeatable):
                 assert row.rival is not None, "a duel is with a rival"
-                self._listener.step(f"{TORCHWISE}: {row.plan} against {row.rival} in another process")
+                self._listener.start_step(f"{TORCHWISE}: {row.plan} against {row.rival} in another process")
                 answer = self._duel(contender_jobs, row.rival)
                 if isinstance(answer, Failure):
                     repeatable.clear()
@@ -211,7 +189,7 @@ class _Loop:
                 else:
                     row = replace(row, duel_repeats=(*row.duel_repeats, answer))
             elif row := next_repeat(scale, effort, contender_jobs):
-                self._listener.step(f"{row.contender} in another process")
+                self._listener.start_step(f"{row.contender} in another process")
                 row = self._restart(row, contender_jobs[row.contender])
             else:
                 return
@@ -241,7 +219,7 @@ class _Loop:
             has_caches = _copy_caches(caches.list_folders(plan), contender_job.job.cache_dir)
         tried = [f"{trial.plan}: {why(trial, study)}" for trial in study.trials]
         search_s = None if self._request.plans else study.seconds
-        self._listener.step(f"{TORCHWISE}: {plan}, with its checks")
+        self._listener.start_step(f"{TORCHWISE}: {plan}, with its checks")
         row = replace(row, plan=plan, precision=plan.precision, search_s=search_s, searched=(*tried, *study.excluded))
         contender_job = replace(contender_job, decision=study.decision.to_json())
         return row, contender_job, study.decision.cold_s if has_caches else None
@@ -270,7 +248,7 @@ class _Loop:
         if not row.is_right:
             return row
         for rival in rivals_of(self._benchmark.select_rows(row.workload), row):
-            self._listener.step(f"{TORCHWISE}: {row.plan} against {rival.contender}")
+            self._listener.start_step(f"{TORCHWISE}: {row.plan} against {rival.contender}")
             answer = self._duel(contender_jobs, rival.contender)
             if isinstance(answer, Failure):
                 row = _with_reason(row, f"against {rival.contender}: {answer}")
@@ -306,7 +284,7 @@ class _Loop:
     def _keep(self, row: Row) -> None:
         others = (other for other in self._benchmark.rows if other.key != row.key)  # a refused row may be repeated
         self._benchmark = replace(self._benchmark, rows=(*others, row))
-        self._listener.row(self._benchmark, row)
+        self._listener.finish_row(self._benchmark, row)
 
     def _put(self, row: Row) -> None:
         """Replace a row by its new form."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torchwise import environment
 from torchwise.diagnose.analyze_advice import advise
@@ -20,6 +20,7 @@ from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
 from torchwise.records import Decision, Failure, Inspection, Trial, TrialState, codec
 from torchwise.records.analysis import Advice, Batch, Steady
 from torchwise.records.analysis import Analysis as AnalysisRecord
+from torchwise.records.listener import Listener
 from torchwise.trial import (
     Assignment,
     DerivedJob,
@@ -142,7 +143,7 @@ def analyze(
     workload = read_workload(model, args, kwargs, examples)
     spec = make_spec(model, workload, device, mode=mode, objective=objective, calls=calls, restarts=restarts)
     request = AnalyzeRequest(spec, plan_of(plan, store), effort, tuple(batches), batch_dim, limit)
-    display: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Silent())
+    display: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Listener())
     with sent(workload, spec.target) as file, display as listener:
         # The structure is read here, in the process that has the model's source code.
         model_structure = structure(workload.call) if workload else None
@@ -199,26 +200,7 @@ class SteadyRun(DerivedJob):
         return "torchwise.diagnose.analyze_worker:measure_steady"
 
 
-class AnalyzeListener(Protocol):
-    """Hears about the progress of an analysis."""
-
-    def phase(self, name: str) -> None:
-        """A phase has begun."""
-
-    def stage(self, name: str) -> None:
-        """The worker has entered a stage."""
-
-
-class Silent:
-    """A listener that says nothing."""
-
-    def phase(self, *_: object) -> None:
-        """Say nothing."""
-
-    stage = phase
-
-
-def run_analysis(request: AnalyzeRequest, launcher: Launcher, listener: AnalyzeListener) -> AnalysisRecord:
+def run_analysis(request: AnalyzeRequest, launcher: Launcher, listener: Listener) -> AnalysisRecord:
     """Run the phases, and derive the advice.
 
     Raises:
@@ -230,7 +212,7 @@ def run_analysis(request: AnalyzeRequest, launcher: Launcher, listener: AnalyzeL
 
 
 class _Phases:
-    def __init__(self, request: AnalyzeRequest, launcher: Launcher, listener: AnalyzeListener) -> None:
+    def __init__(self, request: AnalyzeRequest, launcher: Launcher, listener: Listener) -> None:
         self._request = request
         self._launcher = launcher
         self._listener = listener
@@ -267,13 +249,13 @@ class _Phases:
         return replace(record, advice=advise(record), trust=record.judge_trust())
 
     def _inspect(self) -> Inspection:
-        self._listener.phase("profiling the model")
+        self._listener.start_step("profiling the model")
         inspection = inspect_workload(self._launcher, self._job, self._limits(), self._listener.stage)
         self._job = replace(self._job, task="try", traits=inspection.traits)
         return inspection
 
     def _cold(self, folder: str) -> Trial:
-        self._listener.phase(f"{self._request.plan}, with empty caches")
+        self._listener.start_step(f"{self._request.plan}, with empty caches")
         job, trial = replace(self._job, cache_dir=folder), Trial(0, self._request.plan, started_at=time.time())
         trial = try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
         return (
@@ -284,7 +266,7 @@ class _Phases:
         """Start a verified plan once more: one that fails then would fail at a restart in production."""
         if not trial.is_verified or trial.costs is None:
             return trial, None
-        self._listener.phase(f"{self._request.plan}, with full caches")
+        self._listener.start_step(f"{self._request.plan}, with full caches")
         steady = self._ask_worker(SteadyRun(replace(self._job, cache_dir=folder)), Steady)
         if isinstance(steady, Failure):
             again = replace(steady, message=f"in a second process, from warm caches: {steady.message}")
@@ -299,7 +281,7 @@ class _Phases:
             return (), "", None
         if not trial.is_verified:
             return (), "not scaled: the plan is not verified on the given inputs", None
-        self._listener.phase("the batch dimension")
+        self._listener.start_step("the batch dimension")
         try:
             batch = self._ask_worker(Scaling(self._job, dim=request.batch_dim), BatchDim)
         except InputError as error:
@@ -310,7 +292,7 @@ class _Phases:
         return tuple(self._batch(size, batch.dim) for size in dict.fromkeys(request.batches)), note, batch.size
 
     def _batch(self, size: int, dim: int) -> Batch:
-        self._listener.phase(f"batch {size}")
+        self._listener.start_step(f"batch {size}")
         with own_caches() as folder:
             job = replace(self._job, cache_dir=folder, effort=EFFORTS["quick"])
             try:

@@ -21,6 +21,7 @@ from torchwise.records import format as show
 from torchwise.records.benchmark import Benchmark, Row
 from torchwise.records.bisection import Step
 from torchwise.records.candidates import verdict_word
+from torchwise.records.listener import Listener
 from torchwise.records.reasons import own_fault
 from torchwise.records.trial import WAITING
 from torchwise.report.bench_lines import Line, line_of
@@ -33,7 +34,7 @@ LONG_WAIT_S = 10.0
 NO_FAULT = "no fault found yet"
 
 
-class Progress:
+class Progress(Listener):
     """Context manager and listener of a study that shows the current trial, its duration, and the leader.
 
     On a terminal the current state is redrawn in place, and finished trials scroll above it. Elsewhere (a file, a CI
@@ -184,20 +185,18 @@ class BenchProgress(Progress):
         self._keep = keep
         self._target, self._task, self._leader = "", "measuring the peaks of the hardware", "no row is done yet"
 
-    def target(self, workload: WorkloadSpec, number: int, total: int) -> None:
+    def start_target(self, workload: WorkloadSpec, number: int, total: int) -> None:
         """Start target `number` of `total`."""
         self._target = f"{number}/{total} {show.one_line(workload.target)}"
         self._begin(f"{self._target}: profiling the model")
 
-    def contender(self, name: str) -> None:
-        """Start a contender."""
+    def start_step(self, name: str) -> None:
+        """Start a contender, or its next step: a trial of its search, or a comparison in one process."""
         self._begin(f"{self._target}: {show.one_line(name)}")
 
-    def step(self, description: str) -> None:
-        """Start a contender's next step: a trial of its search, or a comparison of two contenders in one process."""
-        self._begin(f"{self._target}: {show.one_line(description)}")
+    start_contender = start_step
 
-    def row(self, benchmark: Benchmark, row: Row) -> None:
+    def finish_row(self, benchmark: Benchmark, row: Row) -> None:
         """Keep a finished row first, and then report it."""
         self.benchmark = benchmark
         self._keep(benchmark)
@@ -222,19 +221,10 @@ class AnalyzeProgress(Progress):
 
     leader = "one plan, phase by phase"
 
-    def phase(self, name: str) -> None:
+    def start_step(self, name: str) -> None:
         """Start a phase."""
         self._leader = self.leader
         self._begin(show.one_line(name))
-
-
-class Silent:
-    """A listener that shows nothing."""
-
-    def note(self, *_: object, **__: object) -> None:
-        """Show nothing."""
-
-    start_probe = stage = finish_probe = note
 
 
 class BisectProgress(Progress):
@@ -246,11 +236,11 @@ class BisectProgress(Progress):
 
     steps: tuple[Step, ...] = ()
 
-    def start_probe(self, what: str) -> None:
+    def start_step(self, name: str) -> None:
         """Start a probe."""
         if not self.steps:
             self._leader = NO_FAULT
-        self._task, self._stage, self._task_start = show.one_line(what), "", self._clock()
+        self._task, self._stage, self._task_start = show.one_line(name), "", self._clock()
 
     def finish_probe(self, step: Step) -> None:
         """Finish a probe."""

@@ -20,6 +20,7 @@ from torchwise.plan.workload_spec import DEFAULT_CALLS, Device, Mode, Objective
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
+from torchwise.records.listener import Listener
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
@@ -142,7 +143,7 @@ def tune(
     """
     from torchwise.report import Progress
     from torchwise.store import open_storage
-    from torchwise.study import Silent, run_study
+    from torchwise.study import run_study
     from torchwise.trial import ProcessLauncher
     from torchwise.trial.loading import save
 
@@ -165,7 +166,7 @@ def tune(
         if workload is not None:
             request = replace(request, source=str(Path(folder, "model.pt")))
             save(workload, str(request.source))
-        display: AbstractContextManager[Any] = Progress() if progress else nullcontext(Silent())
+        display: AbstractContextManager[Any] = Progress() if progress else nullcontext(Listener())
         with display as listener:
             record = run_study(request, storage, ProcessLauncher(), listener)
             return Study(record, storage.place if store else None)

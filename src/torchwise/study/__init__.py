@@ -12,19 +12,16 @@ from torchwise.lazy import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.study.caches import Caches
-    from torchwise.study.listener import Listener, Silent
     from torchwise.study.request import Request
     from torchwise.study.run import run_study
 
 _HOMES = {
     "Caches": "caches",
-    "Listener": "listener",
     "Request": "request",
-    "Silent": "listener",
     "run_study": "run",
 }
 
-__all__ = ["Caches", "Listener", "Request", "Silent", "run_study"]
+__all__ = ["Caches", "Request", "run_study"]
 
 
 __getattr__ = load_attributes(__name__, _HOMES)

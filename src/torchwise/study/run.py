@@ -29,13 +29,13 @@ from torchwise.records import (
     TrialState,
     WorkerStage,
 )
+from torchwise.records.listener import Listener
 from torchwise.records.structure_differences import another_model
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.caches import Caches, keep_heartbeat
 from torchwise.study.decision import decide
 from torchwise.study.history import History
-from torchwise.study.listener import Listener
 from torchwise.study.pairwise import front, next_duel
 from torchwise.study.repeats import next_cold, next_repeat, prune_below
 from torchwise.study.request import Request

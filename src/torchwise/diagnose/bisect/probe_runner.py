@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from torchwise.diagnose.bisect.job import BisectRequest, Probe, ProbeResult
 from torchwise.diagnose.requests import ask_worker
@@ -13,6 +13,7 @@ from torchwise.errors import BaselineError, TorchwiseError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.bisection import Observation, Stage, Step, Symptom
+from torchwise.records.listener import Listener
 from torchwise.trial import Job, Launcher
 from torchwise.trial.error_origin import make_failure_error
 
@@ -25,22 +26,6 @@ BEFORE = (WorkerStage.START, WorkerStage.LOAD, WorkerStage.EAGER, WorkerStage.CA
 _NAMES = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Failed|Unsupported)\b")
 
 
-class BisectListener(Protocol):
-    """Receives the progress of a bisection."""
-
-    def start_probe(self, name: str) -> None:
-        """A probe has begun."""
-
-    def stage(self, name: str) -> None:
-        """The worker has entered a stage."""
-
-    def finish_probe(self, step: Step) -> None:
-        """A probe is done."""
-
-    def note(self, text: str) -> None:
-        """A note for the user."""
-
-
 class ProbeRunner:
     """Runs probes, one after the other, and keeps their observations.
 
@@ -51,7 +36,7 @@ class ProbeRunner:
         spent: whether the budget has ended the search.
     """
 
-    def __init__(self, request: BisectRequest, launcher: Launcher, listener: BisectListener, job: Job) -> None:
+    def __init__(self, request: BisectRequest, launcher: Launcher, listener: Listener, job: Job) -> None:
         self.listener = listener
         self.fault = Observation(Symptom.NONE)
         self.steps: list[Step] = []
@@ -100,7 +85,7 @@ class ProbeRunner:
             BaselineError: the original model fails.
             UnsupportedError: this torch lacks a feature that the probe needs.
         """
-        self.listener.start_probe(name)
+        self.listener.start_step(name)
         start = time.monotonic()
         answer = self._ask(replace(probe, timed=self._is_timed), ProbeResult)
         result = _classify_failure(answer) if isinstance(answer, Failure) else answer
@@ -128,7 +113,7 @@ class ProbeRunner:
 
     def run_task(self, name: str, probe: Probe, kind: type[T]) -> T | Failure:
         """Have a worker do something other than a probe, and return its answer of this kind."""
-        self.listener.start_probe(name)
+        self.listener.start_step(name)
         return self._ask(probe, kind)
 
     def note(self, text: str) -> None:

@@ -14,13 +14,14 @@ from typing import Any
 from torchwise import environment
 from torchwise.diagnose.bisect.isolate import describe_choice, find_cause, is_plain, minimal, plan_of
 from torchwise.diagnose.bisect.job import AUTO, LIMIT_S, MARKS, BisectRequest, Graphs, Part, Probe, ProbeResult, Written
-from torchwise.diagnose.bisect.probe_runner import BisectListener, ProbeRunner
+from torchwise.diagnose.bisect.probe_runner import ProbeRunner
 from torchwise.diagnose.requests import make_spec, sent
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import iter_changes
 from torchwise.records import Failure
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Stage, Subgraph, Symptom
+from torchwise.records.listener import Listener
 from torchwise.trial import Job, Launcher, ProcessLauncher, own_caches
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import read_workload
@@ -76,18 +77,18 @@ def bisect(
         BaselineError: the original model fails, or does not agree with its own float64 reference.
         UnsupportedError: this torch lacks a feature that bisecting or the plan needs.
     """
-    from torchwise.report.progress import BisectProgress, Silent
+    from torchwise.report.progress import BisectProgress
 
     workload = read_workload(model, args, kwargs, examples)
     spec = make_spec(model, workload, device, mode=mode)
     request = BisectRequest(spec, what, plan, limit, budget, str(repro) if repro is not None else None)
-    display: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Silent())
+    display: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Listener())
     with sent(workload, spec.target) as file, display as listener:
         request = replace(request, source=file.source, settings=file.settings)
         return run_bisection(request, ProcessLauncher(), listener)
 
 
-def run_bisection(request: BisectRequest, launcher: Launcher, listener: BisectListener) -> Bisection:
+def run_bisection(request: BisectRequest, launcher: Launcher, listener: Listener) -> Bisection:
     """Find where a fault enters.
 
     Raises:
@@ -238,7 +239,7 @@ class _BisectionSearch:
 
     def _run_repro(self, file: str, standalone: bool, symptom: Symptom) -> Repro:
         """Run the program in a fresh process, as a user would."""
-        self._runner.listener.start_probe(f"run {file}")
+        self._runner.listener.start_step(f"run {file}")
         try:
             done = subprocess.run(
                 [sys.executable, file], capture_output=True, text=True, timeout=REPRO_LIMIT_S, check=False

@@ -21,10 +21,11 @@ from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import find_choices, iter_changes
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
+from torchwise.records.listener import Listener
 from torchwise.runtime.background.aot_worker import AotCode, CheckResult, Preparation
 from torchwise.runtime.background.protocol import Message, Order
 from torchwise.store import open_storage
-from torchwise.study import Caches, Request, Silent, run_study
+from torchwise.study import Caches, Request, run_study
 from torchwise.study.apply_approvals import ApprovalPolicy, apply_approvals
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
 from torchwise.trial.job import Attempt
@@ -68,7 +69,7 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
         cold = order.request.cold and effort == order.efforts[-1]  # must not delay a first plan
         request = replace(order.request, effort=effort, fresh=fresh, cold=cold)
         with open_storage(order.store) as storage, Caches(within=folder) as caches:
-            study = run_study(request, storage, launcher, Silent(), caches=caches)
+            study = run_study(request, storage, launcher, Listener(), caches=caches)
             assert study.decision is not None
             decision, rules = (
                 apply_approvals(study.decision, storage).decision,

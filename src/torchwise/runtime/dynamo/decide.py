@@ -22,12 +22,13 @@ from torchwise.plan.tune_options import TuneOptions
 from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, StudyState
+from torchwise.records.listener import Listener
 from torchwise.report import Progress
 from torchwise.runtime import stale_because
 from torchwise.runtime.dynamo.graph import Captured
 from torchwise.store import Storage, StudyKey, open_storage
 from torchwise.store.location import locate
-from torchwise.study import Request, Silent, run_study
+from torchwise.study import Request, run_study
 from torchwise.study.apply_approvals import apply_approvals
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings
 from torchwise.trial.loading import save
@@ -109,7 +110,7 @@ def _tune_graph(captured: Captured, request: Request, options: Options, storage:
         )
     start = time.monotonic()
     try:
-        shown: AbstractContextManager[Any] = Progress() if options.progress else nullcontext(Silent())
+        shown: AbstractContextManager[Any] = Progress() if options.progress else nullcontext(Listener())
         with kept_random(), tempfile.TemporaryDirectory(prefix="torchwise-graph-") as folder, shown as listener:
             source = str(Path(folder, "graph.pt"))
             save(replace(captured.workload, name=request.workload.target), source)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from torchwise import environment
 from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan.effort import EFFORTS, EffortProfile, check_effort
 from torchwise.records import Decision, Inspection, Trial, TrialState
 from torchwise.records.answer import Answer, Trust, judge_trust
+from torchwise.records.listener import Listener
 from torchwise.records.structure_differences import another_model
 from torchwise.report.commands import command_line
 from torchwise.study.lock.check_results import Check, Checked, State
@@ -21,16 +21,6 @@ from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
 
 LIMIT_S = 600.0
 """Seconds after which a worker is ended, as in a search of effort "standard"."""
-
-
-class Listener(Protocol):
-    """Receives the progress of a check."""
-
-    def phase(self, name: str) -> None:
-        """Start a section."""
-
-    def stage(self, name: str) -> None:
-        """Enter a stage of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +86,7 @@ class _Checks:
     def _verify_entry(self, entry: Entry) -> Checked | Trial:
         """Profile the original model, then try the plan. Return the trial if it is verified and was timed."""
         decision = entry.decision
-        self._listener.phase(f"{decision.workload.target}: {decision.plan}")
+        self._listener.start_step(f"{decision.workload.target}: {decision.plan}")
         job = Job("inspect", decision.workload, effort=self._effort(measure=False))
         try:
             inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
