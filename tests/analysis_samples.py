@@ -8,9 +8,8 @@ from typing import Any
 
 from builders import CREATED_AT, EAGER_S, HERE, PASSED, WRONG, a_measurement, a_plan, a_trial, an_inspection, samples
 from torchwise.diagnose.analyze_advice import advise
-from torchwise.diagnose.batches import BatchDim
 from torchwise.plan import Plan
-from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import BatchDim, WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, codec
 from torchwise.records.analysis import Analysis, Batch, Consistency, Memory, Steady
 from torchwise.records.listener import Listener
@@ -87,7 +86,8 @@ class Workers:
     def run(self, job: Any, limits: Any, on_stage: Callable[[str], None]) -> str | Failure:
         on_stage("load")
         task = job.task.rpartition(":")[2]
-        self.jobs.append(f"{task} {job.size}" if task == "attempt_at_size" else task)
+        batch = getattr(job, "batch", None)
+        self.jobs.append(f"{task} at {batch.size}" if batch else task)
         self.folders.append(getattr(job, "job", job).cache_dir)
         self.limits.append(limits.time_s)
         answers = {
@@ -96,7 +96,7 @@ class Workers:
             "measure_steady": self.steady,
             "find_batch_dim": self.found,
         }
-        answer = self._batch(job.size) if task == "attempt_at_size" else answers[task]
+        answer = self._batch(batch.size) if batch else answers[task]
         if isinstance(answer, Exception):
             raise answer
         return answer if isinstance(answer, Failure) else codec.to_json(answer)

@@ -37,8 +37,8 @@ def test_the_phases_come_in_order_and_end_in_advice() -> None:
         "try",
         "measure_steady",
         "find_batch_dim",
-        "attempt_at_size 4",
-        "attempt_at_size 1",
+        "try at 4",
+        "try at 1",
     ]
     assert heard.phases == [
         "profiling the model",
@@ -130,7 +130,10 @@ def test_the_batch_dimension_that_was_found_goes_to_every_batch() -> None:
 
     class Watching(Workers):
         def run(self, job: Any, limits: Any, on_stage: Any) -> Any:
-            asked.extend([job.dim] if isinstance(job, Scaling) else [])
+            if isinstance(job, Scaling):
+                asked.append(job.dim)
+            elif job.task == "try" and job.batch:
+                asked.append(job.batch.dim)
             return super().run(job, limits, on_stage)
 
     run(Watching(), batches=(1, 2), batch_dim=-1)
@@ -157,12 +160,11 @@ def test_a_model_that_fails_ends_it() -> None:
         run(Broken())
 
 
-def test_jobs_name_their_functions_and_find_is_the_one_without_a_size() -> None:
+def test_jobs_name_their_functions() -> None:
     job = Job("try", SPEC)
     assert SteadyRun(job).task == "torchwise.diagnose.analyze_worker:measure_steady"
     assert Scaling(job).task == "torchwise.diagnose.analyze_worker:find_batch_dim"
-    assert Scaling(job, 4).task == "torchwise.diagnose.analyze_worker:attempt_at_size"
-    assert Scaling(replace(job, cache_dir="/x"), 4).variables()["TORCHINDUCTOR_CACHE_DIR"] == "/x"
+    assert Scaling(replace(job, cache_dir="/x")).variables()["TORCHINDUCTOR_CACHE_DIR"] == "/x"
 
 
 def test_batches_are_tried_quickly_and_the_plan_as_carefully_as_asked() -> None:

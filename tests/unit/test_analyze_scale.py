@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from torchwise.diagnose import analyze_worker as steady
-from torchwise.diagnose.analyze_worker import find_batch_dim, resize_example
-from torchwise.diagnose.batches import BatchDim, Scaling, batch_of
+from torchwise.diagnose.analyze_worker import find_batch_dim
+from torchwise.diagnose.batches import Scaling
 from torchwise.errors import UnsupportedError
-from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import BatchDim, WorkloadSpec
 from torchwise.trial import Job
 from torchwise.workload import Example, Workload
+from torchwise.workload.batch import batch_of, resize_example
 
 
 def find(call: Any, *inputs: Any, dim: int | None = None) -> BatchDim:

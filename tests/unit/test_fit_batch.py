@@ -29,12 +29,12 @@ class Device:
         self.sizes: list[int] = []
 
     def run(self, told: Any, limits: Any, on_stage: Callable[[str], None]) -> str | Failure:
-        self.sizes.append(told.size)
-        if told.size > self.holds:
+        self.sizes.append(told.batch.size)
+        if told.batch.size > self.holds:
             return Failure(FailureKind.OUT_OF_MEMORY, "compile", "CUDA out of memory")
-        seconds = 1e-3 + 1e-5 * told.size
+        seconds = 1e-3 + 1e-5 * told.batch.size
         timed = Measurement((seconds, seconds), (seconds, seconds))
-        found = Attempt(Costs(0.0, peak_memory=1024 * told.size), PASSED, timed)
+        found = Attempt(Costs(0.0, peak_memory=1024 * told.batch.size), PASSED, timed)
         return codec.to_json(found)
 
 

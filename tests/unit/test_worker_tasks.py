@@ -17,8 +17,6 @@ MODULES = (
     *("artifact.build", "runtime.background.aot_worker", "bench.job", "diagnose.explain", "diagnose.analyze"),
     "diagnose.bisect.job",
 )
-CHOOSING = {"size": (None, 4)}
-"""Fields other than literals that a task depends on."""
 
 
 def list_orders() -> Iterator[type[DerivedJob]]:
@@ -35,7 +33,6 @@ def list_orders() -> Iterator[type[DerivedJob]]:
 def list_tasks(kind: type[DerivedJob]) -> Iterator[str]:
     hints = typing.get_type_hints(kind)
     values: dict[str, tuple[Any, ...]] = {n: get_args(h) for n, h in hints.items() if get_origin(h) is Literal}
-    values |= {name: options for name, options in CHOOSING.items() if name in hints}
     for chosen in itertools.product(*values.values()):
         order = object.__new__(kind)
         for name, value in zip(values, chosen, strict=True):

@@ -15,8 +15,8 @@ from torchwise.artifact.manifest import Info, Manifest
 from torchwise.artifact.remote_files import Folder, hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.plan.workload_spec import check_form
-from torchwise.records import Decision, Failure, codec
-from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
+from torchwise.records import Decision, Failure
+from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, ask_worker, own_caches
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import read_workload
 
@@ -156,7 +156,7 @@ def _compile_and_restart(
 
 
 def _run(build: Build, launcher: Launcher, limit_s: float) -> BuildResult:
-    answer = launcher.run(build, Limits.from_free_memory(limit_s), lambda _stage: None)
+    answer = ask_worker(launcher, build, BuildResult, Limits.from_free_memory(limit_s), lambda _stage: None)
     if isinstance(answer, Failure):
         raise UnsupportedError(f"there is nothing to save, because in a worker the plan {answer}")
-    return codec.from_json(answer, BuildResult)
+    return answer

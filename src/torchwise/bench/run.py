@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
@@ -19,14 +20,16 @@ from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import Failure, Measurement, WorkerStage, codec
+from torchwise.records import Failure, Measurement, WorkerStage
 from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Peaks, Performance, Row, RowState, rivals_of
 from torchwise.records.listener import Listener
 from torchwise.records.reasons import why
 from torchwise.records.scale import scale_of
 from torchwise.study import Caches, run_study
-from torchwise.trial import Job, Launcher, Limits, inspect_workload, own_caches
+from torchwise.trial import Job, Launcher, Limits, ask_worker, inspect_workload, own_caches
 from torchwise.trial.job import Restart
+
+T = TypeVar("T")
 
 
 class _SearchListener(Listener):
@@ -83,8 +86,8 @@ def _refuse_other_requests(request: BenchRequest, earlier: Benchmark | None) -> 
 def _measure_peaks(request: BenchRequest, launcher: Launcher, listener: Listener) -> Peaks | None:
     spec = WorkloadSpec("peaks", device=request.device)  # type: ignore[arg-type]
     survey = HardwareSurvey(Job("inspect", spec))
-    answer = launcher.run(survey, Limits.from_free_memory(request.limit_s), listener.stage)
-    return None if isinstance(answer, Failure) else codec.from_json(answer, Peaks)
+    found = ask_worker(launcher, survey, Peaks, Limits.from_free_memory(request.limit_s), listener.stage)
+    return None if isinstance(found, Failure) else found
 
 
 class _Loop:
@@ -162,10 +165,9 @@ class _Loop:
         except Exception as error:  # a plug-in may raise any error, and a search may fail: the row records it
             return replace(row, state=RowState.FAILED, reason=f"{type(error).__name__}: {error}")
         contender_job = contender_jobs[contender.name]
-        answer = self._run_worker(contender_job)
-        if isinstance(answer, Failure):
-            return replace(row, state=RowState.FAILED, failure=answer, reason=str(answer))
-        performance = codec.from_json(answer, Performance)
+        performance = self._ask(contender_job, Performance)
+        if isinstance(performance, Failure):
+            return replace(row, state=RowState.FAILED, failure=performance, reason=str(performance))
         if cold_s is not None:  # the trial filled the caches, so this was a warm start
             costs = replace(performance.costs, cold_s=cold_s, warm_s=performance.costs.cold_s)
             row = replace(row, performance=replace(performance, costs=costs))
@@ -231,11 +233,10 @@ class _Loop:
         """
         if row.performance is None:
             return row
-        answer = self._run_worker(_with_step("warm", contender_job))
-        if isinstance(answer, Failure):
+        found, performance = self._ask(_with_step("warm", contender_job), Restart), row.performance
+        if isinstance(found, Failure):
             which = "from warm caches" if keeps_seconds else "in another process"
-            return replace(row, state=RowState.FAILED, failure=answer, reason=f"{which}: {answer}")
-        found, performance = codec.from_json(answer, Restart), row.performance
+            return replace(row, state=RowState.FAILED, failure=found, reason=f"{which}: {found}")
         if keeps_seconds:
             performance = replace(performance, costs=replace(performance.costs, warm_s=found.warm_s))
         return replace(row, performance=replace(performance, repeats=(*performance.repeats, found.measurement)))
@@ -267,15 +268,15 @@ class _Loop:
             contender_jobs[name].job.cache_dir for name in (TORCHWISE, rival) if name in contender_jobs
         ) as folder:
             job = replace(contender_job.job, cache_dir=folder)
-            answer = self._run_worker(replace(_with_step("duel", contender_job), rival=rival, job=job))
-        return answer if isinstance(answer, Failure) else codec.from_json(answer, Measurement)
+            return self._ask(replace(_with_step("duel", contender_job), rival=rival, job=job), Measurement)
 
-    def _run_worker(self, contender_job: ContenderJob) -> str | Failure:
-        """Run a worker. If it fails while timing cold caches, run it again without that."""
-        answer = self._launcher.run(contender_job, self._limits(), self._listener.stage)
+    def _ask(self, contender_job: ContenderJob, kind: type[T]) -> T | Failure:
+        """Have a worker do a job. If it fails while timing cold caches, it is done again without that."""
+        answer = ask_worker(self._launcher, contender_job, kind, self._limits(), self._listener.stage)
         if isinstance(answer, Failure) and answer.stage == WorkerStage.MEASURE_COLD:
             job = replace(contender_job.job, cold=False)
-            answer = self._launcher.run(replace(contender_job, job=job), self._limits(), self._listener.stage)
+            plain = replace(contender_job, job=job)
+            answer = ask_worker(self._launcher, plain, kind, self._limits(), self._listener.stage)
         return answer
 
     def _limits(self) -> Limits:

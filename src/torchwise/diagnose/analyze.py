@@ -7,37 +7,27 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torchwise import environment
 from torchwise.diagnose.analyze_advice import advise
-from torchwise.diagnose.batches import BatchDim, Scaling, check_sizes
-from torchwise.diagnose.requests import DEFAULT, ask_worker, make_spec, plan_of, sent
+from torchwise.diagnose.batches import Scaling, check_sizes
+from torchwise.diagnose.requests import DEFAULT, make_spec, plan_of, sent
 from torchwise.errors import InputError, is_positive
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, check_effort
-from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
-from torchwise.records import Decision, Failure, Inspection, Trial, TrialState, codec
+from torchwise.plan.workload_spec import DEFAULT_CALLS, BatchDim, WorkloadSpec
+from torchwise.records import Decision, Failure, Trial, codec
 from torchwise.records.analysis import Advice, Batch, Steady
 from torchwise.records.analysis import Analysis as AnalysisRecord
 from torchwise.records.listener import Listener
-from torchwise.trial import (
-    Assignment,
-    DerivedJob,
-    Job,
-    Launcher,
-    Limits,
-    ProcessLauncher,
-    ProcessSettings,
-    inspect_workload,
-    own_caches,
-    try_plan,
-)
-from torchwise.trial.job import Attempt
+from torchwise.records.trial import with_repeat
+from torchwise.study.one_plan import PlanStudy
+from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, ProcessSettings, own_caches
+from torchwise.trial.run_trial import in_second_process
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import read_workload
 
-T = TypeVar("T")
 LIMIT_S = 600.0
 """Seconds after which a phase is ended. The longest compile among the reference workloads took 238 s."""
 
@@ -183,6 +173,19 @@ class AnalyzeRequest:
             raise InputError(f"limit is {self.limit_s!r} s, but must be above 0")
         check_sizes(self.batches)
 
+    @property
+    def job(self) -> Job:
+        """The order to try the plan."""
+        return Job(
+            "try",
+            self.workload,
+            self.plan,
+            self.source,
+            effort=EFFORTS[self.effort],
+            settings=self.settings,
+            structure=self.structure,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SteadyRun(DerivedJob):
@@ -201,111 +204,78 @@ class SteadyRun(DerivedJob):
 
 
 def run_analysis(request: AnalyzeRequest, launcher: Launcher, listener: Listener) -> AnalysisRecord:
-    """Run the phases, and derive the advice.
+    """Study the one plan, measure it further, and derive the advice.
 
     Raises:
         InputError: the target or its inputs cannot be used.
         BaselineError: the original model fails.
     """
+    started, created_at = time.monotonic(), time.time()
     here = environment.detect(request.workload.device)
-    return _Phases(request, launcher, listener).run(here)
+    study = PlanStudy(request.job, launcher, request.limit_s, listener.stage)
+    listener.start_step("profiling the model")
+    inspection = study.inspect()
+    with own_caches() as folder:
+        listener.start_step(f"{request.plan}, with empty caches")
+        trial = study.try_plan(cache_dir=folder)
+        steady = None
+        if trial.is_verified and trial.verdict:
+            trial = replace(trial, reason=f"verified: {trial.verdict.reason}")
+            listener.start_step(f"{request.plan}, with full caches")
+            trial, steady = _start_again(study, trial, folder)
+    batches, note, size = _scale(study, request, trial, listener) if request.batches else ((), "", None)
+    record = AnalysisRecord(
+        request.workload,
+        here,
+        inspection,
+        trial,
+        steady,
+        batches,
+        note,
+        effort=request.effort,
+        created_at=created_at,
+        seconds=time.monotonic() - started,
+        batch_size=size,
+    )
+    return replace(record, advice=advise(record), trust=record.judge_trust())
 
 
-class _Phases:
-    def __init__(self, request: AnalyzeRequest, launcher: Launcher, listener: Listener) -> None:
-        self._request = request
-        self._launcher = launcher
-        self._listener = listener
-        self._job = Job(
-            "inspect",
-            request.workload,
-            request.plan,
-            request.source,
-            effort=EFFORTS[request.effort],
-            settings=request.settings,
-            structure=request.structure,
-        )
+def _start_again(study: PlanStudy, trial: Trial, folder: str) -> tuple[Trial, Steady | None]:
+    """Start a verified plan once more: one that fails then would fail at a restart in production."""
+    steady = study.ask(SteadyRun(replace(study.job, cache_dir=folder)), Steady)
+    if isinstance(steady, Failure):
+        return with_repeat(trial, in_second_process(steady)), None
+    assert trial.costs is not None, "a verified plan has costs"
+    return replace(trial, costs=replace(trial.costs, warm_s=steady.warm_s)), steady
 
-    def run(self, here: environment.Environment) -> AnalysisRecord:
-        started, created_at = time.monotonic(), time.time()
-        inspection = self._inspect()
-        with own_caches() as folder:
-            trial = self._cold(folder)
-            trial, steady = self._warm(trial, folder)
-        batches, note, size = self._try_batch_sizes(trial)
-        record = AnalysisRecord(
-            self._request.workload,
-            here,
-            inspection,
-            trial,
-            steady,
-            batches,
-            note,
-            effort=self._request.effort,
-            created_at=created_at,
-            seconds=time.monotonic() - started,
-            batch_size=size,
-        )
-        return replace(record, advice=advise(record), trust=record.judge_trust())
 
-    def _inspect(self) -> Inspection:
-        self._listener.start_step("profiling the model")
-        inspection = inspect_workload(self._launcher, self._job, self._limits(), self._listener.stage)
-        self._job = replace(self._job, task="try", traits=inspection.traits)
-        return inspection
+def _scale(
+    study: PlanStudy, request: AnalyzeRequest, trial: Trial, listener: Listener
+) -> tuple[tuple[Batch, ...], str, int | None]:
+    """Try the plan at other batch sizes.
 
-    def _cold(self, folder: str) -> Trial:
-        self._listener.start_step(f"{self._request.plan}, with empty caches")
-        job, trial = replace(self._job, cache_dir=folder), Trial(0, self._request.plan, started_at=time.time())
-        trial = try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
-        return (
-            replace(trial, reason=f"verified: {trial.verdict.reason}") if trial.is_verified and trial.verdict else trial
-        )
+    Returns:
+        The sizes, a note about them, and the size of the inputs as they were given.
+    """
+    if not trial.is_verified:
+        return (), "not scaled: the plan is not verified on the given inputs", None
+    listener.start_step("the batch dimension")
+    try:
+        batch = study.ask(Scaling(study.job, request.batch_dim), BatchDim)
+    except InputError as error:
+        return (), f"not scaled: {error}", None
+    if isinstance(batch, Failure):
+        return (), f"not scaled: {batch.message}", None
+    tried = []
+    for size in dict.fromkeys(request.batches):
+        listener.start_step(f"batch {size}")
+        tried.append(_try_batch(study, BatchDim(batch.dim, size)))
+    return tuple(tried), f"dimension {batch.dim} of the inputs, of size {batch.size} in the given inputs", batch.size
 
-    def _warm(self, trial: Trial, folder: str) -> tuple[Trial, Steady | None]:
-        """Start a verified plan once more: one that fails then would fail at a restart in production."""
-        if not trial.is_verified or trial.costs is None:
-            return trial, None
-        self._listener.start_step(f"{self._request.plan}, with full caches")
-        steady = self._ask_worker(SteadyRun(replace(self._job, cache_dir=folder)), Steady)
-        if isinstance(steady, Failure):
-            again = replace(steady, message=f"in a second process, from warm caches: {steady.message}")
-            return replace(trial, state=TrialState.FAIL, failure=again, reason=str(again)), None
-        costs = replace(trial.costs, warm_s=steady.warm_s)
-        return replace(trial, costs=costs), steady
 
-    def _try_batch_sizes(self, trial: Trial) -> tuple[tuple[Batch, ...], str, int | None]:
-        """Return the batch sizes, a note about them, and the size of the inputs as they were given."""
-        request = self._request
-        if not request.batches:
-            return (), "", None
-        if not trial.is_verified:
-            return (), "not scaled: the plan is not verified on the given inputs", None
-        self._listener.start_step("the batch dimension")
-        try:
-            batch = self._ask_worker(Scaling(self._job, dim=request.batch_dim), BatchDim)
-        except InputError as error:
-            return (), f"not scaled: {error}", None
-        if isinstance(batch, Failure):
-            return (), f"not scaled: {batch.message}", None
-        note = f"dimension {batch.dim} of the inputs, of size {batch.size} in the given inputs"
-        return tuple(self._batch(size, batch.dim) for size in dict.fromkeys(request.batches)), note, batch.size
-
-    def _batch(self, size: int, dim: int) -> Batch:
-        self._listener.start_step(f"batch {size}")
-        with own_caches() as folder:
-            job = replace(self._job, cache_dir=folder, effort=EFFORTS["quick"])
-            try:
-                attempt = self._ask_worker(Scaling(job, size, dim), Attempt)
-            except InputError as error:  # if a live model cannot be pickled again, only this batch's result fails
-                return Batch(size, reason=str(error))
-        if isinstance(attempt, Failure):
-            return Batch(size, reason=str(attempt))
-        reason = "" if attempt.measurement else f"not verified: {attempt.verdict.reason}"
-        return Batch(size, attempt.measurement, attempt.costs, reason)
-
-    def _ask_worker(self, job: Assignment, kind: type[T]) -> T | Failure:
-        return ask_worker(self._launcher, job, kind, self._request.limit_s, self._listener.stage)
-
-    def _limits(self) -> Limits:
-        return Limits.from_free_memory(self._request.limit_s)
+def _try_batch(study: PlanStudy, batch: BatchDim) -> Batch:
+    try:
+        trial = study.try_plan(batch=batch, effort=EFFORTS["quick"])
+    except InputError as error:  # such as a factory that fails now and then: only this batch's result fails
+        return Batch(batch.size, reason=str(error))
+    return Batch(batch.size, trial.measurement, trial.costs, "" if trial.is_verified else trial.reason)

@@ -1,32 +1,28 @@
-"""The worker's side of `analyze` and `fit_batch`: a start from full caches, and other batch sizes."""
+"""The worker's side of `analyze`: a start from full caches, and the dimension of the batch."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchwise.diagnose.analyze import SteadyRun
-from torchwise.diagnose.batches import BatchDim, Scaling, batch_of
+from torchwise.diagnose.batches import Scaling
 from torchwise.errors import UnsupportedError
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
 from torchwise.measure.memory import peak_memory
+from torchwise.plan.workload_spec import BatchDim
 from torchwise.records import WorkerStage
 from torchwise.records.analysis import CALLS_PER_TURN, Consistency, Memory, Steady
-from torchwise.trial import (
-    candidate,
-)
 from torchwise.trial.candidate import PlanCandidate
 from torchwise.trial.experiment import Experiment
-from torchwise.trial.job import Attempt
-from torchwise.trial.loading import load, save
-from torchwise.workload import Example, Workload, pytree
+from torchwise.trial.loading import load
+from torchwise.workload import Workload, pytree
+from torchwise.workload.batch import batch_of, resize_example
 from torchwise.workload.layouts import size_of
 
 MIN_TURNS, MAX_CALLS = 3, 4000
@@ -104,34 +100,6 @@ def find_batch_dim(scaling: Scaling, stage: Callable[[str], None]) -> BatchDim:
         stage("find the batch dimension")
         _check_outputs(workload, batch)
     return batch
-
-
-def attempt_at_size(scaling: Scaling, stage: Callable[[str], None]) -> Attempt:
-    """Try the plan on the first example at the requested batch size: compiled, verified, and timed against eager."""
-    assert scaling.size is not None, "a scaling without a size only finds the dimension"
-    workload = load(scaling.job)
-    dim = batch_of(workload.examples[0], scaling.dim).dim
-    workload = replace(workload, examples=(resize_example(workload.examples[0], dim, scaling.size),), reseed=None)
-    with tempfile.TemporaryDirectory(prefix="torchwise-batch-") as folder:
-        source = str(Path(folder, "model.pt"))
-        save(workload, source)
-        del workload  # the trial loads its own model: two may not fit in memory where one does
-        return candidate.attempt(replace(scaling.job, source=source), stage)
-
-
-def resize_example(example: Example, dim: int, size: int) -> Example:
-    """Return the example with its items along `dim` repeated or left out until there are `size`.
-
-    The values stay the same: indices stay in their range, and masks stay masks.
-    """
-
-    def resize(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() == 0:
-            return tensor
-        items = torch.arange(size, device=tensor.device) % tensor.shape[dim]
-        return tensor.detach().index_select(dim, items).requires_grad_(tensor.requires_grad)
-
-    return example.map_tensors(resize)
 
 
 def _check_outputs(workload: Workload, batch: BatchDim) -> None:

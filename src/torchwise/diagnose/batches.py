@@ -1,20 +1,21 @@
-"""Other batch sizes: find the batch dimension, try a plan at a size, and `torchwise.fit_batch`."""
+"""Other batch sizes: the job that finds the batch dimension, and `torchwise.fit_batch`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from torchwise.diagnose.requests import ask_worker, make_spec, plan_of, sent
-from torchwise.errors import InputError, UnsupportedError, WorkloadError, is_count, is_positive
+from torchwise.diagnose.requests import make_spec, plan_of, sent
+from torchwise.errors import InputError, WorkloadError, is_count, is_positive
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
-from torchwise.records import Decision, Failure, Outcome
+from torchwise.plan.workload_spec import BatchDim
+from torchwise.records import Decision, Trial
 from torchwise.records.scale import BatchFit, SizeTried
-from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, own_caches
-from torchwise.trial.job import Attempt
-from torchwise.workload import Example, Workload
+from torchwise.study.one_plan import PlanStudy
+from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher
+from torchwise.workload import Workload
 from torchwise.workload.target import read_workload
 
 FIT_LIMIT_S = 600.0
@@ -51,6 +52,7 @@ def fit_batch(
         InputError: an argument cannot be used, or the inputs have no batch.
     """
     from torchwise.runtime import unwrap
+    from torchwise.workload.batch import batch_of
     from torchwise.workload.identity import structure
 
     workload = read_workload(model if isinstance(model, Workload) else unwrap(model), args, None, None)
@@ -74,14 +76,14 @@ def fit_batch(
             settings=file.settings,
             structure=structure(workload.call),
         )
-        tried = _Search(job, launcher or ProcessLauncher(), memory_limit).run(start, largest)
+        study = PlanStudy(job, launcher or ProcessLauncher(), FIT_LIMIT_S, lambda _stage: None)
+        tried = _Search(study, memory_limit).run(start, largest)
     return BatchFit(spec.target, chosen, tried, memory_limit)
 
 
 class _Search:
-    def __init__(self, job: Job, launcher: Launcher, memory_limit: int | None) -> None:
-        self._job = job
-        self._launcher = launcher
+    def __init__(self, study: PlanStudy, memory_limit: int | None) -> None:
+        self._study = study
         self._limit = memory_limit
         self._tried: dict[int, SizeTried] = {}
 
@@ -104,19 +106,14 @@ class _Search:
         return tuple(self._tried[size] for size in sorted(self._tried))
 
     def _try(self, size: int) -> SizeTried:
-        with own_caches() as folder:
-            scaling = Scaling(replace(self._job, cache_dir=folder), size, 0)
-            attempt = ask_worker(self._launcher, scaling, Attempt, FIT_LIMIT_S, lambda _stage: None)
-        self._tried[size] = self._judge_size(size, attempt)
+        self._tried[size] = self._judge_size(size, self._study.try_plan(batch=BatchDim(0, size)))
         return self._tried[size]
 
-    def _judge_size(self, size: int, attempt: Attempt | Failure) -> SizeTried:
-        if isinstance(attempt, Failure):
-            return SizeTried(size, problem=str(attempt))
-        peak = attempt.costs.peak_memory
-        if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
-            return SizeTried(size, peak_memory=peak, problem=f"not verified: {attempt.verdict.reason}")
-        throughput = size / attempt.measurement.candidate_time.mid
+    def _judge_size(self, size: int, trial: Trial) -> SizeTried:
+        peak = trial.costs.peak_memory if trial.costs else None
+        if not trial.is_verified or trial.measurement is None:
+            return SizeTried(size, peak_memory=peak, problem=trial.reason)
+        throughput = size / trial.measurement.candidate_time.mid
         if self._limit is not None and (peak is None or peak > self._limit):
             shown = "an unknown amount" if peak is None else f"{peak / 2**20:.0f} MiB"
             return SizeTried(size, throughput, peak, f"takes {shown}, above the limit of {self._limit / 2**20:.0f} MiB")
@@ -125,62 +122,20 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class Scaling(DerivedJob):
-    """Has a worker try the job's plan on inputs of another batch size.
+    """Has a worker find out which dimension of the inputs is the batch.
 
     Attributes:
-        job: workload, plan, effort and empty caches.
-        size: of the batch, or None to find out only which dimension the batch is.
-        dim: the dimension of the batch, or None to find it.
+        job: the workload.
+        dim: the dimension that the user named, which is only checked, or None to find it.
     """
 
     job: Job
-    size: int | None = None
     dim: int | None = None
 
     @property
     def task(self) -> str:
         """The function that the worker runs."""
-        return f"torchwise.diagnose.analyze_worker:{'find_batch_dim' if self.size is None else 'attempt_at_size'}"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchDim:
-    """The dimension of the batch, and its size in the first example."""
-
-    dim: int
-    size: int
-
-
-def batch_of(example: Example, dim: int | None) -> BatchDim:
-    """Return the dimension that every tensor of the inputs shares, or 0 if none is named.
-
-    Raises:
-        UnsupportedError: there is none.
-    """
-    tensors = _tensors(example)
-    if not tensors:
-        raise UnsupportedError("the inputs hold no tensor with a dimension, so there is no batch to scale")
-    batch_dim = 0 if dim is None else dim
-    for tensor in tensors:
-        if not -tensor.dim() <= batch_dim < tensor.dim():
-            raise UnsupportedError(
-                f"an input of shape {tuple(tensor.shape)} has no dimension {batch_dim}: name another with --batch-dim"
-            )
-    sizes = sorted({tensor.shape[batch_dim] for tensor in tensors})
-    if len(sizes) > 1:
-        raise UnsupportedError(
-            f"the inputs differ in dimension {batch_dim} (sizes {', '.join(map(str, sizes))}), so it is no common "
-            "batch: name the batch dimension with --batch-dim"
-        )
-    if sizes[0] == 0:
-        raise UnsupportedError(
-            f"dimension {batch_dim} of the inputs is empty, so there is nothing to make batches from"
-        )
-    return BatchDim(batch_dim, sizes[0])
-
-
-def _tensors(example: Example) -> list[Any]:
-    return [t for t in example.tensors() if t.dim()]
+        return "torchwise.diagnose.analyze_worker:find_batch_dim"
 
 
 def check_sizes(sizes: tuple[int, ...]) -> None:

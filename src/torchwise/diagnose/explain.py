@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchwise.diagnose.requests import ask_worker, make_spec, sent
+from torchwise.diagnose.requests import make_spec, sent
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.former_names import renamed_arguments
 from torchwise.plan import Plan, check_is_plan
@@ -15,7 +15,7 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Failure
 from torchwise.records.explanation import Explanation
-from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, own_caches
+from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, ask_worker, own_caches
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import read_workload
 
@@ -105,7 +105,8 @@ def explain(
     with sent(workload, spec.target) as file, own_caches() as caches:
         job = Job("inspect", spec, source=file.source, settings=file.settings, effort=EFFORT, cache_dir=caches)
         inquiry, on_stage = Inquiry(job, plan, budget, folder), on_stage or (lambda _name: None)
-        answer = ask_worker(launcher or ProcessLauncher(), inquiry, Explanation, LIMIT_S + budget, on_stage)
+        limits = Limits.from_free_memory(LIMIT_S + budget)
+        answer = ask_worker(launcher or ProcessLauncher(), inquiry, Explanation, limits, on_stage)
     if isinstance(answer, Failure):
         raise UnsupportedError(
             f"{spec.target} cannot be explained, because its worker ended in stage {answer.stage!r}: {answer}. To find "

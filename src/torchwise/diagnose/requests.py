@@ -1,4 +1,4 @@
-"""The request of a diagnosis to its workers: the model that they load, the plan that the user means, the answer."""
+"""The request of a diagnosis to its workers: the model that they load, and the plan that the user means."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from torchwise.environment import default_device
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import list_allowed
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import Decision, Failure, codec
-from torchwise.trial import Assignment, Launcher, Limits, ProcessSettings
+from torchwise.records import Decision
+from torchwise.trial import ProcessSettings
 from torchwise.workload import Workload
 from torchwise.workload.target import device_of, name_of
 
-if TYPE_CHECKING:
-    from torchwise.trial.launcher import OnStage
-
-T = TypeVar("T")
 DEFAULT = Plan(backend="inductor")
 """`torch.compile(model)`, as most people write it."""
 _ID = re.compile(r"[0-9a-f]{12}")
@@ -69,16 +65,6 @@ def sent(workload: Workload | None, name: str) -> Iterator[Sent]:
         source = str(Path(folder, "model.pt"))
         save(replace(workload, name=name), source)
         yield Sent(source, ProcessSettings.from_this_process())
-
-
-def ask_worker(launcher: Launcher, job: Assignment, kind: type[T], limit_s: float, on_stage: OnStage) -> T | Failure:
-    """Have a worker do a job, and return its answer of this kind, or how it failed.
-
-    Raises:
-        InputError: the job cannot be used.
-    """
-    reply = launcher.run(job, Limits.from_free_memory(limit_s), on_stage)
-    return reply if isinstance(reply, Failure) else codec.from_json(reply, kind)
 
 
 def plan_of(plan: Plan | Decision | str | None, store: str | None = None) -> Plan:

@@ -42,6 +42,14 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchDim:
+    """The dimension of the batch, and its size in the first example."""
+
+    dim: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadSpec:
     """One request to tune, without any tensor or model in it.
 

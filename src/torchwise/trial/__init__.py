@@ -2,7 +2,15 @@
 
 from torchwise.trial.job import DerivedJob, Job, ProcessSettings
 from torchwise.trial.launcher import Launcher, Limits, ProcessLauncher
-from torchwise.trial.run_trial import Stopwatch, hold_duel, inspect_workload, measure_again, own_caches, try_plan
+from torchwise.trial.run_trial import (
+    Stopwatch,
+    ask_worker,
+    hold_duel,
+    inspect_workload,
+    measure_again,
+    own_caches,
+    try_plan,
+)
 from torchwise.trial.worker import Assignment
 
 __all__ = [
@@ -14,6 +22,7 @@ __all__ = [
     "ProcessLauncher",
     "ProcessSettings",
     "Stopwatch",
+    "ask_worker",
     "hold_duel",
     "inspect_workload",
     "measure_again",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS, EffortProfile
-from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import BatchDim, WorkloadSpec
 from torchwise.records import Costs, Measurement, Verdict
 from torchwise.records.statistics import Seconds
 
@@ -91,6 +91,7 @@ class Job:
         rival: the other plan of a duel.
         expected_s: in a duel, seconds per call of the plan and of its rival in their trials.
         cold: whether a "warm" start, or a contest, times with cold processor caches as well.
+        batch: run on the first example alone, at this batch size, or None for the examples as they are.
     """
 
     task: Task
@@ -109,6 +110,7 @@ class Job:
     rival: Plan | None = None
     expected_s: tuple[float | None, float | None] = (None, None)
     cold: bool = False
+    batch: BatchDim | None = None
 
     def identity_of(self, workload: str) -> str:
         """Return the identity of a workload under this job's settings, which change what eager does."""

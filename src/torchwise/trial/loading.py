@@ -17,6 +17,7 @@ from torchwise.measure import device_lock
 from torchwise.trial.job import Job
 from torchwise.trial.methods import methods_put_in, put_in
 from torchwise.workload import Workload, target
+from torchwise.workload.batch import scale_batch
 from torchwise.workload.module_state import from_one_state, make_continuing_call
 from torchwise.workload.step_check import check_loss, loss_of
 from torchwise.workload.train_step import TrainStep
@@ -41,7 +42,7 @@ def load(job: Job) -> Workload:
         workload = replace(workload, call=RepeatableStep.from_step(workload.step))
     if workload.step and job.workload.mode != "training":
         raise InputError("the workload is a training step, but mode is 'inference': use mode 'training'")
-    return workload
+    return workload if job.batch is None else scale_batch(workload, job.batch)
 
 
 class RepeatableStep(TrainStep):

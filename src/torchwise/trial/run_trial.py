@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from torchwise.plan import Plan
 from torchwise.records import (
@@ -31,9 +32,21 @@ from torchwise.records.trial import WAITING, with_repeat
 from torchwise.trial.error_origin import make_failure_error
 from torchwise.trial.job import Attempt, Job, Restart
 from torchwise.trial.launcher import Launcher, Limits, OnStage
+from torchwise.trial.worker import Assignment
 
+T = TypeVar("T")
 DUEL_WIDTH = 0.01
 """Relative half-width of a duel's interval at which it stops: plans count as tied within 2 %."""
+
+
+def ask_worker(launcher: Launcher, job: Assignment, kind: type[T], limits: Limits, on_stage: OnStage) -> T | Failure:
+    """Have a worker do a job, and return its answer of this kind, or how it failed.
+
+    Raises:
+        InputError: the job cannot be used.
+    """
+    answer = launcher.run(job, limits, on_stage)
+    return answer if isinstance(answer, Failure) else codec.from_json(answer, kind)
 
 
 def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Inspection:
@@ -44,10 +57,10 @@ def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnS
         BaselineError: the plain model raises, dies, hangs or runs out of memory.
         InternalError: Torchwise fails during the inspection, and the plain model does not.
     """
-    answer = launcher.run(job, limits, on_stage)
+    answer = ask_worker(launcher, job, Inspection, limits, on_stage)
     if isinstance(answer, Failure):
         raise make_failure_error(answer, lambda: launcher.run(replace(job, task="check"), limits, on_stage))
-    return codec.from_json(answer, Inspection)
+    return answer
 
 
 def try_plan(
@@ -69,11 +82,11 @@ def try_plan(
     spent = Stopwatch(on_stage)
     with nullcontext(job.cache_dir) if job.cache_dir else own_caches() as folder:
         job = replace(job, task="try", plan=trial.plan, cache_dir=folder)
-        answer = launcher.run(job, limits, spent.stage)
+        answer = ask_worker(launcher, job, Attempt, limits, spent.stage)
         if isinstance(answer, Failure):
             finished = replace(trial, state=TrialState.FAIL, failure=answer, reason=str(answer))
         else:
-            finished = _record_verdict(trial, codec.from_json(answer, Attempt))
+            finished = _record_verdict(trial, answer)
         if warm and _should_measure_warm(finished):
             finished = _with_warm_cost(launcher, job, finished, limits, spent.stage)
     return replace(finished, seconds=spent.seconds)
@@ -96,13 +109,11 @@ def hold_duel(
     with own_caches(caches) as folder:
         effort = replace(job.effort, half_width=min(job.effort.half_width, DUEL_WIDTH))
         job = replace(job, task="duel", rival=rival, cache_dir=folder, effort=effort)
-        answer = launcher.run(job, limits, spent.stage)
-    if isinstance(answer, Failure):
-        return Duel(rival, failure=answer, seconds=spent.seconds)
-    found = codec.from_json(answer, Measurement)
-    if (
-        times := found.times_as_long(job.expected_s)
-    ) > INTERFERENCE_FACTOR:  # another program may slow down one of them and not both
+        found = ask_worker(launcher, job, Measurement, limits, spent.stage)
+    if isinstance(found, Failure):
+        return Duel(rival, failure=found, seconds=spent.seconds)
+    times = found.times_as_long(job.expected_s)
+    if times > INTERFERENCE_FACTOR:  # another program may slow down one of them and not both
         reason = f"one of the plans took {times:.1f} times as long as in its trial"
         return Duel(rival, failure=Failure(FailureKind.INTERFERED, WorkerStage.MEASURE, reason), seconds=spent.seconds)
     return Duel(rival, found, seconds=spent.seconds)
@@ -131,10 +142,14 @@ def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, 
     assert trial.costs is not None
     restart = _restart(launcher, job, limits, on_stage)
     if isinstance(restart, Failure):
-        message = f"in a second process, from warm caches: {restart.message}"
-        return with_repeat(trial, replace(restart, message=message))
+        return with_repeat(trial, in_second_process(restart))
     costs: Costs = replace(trial.costs, warm_s=restart.warm_s)
     return with_repeat(replace(trial, costs=costs), restart.measurement)
+
+
+def in_second_process(failure: Failure) -> Failure:
+    """Return the failure of a restart, which says so."""
+    return replace(failure, message=f"in a second process, from warm caches: {failure.message}")
 
 
 def measure_again(
@@ -158,8 +173,7 @@ def measure_again(
 
 def _restart(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Restart | Failure:
     # A repeated measurement runs to its end: its plan was not pruned before.
-    answer = launcher.run(replace(job, task="warm", prune_below=None), limits, on_stage)
-    return answer if isinstance(answer, Failure) else codec.from_json(answer, Restart)
+    return ask_worker(launcher, replace(job, task="warm", prune_below=None), Restart, limits, on_stage)
 
 
 @contextmanager

@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from torchwise.diagnose.bisect.job import BisectRequest, Probe, ProbeResult
-from torchwise.diagnose.requests import ask_worker
 from torchwise.errors import BaselineError, TorchwiseError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.bisection import Observation, Stage, Step, Symptom
 from torchwise.records.listener import Listener
-from torchwise.trial import Job, Launcher
+from torchwise.trial import Job, Launcher, Limits, ask_worker
 from torchwise.trial.error_origin import make_failure_error
 
 T = TypeVar("T")
@@ -128,7 +127,7 @@ class ProbeRunner:
         return searches_slow and self.fault.symptom in (Symptom.NONE, Symptom.SLOW)
 
     def _ask(self, probe: Probe, kind: type[T]) -> T | Failure:
-        return ask_worker(self._launcher, probe, kind, self._limit(), self.listener.stage)
+        return ask_worker(self._launcher, probe, kind, Limits.from_free_memory(self._limit()), self.listener.stage)
 
     def _limit(self) -> float:
         """Return the seconds for a probe: after a known hang, the next probes get a shorter limit."""

@@ -27,7 +27,7 @@ from torchwise.runtime.background.protocol import Message, Order
 from torchwise.store import open_storage
 from torchwise.study import Caches, Request, run_study
 from torchwise.study.apply_approvals import ApprovalPolicy, apply_approvals
-from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
+from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ask_worker
 from torchwise.trial.job import Attempt
 
 MAX_PREPARED = 3
@@ -153,18 +153,17 @@ def _compile_and_verify(
         settings=request.settings,
         structure=request.structure,
     )
-    limits, made = Limits.from_free_memory(request.trial_s), None
+    limits = Limits.from_free_memory(request.trial_s)
+    made: AotCode | None = None
     preparation = Preparation("check", job, "")
     if plan.backend != "eager":
-        answer = launcher.run(Preparation("make", job, str(file)), limits, _hear)
-        if isinstance(answer, Failure):
-            return str(answer)
-        made = codec.from_json(answer, AotCode)
-        preparation = Preparation("check", job, str(file), made.sha256, made.checks)
-    answer = launcher.run(preparation, limits, _hear)
-    if isinstance(answer, Failure):
-        return str(answer)
-    checked = codec.from_json(answer, CheckResult)
+        code = ask_worker(launcher, Preparation("make", job, str(file)), AotCode, limits, _hear)
+        if isinstance(code, Failure):
+            return str(code)
+        made, preparation = code, Preparation("check", job, str(file), code.sha256, code.checks)
+    checked = ask_worker(launcher, preparation, CheckResult, limits, _hear)
+    if isinstance(checked, Failure):
+        return str(checked)
     attempt = checked.attempt
     if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
         return f"not verified: {attempt.verdict.reason}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torchwise import environment
 from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan.effort import EFFORTS, EffortProfile, check_effort
-from torchwise.records import Decision, Inspection, Trial, TrialState
+from torchwise.records import Decision, Inspection, Trial
 from torchwise.records.answer import Answer, Trust, judge_trust
 from torchwise.records.listener import Listener
 from torchwise.records.structure_differences import another_model
@@ -17,7 +17,8 @@ from torchwise.study.lock.check_results import Check, Checked, State
 from torchwise.study.lock.entry import Entry, is_same_hardware
 from torchwise.study.lock.file import Lock
 from torchwise.study.lock.slowdown_test import THRESHOLD, Judge
-from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
+from torchwise.study.one_plan import PlanStudy
+from torchwise.trial import Job, Launcher
 
 LIMIT_S = 600.0
 """Seconds after which a worker is ended, as in a search of effort "standard"."""
@@ -87,14 +88,15 @@ class _Checks:
         """Profile the original model, then try the plan. Return the trial if it is verified and was timed."""
         decision = entry.decision
         self._listener.start_step(f"{decision.workload.target}: {decision.plan}")
-        job = Job("inspect", decision.workload, effort=self._effort(measure=False))
+        job = Job("try", decision.workload, decision.plan, effort=self._effort(measure=False))
+        study = PlanStudy(job, self._launcher, self._request.limit_s, self._listener.stage)
         try:
-            inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
+            inspection = study.inspect()
             if changed := _describe_change(decision, inspection):
                 return _row(entry, State.STALE, changed, tune_again(entry))
             if decision.plan.is_eager:
                 return _row(entry, State.GOOD, "up to date; the plan is eager, which is not timed")
-            trial = self._run_trial(replace(job, traits=inspection.traits), decision)
+            trial = study.try_plan(effort=self._effort(measure=self._request.measure))
         except (InputError, BaselineError) as error:  # a fault of this target: the others are still checked
             return _row(entry, State.UNKNOWN, str(error), "fix the target, and check again")
         except InternalError as error:  # a fault of Torchwise, likewise
@@ -106,11 +108,6 @@ class _Checks:
         return _row(
             entry, State.GOOD, f"up to date and correct ({trial.verdict.reason if trial.verdict else ''}); not timed"
         )
-
-    def _run_trial(self, job: Job, decision: Decision) -> Trial:
-        job = replace(job, task="try", effort=self._effort(measure=self._request.measure))
-        trial = Trial(0, decision.plan, TrialState.RUNNING)
-        return try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
 
     def _judge_speed(self, entry: Entry, trial: Trial, judge: Judge) -> Checked:
         """Judge the speed of a verified plan. If it differs from the locked speed, time the plan in another process.
@@ -134,9 +131,6 @@ class _Checks:
     def _effort(self, *, measure: bool) -> EffortProfile:
         effort = EFFORTS[self._request.effort]
         return effort if measure else replace(effort, measure_s=0.0)
-
-    def _limits(self) -> Limits:
-        return Limits.from_free_memory(self._request.limit_s)
 
 
 def _describe_change(decision: Decision, inspection: Inspection) -> str:

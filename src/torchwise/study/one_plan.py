@@ -1,0 +1,59 @@
+"""A study of one plan without a store: an analysis, the check of a lock and a search for a batch size.
+
+Nothing has to be asked or decided, but the trials are those of every study: inspected, tried, verified and timed by the
+same workers, and failures are results.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torchwise.records import Failure, Inspection, Trial, TrialState
+from torchwise.trial import Assignment, Job, Launcher, Limits, ask_worker, inspect_workload, try_plan
+from torchwise.trial.launcher import OnStage
+
+T = TypeVar("T")
+
+
+class PlanStudy:
+    """The trials of one plan.
+
+    Attributes:
+        job: the order that all jobs are made from, with the workload's traits once it is inspected.
+
+    Args:
+        job: workload, plan and effort.
+        launcher: where the workers run.
+        limit_s: seconds after which a worker is ended.
+        on_stage: called with each stage as it begins.
+    """
+
+    def __init__(self, job: Job, launcher: Launcher, limit_s: float, on_stage: OnStage) -> None:
+        self.job = job
+        self._launcher, self._limit_s, self._on_stage = launcher, limit_s, on_stage
+
+    def inspect(self) -> Inspection:
+        """Inspect the plain model. Raises as `inspect_workload` does."""
+        job = replace(self.job, task="inspect")
+        inspection = inspect_workload(self._launcher, job, Limits.from_free_memory(self._limit_s), self._on_stage)
+        self.job = replace(self.job, traits=inspection.traits)
+        return inspection
+
+    def try_plan(self, **changes: Any) -> Trial:
+        """Try the plan: compile, verify and time it. Its caches are its own unless the job names a folder.
+
+        Args:
+            **changes: fields of the job that differ in this trial.
+
+        Raises:
+            InputError: the target or its inputs cannot be used.
+        """
+        trial = Trial(0, self.job.plan, TrialState.RUNNING, started_at=time.time())
+        limits = Limits.from_free_memory(self._limit_s)
+        return try_plan(self._launcher, replace(self.job, **changes), trial, limits, self._on_stage, warm=False)
+
+    def ask(self, job: Assignment, kind: type[T]) -> T | Failure:
+        """Have a worker do a further job, and return its answer of this kind, or how it failed."""
+        return ask_worker(self._launcher, job, kind, Limits.from_free_memory(self._limit_s), self._on_stage)
