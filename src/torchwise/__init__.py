@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torchwise.former_packages import FORMER, install
-from torchwise.lazy import load_attributes
+from torchwise.former_packages import FORMER, install, load_attributes
 
 if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert

@@ -1,11 +1,12 @@
-"""Former names of fields and arguments: they work, with one warning each, and in stored data without."""
+"""Names and values of other versions: former ones work, with one warning each, and in stored data without."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
+from enum import StrEnum
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from torchwise.former_packages import warn_once
 
@@ -107,3 +108,30 @@ def _read(former: str, name: str) -> Callable[[Any], Any]:
         return getattr(self, name)
 
     return read
+
+
+class OpenEnum(StrEnum):
+    """Texts that are read from stores, which other versions share.
+
+    A text that is no member is kept as it is, and is equal to no member. A former value stands for its member.
+    """
+
+    @classmethod
+    def former_values(cls) -> Mapping[str, str]:
+        """Return the values that members had in earlier versions, with the values that they have now."""
+        return {}
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        if (now := cls.former_values().get(value)) is not None:
+            return cls(now)
+        unknown = str.__new__(cls, value)
+        unknown._name_ = unknown._value_ = value
+        return unknown
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is a member, as opposed to a text of another version."""
+        return self.value in type(self)._value2member_map_

@@ -1,4 +1,4 @@
-"""Former names of packages, such as `torchwise.shapes`: each is imported as the package that it is now.
+"""Names of packages: those that load on first use, and former ones, such as `torchwise.shapes`, which still work.
 
 This is part of `import torchwise`, and so it imports next to nothing.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from types import ModuleType
+from typing import Any
 
 FORMER = {
     "torchwise.api": "torchwise.runtime.api",
@@ -116,3 +117,27 @@ def install() -> None:
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         # It comes first, as an earlier version may have left folders of these names, with caches in them.
         sys.meta_path.insert(0, _Finder())
+
+
+def load_attributes(
+    package: str, homes: Mapping[str, str], former: Mapping[str, str] | None = None
+) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package.
+
+    Args:
+        package: its `__name__`.
+        homes: the module within it for each of its names.
+        former: the names that some had before, with those that they have now.
+    """
+
+    def load(name: str) -> Any:
+        if former and name in former:
+            warn_once(f"{package}.{name}", f"{package}.{former[name]}")
+            return getattr(sys.modules[package], former[name])
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)  # so that this is asked once
+        return value
+
+    return load

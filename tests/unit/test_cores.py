@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from torchwise.cgroups import cpu_quota, read_throttled_s
-from torchwise.environment import usable_cpus
+from torchwise.environment import cpu_quota, read_throttled_s, usable_cpus
 from torchwise.measure import cores as module
 from torchwise.measure.cores import MIN_S, CoreWatch
 from torchwise.measure.quality import _load

@@ -14,8 +14,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from dynamo_graphs import decision_for
 from torchwise._torch import dynamo
+from torchwise.alerts import OnceLog
 from torchwise.errors import InputError
-from torchwise.once_log import OnceLog
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
 from torchwise.runtime.dynamo import backend as entry

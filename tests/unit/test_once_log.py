@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchwise
-from torchwise.once_log import MAX_MESSAGES, OnceLog
+from torchwise.alerts import MAX_MESSAGES, OnceLog
 
 
 def test_each_message_is_admitted_once() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dynamo_graphs import capture_graph, decision_for
-from torchwise.once_log import OnceLog
+from torchwise.alerts import OnceLog
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
 from torchwise.runtime.dynamo import backend, decide

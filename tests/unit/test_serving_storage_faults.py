@@ -20,10 +20,10 @@ import torchwise
 from live_decisions import make_decision
 from store_samples import a_study, claim, complete_trial, create
 from torchwise import artifact
+from torchwise.alerts import OnceLog
 from torchwise.artifact import package
 from torchwise.artifact.manifest import Manifest
 from torchwise.errors import InputError, StorageError, TorchwiseError
-from torchwise.once_log import OnceLog
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
 from torchwise.runtime.api import Study

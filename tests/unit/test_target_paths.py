@@ -81,7 +81,7 @@ def test_an_error_within_torchwise_names_the_users_line() -> None:
     with pytest.raises(WorkloadError, match=r"raised TypeError: .* \(user_model\.py:3\)$"):
         load("user_model.py:make")
     Path("user_model.py").write_text(
-        "from torchwise.lazy import load_attributes\ndef make(): load_attributes('a', {'b': 'c'})('b')\n"
+        "from torchwise.former_packages import load_attributes\ndef make(): load_attributes('a', {'b': 'c'})('b')\n"
     )
     with pytest.raises(WorkloadError, match=r"raised ModuleNotFoundError: .* \(user_model\.py:2\)$"):
         load("user_model.py:make")

@@ -9,8 +9,15 @@ from pathlib import Path
 
 import psutil
 
-from torchwise import cgroups
-from torchwise.environment import available_cpus, usable_cpus
+from torchwise.environment import (
+    CGROUP_OWN,
+    CGROUP_ROOT,
+    available_cpus,
+    cpu_quota,
+    read_text,
+    read_throttled_s,
+    usable_cpus,
+)
 from torchwise.records.cores import CoreUse
 
 try:
@@ -46,7 +53,7 @@ class CoreWatch:
         groups: the folder of control groups, and the file that names those of this process.
     """
 
-    def __init__(self, proc: Path = PROC, groups: tuple[Path, Path] = (cgroups.ROOT, cgroups.OWN)) -> None:
+    def __init__(self, proc: Path = PROC, groups: tuple[Path, Path] = (CGROUP_ROOT, CGROUP_OWN)) -> None:
         self._proc, self._groups = proc, groups
         self._before = self._count()
 
@@ -62,7 +69,7 @@ class CoreWatch:
             waited=_share(before.waited, now.waited, wall),
             preempted=_increase_rate(before.switches, now.switches, wall),
             pressure=_share(before.pressure, now.pressure, wall),
-            quota=cgroups.cpu_quota(*self._groups),
+            quota=cpu_quota(*self._groups),
             throttled=_share(before.throttled, now.throttled, wall),
         )
 
@@ -74,7 +81,7 @@ class CoreWatch:
             _read_waited(self._proc),
             resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else None,
             _read_pressure(self._proc),
-            cgroups.read_throttled_s(*self._groups),
+            read_throttled_s(*self._groups),
         )
 
 
@@ -99,14 +106,14 @@ def _read_busy() -> float | None:
 
 def _read_waited(proc: Path) -> float | None:
     """Return the seconds that this thread was ready to run without a CPU: the second figure of its `schedstat`."""
-    text = cgroups.read_text(proc / "self" / "task" / str(threading.get_native_id()) / "schedstat")
+    text = read_text(proc / "self" / "task" / str(threading.get_native_id()) / "schedstat")
     figures = (text or "").split()
     return int(figures[1]) / 1e9 if len(figures) > 1 and figures[1].isdecimal() else None
 
 
 def _read_pressure(proc: Path) -> float | None:
     """Return the seconds in which some process waited for a CPU: "some avg10=0.00 … total=<microseconds>"."""
-    for line in (cgroups.read_text(proc / "pressure" / "cpu") or "").splitlines():
+    for line in (read_text(proc / "pressure" / "cpu") or "").splitlines():
         total = line.rpartition("total=")[2]
         if line.startswith("some ") and total.isdecimal():
             return int(total) / 1e6

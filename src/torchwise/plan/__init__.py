@@ -5,7 +5,7 @@ Its names are loaded on first use, as the command line reads a default from here
 
 from typing import TYPE_CHECKING
 
-from torchwise.lazy import load_attributes
+from torchwise.former_packages import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.plan.choice import CHOICES, Choice, Stage, register

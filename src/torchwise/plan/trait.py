@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from torchwise.errors import PlanError, did_you_mean
-from torchwise.open_enum import OpenEnum
+from torchwise.former_names import OpenEnum
 
 
 class Trait(OpenEnum):

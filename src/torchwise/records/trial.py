@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from torchwise.open_enum import OpenEnum
+from torchwise.former_names import OpenEnum
 from torchwise.plan import Plan
 from torchwise.records.answer import Answer
 from torchwise.records.measurement import Measurement

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torchwise.errors import InputError
-from torchwise.open_enum import OpenEnum
+from torchwise.former_names import OpenEnum
 
 
 class Outcome(StrEnum):

@@ -5,7 +5,7 @@ Its names are loaded on first use, as parts of it, such as the settings of compo
 
 from typing import TYPE_CHECKING
 
-from torchwise.lazy import load_attributes
+from torchwise.former_packages import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.runtime.dispatch import Dispatcher

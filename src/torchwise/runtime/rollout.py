@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchwise._torch.guards import make_settings_check
+from torchwise.alerts import OnceLog
 from torchwise.compile.cuda_graphs.capture_errors import make_wait_error, record_waits
 from torchwise.compile.cuda_graphs.graph_pool import (
     GraphKey,
@@ -26,7 +27,6 @@ from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.compile.signature import opaque_leaves
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.once_log import OnceLog
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.loop_state import LoopProgress, copies, find_tied_tensors
 from torchwise.workload import pytree

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchwise.lazy import load_attributes
+from torchwise.former_packages import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.store.claims import LeaseOwner

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchwise.lazy import load_attributes
+from torchwise.former_packages import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.study.caches import Caches

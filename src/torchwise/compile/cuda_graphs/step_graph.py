@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchwise._torch.guards import make_settings_check
+from torchwise.alerts import OnceLog
 from torchwise.compile.cuda_graphs.capture_errors import capture_error
 from torchwise.compile.cuda_graphs.graph_pool import (
     GraphKey,
@@ -35,7 +36,6 @@ from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
 from torchwise.compile.recompiles import Recompiles
 from torchwise.errors import UnsupportedError
-from torchwise.once_log import OnceLog
 from torchwise.workload import pytree
 
 logger = logging.getLogger("torchwise")

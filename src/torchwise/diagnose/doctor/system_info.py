@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchwise import environment
-from torchwise.cgroups import cpu_quota, read_text
 from torchwise.diagnose.doctor.compiler import Compiler, try_compiler
 from torchwise.diagnose.doctor.probe import Probe, run_probe
+from torchwise.environment import cpu_quota, read_text
 
 GPU_FIELDS = ("name", "driver_version", "compute_cap", "memory.used", "memory.total", "utilization.gpu", "uuid")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")

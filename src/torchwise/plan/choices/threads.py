@@ -1,7 +1,6 @@
 """How many threads one operator uses on the CPU."""
 
-from torchwise.cgroups import cpu_quota
-from torchwise.environment import available_cpus
+from torchwise.environment import available_cpus, cpu_quota
 from torchwise.plan.choice import ANY, Choice, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait

@@ -5,7 +5,7 @@ Its names are loaded on first use, so that settings are read without torch.
 
 from typing import TYPE_CHECKING
 
-from torchwise.lazy import load_attributes
+from torchwise.former_packages import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.runtime.components.config import PROFILES, CompileConfig

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from torchwise.alerts import OnceLog
 from torchwise.errors import UnsupportedError
-from torchwise.once_log import OnceLog
 from torchwise.runtime.dynamo import lower
 from torchwise.runtime.dynamo.decide import Options, decide
 from torchwise.runtime.dynamo.graph import Captured
