@@ -17,7 +17,7 @@ import torch
 import torchwise
 from torchwise.errors import BaselineError, InputError
 from torchwise.plan import Plan
-from torchwise.plan.tune_options import OptionKeywords, TuneKeywords, TuneOptions
+from torchwise.plan.workload_spec import OptionKeywords, TuneKeywords, TuneOptions
 
 FAST = (Plan(threads=torch.get_num_threads() + 1),)
 

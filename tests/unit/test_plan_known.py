@@ -15,9 +15,8 @@ import torch
 
 from store_samples import a_decision, a_study
 from torchwise.errors import InputError, PlanError, StorageError
-from torchwise.plan import CHOICES, Choice, Numerics, Plan, choice, register
+from torchwise.plan import CHOICES, Choice, Numerics, Plan, choice, known_names, register
 from torchwise.plan.choice import list_values
-from torchwise.plan.choices import inductor_options
 from torchwise.plan.known_names import check_known
 from torchwise.records import Decision, Study, Trial, codec
 from torchwise.store.keys import dump, load
@@ -82,7 +81,7 @@ def test_every_name_that_there_is_can_be_read() -> None:
         check_known(Plan(backend=backend))
     for name in torch._inductor.list_options():
         if name != "TYPE_CHECKING":
-            assert inductor_options.is_option(name), name
+            assert known_names.is_option(name), name
 
 
 def test_the_options_of_a_newer_torch_are_read_from_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,12 +91,12 @@ def test_the_options_of_a_newer_torch_are_read_from_its_source(monkeypatch: pyte
     (folder / "config.py").write_text("new_one: bool = True\nother = 3\nclass triton:\n    newer = False\n")
     for place, found in ((tmp_path, True), (tmp_path / "empty", False)):
         spec = importlib.machinery.PathFinder.find_spec("torch", [str(place)])
-        monkeypatch.setattr(inductor_options.importlib.util, "find_spec", lambda _name, spec=spec: spec)
-        inductor_options._read_options.cache_clear()
+        monkeypatch.setattr(known_names.importlib.util, "find_spec", lambda _name, spec=spec: spec)
+        known_names._read_options.cache_clear()
         names = ("new_one", "other", "triton.newer")
-        assert [inductor_options.is_option(name) for name in names] == [found] * 3
-        assert inductor_options.is_option("freezing")
-    inductor_options._read_options.cache_clear()
+        assert [known_names.is_option(name) for name in names] == [found] * 3
+        assert known_names.is_option("freezing")
+    known_names._read_options.cache_clear()
 
 
 def test_a_plan_needs_no_torch_to_be_read() -> None:

@@ -13,7 +13,7 @@ EffortName = Literal["quick", "standard", "thorough"]
 
 @dataclass(frozen=True, slots=True)
 class EffortProfile:
-    """The limits of one effort.
+    """The limits of one effort. The defaults are those of "standard".
 
     Attributes:
         search_s: seconds of search after which no further trial starts. It ends sooner when nothing more can pay.
@@ -30,13 +30,13 @@ class EffortProfile:
         processes: in at most how many fresh processes a plan is timed, if the decision depends on its speed.
     """
 
-    search_s: float
-    trial_s: float
-    max_trials: int
-    half_width: float
-    measure_s: float
-    extra_draws: int
-    noise_s: float
+    search_s: float = 900.0
+    trial_s: float = 600.0
+    max_trials: int = 20
+    half_width: float = 0.02
+    measure_s: float = 5.0
+    extra_draws: int = 2
+    noise_s: float = 5.0
     reproduce_noise: bool = True
     duels: int = 3
     processes: int = 5
@@ -55,15 +55,7 @@ EFFORTS: dict[str, EffortProfile] = {
         duels=1,
         processes=3,
     ),
-    "standard": EffortProfile(
-        search_s=900.0,
-        trial_s=600.0,
-        max_trials=20,
-        half_width=0.02,
-        measure_s=5.0,
-        extra_draws=2,
-        noise_s=5.0,
-    ),
+    "standard": EffortProfile(),
     "thorough": EffortProfile(
         search_s=7200.0,
         trial_s=1800.0,

@@ -1,8 +1,13 @@
-"""Check the names in a plan when it is read: a misspelt one must not wait for a worker to be refused."""
+"""Check the names in a plan when it is read, without torch: a misspelt one must not wait for a worker to be refused."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib.util
 from collections.abc import Iterable, Iterator
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import PlanError, did_you_mean
@@ -49,12 +54,10 @@ def _problems(plan: Plan) -> Iterator[str]:
 
 
 def _option_problems(options: dict[str, Any]) -> Iterator[str]:
-    from torchwise.plan.choices.inductor_options import DECLARED, is_option
-
     kinds = {name: type(value) for name, value in list_values("options")}
     for name, value in options.items():
         if name not in kinds and not is_option(name):
-            near = did_you_mean(name, [*kinds, *DECLARED])
+            near = did_you_mean(name, [*kinds, *list_declared_options()])
             yield f"options has {name!r}, but Inductor has no such option{near or f': leave it out, {_WAY_OUT}'}"
         if name in kinds and type(value) is not kinds[name]:
             kind = {bool: "true or false", int: "a whole number"}.get(kinds[name], "text")
@@ -64,3 +67,36 @@ def _option_problems(options: dict[str, Any]) -> Iterator[str]:
 def _unknown(field: str, name: str, known: Iterable[str]) -> str:
     near = did_you_mean(name, known) or f", {_WAY_OUT}"
     return f"{field} has {name!r}, but there are {', '.join(known)}{near}"
+
+
+def is_option(name: str) -> bool:
+    """Whether Inductor has such an option, in a version that is supported or in the one that is installed."""
+    return name in list_declared_options() or name in _read_options()
+
+
+@functools.cache
+def list_declared_options() -> frozenset[str]:
+    """Return the options of Inductor in torch 2.11 to 2.14: a plan may be read on another machine than its maker's."""
+    return frozenset(files("torchwise.plan").joinpath("inductor_options.txt").read_text(encoding="utf-8").split())
+
+
+@functools.cache
+def _read_options() -> frozenset[str]:
+    """Return the options of the installed torch, which may be newer, from its source, or none without torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    try:
+        source = (Path(spec.origin).parent / "_inductor" / "config.py").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    return frozenset(_find_assigned_names(ast.parse(source).body))
+
+
+def _find_assigned_names(body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the names that are assigned to, those in a class such as `triton.cudagraphs`."""
+    for node in body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{name}" for name in _find_assigned_names(node.body))

@@ -1,6 +1,4 @@
-"""The user's request as pure data: the model, the number of calls, the device and the objective.
-
-Also here: the form of a target: which module or scheme it names, and which factory in it.
+"""The user's request as pure data: the target, the number of calls, the objective, and the options of a search.
 
 A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-point group `torchwise.targets`, such as
 `zoo`), `package.module:factory`, or `path/file.py:factory`.
@@ -9,11 +7,18 @@ A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-po
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 from torchwise.errors import TargetError, WorkloadError, is_count, is_positive
+from torchwise.plan.numerics import Numerics
+
+if TYPE_CHECKING:
+    from torchwise.plan.effort import EffortName
+    from torchwise.plan.plan import Plan
+    from torchwise.workload import Example
 
 Mode = Literal["inference", "training"]
 Objective = Literal["latency", "throughput", "memory"]
@@ -137,3 +142,65 @@ def split(target: str) -> tuple[str, str, str]:
 def list_schemes() -> dict[str, importlib.metadata.EntryPoint]:
     """Return the schemes of the installed plug-ins, by name."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group="torchwise.targets")}
+
+
+NumericsName = Literal["exact", "same-precision", "lower-precision", "substituted"]
+
+
+class OptionKeywords(TypedDict, total=False):
+    """The options of tuning as keyword arguments. `TuneOptions` explains them."""
+
+    calls: int
+    restarts: int
+    allow: Numerics | NumericsName
+    effort: EffortName
+    budget: float | None
+    objective: Objective
+    mode: Mode
+    device: Device | None
+    plans: Iterable[Plan] | None
+    memory_limit: int | None
+    fresh: bool
+    cold: bool
+
+
+class TuneKeywords(OptionKeywords, total=False):
+    """All keyword arguments of `torchwise.tune`."""
+
+    examples: Sequence[Example] | None
+    store: str | None
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """What a user asks of a search.
+
+    Attributes:
+        calls: expected number of calls over the lifetime of the model.
+        restarts: expected process starts over that lifetime.
+        allow: the permitted numerics.
+        effort: "quick", "standard" or "thorough".
+        budget: seconds of search after which no further trial starts. None stands for the default of `effort`, or for
+            no limit with `plans`.
+        objective: "latency", "throughput" or "memory".
+        mode: "inference" or "training".
+        device: "cpu" or "cuda", or None for the device of the model, or of this machine.
+        plans: the plans to try instead of a search, or None to search.
+        memory_limit: maximum peak memory of a call in bytes, besides weights, optimizer state and inputs.
+        fresh: whether the stored study is deleted first.
+        cold: whether the chosen plan is timed with cold processor caches, too.
+    """
+
+    calls: int = DEFAULT_CALLS
+    restarts: int = 1
+    allow: Numerics | str = Numerics.SAME_PRECISION
+    effort: str = "standard"
+    budget: float | None = None
+    objective: str = "latency"
+    mode: str = "inference"
+    device: str | None = None
+    plans: Iterable[Plan] | None = None
+    memory_limit: int | None = None
+    fresh: bool = False
+    cold: bool = False

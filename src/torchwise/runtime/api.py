@@ -15,8 +15,16 @@ from torchwise.environment import default_device
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EffortName
-from torchwise.plan.tune_options import NumericsName, OptionKeywords, TuneKeywords, TuneOptions
-from torchwise.plan.workload_spec import DEFAULT_CALLS, Device, Mode, Objective
+from torchwise.plan.workload_spec import (
+    DEFAULT_CALLS,
+    Device,
+    Mode,
+    NumericsName,
+    Objective,
+    OptionKeywords,
+    TuneKeywords,
+    TuneOptions,
+)
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord

@@ -9,8 +9,7 @@ from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.space import numerics_of
-from torchwise.plan.tune_options import TuneOptions
-from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec
 from torchwise.trial import ProcessSettings
 
 INSPECTIONS = 3

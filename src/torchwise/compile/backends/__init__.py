@@ -1,6 +1,6 @@
 """Compilers by name: `(callable, plan) -> callable`. The declaration of a backend names the function that realizes it.
 
-A plug-in declares its own with `torchwise.plan.register`, as `plan/choices/backend.py` does for Inductor.
+A plug-in declares its own with `torchwise.plan.register`, as `plan/choices/inductor.py` does for Inductor.
 """
 
 from __future__ import annotations

@@ -1,51 +1,43 @@
 """Lower precision, which is never tried unless the user allows it."""
 
+from functools import partial
+
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait
 
+precision = partial(Choice, "precision", numerics=Numerics.LOWER_PRECISION, compile_factor=0.0)
+
 register(
-    Choice(
-        "precision",
+    precision(
         "tf32",
-        Numerics.LOWER_PRECISION,
         complexity=1,
         summary="float32 matrix products and convolutions on TF32 tensor cores (10 bits of mantissa)",
         devices=("cuda",),
         required_traits=(Trait.GEMM, Trait.FLOAT32),
-        compile_factor=0.0,
         target_cost="gemm",
         min_remaining_fraction=0.1,
     ),
-    Choice(
-        "precision",
+    precision(
         "bf16",
-        Numerics.LOWER_PRECISION,
         complexity=2,
         summary="weights and activations in bfloat16 (8 bits of mantissa), while inputs and outputs keep their dtype",
         modes=("inference",),
         required_traits=(Trait.FLOATING,),
-        compile_factor=0.0,
     ),
-    Choice(
-        "precision",
+    precision(
         "autocast_bf16",
-        Numerics.LOWER_PRECISION,
         complexity=2,
         summary="PyTorch's autocast to bfloat16, for operators where that is safe",
         required_traits=(Trait.GEMM, Trait.FLOAT32),
         effort="quick",  # users who allow reduced precision want it first of all, and it compiles nothing
-        compile_factor=0.0,
     ),
-    Choice(
-        "precision",
+    precision(
         "autocast_fp16",
-        Numerics.LOWER_PRECISION,
         complexity=2,
         summary="PyTorch's autocast to float16, for operators where that is safe",
         devices=("cuda",),
         required_traits=(Trait.GEMM, Trait.FLOAT32),
         effort="thorough",
-        compile_factor=0.0,
     ),
 )

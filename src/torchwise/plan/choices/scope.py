@@ -1,4 +1,4 @@
-"""How much of the model is compiled at once."""
+"""How much of the model is compiled at once, and for how many shapes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
 
 ONLY_WHOLE = "it compiles parts, and only one whole graph can be stored"
+ON_INDUCTOR = (("backend", "inductor"), ("mode", "default"))
 
 
 def find_loop_problems(plan: Plan) -> Iterator[str]:
@@ -33,7 +34,7 @@ register(
         complexity=1,
         summary="each repeated block is compiled once and shared, which cuts compile time, not steady time",
         required_traits=(Trait.REPEATED_BLOCKS,),
-        requires=(("backend", "inductor"), ("mode", "default")),
+        requires=ON_INDUCTOR,
         compile_factor=0.4,
         target_cost="compile",
         not_ahead=ONLY_WHOLE,
@@ -46,7 +47,7 @@ register(
         complexity=2,
         summary="repeated parts of the graph (steps of a loop, equal layers) are compiled once and called each time",
         required_traits=(Trait.REPEATS,),
-        requires=(("backend", "inductor"), ("mode", "default")),
+        requires=ON_INDUCTOR,
         # So it is tried before the whole is compiled, which may take minutes.
         implies=(("backend", "inductor"), ("transforms", "complex_to_real")),
         effort="quick",
@@ -56,5 +57,16 @@ register(
         find_problems=find_loop_problems,
         not_ahead=ONLY_WHOLE,
         ahead_instead=(),
+    ),
+    Choice(
+        "shapes",
+        "dynamic",
+        Numerics.SAME_PRECISION,
+        complexity=1,
+        summary="one compilation serves all shapes of the mix, instead of one each",
+        required_traits=(Trait.SEVERAL_SHAPES,),
+        requires=ON_INDUCTOR,
+        implies_for=((Trait.GROWS, ("backend", "inductor")),),
+        effort="quick",
     ),
 )

@@ -1,66 +1,63 @@
 """Choices that only a whole training step has: its loss, its optimizer, its activations, its batch."""
 
+from functools import partial
+
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.choices.capture import PRINTS
-from torchwise.plan.choices.scope import ONLY_WHOLE
+from torchwise.plan.choices.scope import ON_INDUCTOR, ONLY_WHOLE
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
 
-ON_INDUCTOR = (("backend", "inductor"), ("mode", "default"))
+of_training = partial(Choice, modes=("training",))
 
 register(
-    Choice(
+    of_training(
         "optimizer",
         "fused",
         Numerics.SAME_PRECISION,
         complexity=1,
         summary="the optimizer updates all parameters in a few fused kernels",
-        modes=("training",),
         required_traits=(Trait.TRAINING_STEP, Trait.FUSABLE),
         effort="quick",
         compile_factor=0.0,
     ),
-    Choice(
+    of_training(
         "optimizer",
         "foreach",
         Numerics.SAME_PRECISION,
         complexity=1,
         summary="the optimizer updates all parameters together, operator by operator",
-        modes=("training",),
         required_traits=(Trait.TRAINING_STEP, Trait.FOREACHABLE),
         compile_factor=0.0,
     ),
-    Choice(
+    of_training(
         "optimizer",
         "compiled",
         Numerics.SAME_PRECISION,
         complexity=2,
         summary="the optimizer's update is compiled",
-        modes=("training",),
         required_traits=(Trait.TRAINING_STEP,),
         requires=ON_INDUCTOR,
         compile_factor=2.0,
     ),
-    Choice(
+    of_training(
         "scope",
         "loss",
         Numerics.SAME_PRECISION,
         complexity=1,
         summary="the loss is compiled together with the model, so that the two are fused",
-        modes=("training",),
         required_traits=(Trait.TRAINING_STEP,),
         requires=(("backend", "inductor"),),
         not_ahead=ONLY_WHOLE,
         ahead_instead=(),
     ),
-    Choice(
+    of_training(
         "capture",
         "step",
         Numerics.SAME_PRECISION,  # an optimizer that a graph can hold counts its steps in tensors
         complexity=2,
         summary="forward, backward, clipping and the optimizer's update are captured in one CUDA graph",
         devices=("cuda",),
-        modes=("training",),
         required_traits=(Trait.TRAINING_STEP,),
         excluded_by=(PRINTS,),
         implies=(("optimizer", "fused"),),
@@ -68,13 +65,12 @@ register(
         compile_factor=0.0,
         target_cost="launch",
     ),
-    Choice(
+    of_training(
         "activation_checkpointing",
         "blocks",
         Numerics.EXACT,
         complexity=1,
         summary="the backward pass computes the activations inside each repeated block again, which saves their memory",
-        modes=("training",),
         required_traits=(Trait.TRAINING_STEP, Trait.REPEATED_BLOCKS),
         compile_factor=0.0,
         target_cost="memory",
@@ -82,13 +78,12 @@ register(
 )
 for _count, _trait in DIVISIBLE_BY.items():
     register(
-        Choice(
+        of_training(
             "microbatches",
             _count,
             Numerics.SAME_PRECISION,
             complexity=1,
             summary="the batch is split into microbatches, whose gradients are added: less memory, same update",
-            modes=("training",),
             required_traits=(Trait.TRAINING_STEP, _trait),
             compile_factor=0.0,
             target_cost="memory",

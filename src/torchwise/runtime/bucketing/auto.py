@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.plan.tune_options import TuneKeywords
+from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.runtime.bucketing.bucketed import Tuned, import_tune, tune_buckets
 from torchwise.runtime.bucketing.buckets import MAX_BUCKETS, Choice, choose, histogram_of

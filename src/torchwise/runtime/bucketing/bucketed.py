@@ -14,7 +14,7 @@ from typing import Any, Protocol, Unpack
 from torchwise.compile.cuda_graphs.in_place_replay import SETTLING_CALLS
 from torchwise.errors import InputError
 from torchwise.former_names import renamed_arguments
-from torchwise.plan.tune_options import TuneKeywords
+from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
 from torchwise.runtime import unwrap
 from torchwise.runtime.bucketing.buckets import MAX_BUCKETS, buckets_for, histogram_of

@@ -18,8 +18,7 @@ from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EffortName, check_effort
 from torchwise.plan.rules import list_allowed
 from torchwise.plan.space import numerics_of
-from torchwise.plan.tune_options import NumericsName, TuneKeywords
-from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.plan.workload_spec import DEFAULT_CALLS, NumericsName, TuneKeywords, WorkloadSpec
 
 AUTO = "auto"
 AUTOCAST = ("bfloat16", "float16")

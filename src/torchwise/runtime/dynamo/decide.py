@@ -18,8 +18,7 @@ from torchwise.errors import InputError, UnsupportedError, did_you_mean
 from torchwise.parsing import short_repr
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EFFORTS, check_effort, is_at_least
-from torchwise.plan.tune_options import TuneOptions
-from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.plan.workload_spec import DEFAULT_CALLS, TuneOptions, WorkloadSpec
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, StudyState
 from torchwise.records.listener import Listener

@@ -19,7 +19,7 @@ from torchwise._torch.modules import CALL_IMPL
 from torchwise.compile.forward_entry import has_own_call
 from torchwise.compile.train_step import written_in_class
 from torchwise.errors import InputError
-from torchwise.plan.tune_options import TuneKeywords
+from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
 from torchwise.runtime.dispatch import NOT_VERIFIED

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Unpack
 
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.plan.tune_options import TuneKeywords
+from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
 from torchwise.runtime.training.distributed import PATIENCE_S
 from torchwise.runtime.training.forward import PlannedForward

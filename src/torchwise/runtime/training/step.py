@@ -15,7 +15,7 @@ from torchwise import environment
 from torchwise.alerts import alert
 from torchwise.compile import signature_of
 from torchwise.compile.recompiles import RecompileLimitError
-from torchwise.plan.tune_options import TuneKeywords
+from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, api, stale_because, unwrap

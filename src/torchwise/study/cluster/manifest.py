@@ -23,8 +23,7 @@ from torchwise import parsing
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.parsing import parse_toml, short_repr
 from torchwise.plan import Plan
-from torchwise.plan.tune_options import TuneOptions
-from torchwise.plan.workload_spec import DEFAULT_CALLS, check_form
+from torchwise.plan.workload_spec import DEFAULT_CALLS, TuneOptions, check_form
 from torchwise.records import codec
 from torchwise.study import Request
 
