@@ -50,6 +50,7 @@ def count_bytecodes(call: Callable[[], object], leave_out: CodeType | None = Non
         is_left_out = event != "return"
         return leave
 
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 traces opcodes if a frame asks for them before `settrace`
     before = sys.gettrace(), builtins.map
     builtins.map = map_in_python  # type: ignore[assignment,misc]
     sys.settrace(enter)

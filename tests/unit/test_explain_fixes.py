@@ -89,7 +89,15 @@ def find_helpful(found: dict[str, Settled]) -> set[str]:
         (storms.Relabels, {"hoist"}, set()),
         (storms.Remembers, {"hoist"}, set()),
         (storms.CountsGlobally, {"hoist"}, set()),
-        (storms.CountsOnItsClass, {"hoist"}, set()),
+        pytest.param(
+            storms.CountsOnItsClass,
+            {"hoist"},
+            set(),
+            # torch 2.11 compiles it once, and counts one call for all.
+            marks=pytest.mark.skipif(
+                torch.__version__ < "2.12", reason="this torch does not notice a class that changes"
+            ),
+        ),
         (storms.Grows, {"setting"}, set()),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
