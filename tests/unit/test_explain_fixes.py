@@ -94,9 +94,7 @@ def find_helpful(found: dict[str, Settled]) -> set[str]:
             {"hoist"},
             set(),
             # torch 2.11 compiles it once, and counts one call for all.
-            marks=pytest.mark.skipif(
-                torch.__version__ < "2.12", reason="this torch does not notice a class that changes"
-            ),
+            marks=pytest.mark.skipif(torch.__version__ < "2.12", reason="this torch misses a class that changes"),
         ),
         (storms.Grows, {"setting"}, set()),
     ],
