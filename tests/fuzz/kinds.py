@@ -20,7 +20,7 @@ from bench_samples import a_benchmark, some_rows
 from explain_samples import COMPILATION, make_finding, price
 from torchwise import environment
 from torchwise.artifact import package
-from torchwise.artifact.manifest import Manifest
+from torchwise.artifact.package import Manifest
 from torchwise.bench.suite import read_suite
 from torchwise.parsing import parse_json
 from torchwise.plan import EAGER, Plan

@@ -23,7 +23,7 @@ from torchwise import artifact, environment
 from torchwise._torch import cpu_isa_cache
 from torchwise.artifact import build, package
 from torchwise.artifact.build import Build, BuildResult
-from torchwise.artifact.manifest import SCHEMA, Manifest
+from torchwise.artifact.package import SCHEMA, Manifest
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec

@@ -24,7 +24,7 @@ from live_decisions import make_decision
 from torchwise import __version__, artifact, environment
 from torchwise._torch import cpu_isa_cache
 from torchwise.artifact import package
-from torchwise.artifact.manifest import Manifest
+from torchwise.artifact.package import Manifest
 from torchwise.artifact.remote_files import USED, Folder, RemoteFolder, hide_password, name_of
 from torchwise.cli.cache import cache, size_of
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
@@ -114,7 +114,7 @@ def test_a_machine_never_finds_what_is_for_another(url: str, place: Path, monkey
 
 def test_what_was_put_where_another_machine_looks_is_refused_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = pack_artifact(a_decision())
-    monkeypatch.setattr("torchwise.artifact.manifest.__version__", "9.9")
+    monkeypatch.setattr("torchwise.artifact.package.__version__", "9.9")
     Folder(url).save(a_decision(), data)
     with pytest.raises(StalePlanError, match=r"9\.9 here"):
         artifact.load(url, NET, trust=True)

@@ -18,7 +18,7 @@ from builders import a_study
 from store_samples import a_decision as stored_decision
 from torchwise import artifact, environment
 from torchwise.artifact import package
-from torchwise.artifact.manifest import Info, Manifest
+from torchwise.artifact.package import Info, Manifest
 from torchwise.cli.cache import cache
 from torchwise.errors import InputError
 from torchwise.records import Decision, Interval

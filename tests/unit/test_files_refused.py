@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from analysis_samples import an_analysis
 from bench_samples import a_benchmark
 from store_samples import a_decision, a_ruling, a_study, an_explanation, create
-from torchwise.artifact.manifest import Manifest, Member
+from torchwise.artifact.package import Manifest, Member
 from torchwise.cli import app
 from torchwise.environment import detect
 from torchwise.errors import InputError, StorageError, TorchwiseError

@@ -15,7 +15,7 @@ import torchwise
 from live_decisions import make_decision
 from torchwise import artifact
 from torchwise.artifact import package
-from torchwise.artifact.manifest import Manifest
+from torchwise.artifact.package import Manifest
 from torchwise.compile import CompiledPlan
 from torchwise.plan import Plan
 from torchwise.runtime import dispatch

@@ -22,7 +22,7 @@ from store_samples import a_study, claim, complete_trial, create
 from torchwise import artifact
 from torchwise.alerts import OnceLog
 from torchwise.artifact import package
-from torchwise.artifact.manifest import Manifest
+from torchwise.artifact.package import Manifest
 from torchwise.errors import InputError, StorageError, TorchwiseError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision

@@ -15,9 +15,9 @@ PyTorch runs the compiled code as it lies in the file, and reads it with pickle.
 run code here. Only `load` and `load_all` with `trust=True` take the code out.
 """
 
+from torchwise.artifact.build import save
 from torchwise.artifact.load import info, load, load_all
-from torchwise.artifact.manifest import Info, Manifest
+from torchwise.artifact.package import Info, Manifest
 from torchwise.artifact.redis_cache import use_redis
-from torchwise.artifact.save import save
 
 __all__ = ["Info", "Manifest", "info", "load", "load_all", "save", "use_redis"]

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ import torch
 
 from torchwise import environment
 from torchwise._torch import cpu_isa_cache, dynamo, inductor
-from torchwise.artifact import build, package
-from torchwise.artifact.manifest import Info
-from torchwise.artifact.package import Package
+from torchwise.artifact import package
+from torchwise.artifact.package import Info, Package
 from torchwise.artifact.remote_files import Folder, RemoteFolder, hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, TorchwiseError
 from torchwise.records import Decision
@@ -26,6 +26,7 @@ from torchwise.workload.target import device_of
 
 logger = logging.getLogger("torchwise")
 
+FEATURE = "an artifact"
 COMPILER = (dynamo.TRACER_MODULE, inductor.COMPILER_MODULE, "torchwise.runtime.module")
 """Modules that the first call of a compiled plan would import otherwise, which takes seconds."""
 
@@ -188,10 +189,40 @@ def _install_code(path: str, found: Package, trust: bool) -> Decision:
         raise StalePlanError(
             f"{path} is for another machine or software ({'; '.join(different)}): save one here, or go on without it"
         )
-    build.place(found.code)
+    place(found.code)
     cpu_isa_cache.replay(manifest.checks)
     _set_up_compiler(found.info.decision.workload.device)
     return found.info.decision
+
+
+def place(code: Mapping[str, bytes]) -> int:
+    """Put compiled code into this process's cache folders, and return how many files were not there yet.
+
+    Existing files stay: a file of the same name was made from the same source.
+
+    Raises:
+        InputError: a file cannot be written. Those that were written are whole.
+        UnsupportedError: this torch keeps its code elsewhere.
+    """
+    folders = {"inductor": Path(inductor.CACHE_DIR.get(FEATURE)()), "triton": _triton()}
+    new = 0
+    for key, data in code.items():
+        kind, _, rest = key.partition("/")
+        file = folders[kind] / rest
+        if file.exists():
+            continue
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{file.parent} cannot be made: {error.strerror}") from None
+        package.put(file, data)
+        new += 1
+    return new
+
+
+def _triton() -> Path:
+    """Return Triton's folder. By Inductor's rule each GPU has one, and this is that of the first."""
+    return Path(os.environ.get("TRITON_CACHE_DIR") or inductor.TRITON_CACHE_DIR.get(FEATURE)(0))
 
 
 @functools.cache

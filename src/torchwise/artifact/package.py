@@ -1,7 +1,7 @@
 """The file: a zip of a manifest, a decision and the compiled code, read as a whole or not at all.
 
-Any fault of a file is found before any of it is used: everything is read into memory, and checked against the manifest
-there.
+The manifest is plain JSON, which can be read without running or unpacking anything. Any fault of a file is found before
+any of it is used: everything is read into memory, and checked against the manifest there.
 """
 
 from __future__ import annotations
@@ -17,18 +17,88 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
-from torchwise.artifact.manifest import Info, Manifest, Member
+from torchwise import __version__, environment
+from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.parsing import brief
 from torchwise.records import Decision, codec
+from torchwise.records.codec import Document
+from torchwise.records.statistics import Count, Seconds
 
+D = TypeVar("D", bound=Document)
+SCHEMA = "torchwise.artefact/1"  # the name of the format, which stays as it was first written
 MANIFEST, DECISION = "manifest.json", "decision.json"
 CODE = ("inductor", "triton")
 """Folders of compiled code. Anything else in an artifact is refused."""
 MAX_MANIFEST_BYTES = 2**26
 MAX_BYTES = 2**32
 """Maximum total size, unpacked. The largest artifact so far has a hundredth of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One file in the artifact.
+
+    Attributes:
+        size: bytes when unpacked.
+        sha256: hash of the unpacked bytes.
+    """
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest(Document):
+    """Contents of an artifact, and the environment for running them.
+
+    Attributes:
+        torchwise: the version that wrote it. No other version reads the compiled code.
+        environment: the machine and software that the code was compiled on.
+        members: every other file in the artifact, by name.
+        checks: Inductor's findings about the CPU's instruction sets and the C++ compiler (`cpu_isa_cache.py`).
+        cold_s: seconds of the first calls beyond steady ones when nothing was compiled yet.
+        warm_s: the same in a second process, with this artifact's contents, or None for a plan that compiles nothing.
+        compiled_anew: graphs that this second process compiled again, because PyTorch does not store them.
+    """
+
+    torchwise: str
+    environment: Environment
+    members: dict[str, Member]
+    checks: dict[str, bool]
+    cold_s: Seconds
+    warm_s: Seconds | None
+    compiled_anew: Count
+    schema: str = SCHEMA
+
+    def differences(self) -> list[str]:
+        """Name each difference between this machine and its software and those that the code was compiled on."""
+        here = environment.detect(self.environment.device)
+        version = [f"torchwise: {self.torchwise} there, {__version__} here"] if self.torchwise != __version__ else []
+        return version + self.environment.differences(here)
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """Result of `info` for an artifact.
+
+    Attributes:
+        decision: the decision that it was made for.
+        manifest: its contents.
+        sha256: hash of the whole file.
+        size: size of the whole file, in bytes.
+    """
+
+    decision: Decision
+    manifest: Manifest
+    sha256: str
+    size: int
+
+    def to_json(self) -> str:
+        """Return the result as JSON."""
+        return codec.to_json(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +161,7 @@ def unpack(path: str, data: bytes, sha256: str | None = None) -> Package:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             manifest, members = _members(archive)
-        decision = _decision(members.pop(DECISION))
+        decision = _parse(DECISION, members.pop(DECISION), Decision)
     except InputError as error:
         raise InputError(f"{path} is refused: {brief(error)}") from None
     # zipfile lets its decompressors' errors through besides its own, and has two for unsupported features.
@@ -133,7 +203,7 @@ def _members(archive: zipfile.ZipFile) -> tuple[Manifest, dict[str, bytes]]:
         raise InputError("a name is in it twice")
     if MANIFEST not in entries:
         raise InputError(f"it has no {MANIFEST}")
-    manifest = _manifest(_bytes(archive, entries.pop(MANIFEST), MAX_MANIFEST_BYTES))
+    manifest = _parse(MANIFEST, _bytes(archive, entries.pop(MANIFEST), MAX_MANIFEST_BYTES), Manifest)
     if odd := sorted(entries.keys() ^ manifest.members.keys()):
         raise InputError(f"{odd[0]!r} is in the file or in its manifest, but must be in both")
     if DECISION not in entries:
@@ -145,18 +215,11 @@ def _members(archive: zipfile.ZipFile) -> tuple[Manifest, dict[str, bytes]]:
     return manifest, {name: _read_member(archive, entries[name], member) for name, member in manifest.members.items()}
 
 
-def _decision(text: bytes) -> Decision:
+def _parse(name: str, text: bytes, kind: type[D]) -> D:
     try:
-        return Decision.from_json(text)
+        return kind.from_json(text)
     except InputError as error:
-        raise InputError(f"{DECISION}: {error}; build the artifact again") from None
-
-
-def _manifest(text: bytes) -> Manifest:
-    try:
-        return Manifest.from_json(text)
-    except InputError as error:
-        raise InputError(f"{MANIFEST}: {error}; build the artifact again") from None
+        raise InputError(f"{name}: {error}; build the artifact again") from None
 
 
 def _read_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, member: Member) -> bytes:

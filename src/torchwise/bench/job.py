@@ -23,16 +23,12 @@ class ContenderJob(DerivedJob):
         rival: the other contender's name in a duel.
     """
 
+    FUNCTION = "torchwise.bench.contender_worker:{0.step}"
     step: Step
     job: Job
     contender: str
     decision: str = ""
     rival: str = ""
-
-    @property
-    def task(self) -> str:
-        """The function for the worker to run."""
-        return f"torchwise.bench.contender_worker:{self.step}"
 
     @property
     def setting(self) -> Setting:
@@ -44,9 +40,5 @@ class ContenderJob(DerivedJob):
 class HardwareSurvey(DerivedJob):
     """The job of measuring the hardware peaks of its device."""
 
+    FUNCTION = "torchwise.bench.hardware_peaks:survey"
     job: Job
-
-    @property
-    def task(self) -> str:
-        """The function for the worker to run."""
-        return "torchwise.bench.hardware_peaks:survey"

@@ -12,7 +12,7 @@ from typing import Any
 from torchwise import environment
 from torchwise.diagnose.analyze_advice import advise
 from torchwise.diagnose.batches import Scaling, check_sizes
-from torchwise.diagnose.requests import DEFAULT, make_spec, plan_of, sent
+from torchwise.diagnose.requests import DEFAULT, make_spec, plan_of
 from torchwise.errors import InputError, is_positive
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, check_effort
@@ -23,7 +23,7 @@ from torchwise.records.analysis import Analysis as AnalysisRecord
 from torchwise.records.listener import Listener
 from torchwise.records.trial import with_repeat
 from torchwise.study.one_plan import PlanStudy
-from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, ProcessSettings, own_caches
+from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, ProcessSettings, own_caches, send_model
 from torchwise.trial.run_trial import in_second_process
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import read_workload
@@ -134,7 +134,7 @@ def analyze(
     spec = make_spec(model, workload, device, mode=mode, objective=objective, calls=calls, restarts=restarts)
     request = AnalyzeRequest(spec, plan_of(plan, store), effort, tuple(batches), batch_dim, limit)
     display: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Listener())
-    with sent(workload, spec.target) as file, display as listener:
+    with send_model(workload, spec.target) as file, display as listener:
         # The structure is read here, in the process that has the model's source code.
         model_structure = structure(workload.call) if workload else None
         request = replace(request, source=file.source, settings=file.settings, structure=model_structure)
@@ -195,12 +195,8 @@ class SteadyRun(DerivedJob):
         job: workload, plan, effort, and the caches that a trial of this plan left.
     """
 
+    FUNCTION = "torchwise.diagnose.analyze_worker:measure_steady"
     job: Job
-
-    @property
-    def task(self) -> str:
-        """The function that the worker runs."""
-        return "torchwise.diagnose.analyze_worker:measure_steady"
 
 
 def run_analysis(request: AnalyzeRequest, launcher: Launcher, listener: Listener) -> AnalysisRecord:

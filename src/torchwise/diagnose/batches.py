@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchwise.diagnose.requests import make_spec, plan_of, sent
+from torchwise.diagnose.requests import make_spec, plan_of
 from torchwise.errors import InputError, WorkloadError, is_count, is_positive
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
@@ -14,7 +14,7 @@ from torchwise.plan.workload_spec import BatchDim
 from torchwise.records import Decision, Trial
 from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.study.one_plan import PlanStudy
-from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher
+from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, send_model
 from torchwise.workload import Workload
 from torchwise.workload.target import read_workload
 
@@ -66,7 +66,7 @@ def fit_batch(
     mode = "training" if workload.step else "inference"
     spec = make_spec(model, workload, None, mode=mode, objective="throughput", calls=1, restarts=1)
     chosen = plan_of(plan, None)
-    with sent(workload, spec.target) as file:
+    with send_model(workload, spec.target) as file:
         job = Job(
             "try",
             spec,
@@ -129,13 +129,9 @@ class Scaling(DerivedJob):
         dim: the dimension that the user named, which is only checked, or None to find it.
     """
 
+    FUNCTION = "torchwise.diagnose.analyze_worker:find_batch_dim"
     job: Job
     dim: int | None = None
-
-    @property
-    def task(self) -> str:
-        """The function that the worker runs."""
-        return "torchwise.diagnose.analyze_worker:find_batch_dim"
 
 
 def check_sizes(sizes: tuple[int, ...]) -> None:

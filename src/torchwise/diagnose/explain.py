@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchwise.diagnose.requests import make_spec, sent
+from torchwise.diagnose.requests import make_spec
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.former_names import renamed_arguments
 from torchwise.plan import Plan, check_is_plan
@@ -15,7 +15,7 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Failure
 from torchwise.records.explanation import Explanation
-from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, ask_worker, own_caches
+from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, ask_worker, own_caches, send_model
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import read_workload
 
@@ -44,15 +44,11 @@ class Inquiry(DerivedJob):
         folder: where artifacts go, or "" for nowhere.
     """
 
+    FUNCTION = "torchwise.diagnose.explain_worker:explain_target"
     job: Job
     plan: Plan | None
     budget_s: float
     folder: str = ""
-
-    @property
-    def task(self) -> str:
-        """The function that the worker runs."""
-        return "torchwise.diagnose.explain_worker:explain_target"
 
 
 @renamed_arguments(artifacts="artefacts")
@@ -102,7 +98,7 @@ def explain(
     workload = read_workload(model, args, kwargs, examples)
     spec = make_spec(model, workload, device, mode=mode, calls=calls)
     folder = _make_folder(artifacts)
-    with sent(workload, spec.target) as file, own_caches() as caches:
+    with send_model(workload, spec.target) as file, own_caches() as caches:
         job = Job("inspect", spec, source=file.source, settings=file.settings, effort=EFFORT, cache_dir=caches)
         inquiry, on_stage = Inquiry(job, plan, budget, folder), on_stage or (lambda _name: None)
         limits = Limits.from_free_memory(LIMIT_S + budget)

@@ -1,13 +1,8 @@
-"""The request of a diagnosis to its workers: the model that they load, and the plan that the user means."""
+"""The request of a diagnosis: the run, and the plan that the user means."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torchwise.environment import default_device
@@ -16,21 +11,12 @@ from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import list_allowed
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision
-from torchwise.trial import ProcessSettings
 from torchwise.workload import Workload
 from torchwise.workload.target import device_of, name_of
 
 DEFAULT = Plan(backend="inductor")
 """`torch.compile(model)`, as most people write it."""
 _ID = re.compile(r"[0-9a-f]{12}")
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The file of a live model for the workers, and its settings. Both are None for a target."""
-
-    source: str | None = None
-    settings: ProcessSettings | None = None
 
 
 def make_spec(model: Any, workload: Workload | None, device: str | None, **options: Any) -> WorkloadSpec:
@@ -47,24 +33,6 @@ def make_spec(model: Any, workload: Workload | None, device: str | None, **optio
     """
     device_name = device or (device_of(workload) if workload else default_device())
     return WorkloadSpec(name_of(model), device=device_name, **options)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def sent(workload: Workload | None, name: str) -> Iterator[Sent]:
-    """Write a live model to a file, for as long as the workers need it.
-
-    Raises:
-        WorkloadError: it cannot be pickled.
-    """
-    if workload is None:
-        yield Sent()
-        return
-    from torchwise.trial.loading import save
-
-    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder:
-        source = str(Path(folder, "model.pt"))
-        save(replace(workload, name=name), source)
-        yield Sent(source, ProcessSettings.from_this_process())
 
 
 def plan_of(plan: Plan | Decision | str | None, store: str | None = None) -> Plan:

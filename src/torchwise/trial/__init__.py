@@ -3,12 +3,14 @@
 from torchwise.trial.job import DerivedJob, Job, ProcessSettings
 from torchwise.trial.launcher import Launcher, Limits, ProcessLauncher
 from torchwise.trial.run_trial import (
+    SentModel,
     Stopwatch,
     ask_worker,
     hold_duel,
     inspect_workload,
     measure_again,
     own_caches,
+    send_model,
     try_plan,
 )
 from torchwise.trial.worker import Assignment
@@ -21,11 +23,13 @@ __all__ = [
     "Limits",
     "ProcessLauncher",
     "ProcessSettings",
+    "SentModel",
     "Stopwatch",
     "ask_worker",
     "hold_duel",
     "inspect_workload",
     "measure_again",
     "own_caches",
+    "send_model",
     "try_plan",
 ]

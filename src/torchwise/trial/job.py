@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS, EffortProfile
@@ -126,10 +126,20 @@ class Job:
 
 
 class DerivedJob:
-    """Base of further orders for a worker: another task on a job's workload, under the job's variables."""
+    """Base of further orders for a worker: another task on a job's workload, under the job's variables.
+
+    Attributes:
+        FUNCTION: the worker's function, as `module:function`. In braces it may name fields of the order, "{0.step}".
+    """
 
     __slots__ = ()
+    FUNCTION: ClassVar[str]
     job: Job
+
+    @property
+    def task(self) -> str:
+        """The function that the worker runs."""
+        return self.FUNCTION.format(self)
 
     def variables(self) -> dict[str, Any]:
         """Return every environment variable that the worker must see."""

@@ -1,7 +1,4 @@
-"""One trial from the parent's side: launch, listen, and turn every outcome into a record.
-
-Also here: measure elapsed time without the time in which other processes have the device.
-"""
+"""One trial from the parent's side: send the model, launch, listen, and turn every outcome into a record."""
 
 from __future__ import annotations
 
@@ -10,8 +7,9 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from torchwise.plan import Plan
 from torchwise.records import (
@@ -30,9 +28,12 @@ from torchwise.records import (
 from torchwise.records.measurement import INTERFERENCE_FACTOR
 from torchwise.records.trial import WAITING, with_repeat
 from torchwise.trial.error_origin import make_failure_error
-from torchwise.trial.job import Attempt, Job, Restart
+from torchwise.trial.job import Attempt, Job, ProcessSettings, Restart
 from torchwise.trial.launcher import Launcher, Limits, OnStage
 from torchwise.trial.worker import Assignment
+
+if TYPE_CHECKING:
+    from torchwise.workload import Workload
 
 T = TypeVar("T")
 DUEL_WIDTH = 0.01
@@ -174,6 +175,32 @@ def measure_again(
 def _restart(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Restart | Failure:
     # A repeated measurement runs to its end: its plan was not pruned before.
     return ask_worker(launcher, replace(job, task="warm", prune_below=None), Restart, limits, on_stage)
+
+
+@dataclass(frozen=True, slots=True)
+class SentModel:
+    """The file of a live model for the workers, and the settings of its process. Both are None for a target."""
+
+    source: str | None = None
+    settings: ProcessSettings | None = None
+
+
+@contextmanager
+def send_model(workload: Workload | None, name: str) -> Iterator[SentModel]:
+    """Write a live model to a file under this name, for as long as the workers need it. A target needs no file.
+
+    Raises:
+        WorkloadError: it cannot be pickled.
+    """
+    if workload is None:
+        yield SentModel()
+        return
+    from torchwise.trial.loading import save
+
+    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder:
+        source = str(Path(folder, "model.pt"))
+        save(replace(workload, name=name), source)
+        yield SentModel(source, ProcessSettings.from_this_process())
 
 
 @contextmanager

@@ -114,6 +114,7 @@ class Probe(DerivedJob):
         to_load: for a repro, whether it loads the target before its part, because the target's code causes the fault.
     """
 
+    FUNCTION = "torchwise.diagnose.bisect.{0.to}"
     job: Job
     stage: Stage
     options: dict[str, Option] = field(default_factory=dict)
@@ -126,11 +127,6 @@ class Probe(DerivedJob):
     about: tuple[str, ...] = ()
     fault: Observation | None = None
     to_load: bool = False
-
-    @property
-    def task(self) -> str:
-        """The function that the worker runs."""
-        return f"torchwise.diagnose.bisect.{self.to}"
 
 
 @dataclass(frozen=True, slots=True)

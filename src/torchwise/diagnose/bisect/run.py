@@ -15,14 +15,14 @@ from torchwise import environment
 from torchwise.diagnose.bisect.isolate import describe_choice, find_cause, is_plain, minimal, plan_of
 from torchwise.diagnose.bisect.job import AUTO, LIMIT_S, MARKS, BisectRequest, Graphs, Part, Probe, ProbeResult, Written
 from torchwise.diagnose.bisect.probe_runner import ProbeRunner
-from torchwise.diagnose.requests import make_spec, sent
+from torchwise.diagnose.requests import make_spec
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import iter_changes
 from torchwise.records import Failure
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Stage, Subgraph, Symptom
 from torchwise.records.listener import Listener
-from torchwise.trial import Job, Launcher, ProcessLauncher, own_caches
+from torchwise.trial import Job, Launcher, ProcessLauncher, own_caches, send_model
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import read_workload
 
@@ -83,7 +83,7 @@ def bisect(
     spec = make_spec(model, workload, device, mode=mode)
     request = BisectRequest(spec, what, plan, limit, budget, str(repro) if repro is not None else None)
     display: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Listener())
-    with sent(workload, spec.target) as file, display as listener:
+    with send_model(workload, spec.target) as file, display as listener:
         request = replace(request, source=file.source, settings=file.settings)
         return run_bisection(request, ProcessLauncher(), listener)
 

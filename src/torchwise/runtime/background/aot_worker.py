@@ -37,16 +37,12 @@ class Preparation(DerivedJob):
         checks: results of the checks of instruction sets.
     """
 
+    FUNCTION = "torchwise.runtime.background.aot_worker:{0.step}"
     step: Literal["make", "check"]
     job: Job
     file: str
     sha256: str = ""
     checks: dict[str, bool] = field(default_factory=dict)
-
-    @property
-    def task(self) -> str:
-        """The function for the worker to run."""
-        return f"torchwise.runtime.background.aot_worker:{self.step}"
 
 
 @dataclass(frozen=True, slots=True)
