@@ -15,7 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchwise.compile.cuda_graphs import capture_errors, graph_pool
+from torchwise.compile.cuda_graphs import capture_errors, recorded_graph
+from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.recorded_graph import Graph
 from torchwise.runtime import call_guard
 from torchwise.workload import pytree
@@ -71,7 +72,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.recorded, self.replayed, self.mode, self.capturing = 0, 0, 0, False
         self.pools: list[int] = []
-        monkeypatch.setattr(graph_pool, "DEVICE", "cpu")
+        monkeypatch.setattr(recorded_graph, "DEVICE", "cpu")
         monkeypatch.setattr(
             call_guard, "_count_dispatch_modes", lambda: 0
         )  # no real recording is a mode, as the tape is
@@ -87,15 +88,16 @@ class Machine:
         }
         for name, value in fakes.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(graph_pool, "record", self.record)
+        monkeypatch.setattr(GraphPool, "record", lambda *given: self.record(*given))
+        monkeypatch.setattr(GraphPool, "record_in_place", lambda *given: self.record_in_place(*given))
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
 
     def _set_mode(self, mode: Any) -> None:
         self.mode = mode
 
-    def record(self, call: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Graph:
-        self.recorded += 1
-        self.pools.append(options["pool"])
+    def record(
+        self, pool: GraphPool, call: Callable[..., Any], args: Any, kwargs: Any, settled: Callable[[], None]
+    ) -> Graph:
         args, kwargs = pytree.map_tensors(lambda t: t.detach().clone(), (args, dict(kwargs)))
         inputs = pytree.tensors((args, kwargs))
         saved, numbers = [t.clone() for t in inputs], torch.get_rng_state()
@@ -104,8 +106,18 @@ class Machine:
             for tensor, value in zip(inputs, saved, strict=True):
                 tensor.copy_(value)
         torch.set_rng_state(numbers)
-        options["settled"]()
-        tape, before, numbers = Tape(), [t._version for t in inputs], torch.get_rng_state()
+        settled()
+        before = [t._version for t in inputs]
+        replay, outputs = self.record_in_place(pool, call, args, kwargs, None)
+        written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
+        return Graph(replay, inputs, outputs, written)
+
+    def record_in_place(
+        self, pool: GraphPool, call: Callable[..., Any], args: Any, kwargs: Any, _: object
+    ) -> tuple[Callable[[], None], Any]:
+        self.recorded += 1
+        self.pools.append(pool.handle)
+        tape, numbers = Tape(), torch.get_rng_state()
         try:
             with tape:
                 outputs = call(*args, **kwargs)
@@ -113,10 +125,9 @@ class Machine:
             with torch.no_grad():
                 tape.put_back()
             torch.set_rng_state(numbers)
-        written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
 
         def replay() -> None:
             self.replayed += 1
             tape.replay()
 
-        return Graph(replay, inputs, outputs, written)
+        return replay, outputs

@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from torchwise._torch.dispatch import copy_each
-from torchwise.compile.cuda_graphs import graph_pool, recorded_graph
+from torchwise.compile.cuda_graphs import graph_pool
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
+from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_CALLS, Replays
-from torchwise.compile.cuda_graphs.recorded_graph import Graph, record, record_in_place
+from torchwise.compile.cuda_graphs.recorded_graph import Graph
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import UnsupportedError
 from torchwise.testing.cuda_graph import Capture, CudaGraphContract
@@ -35,6 +36,12 @@ class Alone(RecordingStream):
     @contextlib.contextmanager
     def ready(self) -> Iterator[Any]:
         yield None
+
+
+def pool_alone() -> GraphPool:
+    pool = GraphPool()
+    pool.stream = Alone()
+    return pool
 
 
 class Stream:
@@ -56,23 +63,25 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: self.capturing, raising=False)
-        monkeypatch.setattr(graph_pool, "record", self.record)
-        monkeypatch.setattr(graph_pool, "record_in_place", self.record_in_place)
+        monkeypatch.setattr(GraphPool, "record", lambda *given: self.record(*given))
+        monkeypatch.setattr(GraphPool, "record_in_place", lambda _, *given: self.record_in_place(*given))
         monkeypatch.setattr(torch, "empty_like", self.empty_like)
         self._memory: list[tuple[torch.Tensor, Callable[[], object]]] = []
 
-    def record(self, call: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Graph:
+    def record(
+        self, pool: GraphPool, call: Callable[..., Any], args: Any, kwargs: Any, settled: Callable[[], None]
+    ) -> Graph:
         if self.refuses:
             raise UnsupportedError("this cannot be recorded")
         self.recorded += 1
         args, kwargs = pytree.map_tensors(torch.Tensor.clone, (args, dict(kwargs)))
         inputs = pytree.tensors((args, kwargs))
         call(*args, **kwargs)
-        options["settled"]()
+        settled()
         before = [t._version for t in inputs]
         outputs = call(*args, **kwargs)
         written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
-        inside = self._pools.setdefault(options["pool"], [])
+        inside = self._pools.setdefault(pool.handle, [])
         assert not inside or any(graph() for graph in inside), "a pool whose graphs are gone takes no more"
 
         def replay() -> None:
@@ -92,7 +101,7 @@ class Machine:
         return given
 
     def record_in_place(
-        self, call: Callable[..., Any], args: Any, kwargs: Any, wanted: list[torch.Tensor] | None, **options: Any
+        self, call: Callable[..., Any], args: Any, kwargs: Any, wanted: list[torch.Tensor] | None
     ) -> tuple[Callable[[], None], Any]:
         if self.refuses:
             raise RuntimeError("this cannot be recorded")
@@ -300,7 +309,7 @@ def test_an_object_among_the_inputs_is_refused() -> None:
         value = 2.0
 
     with pytest.raises(UnsupportedError, match=r"an input holds .*Box"):
-        record(lambda x, box: x * box.value, (X, Box()), {}, pool=None, stream=None, settled=lambda: None)  # type: ignore[arg-type]
+        GraphPool().record(lambda x, box: x * box.value, (X, Box()), {}, lambda: None)
 
 
 class Pair(NamedTuple):
@@ -494,7 +503,7 @@ def test_what_is_conjugated_lazily_is_not_read_as_it_lies(machine: Machine) -> N
 @pytest.mark.parametrize("form", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
 def test_a_sparse_input_is_refused(form: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(UnsupportedError, match="sparse or nested"):
-        record(torch.abs, (form(torch.eye(3)),), {}, pool=None, stream=None, settled=lambda: None)  # type: ignore[arg-type]
+        GraphPool().record(torch.abs, (form(torch.eye(3)),), {}, lambda: None)
 
 
 class Cuda:
@@ -537,9 +546,9 @@ def test_a_call_that_raises_while_warming_up_is_waited_for_and_its_random_number
 
     cuda = Cuda(monkeypatch)
 
-    monkeypatch.setattr(recorded_graph, "warm_up_stream", lambda device: Side("side"))
+    monkeypatch.setattr(graph_pool, "warm_up_stream", lambda device: Side("side"))
     with pytest.raises(ValueError, match="at length"):
-        record(fails, (), {}, pool=None, stream=RecordingStream(), settled=lambda: None)
+        GraphPool().record(fails, (), {}, lambda: None)
     assert cuda.done == ["current waits", "numbers"]
 
 
@@ -552,7 +561,7 @@ def test_two_threads_record_one_after_the_other(monkeypatch: pytest.MonkeyPatch)
         collecting.append(gc.isenabled())
 
     def work() -> None:
-        record_in_place(slow, (), {}, None, pool=None, stream=Alone())
+        pool_alone().record_in_place(slow, (), {}, None)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
@@ -573,7 +582,7 @@ class Streams(Cuda):
         self.recorded: list[tuple[Any, Any]] = []
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
-        monkeypatch.setattr(recorded_graph, "recovery_stream", lambda device: "settling")
+        monkeypatch.setattr(graph_pool, "recovery_stream", lambda device: "settling")
 
     @contextlib.contextmanager
     def on(self, stream: str) -> Iterator[None]:
@@ -608,7 +617,7 @@ def test_a_recording_that_fails_leaves_the_current_stream_and_other_threads_alon
 
     monkeypatch.setattr(torch, "zeros", settles)
     with pytest.raises(RuntimeError, match="invalidated"):
-        record_in_place(fails, (), {}, None, pool=None, stream=Alone())
+        pool_alone().record_in_place(fails, (), {}, None)
     assert cuda.current == "mine"
     assert cuda.recorded == [(None, "thread_local"), ("settling", "thread_local")]
 
@@ -617,7 +626,7 @@ def test_garbage_is_collected_after_a_recording_of_another_thread_and_never_with
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr(recorded_graph.gc, "collect", lambda: done.append("collected"))
+    monkeypatch.setattr(graph_pool.gc, "collect", lambda: done.append("collected"))
     Cuda(monkeypatch)
     inside = threading.Event()
 
@@ -626,15 +635,15 @@ def test_garbage_is_collected_after_a_recording_of_another_thread_and_never_with
         time.sleep(0.05)
         done.append("recorded")
 
-    thread = threading.Thread(target=lambda: record_in_place(slow, (), {}, None, pool=None, stream=Alone()))
+    thread = threading.Thread(target=lambda: pool_alone().record_in_place(slow, (), {}, None))
     thread.start()
     assert inside.wait(20)
-    recorded_graph.collect_garbage()
+    graph_pool.collect_garbage()
     thread.join(20)
     assert done == ["recorded", "collected", "collected"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    recorded_graph.collect_garbage()
+    graph_pool.collect_garbage()
     assert len(done) == 3
 
 
@@ -656,7 +665,7 @@ def test_what_cannot_be_captured_is_named_with_its_line(
     def fails(*given: object, **options: object) -> Graph:
         raise error
 
-    monkeypatch.setattr(graph_pool, "record", fails)
+    monkeypatch.setattr(GraphPool, "record", fails)
     with pytest.raises(kind, match=said):
         capture_call(torch.sin)(X)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +11,11 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchwise.compile.cuda_graphs import segmented, segments
+from torchwise.compile.cuda_graphs import graph_pool, segmented, segments
 from torchwise.compile.cuda_graphs import segmented as branches_file
+from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.compile_freeze import forbid_compile
+from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.segmented import MAX_PASSED, MAX_PATHS, SegmentedCall, SegmentedPaths
 from torchwise.compile.cuda_graphs.segments import Path, _intercept_bool, record_path
@@ -339,6 +340,22 @@ class Stream:
         Stream.waited += 1
 
 
+class RecordingOn(RecordingStream):
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Any]:
+        yield self.gpu.ready
+
+    def usable(self, pool: Any) -> Any:
+        return pool
+
+    def give_up(self, graph: object, pool: object) -> None:
+        self.gpu.log.append("give up")
+
+
 class Gpu:
     """Graphs that note where they begin and end. Work inside them is computed at once, as on a CPU."""
 
@@ -348,6 +365,8 @@ class Gpu:
         self.ready = Stream()
         self.breaks = False
         self.state = torch.zeros(1)
+        self.pool = GraphPool()
+        self.pool.stream = RecordingOn(self)
         gpu = self
 
         class Graph:
@@ -372,10 +391,6 @@ class Gpu:
             finally:
                 gpu.current = before
 
-        @contextlib.contextmanager
-        def recording_on(_: object) -> Iterator[Stream]:
-            yield gpu.ready
-
         empty = torch.empty
         for name, value in {
             "CUDAGraph": Graph,
@@ -388,19 +403,12 @@ class Gpu:
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **o: empty(*a, **o))
-        monkeypatch.setattr(segments, "recording_on", recording_on)
-        monkeypatch.setattr(segments, "settle_generator", lambda: gpu.log.append("settle"))
+        monkeypatch.setattr(graph_pool, "settle_generator", lambda: gpu.log.append("settle"))
         monkeypatch.setattr(segments, "check_outputs", lambda _: None)
         monkeypatch.setattr(segments, "_intercept_bool", lambda ask: _intercept_bool(ask, "cpu"))
 
-    def usable(self, pool: object) -> object:
-        return pool
-
-    def give_up(self, graph: object, pool: object) -> None:
-        self.log.append("give up")
-
     def path(self, call: Callable[[], object]) -> Path:
-        return record_path(call, pool=None, stream=self)  # type: ignore[arg-type]
+        return record_path(call, self.pool)
 
 
 @pytest.fixture
@@ -479,7 +487,7 @@ def plan(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Segmented
     def make(call: Callable[..., Any], module: torch.nn.Module | None = None, x: torch.Tensor = UP) -> SegmentedPaths:
         made: Any = SegmentedCall.__new__(SegmentedCall)
         made._call, made._module, made._borrow = call, module, False
-        made._pool = SimpleNamespace(handle=None, stream=books)
+        made._pool = books.pool
         made._device, made._guard, made._host = -1, ModuleGuard(module), {}
         branches = made._replays(("a signature", None, False), (x.clone(),), {}, lambda: True, lambda: None)
         branches.warmed = warmed
@@ -568,7 +576,7 @@ def test_a_path_is_cut_where_it_asks_and_where_an_operator_waits(books: Gpu, mon
     with host.recording_values():
         call()
     books.log.clear()
-    path = record_path(call, pool=None, stream=books, host=host)  # type: ignore[arg-type]
+    path = record_path(call, books.pool, host)
     assert books.log == ["wait", *["begin", "end", "replay"] * 3, "wait"]
     assert (path.answers[0], path.computing) == (True, {1})
     x[3] = 9.0
@@ -590,7 +598,7 @@ def test_what_an_operator_found_is_left_where_the_next_piece_reads_it(
 
     with host.recording_values():
         call()
-    path = record_path(call, pool=None, stream=books, host=host)  # type: ignore[arg-type]
+    path = record_path(call, books.pool, host)
     assert found[-1].tolist() == [[2], [3]]
     x.copy_(torch.tensor([5.0, 0.0, 0.0, 5.0]))
     path.read[0]()
@@ -604,9 +612,9 @@ def test_a_number_is_no_answer_and_the_recording_ends(books: Gpu, monkeypatch: p
     monkeypatch.setattr(segments, "DEVICE", "cpu")
     x, host = UP.clone(), HostValues("cpu")
     with pytest.raises(UnsupportedError, match=r"test_segmented_capture\.py:\d+.*reads a number from the GPU"):
-        record_path(lambda: x * x.sum().item(), pool=None, stream=books, host=host)  # type: ignore[arg-type]
+        record_path(lambda: x * x.sum().item(), books.pool, host)
     assert books.log == ["wait", "begin", "end", "settle"]
-    whole = record_path(lambda: x * int((x > 1).sum()), pool=None, stream=books, host=host)  # type: ignore[arg-type]
+    whole = record_path(lambda: x * int((x > 1).sum()), books.pool, host)
     assert whole.answers == (((int, 3),),)
 
 

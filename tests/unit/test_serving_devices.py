@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchwise
 from live_decisions import make_decision
-from torchwise.compile.cuda_graphs.recorded_graph import check_outputs, record
+from torchwise.compile.cuda_graphs.graph_pool import GraphPool
+from torchwise.compile.cuda_graphs.recorded_graph import check_outputs
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.runtime.fallback_reason import FallbackReason
@@ -62,11 +63,10 @@ def test_a_model_that_moves_is_followed_there_and_back() -> None:
 
 def test_a_graph_is_recorded_on_the_current_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    options: dict[str, Any] = {"pool": None, "stream": None, "settled": lambda: None}
     with FakeTensorMode():
         x = torch.empty(3, device="cuda:1")
         with pytest.raises(UnsupportedError, match="an input is on cuda:1, but a graph needs it on the current"):
-            record(torch.sin, (x,), {}, **options)
+            GraphPool().record(torch.sin, (x,), {}, lambda: None)
         with pytest.raises(UnsupportedError, match="an output is on cuda:1"):
             check_outputs((x,))
         check_outputs((torch.empty(3, device="cuda:0"),))

@@ -14,7 +14,7 @@ from torch import is_autocast_enabled, is_grad_enabled
 from torchwise.alerts import alert
 from torchwise.compile import Backend, CompiledPlan, Signature, compile_plan, signature_of
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, forbid_compile
-from torchwise.compile.cuda_graphs.recorded_graph import collect_garbage
+from torchwise.compile.cuda_graphs.graph_pool import collect_garbage
 from torchwise.compile.guards.varying_values import ChangedModelError, VaryingValue
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import InputError, UnsupportedError

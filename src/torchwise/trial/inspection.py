@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torchwise.compile import is_plain
-from torchwise.compile.cuda_graphs.graph_pool import DEVICE
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
+from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
 from torchwise.compile.loop_rolling import periods
 from torchwise.compile.regional import find_repeated_blocks
 from torchwise.compile.tensor_reads import answering

@@ -13,13 +13,15 @@ from torchwise._torch import cuda_graphs
 from torchwise._torch.guards import make_settings_check
 from torchwise.compile.cuda_graphs.capture_errors import capture_error, is_of_capture
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_in_frozen_call
-from torchwise.compile.cuda_graphs.graph_pool import GraphKey, GraphPool, graph_key_of
+from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.in_place_replay import InPlaceReplays, Recorded, Replays
 from torchwise.compile.cuda_graphs.module_buffers import kept_buffers
 from torchwise.compile.cuda_graphs.recorded_graph import (
     Graph,
+    GraphKey,
     flat_places,
+    graph_key_of,
     overlap,
     tensors_of,
 )

@@ -62,6 +62,17 @@ def capture_error(error: BaseException, what: str = "the call") -> UnsupportedEr
     return UnsupportedError(f"{what} cannot be captured, because of {place}: {reason}")
 
 
+@contextlib.contextmanager
+def explain_failure(what: str) -> Iterator[None]:
+    """Raise errors of a recording within as `UnsupportedError`, with `what` as the subject of the message."""
+    try:
+        yield
+    except UnsupportedError:
+        raise
+    except Exception as error:  # a model may raise anything, and ending a broken capture more
+        raise capture_error(error, what) from error
+
+
 def is_of_capture(error: BaseException) -> bool:
     """Whether recording failed because of the capture, and not, for example, out of memory."""
     return any(mark in str(error) for mark, _ in _REASONS) or any(

@@ -26,7 +26,6 @@ import torch
 
 from torchwise._torch.dispatch import ONLY_LIFT_CPU, READ_SCALAR, TorchDispatchMode
 from torchwise.compile.cuda_graphs.capture_errors import is_of_capture
-from torchwise.compile.cuda_graphs.graph_pool import DEVICE
 from torchwise.compile.cuda_graphs.host_operators import (
     LIFT,
     Constants,
@@ -41,6 +40,7 @@ from torchwise.compile.cuda_graphs.host_operators import (
     write_where_masked,
 )
 from torchwise.compile.cuda_graphs.module_buffers import generators
+from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 

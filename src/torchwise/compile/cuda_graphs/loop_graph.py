@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.cuda_graphs.capture_errors import capture_error
-from torchwise.compile.cuda_graphs.graph_pool import GraphPool, is_on_gpu
-from torchwise.compile.cuda_graphs.recorded_graph import Graph, static
+from torchwise._torch.dispatch import copy_each
+from torchwise.compile.cuda_graphs.capture_errors import explain_failure
+from torchwise.compile.cuda_graphs.graph_pool import GraphPool
+from torchwise.compile.cuda_graphs.recorded_graph import Graph, copy_outputs, is_on_gpu, static
 from torchwise.compile.signature import is_strided, opaque_leaves
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
@@ -81,14 +82,12 @@ class CapturedLoop:
         """
         tensors = pytree.tensors(state)
         _check_no_overlap(tensors)
-        for static_tensor, tensor in zip(self._tensors, tensors, strict=True):
-            static_tensor.copy_(tensor)
+        copy_each(self._tensors, tensors)
 
     def many(self) -> list[Any]:
         """Advance by `length` steps, and return copies of the snapshots inside."""
         self._many.replay()
-        snapshots: list[Any] = pytree.map_tensors(torch.Tensor.clone, self._many.outputs)
-        return snapshots
+        return list(map(copy_outputs, self._many.outputs))
 
     def one(self) -> None:
         """Advance by one step."""
@@ -96,7 +95,7 @@ class CapturedLoop:
 
     def state(self) -> Any:
         """Return a copy of the state."""
-        return pytree.map_tensors(torch.Tensor.clone, self._state)
+        return copy_outputs(self._state)
 
     def _check(self, state: Any) -> None:
         if opaque := opaque_leaves(state):
@@ -111,28 +110,13 @@ class CapturedLoop:
         _check_no_overlap(tensors)
 
     def _record_graph(self, length: int, inside: int, pool: GraphPool) -> Graph:
-        recording = False
-
-        def steps() -> list[Any]:
-            if not recording:  # during the warm-up of `record`: the step is already warm, and would advance the state
-                return []
-            return self._steps(length, inside)
-
-        def start_recording() -> None:
-            nonlocal recording
-            recording = True
-
         numbers = torch.get_rng_state()
-        try:
-            graph = pool.record(steps, (), {}, start_recording)
-        except UnsupportedError:
-            raise
-        except Exception as error:  # after any error the loop continues without a graph, and reports the reason
-            raise capture_error(error, "the step") from error
+        with explain_failure("the step"):  # after any error the loop continues without a graph, and reports the reason
+            replay, snapshots = pool.record_in_place(self._steps, (length, inside), {}, None)
         if not torch.equal(torch.get_rng_state(), numbers):
             torch.set_rng_state(numbers)
             raise UnsupportedError("the step draws random numbers on the CPU, but a replay would repeat them")
-        return graph
+        return Graph(replay, [], snapshots, [])
 
     def _steps(self, length: int, inside: int) -> list[Any]:
         """Run `length` steps from the static state and write the result to it."""

@@ -26,10 +26,10 @@ import torch
 from torchwise._torch.dispatch import copy_each
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
-from torchwise.compile.cuda_graphs.graph_pool import GraphKey
+from torchwise.compile.cuda_graphs.graph_pool import warm_up
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.module_buffers import KeptBuffer, buffers_of
-from torchwise.compile.cuda_graphs.recorded_graph import copy_outputs, static_inputs, tensors_of, warm_up
+from torchwise.compile.cuda_graphs.recorded_graph import GraphKey, copy_outputs, static_inputs, tensors_of
 from torchwise.compile.cuda_graphs.segments import Path, record_path
 from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import UnsupportedError
@@ -226,9 +226,7 @@ class SegmentedCall(CapturedCall):
                 "weights or inputs were created in inference mode, where PyTorch keeps no version counters"
             )
         try:
-            path = record_path(
-                lambda: self._call(*args, **kwargs), pool=self._pool.handle, stream=self._pool.stream, host=host
-            )
+            path = record_path(lambda: self._call(*args, **kwargs), self._pool, host)
             if self._versions(inputs) != before or any(not pytree.equal(b.tensor, b.values) for b in buffers):
                 raise UnsupportedError(_WRITES)
             if not all(map(torch.equal, drawn, _generators())):

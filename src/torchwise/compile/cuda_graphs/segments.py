@@ -22,11 +22,10 @@ import torch
 
 from torchwise.compile.cuda_graphs.capture_errors import place_of_caller
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
-from torchwise.compile.cuda_graphs.compile_freeze import count_capture
-from torchwise.compile.cuda_graphs.graph_pool import DEVICE
+from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, result_key
 from torchwise.compile.cuda_graphs.host_values import HostValues, Operators
-from torchwise.compile.cuda_graphs.recorded_graph import check_outputs, recording_alone, recording_on, settle_generator
+from torchwise.compile.cuda_graphs.recorded_graph import DEVICE, check_outputs
 from torchwise.compile.tensor_reads import answering
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
@@ -51,35 +50,25 @@ class Path:
     computing: frozenset[int] = frozenset()
 
 
-def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream, host: HostValues | None = None) -> Path:
+def record_path(call: Callable[[], Any], pool: GraphPool, host: HostValues | None = None) -> Path:
     """Record one warm call, segment by segment. Each is replayed at once, as its value must be read.
 
-    Args:
-        call: the callable to record.
-        pool: the memory pool that the graphs of one plan share.
-        stream: the plan's own stream.
-        host: the values that the call copies from the CPU, or None to record it unchanged.
+    With `host`, the values that the call copies from the CPU are replaced. Without it the call is recorded unchanged.
     """
-    with recording_alone:
-        try:
-            with recording_on(stream) as ready, warnings.catch_warnings():
-                # There may be no work between two reads.
-                warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
-                torch.cuda.synchronize()
-                recorder = _Recorder(stream, ready, stream.usable(pool))
-                host_context = contextlib.nullcontext() if host is None else host.replaying_values(recorder.run_between)
-                with (
-                    torch.cuda.stream(ready),
-                    recorder,
-                    _intercept_bool(recorder.read_bool),
-                    host_context as recorder.operators,
-                ):
-                    outputs = call()
-                torch.cuda.synchronize()
-        except BaseException:  # raised again after any error: the generator must be restored first
-            settle_generator()
-            raise
-    count_capture()
+    with pool.recording() as (ready, memory), warnings.catch_warnings():
+        # There may be no work between two reads.
+        warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
+        torch.cuda.synchronize()
+        recorder = _Recorder(pool.stream, ready, memory)
+        host_context = contextlib.nullcontext() if host is None else host.replaying_values(recorder.run_between)
+        with (
+            torch.cuda.stream(ready),
+            recorder,
+            _intercept_bool(recorder.read_bool),
+            host_context as recorder.operators,
+        ):
+            outputs = call()
+        torch.cuda.synchronize()
     check_outputs(outputs)
     return Path(tuple(recorder.answers), recorder.pieces, recorder.read, outputs, frozenset(recorder.computing))
 

@@ -16,15 +16,17 @@ import torch
 
 from torchwise._torch.guards import make_settings_check
 from torchwise.alerts import OnceLog
-from torchwise.compile.cuda_graphs.capture_errors import capture_error
-from torchwise.compile.cuda_graphs.graph_pool import (
+from torchwise.compile.cuda_graphs.capture_errors import explain_failure
+from torchwise.compile.cuda_graphs.graph_pool import GraphPool
+from torchwise.compile.cuda_graphs.recorded_graph import (
+    Graph,
     GraphKey,
-    GraphPool,
     graph_key_of,
     is_on_gpu,
     is_unavailable,
+    overlap,
+    tensors_of,
 )
-from torchwise.compile.cuda_graphs.recorded_graph import Graph, overlap, tensors_of
 from torchwise.compile.cuda_graphs.training_state import (
     Grads,
     StateChange,
@@ -228,14 +230,13 @@ class CapturedStep:
         self._pool.renew(self._graphs)
         self._state.check()
         attempt = StepRecording(self._step, self._state)
-        try:
-            graph = self._pool.record(attempt, args, kwargs, attempt.settle)
-            attempt.check()
-        except BaseException as error:  # raised again after any error: the state must be restored first
-            attempt.restore()
-            if isinstance(error, (UnsupportedError, KeyboardInterrupt, SystemExit)):
+        with explain_failure("the training step"):
+            try:
+                graph = self._pool.record(attempt, args, kwargs, attempt.settle)
+                attempt.check()
+            except BaseException:  # raised again after any error: the state must be restored first
+                attempt.restore()
                 raise
-            raise capture_error(error, "the training step") from error
         if attempt.kept:
             self._warn_once(
                 f"{attempt.kept} changes in Python from step to step, but a replay runs no Python: it stays"

@@ -23,7 +23,7 @@ import torch
 
 from torchwise._torch.dispatch import NO_SUBCLASSES
 from torchwise.compile.cuda_graphs.capture_errors import place_of
-from torchwise.compile.cuda_graphs.graph_pool import DEVICE
+from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
 from torchwise.compile.tensor_reads import answering
 from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import UnsupportedError
