@@ -10,7 +10,7 @@ from torch._inductor import config as inductor_config  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 from torchwise.compile import compile_plan  # noqa: E402
-from torchwise.compile.transforms.complex_to_real import half_angle  # noqa: E402
+from torchwise.compile.transforms.complex_to_real import passes  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.verify.reference import as_reference, float64_of, widen  # noqa: E402
 from torchwise.workload import Workload, pytree  # noqa: E402
@@ -77,7 +77,7 @@ def test_half_the_angles_of_a_field_leave_its_error_as_it_is(monkeypatch: pytest
         half, code = error_and_code()
         assert "libdevice.tan(" in code
         assert "cos(" not in code, "nor is the angle reduced a second time"
-        monkeypatch.setattr(half_angle, "MIN_ELEMENTS", float("inf"))
+        monkeypatch.setattr(passes, "MIN_ANGLES", float("inf"))
         whole, code = error_and_code()
         assert "tan(" not in code
     assert half < 1.02 * whole

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwise.compile import compile_plan
 from torchwise.compile.backends.inductor import aot_backend
-from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for, half_angle, layout
+from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for, passes
 from torchwise.compile.transforms.complex_to_real import aot as aot_module
 from torchwise.compile.transforms.complex_to_real import compile as compile_module
 from torchwise.compile.transforms.complex_to_real.compile import wrap_complex
@@ -437,9 +437,9 @@ def test_what_a_large_reduction_gives_on_a_gpu_is_interleaved_apart(
 ) -> None:
     x = z(6, 5)
     assert "aten.where.self" not in operators(rewritten(function, x)[0]), "on a CPU it is not"
-    monkeypatch.setattr(layout, "DEVICE", "cpu")
+    monkeypatch.setattr(passes, "DEVICE", "cpu")
     assert "aten.where.self" not in operators(rewritten(function, x)[0]), "a small one is not"
-    monkeypatch.setattr(layout, "MIN_ELEMENTS", x.numel())
+    monkeypatch.setattr(passes, "MIN_ELEMENTS", x.numel())
     rewriting, _ = rewritten(function, x)
     assert "aten.where.self" in operators(rewriting)
     assert "aten.cat.default" not in operators(rewriting)
@@ -452,8 +452,8 @@ def test_what_a_large_reduction_gives_on_a_gpu_is_interleaved_apart(
 def test_what_no_reduction_gives_is_interleaved_as_it_is_written(
     function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "DEVICE", "cpu")
-    monkeypatch.setattr(layout, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(passes, "DEVICE", "cpu")
+    monkeypatch.setattr(passes, "MIN_ELEMENTS", 1)
     assert "aten.where.self" not in operators(rewritten(function, z(6, 5))[0])
 
 
@@ -473,8 +473,8 @@ def test_a_field_of_halved_angles_is_as_near_to_complex128(monkeypatch: pytest.M
 
     right = field(*(tensor.double() for tensor in tensors))
     whole, _ = error()
-    monkeypatch.setattr(half_angle, "DEVICE", "cpu")
-    monkeypatch.setattr(half_angle, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(passes, "DEVICE", "cpu")
+    monkeypatch.setattr(passes, "MIN_ANGLES", 1)
     half, used = error()
     assert "aten.tan.default" in used
     assert half < 1.02 * whole
@@ -488,8 +488,8 @@ def test_a_halved_angle_is_right_to_2e_7_of_the_unit_circle(monkeypatch: pytest.
         return float((answer - (1j * x.double()).exp()).abs().max())
 
     assert error() < 6e-8
-    monkeypatch.setattr(half_angle, "DEVICE", "cpu")
-    monkeypatch.setattr(half_angle, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(passes, "DEVICE", "cpu")
+    monkeypatch.setattr(passes, "MIN_ANGLES", 1)
     assert 6e-8 < error() < 2e-7
 
 
@@ -507,9 +507,9 @@ def test_large_angles_on_a_gpu_are_halved(
 ) -> None:
     x = torch.cat([30 * torch.randn(400), torch.tensor([0.0, -0.0, torch.pi, torch.pi / 2, 1e6, -3e8, torch.inf])])
     assert "aten.tan.default" not in operators(rewritten(function, x)[0]), "on a CPU they are not"
-    monkeypatch.setattr(half_angle, "DEVICE", "cpu")
+    monkeypatch.setattr(passes, "DEVICE", "cpu")
     assert "aten.tan.default" not in operators(rewritten(function, x)[0]), "few are not"
-    monkeypatch.setattr(half_angle, "MIN_ELEMENTS", x.numel())
+    monkeypatch.setattr(passes, "MIN_ANGLES", x.numel())
     rewriting, [answer] = rewritten(function, x)
     assert "aten.tan.default" in operators(rewriting)
     assert not {"aten.cos.default", "aten.sin.default"} & operators(rewriting)
@@ -531,8 +531,8 @@ def test_large_angles_on_a_gpu_are_halved(
 def test_what_is_one_part_alone_or_the_models_own_is_not_halved(
     function: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(half_angle, "DEVICE", "cpu")
-    monkeypatch.setattr(half_angle, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(passes, "DEVICE", "cpu")
+    monkeypatch.setattr(passes, "MIN_ANGLES", 1)
     assert "aten.tan.default" not in operators(rewritten(function, torch.randn(5))[0])
 
 

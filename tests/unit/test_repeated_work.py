@@ -12,9 +12,8 @@ from test_complex_to_real import FIELD, PLAN, close, graph_of, z
 
 from torchwise._torch import inductor
 from torchwise.compile import compile_plan
-from torchwise.compile.transforms.complex_to_real import half_angle, layout
-from torchwise.compile.transforms.complex_to_real.inductor_calls import patient_fusion
-from torchwise.compile.transforms.complex_to_real.repeated_work import MAX_EVALUATIONS, bound_repeated_work
+from torchwise.compile.transforms.complex_to_real import passes
+from torchwise.compile.transforms.complex_to_real.fusion import MAX_EVALUATIONS, bound_repeated_work, patient_fusion
 from torchwise.compile.transforms.complex_to_real.rewrite import rewrite
 from torchwise.workload import Example
 from torchwise_models.zoo.ivhl import field_superposition, gross_pitaevskii_step, vortex_field
@@ -128,9 +127,8 @@ def test_what_repeats_little_is_fused_as_before(
     call: Callable[..., Any], args: tuple[Any, ...], large_on_a_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large_on_a_gpu:
-        for module in (layout, half_angle):
-            monkeypatch.setattr(module, "DEVICE", "cpu")
-            monkeypatch.setattr(module, "MIN_ELEMENTS", 1)
+        for name, value in {"DEVICE": "cpu", "MIN_ELEMENTS": 1, "MIN_ANGLES": 1}.items():
+            monkeypatch.setattr(passes, name, value)
     rewriting = rewritten(call, *args)
     assert bound_repeated_work(rewriting.module.graph) == 0
 

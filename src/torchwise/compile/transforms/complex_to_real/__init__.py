@@ -1,6 +1,6 @@
 """Complex → real: complex values are carried as real and imaginary parts, so that Inductor fuses operators on them.
 
-`values` is the pair of parts, and `rules` the effect of each operator on pairs. `rewrite` turns a graph, and `compile`
+`pairs` has the pair of parts, and `rules` the effect of each operator on pairs. `rewrite` turns a graph, and `compile`
 is the entry point.
 """
 

@@ -11,7 +11,7 @@ import torch
 from torchwise._torch import dynamo, inductor
 from torchwise._torch.private_name import check
 from torchwise.compile.transforms.complex_to_real.compile import ComplexToReal, wrap_complex
-from torchwise.compile.transforms.complex_to_real.inductor_calls import AOT_NAMES, FEATURE
+from torchwise.compile.transforms.complex_to_real.fusion import AOT_NAMES, FEATURE
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting
 
 check(FEATURE, AOT_NAMES)

@@ -21,10 +21,8 @@ import torch
 from torchwise._torch import aot_autograd, inductor
 from torchwise._torch.guards import output_strides
 from torchwise._torch.private_name import check
-from torchwise.compile.transforms.complex_to_real import inductor_calls
-from torchwise.compile.transforms.complex_to_real.repeated_work import bound_repeated_work
+from torchwise.compile.transforms.complex_to_real import fusion
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting, rewrite
-from torchwise.compile.transforms.complex_to_real.vectors import pays_in_vectors
 from torchwise.compile.uncompiled_reason import assert_transform_applied
 from torchwise.errors import UnsupportedError
 
@@ -64,7 +62,7 @@ class ComplexToReal:
                 inputs,
                 inner_compile=self._compile_graph,
                 config_patches=self._options,
-                decompositions=inductor_calls.decompositions(),
+                decompositions=fusion.decompositions(),
             )
 
     def assert_applied(self) -> AbstractContextManager[None]:
@@ -81,8 +79,10 @@ class ComplexToReal:
         except Exception as error:  # rewriting is optional: after any error, the graph itself still runs
             self.reasons.append(f"rewriting failed with {type(error).__name__}: {error}")
             return self._inner(module, inputs, **kwargs)
-        bound_repeated_work(rewriting.module.graph)
-        with inductor_calls.patient_fusion(vectors=pays_in_vectors(rewriting)):
+        graph = rewriting.module.graph
+        fusion.bound_repeated_work(graph)
+        vectors = fusion.pays_in_vectors(graph, reads_pairs=bool(rewriting.complex_inputs))
+        with fusion.patient_fusion(vectors=vectors):
             compiled = self._inner(rewriting.module, rewriting.inputs, **kwargs)
         self.rewritten += 1
         _correct_reported_strides(rewriting.complex_outputs)
@@ -138,5 +138,5 @@ def backend_for(options: tuple[tuple[str, Any], ...]) -> ComplexToReal:
     Raises:
         UnsupportedError: this torch lacks something that the transform needs.
     """
-    check(inductor_calls.FEATURE, inductor_calls.NAMES)
+    check(fusion.FEATURE, fusion.NAMES)
     return ComplexToReal(dict(options))

@@ -1,24 +1,23 @@
-"""The layout of numbers in memory: an output keeps the strides that eager gives it, gaps and repetitions included.
+"""The layout of numbers in memory, and real tensors one step from complex ones, in the graph only if they are needed.
 
-Also here: the parts of a large reduction's result are written one by one, and a kernel of its own interleaves them, on
-a GPU.
-
-Inductor chooses how a reduction loops by the places of its results. Results that go to every second place look
-scattered to it, and it takes blocks of few rows. The field of 100 sources at 1 048 576 points then takes 617
-microseconds. With its parts apart it takes 340, of which interleaving is 14. At 8192 points and 50 sources the second
-kernel costs more than it gains: 12.2 against 8.1 (one H200, torch 2.11). Values computed element by element are
-interleaved as they are written.
+An output keeps the strides that eager gives it, gaps and repetitions included. `z.real` is `view_as_real(z)[..., 0]` in
+a graph: interleaving both parts to read one would write both to memory. `z.abs() ** 2` is re² + im²: it needs no root.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional
 
-from torchwise.compile.transforms.complex_to_real.registry import Recorder
-from torchwise.compile.transforms.complex_to_real.values import Pair
+from torchwise.compile.transforms.complex_to_real.pairs import Pair
+from torchwise.compile.transforms.complex_to_real.rules.arithmetic import modulus_squared
+
+aten = torch.ops.aten
 
 Strides = Sequence[int]
 
@@ -85,45 +84,56 @@ def _narrow(tensor: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     return tensor
 
 
-aten = torch.ops.aten
+class Lazy(ABC):
+    """A real tensor that is not in the graph yet."""
 
-DEVICE = "cuda"
-MIN_ELEMENTS = 1 << 22
-"""Reduced elements below which a kernel of its own does not pay.
+    def __init__(self, pair: Pair, strides: tuple[int, ...]) -> None:
+        self.pair = pair
+        self.strides = strides
 
-The limit lies between the two fields above, where costs and gains are alike.
-"""
-FARTHEST = 16
-"""Maximum number of nodes between a reduction and its interleaving: more would be computed twice."""
+    @cached_property
+    def tensor(self) -> torch.Tensor:
+        """The tensor. The first use writes it into the graph."""
+        return self._compute()
 
-
-def split_interleaves(graph: torch.fx.Graph, recorder: Recorder) -> None:
-    """Replace each interleaving of two reduced parts by a choice between them, place by place."""
-    for node in graph.find_nodes(op="call_function", target=aten.cat.default):
-        parts = node.args[0]
-        if len(parts) == 2 and _is_interleaving(node.meta["val"], parts) and any(map(_is_reduced, parts)):
-            with graph.inserting_before(node), recorder:
-                re, im = (recorder.bind(part) for part in parts)
-                chosen = torch.where(torch.arange(2, device=re.device) == 0, re, im)
-            node.replace_all_uses_with(recorder.node_of(chosen))
-            graph.erase_node(node)
+    @abstractmethod
+    def _compute(self) -> torch.Tensor: ...
 
 
-def _is_interleaving(whole: torch.Tensor, parts: tuple[torch.fx.Node, torch.fx.Node]) -> bool:
-    """Whether both parts are put side by side, one element each, on a GPU."""
-    return whole.device.type == DEVICE and all(part.meta["val"].shape == (*whole.shape[:-1], 1) for part in parts)
+class Halves(Lazy):
+    """`view_as_real(z)`, (..., 2)."""
+
+    def _compute(self) -> torch.Tensor:
+        return interleave(self.pair, [stride // 2 for stride in self.strides[:-1]])
 
 
-def _is_reduced(part: torch.fx.Node) -> bool:
-    """Whether a part is the result of a large reduction, with any element-wise operators after it."""
-    size = part.meta["val"].numel()
-    waiting, visited = [part], {part}
-    while waiting and len(visited) <= FARTHEST:
-        node = waiting.pop()
-        sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
-        if torch.Tag.reduction in getattr(node.target, "tags", ()):
-            return any(source.meta["val"].numel() >= MIN_ELEMENTS for source in sources)
-        before = [source for source in sources if source.meta["val"].numel() == size and source not in visited]
-        waiting += before
-        visited.update(before)
-    return False
+class Modulus(Lazy):
+    """|z|."""
+
+    def _compute(self) -> torch.Tensor:
+        return torch.hypot(*self.pair.tensors())
+
+
+def lazily(node: torch.fx.Node, new: Mapping[torch.fx.Node, Any]) -> Lazy | Pair | torch.Tensor | None:
+    """Return a node's lazy tensor, or the value one step back from one, else None."""
+    packet = getattr(node.target, "overloadpacket", None)
+    first = node.args[0] if node.args else None
+    value = new.get(first) if isinstance(first, torch.fx.Node) else None
+    if isinstance(value, Pair) and packet in _MAKES:
+        return _MAKES[packet](value, node.meta["val"].stride())
+    if isinstance(value, Halves) and packet is aten.select and node.args[1] in (-1, node.meta["val"].dim()):
+        return value.pair.tensors()[int(node.args[2])]  # type: ignore[arg-type]
+    if isinstance(value, Halves) and packet is aten.view_as_complex:
+        return value.pair
+    if isinstance(value, Modulus) and _squares(packet, node):
+        return modulus_squared(value.pair)
+    return None
+
+
+_MAKES = {aten.view_as_real: Halves, aten.abs: Modulus}
+
+
+def _squares(packet: Any, node: torch.fx.Node) -> bool:
+    if packet is aten.mul:
+        return node.args[0] is node.args[1]
+    return packet is aten.square or (packet is aten.pow and isinstance(node.args[1], int | float) and node.args[1] == 2)

@@ -14,24 +14,27 @@ from torchwise._torch import pytree as _pytree
 from torchwise._torch.dispatch import NO_AUTOCAST, NO_FAKES
 from torchwise.compile.signature import is_strided
 from torchwise.compile.transforms.complex_to_real import rules
-from torchwise.compile.transforms.complex_to_real.half_angle import take_half_angles
-from torchwise.compile.transforms.complex_to_real.inductor_calls import FEATURE, decompositions
+from torchwise.compile.transforms.complex_to_real.fusion import FEATURE, decompositions
 from torchwise.compile.transforms.complex_to_real.layout import (
+    Lazy,
     arrange,
     fills_its_memory,
     interleave,
+    lazily,
     lies,
-    split_interleaves,
 )
-from torchwise.compile.transforms.complex_to_real.lazy import Lazy, lazily
-from torchwise.compile.transforms.complex_to_real.registry import (
+from torchwise.compile.transforms.complex_to_real.pairs import (
     ARITHMETIC,
+    REAL,
     RULES,
     ExpectedResult,
     NotCoveredError,
+    Pair,
     Recorder,
+    is_complex,
+    lift,
 )
-from torchwise.compile.transforms.complex_to_real.values import REAL, Pair, is_complex, lift
+from torchwise.compile.transforms.complex_to_real.passes import split_interleaves, take_half_angles
 from torchwise.errors import UnsupportedError
 
 aten = torch.ops.aten

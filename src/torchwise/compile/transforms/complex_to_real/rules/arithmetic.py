@@ -27,8 +27,16 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, NotCoveredError, rule
-from torchwise.compile.transforms.complex_to_real.values import Pair, Part, lift, plus, times
+from torchwise.compile.transforms.complex_to_real.pairs import (
+    ExpectedResult,
+    NotCoveredError,
+    Pair,
+    Part,
+    lift,
+    plus,
+    rule,
+    times,
+)
 
 aten = torch.ops.aten
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, rule
+from torchwise.compile.transforms.complex_to_real.pairs import ExpectedResult, Pair, lift, rule
 from torchwise.compile.transforms.complex_to_real.rules.arithmetic import quotient
-from torchwise.compile.transforms.complex_to_real.values import Pair, lift
 
 aten = torch.ops.aten
 

@@ -13,9 +13,16 @@ from typing import Any
 import torch
 
 from torchwise._torch import pytree as _pytree
-from torchwise.compile.transforms.complex_to_real.registry import ExpectedResult, NotCoveredError, rule
+from torchwise.compile.transforms.complex_to_real.pairs import (
+    REAL,
+    ExpectedResult,
+    NotCoveredError,
+    Pair,
+    Part,
+    lift,
+    rule,
+)
 from torchwise.compile.transforms.complex_to_real.rules.arithmetic import modulus, nonzero
-from torchwise.compile.transforms.complex_to_real.values import REAL, Pair, Part, lift
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

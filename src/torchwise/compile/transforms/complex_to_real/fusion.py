@@ -1,11 +1,11 @@
-"""The places at which a rewritten graph is written to memory, so that no operator is lowered over and over.
+"""The parts of Inductor that rewriting uses: decompositions, limits of fusion, vectors, and writes to memory.
 
 Inductor fuses by inlining. An operator that uses a value twice computes it twice, until the compiler has found both to
 be one. Inductor's limits count each operator once, so that they do not see the work. In `y = y + sin(y)` it doubles
 with every link. Patient fusion (`patient_fusion`) lets four times as many operators through. That is 30 links of such a
-chain instead of 8, and 2 to the power of 22 times the work. So the work itself is bounded here, at four times
-the most that plain limits were seen to allow. A chain is cut where it exceeds the bound, and operators that repeat
-little are fused as before.
+chain instead of 8, and 2 to the power of 22 times the work. So `bound_repeated_work` bounds the work itself, at four
+times the most that plain limits were seen to allow. A chain is cut where it exceeds the bound, and operators that
+repeat little are fused as before.
 
 Evaluations of one operator while a graph is lowered, under plain limits and under patient ones (torch 2.13, CPU):
 
@@ -18,14 +18,77 @@ Evaluations of one operator while a graph is lowered, under plain limits and und
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torchwise._torch.dispatch import OpOverload
+from torchwise._torch import aot_autograd, dynamo, inductor
+from torchwise._torch.dispatch import NO_AUTOCAST, NO_FAKES, OpOverload
+from torchwise._torch.guards import TRACING_CONTEXT
 from torchwise._torch.inductor import REALIZE_KEY
-from torchwise.compile.transforms.complex_to_real.inductor_calls import PATIENT_LIMITS
+
+FEATURE = "complex_to_real"
+NAMES = (
+    inductor.COMPILE_FX,
+    inductor.COMPILE_FX_INNER,
+    inductor.PROPAGATE_FAKES,
+    inductor.DECOMPOSITIONS,
+    inductor.CONFIG,
+    aot_autograd.CONFIG,
+    NO_AUTOCAST,
+    NO_FAKES,
+    TRACING_CONTEXT,
+)
+"""The private names that every compilation uses."""
+AOT_NAMES = (*NAMES, inductor.OUTPUT_CODE, dynamo.SERIALIZABLE_CALLABLE, inductor.FX_GRAPH_CACHE)
+"""The private names that code for another process uses."""
+PATIENT_LIMITS = {"realize_acc_reads_threshold": 4 * 8, "realize_opcount_threshold": 4 * 30}
+"""Four times Inductor's limits for real numbers, on a GPU."""
+
+
+def decompositions() -> dict[Any, Any]:
+    """Return Inductor's decompositions, but not the one that turns complex sums into views of doubled length."""
+    table = inductor.DECOMPOSITIONS.get(FEATURE)()
+    return {op: rule for op, rule in table.items() if getattr(op, "overloadpacket", op) is not torch.ops.aten.add}
+
+
+def patient_fusion(*, vectors: bool = False) -> AbstractContextManager[None]:
+    """Return a context in which Inductor fuses four times as much before it writes a value that is used once to memory.
+
+    Inductor's limits count reads and operations. A complex product has four and six of them, and a real one has one
+    each. `bound_repeated_work` bounds the work that the limits do not count.
+
+    Args:
+        vectors: whether code for a CPU computes on whole vectors, however much it reads here and there.
+    """
+    config = inductor.CONFIG.get(FEATURE)
+    known = vectors and hasattr(config.cpp, "enable_tiling_heuristics")  # a version may do without
+    return inductor.patch_config({**PATIENT_LIMITS, **({"cpp.enable_tiling_heuristics": False} if known else {})})
+
+
+_FUNCTIONS = {
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "sigmoid", "erf", "erfc"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh"),
+}
+"""Functions that take several times as long for single numbers as on vectors."""
+
+
+def pays_in_vectors(graph: torch.fx.Graph, *, reads_pairs: bool) -> bool:
+    """Whether code for a CPU should compute on whole vectors: the graph reads interleaved parts, and has functions.
+
+    Inductor leaves a loop to single numbers if many of its reads are not contiguous. Reads of interleaved parts never
+    are. Filling a vector number by number costs more than it saves for a few products and sums. But functions take
+    long. Time on vectors over time on single numbers, for 4096 x 64 complex numbers on one Xeon core with vectors of 64
+    bytes (torch 2.13):
+
+    * exp 0.57, log 0.22, polar of a doubled angle 0.23, softplus of a real part 0.20, sin of a modulus 0.40.
+    * a product and a sum 1.13, one Gross-Pitaevskii step 1.8.
+    """
+    names = {node.target._opname for node in graph.nodes if isinstance(node.target, OpOverload)}
+    return reads_pairs and not names.isdisjoint(_FUNCTIONS)
+
 
 MAX_EVALUATIONS = 600
 """Evaluations of operators for one value: four times the most that was seen under Inductor's own limits."""
