@@ -9,10 +9,9 @@ from html import unescape
 from consistency import Figures, agree, check_cold, read_ratio, read_seconds, read_size
 from torchwise.records import format as show
 from torchwise.records.analysis import Analysis
-from torchwise.records.answer import Answer, all_of, exceeds
+from torchwise.records.answer import Answer, Change, all_of, exceeds
 from torchwise.records.benchmark import Benchmark, Row
 from torchwise.records.comparison import Comparison
-from torchwise.records.regression import Change
 from torchwise.records.scale import scale_of, trust_of
 from torchwise.report.analysis_phases import phases
 from torchwise.study.lock.check_results import Check, State

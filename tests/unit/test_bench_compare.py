@@ -17,10 +17,9 @@ from builders import HERE, WRONG
 from torchwise import cli
 from torchwise.errors import InputError
 from torchwise.records import Measurement
-from torchwise.records.answer import Answer
+from torchwise.records.answer import Answer, Change
 from torchwise.records.benchmark import Benchmark, Row, RowState
 from torchwise.records.comparison import compare
-from torchwise.records.regression import Change
 from torchwise.report import export, render_comparison
 from torchwise.report.comparison import sentence
 

@@ -23,10 +23,10 @@ from consistency_of_answers import check_analysis, check_benchmark, check_compar
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Measurement
 from torchwise.records.analysis import Analysis, Memory
+from torchwise.records.answer import Change
 from torchwise.records.benchmark import Row
 from torchwise.records.comparison import compare
 from torchwise.records.listener import Listener
-from torchwise.records.regression import Change
 from torchwise.report import render_benchmark, render_comparison
 from torchwise.report.analysis import render_analysis, render_analysis_html
 from torchwise.report.bench import render_bench_html

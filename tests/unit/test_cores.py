@@ -18,8 +18,8 @@ from torchwise.measure import cores as module
 from torchwise.measure.cores import MIN_S, CoreWatch
 from torchwise.measure.quality import _load
 from torchwise.records import CoreUse, Measurement, codec
-from torchwise.records.cores import describe_contention
 from torchwise.records.cost_model import eager_measured
+from torchwise.records.measurement import describe_contention
 
 FREE = CoreUse(cpus=2, threads=2, others=0.05, waited=0.001, preempted=1.0, pressure=0.01)
 HELD = replace(FREE, others=1.02, waited=0.4, pressure=0.9)

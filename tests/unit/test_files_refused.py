@@ -21,8 +21,8 @@ from torchwise.errors import InputError, StorageError, TorchwiseError
 from torchwise.plan import Plan
 from torchwise.records import Decision, Study, Trial
 from torchwise.records.analysis import Analysis
-from torchwise.records.approval import Approval
 from torchwise.records.benchmark import Benchmark
+from torchwise.records.decision import Approval
 from torchwise.records.explanation import Explanation
 from torchwise.runtime.components.config import CompileConfig
 from torchwise.runtime.dynamo.decide import Options

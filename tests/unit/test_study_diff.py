@@ -11,10 +11,9 @@ from builders import WRONG, a_failure, a_measurement, a_study, a_trial, an_inspe
 from dashboard_samples import LAST, PLAIN, SPEEDS, TARGET, a_version, some_processes
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Measurement, Study
-from torchwise.records.regression import Change, Judge, Timing
+from torchwise.records.answer import Change, Judge, Timing
 from torchwise.records.statistics import CONFIDENCE
-from torchwise.records.study_diff import compare_studies, differences
-from torchwise.records.study_history import history
+from torchwise.records.study_diff import compare_studies, differences, history
 from torchwise.report.history import render_history, render_study_diff
 from torchwise.report.history import summarize_history as summary
 

@@ -18,7 +18,7 @@ from torchwise.environment import (
     read_throttled_s,
     usable_cpus,
 )
-from torchwise.records.cores import CoreUse
+from torchwise.records.measurement import CoreUse
 
 try:
     import resource

@@ -1,11 +1,9 @@
 """Frozen records of measurements, verdicts, trials, studies, decisions and approvals, with JSON both ways."""
 
-from torchwise.records.approval import Approval, Standing
-from torchwise.records.cores import CoreUse
 from torchwise.records.cost_model import CostModel
-from torchwise.records.decision import Decision
+from torchwise.records.decision import Approval, Decision, Standing
 from torchwise.records.inspection import Inspection, StepWork
-from torchwise.records.measurement import Measurement
+from torchwise.records.measurement import CoreUse, Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.study import Study, StudyState
 from torchwise.records.trial import Costs, Duel, Failure, FailureKind, Trial, TrialState, WorkerStage

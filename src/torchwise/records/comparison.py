@@ -1,6 +1,6 @@
 """Two benchmarks side by side: rows that became slower, faster, wrong or right, were lost or gained, or drifted.
 
-`records/regression.py` defines when a contender became slower. Drift of eager is no regression. If eager was
+`records/answer.py` defines when a contender became slower. Drift of eager is no regression. If eager was
 timed only in A, it is lost like any other contender.
 
 A row that only A timed counts as lost under two conditions. B must have its target, and B must have its contender on
@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from torchwise.errors import InputError
 from torchwise.records import Interval
 from torchwise.records import format as show
-from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer, Trust, judge_trust
+from torchwise.records.answer import EXIT_INCONCLUSIVE, THRESHOLD, Answer, Change, Judge, Timing, Trust, judge_trust
 from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.codec import Document
-from torchwise.records.regression import THRESHOLD, Change, Judge, Timing
 from torchwise.records.scale import scale_of
 from torchwise.records.statistics import CONFIDENCE, Amount, Share
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from torchwise.records import format as show
-from torchwise.records.answer import Answer
+from torchwise.records.answer import Answer, Change
 from torchwise.records.comparison import Comparison, RowComparison
-from torchwise.records.regression import Change
 from torchwise.report.document import Block, Document, Items, Section, Text, Tone, change_tone, trust_text
 from torchwise.report.render.terminal import render_terminal
 

@@ -11,8 +11,7 @@ from enum import StrEnum
 from itertools import compress
 
 from torchwise.records import format as show
-from torchwise.records.answer import Reliability, Trust
-from torchwise.records.regression import Change
+from torchwise.records.answer import Change, Reliability, Trust
 
 Fact = tuple[str, str]
 """A name and a value."""

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from torchwise.records import Study
 from torchwise.records import format as show
+from torchwise.records.answer import Change
 from torchwise.records.candidates import Row as Candidate
-from torchwise.records.regression import Change
-from torchwise.records.study_diff import PlanDiff, compare_studies, differences, incomparable
-from torchwise.records.study_history import Line, Point, history
+from torchwise.records.study_diff import Line, PlanDiff, Point, compare_studies, differences, history, incomparable
 from torchwise.report.document import (
     Block,
     Cell,

@@ -12,8 +12,7 @@ from torchwise.records import Decision, Outcome, Study, StudyState
 from torchwise.records import format as show
 from torchwise.records.candidates import Row as Candidate
 from torchwise.records.candidates import rows
-from torchwise.records.costs import workload_of
-from torchwise.records.reasons import format_saving
+from torchwise.records.reasons import format_saving, workload_of
 from torchwise.report.commands import command_line, is_live
 from torchwise.report.document import (
     Block,

@@ -10,7 +10,7 @@ from torchwise.plan.space import choices_of
 from torchwise.records import Study, Trial
 from torchwise.records import format as show
 from torchwise.records.candidates import Row as Candidate
-from torchwise.records.costs import workload_of
+from torchwise.records.reasons import workload_of
 from torchwise.report.commands import command_line, is_live, options
 from torchwise.report.document import Block, Code, Entry, Fact, Facts, Items, Text, Tone
 from torchwise.report.facts import check_table, drop_empty, when

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from torchwise.records import Approval, Standing
-from torchwise.records.approval import SCHEMA as FORMAT
+from torchwise.records.decision import APPROVAL_SCHEMA as FORMAT
 from torchwise.store.claims import now
 from torchwise.store.keys import dump, load, state_of
 from torchwise.store.postgres import write_alone

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from torchwise.diagnose.doctor.finding import Finding, bad, ok, warn
 from torchwise.diagnose.doctor.probe import read_cost
 from torchwise.diagnose.doctor.system_info import GIB, MIB, Folder, SystemInfo
-from torchwise.records.cores import describe_contention
+from torchwise.records.measurement import describe_contention
 
 BUSY_MIB = 2048
 """GPU memory in use, in MiB, from which another container must use the GPU if no process is visible."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from torchwise.records import Study
 from torchwise.records import format as show
-from torchwise.records.costs import Cost, baseline_cost, cost_of, workload_of
+from torchwise.records.reasons import Cost, baseline_cost, cost_of, workload_of
 from torchwise.report.document import Plot
 from torchwise.report.plots.drawing import COLORS, DASHES, INK, MAX_NAME, MUTED, add_legend, draw, scale_time
 from torchwise.report.plots.study import series_of

@@ -10,9 +10,9 @@ import numpy as np
 
 from torchwise.records import Interval, Measurement, Outcome, Study
 from torchwise.records import format as show
+from torchwise.records.answer import Change
 from torchwise.records.candidates import Row, rows
-from torchwise.records.regression import Change
-from torchwise.records.study_history import Line, Point
+from torchwise.records.study_diff import Line, Point
 from torchwise.report.document import Plot
 from torchwise.report.facts import when
 from torchwise.report.plots.drawing import (

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchwise.records import Interval, Measurement, regression
+from torchwise.records import Interval, Measurement
 from torchwise.records import format as show
+from torchwise.records.answer import THRESHOLD as THRESHOLD
 from torchwise.records.answer import Answer, all_of, any_of
+from torchwise.records.answer import Judge as TimeJudge
 from torchwise.records.measurement import INTERFERENCE_FACTOR
-from torchwise.records.regression import THRESHOLD as THRESHOLD
 from torchwise.records.statistics import CONFIDENCE, ratio_of
 from torchwise.study.lock.entry import Entry
 
@@ -77,8 +78,8 @@ class Judge:
         lost = all_of(rule.fell(speedup), rule.grew(time) if time else Answer.YES)
         return any_of(lost, rule.fell(now) if locked.high >= 1 else Answer.NO)
 
-    def _rule(self) -> regression.Judge:
-        return regression.Judge(self.threshold, self.confidence)
+    def _rule(self) -> TimeJudge:
+        return TimeJudge(self.threshold, self.confidence)
 
     def _detail(self, locked: Interval, now: Interval, speedup: Interval, time: Interval | None) -> str:
         change = f"its speed-up over eager changed by {show.speedup(speedup)}"
