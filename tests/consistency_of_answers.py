@@ -13,7 +13,7 @@ from torchwise.records.answer import Answer, Change, all_of, exceeds
 from torchwise.records.benchmark import Benchmark, Row
 from torchwise.records.comparison import Comparison
 from torchwise.records.scale import scale_of, trust_of
-from torchwise.report.analysis_phases import phases
+from torchwise.report.analysis import phases
 from torchwise.study.lock.check_results import Check, State
 
 Cells = dict[str, str]

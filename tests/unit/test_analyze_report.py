@@ -14,8 +14,7 @@ from builders import a_failure, a_measurement, a_plan, a_trial, an_inspection
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.analysis import Advice, Analysis, Batch, Consistency, Memory
-from torchwise.report.analysis import next_steps, notes, render_analysis, render_analysis_html
-from torchwise.report.analysis_phases import phases
+from torchwise.report.analysis import next_steps, notes, phases, render_analysis, render_analysis_html
 from torchwise.report.plots.analysis import plots
 
 HOSTILE = "\"'><script>alert(1)</script>\x1b[31m{{ 7*7 }}\u202e</style>\x00"

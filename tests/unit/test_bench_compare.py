@@ -21,7 +21,7 @@ from torchwise.records.answer import Answer, Change
 from torchwise.records.benchmark import Benchmark, Row, RowState
 from torchwise.records.comparison import compare
 from torchwise.report import export, render_comparison
-from torchwise.report.comparison import sentence
+from torchwise.report.bench import sentence
 
 
 def changes(a: tuple[Row, ...], b: tuple[Row, ...], threshold: float = 0.05) -> dict[str, Change]:

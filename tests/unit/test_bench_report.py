@@ -25,8 +25,8 @@ from torchwise.records.benchmark import Benchmark, Row, RowState
 from torchwise.records.scale import scale_of, with_trust
 from torchwise.records.suite_summary import describe_summary, summarize
 from torchwise.report import BenchProgress, export, read_benchmark, render_benchmark, write_plots
+from torchwise.report.bench import blocks, line_of
 from torchwise.report.bench_files import to_csv, to_markdown
-from torchwise.report.bench_lines import blocks, line_of
 from torchwise.report.plots.bench import roofline_picture, speedup_picture
 from torchwise.report.progress import to_log_line
 

@@ -26,9 +26,8 @@ from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Study, StudyState
 from torchwise.records.files import write_json
-from torchwise.report.commands import BREAK, wrap_command
-from torchwise.report.study import next_steps
-from torchwise.report.trial_entries import reproduce
+from torchwise.report.facts import BREAK, wrap_command
+from torchwise.report.study import next_steps, reproduce
 from torchwise.runtime import api
 from torchwise.store import open_storage
 

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from torchwise.records import format as show
+from torchwise.report.bench_files import render_csv
 from torchwise.report.document import (
     Block,
     Cell,
@@ -36,7 +37,6 @@ from torchwise.report.document import (
     Tone,
     figures_table,
 )
-from torchwise.report.render.csv import render_csv
 from torchwise.report.render.html import render_page, render_part
 from torchwise.report.render.markdown import render_markdown
 from torchwise.report.render.terminal import render_terminal

@@ -27,7 +27,6 @@ from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Outcome, Study, StudyState, TrialState
 from torchwise.records.verdict import Check, Verdict
-from torchwise.report.plots import cost
 from torchwise.report.plots import study as study_plots
 from torchwise.report.plots.drawing import VARIABLES, WIDTH, adapt_svg, round_times
 from torchwise.report.study import plots, render_html
@@ -245,8 +244,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Axes]:
         paint(found[key])
         return "<svg></svg>"
 
-    for module in (cost, study_plots):
-        monkeypatch.setattr(module, "draw", draw)
+    monkeypatch.setattr(study_plots, "draw", draw)
     return found
 
 

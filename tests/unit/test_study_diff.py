@@ -14,8 +14,8 @@ from torchwise.records import Measurement, Study
 from torchwise.records.answer import Change, Judge, Timing
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.records.study_diff import compare_studies, differences, history
-from torchwise.report.history import render_history, render_study_diff
-from torchwise.report.history import summarize_history as summary
+from torchwise.report.studies import render_history, render_study_diff
+from torchwise.report.studies import summarize_history as summary
 
 JUDGE = Judge(0.05, CONFIDENCE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 
 from torchwise import parsing
@@ -13,16 +15,14 @@ from torchwise.records.benchmark import TORCHWISE, Benchmark, Row
 from torchwise.records.files import write_atomically
 from torchwise.records.scale import scale_of, trust_of, with_trust
 from torchwise.records.suite_summary import describe_summary, summarize, why_no_duel
-from torchwise.report.bench import describe_machine
-from torchwise.report.bench_lines import LEGEND, Line, TargetLines, blocks, line_of
-from torchwise.report.document import Document, Items, Section, Table, Text, Value, figure_columns, text_columns
+from torchwise.report import document as doc
+from torchwise.report.bench import LEGEND, Line, TargetLines, blocks, describe_machine, line_of
 from torchwise.report.document import Row as TableRow
-from torchwise.report.render.csv import render_csv
 from torchwise.report.render.markdown import render_markdown
 
-FIGURES = figure_columns("per call", "speed-up over eager", "cold", "warm", "peak memory", "roofline")
-COLUMNS = (*text_columns("contender", "precision"), *FIGURES, *text_columns("answers"))
-OVERVIEW = (*text_columns("target", "plan"), *FIGURES[:2], *text_columns("over the best alternative"))
+FIGURES = doc.figure_columns("per call", "speed-up over eager", "cold", "warm", "peak memory", "roofline")
+COLUMNS = (*doc.text_columns("contender", "precision"), *FIGURES, *doc.text_columns("answers"))
+OVERVIEW = (*doc.text_columns("target", "plan"), *FIGURES[:2], *doc.text_columns("over the best alternative"))
 
 
 def export(benchmark: Benchmark, path: str | Path) -> Path:
@@ -67,24 +67,24 @@ def read_benchmark(path: str | Path) -> Benchmark:
 def to_markdown(benchmark: Benchmark) -> str:
     """Return the whole benchmark: the machine, the summary, and a table for each target."""
     parts = (
-        *([Text(trust_of(benchmark).sentence)] if benchmark.rows else []),
-        Text(describe_machine(benchmark)),
+        *([doc.Text(trust_of(benchmark).sentence)] if benchmark.rows else []),
+        doc.Text(describe_machine(benchmark)),
         *_overview_blocks(benchmark),
-        *(Section(block.title, (_target_table(block),)) for block in blocks(benchmark)),
-        Text(LEGEND),
+        *(doc.Section(block.title, (_target_table(block),)) for block in blocks(benchmark)),
+        doc.Text(LEGEND),
     )
-    return render_markdown(Document("Benchmark", parts))
+    return render_markdown(doc.Document("Benchmark", parts))
 
 
 def overview(benchmark: Benchmark) -> str:
     """Return the summary as Markdown. If Torchwise ran on several targets, add a table with a row for each."""
-    return render_markdown(Document("", _overview_blocks(benchmark))).rstrip("\n")
+    return render_markdown(doc.Document("", _overview_blocks(benchmark))).rstrip("\n")
 
 
-def _overview_blocks(benchmark: Benchmark) -> tuple[Items | Table, ...]:
+def _overview_blocks(benchmark: Benchmark) -> tuple[doc.Items | doc.Table, ...]:
     own = [row for row in benchmark.rows if row.contender == TORCHWISE]
-    table = Table("Overview", OVERVIEW, tuple(_overview_row(row, benchmark) for row in own))
-    return (Items(tuple(describe_summary(summarize(benchmark)))), *([table] if len(own) > 1 else []))
+    table = doc.Table("Overview", OVERVIEW, tuple(_overview_row(row, benchmark) for row in own))
+    return (doc.Items(tuple(describe_summary(summarize(benchmark)))), *([table] if len(own) > 1 else []))
 
 
 def _overview_row(row: Row, benchmark: Benchmark) -> TableRow:
@@ -95,8 +95,8 @@ def _overview_row(row: Row, benchmark: Benchmark) -> TableRow:
     return TableRow((row.workload.target, plan, line.time, line.speedup, ending))
 
 
-def _target_table(block: TargetLines) -> Table:
-    return Table(block.title, COLUMNS, tuple(map(_target_row, block.lines)), block.note)
+def _target_table(block: TargetLines) -> doc.Table:
+    return doc.Table(block.title, COLUMNS, tuple(map(_target_row, block.lines)), block.note)
 
 
 def _target_row(line: Line) -> TableRow:
@@ -108,15 +108,28 @@ def to_csv(benchmark: Benchmark) -> str:
     """Return a line for each row, with raw figures in SI units. Each column's name holds its unit."""
     names = _raw_cells(Row(WorkloadSpec(""), ""), Benchmark(benchmark.environment, 0.0))
     rows = (TableRow(tuple(_raw_cells(row, benchmark).values())) for row in benchmark.rows)
-    return render_csv(Document("", (Table("Rows", text_columns(*names), tuple(rows)),)))
+    return render_csv(doc.Document("", (doc.Table("Rows", doc.text_columns(*names), tuple(rows)),)))
 
 
-def _raw_cells(row: Row, benchmark: Benchmark) -> dict[str, Value]:
+def render_csv(document: doc.Document) -> str:
+    """Return each table of a document (RFC 4180). An unknown value gives an empty cell. Figures are exact."""
+    return "".join(_render_table(block) for block in document.blocks if isinstance(block, doc.Table))
+
+
+def _render_table(table: doc.Table) -> str:
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(table.header)
+    writer.writerows([cell.text if isinstance(cell, doc.Cell) else cell for cell in row.cells] for row in table.rows)
+    return file.getvalue()
+
+
+def _raw_cells(row: Row, benchmark: Benchmark) -> dict[str, doc.Value]:
     """Return the cells of a row by column."""
     return {**_request_cells(row), **_result_cells(row, benchmark), **_choice_cells(row, benchmark)}
 
 
-def _request_cells(row: Row) -> dict[str, Value]:
+def _request_cells(row: Row) -> dict[str, doc.Value]:
     work, (answers, why) = row.workload, row.answers
     return {
         "target": show.one_line(work.target),
@@ -132,7 +145,7 @@ def _request_cells(row: Row) -> dict[str, Value]:
     }
 
 
-def _result_cells(row: Row, benchmark: Benchmark) -> dict[str, Value]:
+def _result_cells(row: Row, benchmark: Benchmark) -> dict[str, doc.Value]:
     found = row.performance
     costs, processes = (found.costs, found.processes) if found else (None, ())
     scale = scale_of(benchmark, row.workload)
@@ -156,7 +169,7 @@ def _result_cells(row: Row, benchmark: Benchmark) -> dict[str, Value]:
     }
 
 
-def _choice_cells(row: Row, benchmark: Benchmark) -> dict[str, Value]:
+def _choice_cells(row: Row, benchmark: Benchmark) -> dict[str, doc.Value]:
     return {
         "plan": show.one_line(str(row.plan)) if row.plan else None,
         "search_s": row.search_s,
@@ -165,7 +178,7 @@ def _choice_cells(row: Row, benchmark: Benchmark) -> dict[str, Value]:
     }
 
 
-def _interval_cells(name: str, unit: str, interval: Interval | None) -> dict[str, Value]:
+def _interval_cells(name: str, unit: str, interval: Interval | None) -> dict[str, doc.Value]:
     low, mid, high = (interval.low, interval.mid, interval.high) if interval else (None, None, None)
     return {f"{name}_{unit}": mid, f"{name}_low_{unit}": low, f"{name}_high_{unit}": high}
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from torchwise.records import format as show
 from torchwise.records.bisection import Bisection, Observation, Operation, Symptom
-from torchwise.report.document import Block, Document, Row, Table, Text, Tone, figure_columns, text_columns
+from torchwise.report import document as doc
 from torchwise.report.render.terminal import render_terminal
 
 STAGES = {
@@ -29,7 +29,7 @@ SYMPTOMS = {
 }
 MAX_OPERATIONS = 20
 DETAIL = 160
-COLUMNS = (*text_columns("probe", "result"), *figure_columns("time"))
+COLUMNS = (*doc.text_columns("probe", "result"), *doc.figure_columns("time"))
 
 
 def describe_symptom(observation: Observation) -> str:
@@ -73,27 +73,27 @@ def _no_fault(bisection: Bisection) -> list[str]:
 
 def render_bisection(bisection: Bisection) -> RenderableType:
     """Return a bisection for a terminal."""
-    tone = Tone.STRONG if bisection.found else Tone.GOOD if bisection.is_comparable else Tone.WARNING
+    tone = doc.Tone.STRONG if bisection.found else doc.Tone.GOOD if bisection.is_comparable else doc.Tone.WARNING
     probes = tuple(
-        Row((step.what, describe_symptom(step.observation), show.seconds(step.seconds))) for step in bisection.steps
+        doc.Row((step.what, describe_symptom(step.observation), show.seconds(step.seconds))) for step in bisection.steps
     )
     total = f"{show.pluralize(len(bisection.steps), 'probe')}, {show.seconds(bisection.seconds)} in total"
     blocks = (
-        *(Text(sentence, tone=tone) for sentence in verdict(bisection)),
+        *(doc.Text(sentence, tone=tone) for sentence in verdict(bisection)),
         *_operations(bisection),
         *_repro(bisection),
-        *(Text(show.one_line(note), "note: ") for note in bisection.notes),
-        Table("Probes", COLUMNS, probes),
-        Text(total, tone=Tone.MUTED),
+        *(doc.Text(show.one_line(note), "note: ") for note in bisection.notes),
+        doc.Table("Probes", COLUMNS, probes),
+        doc.Text(total, tone=doc.Tone.MUTED),
     )
-    return render_terminal(Document("Bisection", blocks))
+    return render_terminal(doc.Document("Bisection", blocks))
 
 
-def _operations(bisection: Bisection) -> Iterator[Block]:
+def _operations(bisection: Bisection) -> Iterator[doc.Block]:
     operations = bisection.subgraph.operations if bisection.subgraph else ()
-    yield from (Text(_describe_operation(operation)) for operation in operations[:MAX_OPERATIONS])
+    yield from (doc.Text(_describe_operation(operation)) for operation in operations[:MAX_OPERATIONS])
     if len(operations) > MAX_OPERATIONS:
-        yield Text(f"  … and {len(operations) - MAX_OPERATIONS} more", tone=Tone.MUTED)
+        yield doc.Text(f"  … and {len(operations) - MAX_OPERATIONS} more", tone=doc.Tone.MUTED)
 
 
 def _describe_operation(operation: Operation) -> str:
@@ -101,8 +101,8 @@ def _describe_operation(operation: Operation) -> str:
     return f"  {operation.code}{source}"
 
 
-def _repro(bisection: Bisection) -> Iterator[Block]:
+def _repro(bisection: Bisection) -> Iterator[doc.Block]:
     if repro := bisection.repro:
         needs = "needs only torch" if repro.standalone else "needs Torchwise and the target"
         confirmed = "confirmed" if repro.confirmed else "NOT confirmed: it shows no fault when run separately"
-        yield Text(f"python {repro.file}  (reproducer {confirmed}; {needs})")
+        yield doc.Text(f"python {repro.file}  (reproducer {confirmed}; {needs})")

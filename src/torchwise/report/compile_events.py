@@ -11,25 +11,14 @@ from rich.console import Console
 
 from torchwise.records import format as show
 from torchwise.records.compile_events import Break, Compilation, CompileEvents, Recompile, UncompiledPart
-from torchwise.report.document import (
-    Block,
-    Code,
-    Document,
-    Row,
-    Section,
-    Table,
-    Text,
-    Tone,
-    figure_columns,
-    text_columns,
-)
+from torchwise.report import document as doc
 from torchwise.report.render.terminal import render_terminal
 
 MAX_COUNT = 20
 """Maximum entries shown of each kind. The JSON has all."""
 COLUMNS = (
-    *text_columns("function"),
-    *figure_columns("compilations", "time", "backend", "guards", "cache hits"),
+    *doc.text_columns("function"),
+    *doc.figure_columns("compilations", "time", "backend", "guards", "cache hits"),
 )
 
 
@@ -56,15 +45,15 @@ class _Function:
 
 def print_compile_events(events: CompileEvents, console: Console) -> None:
     """Print a summary, graph breaks with their fixes, recompilations, fallbacks, and compile times."""
-    blocks: tuple[Block, ...] = (
-        Text(sentence(events), tone=Tone.STRONG),
+    blocks: tuple[doc.Block, ...] = (
+        doc.Text(sentence(events), tone=doc.Tone.STRONG),
         *_limited_section("Graph breaks", map(_describe_break, events.breaks)),
         *_limited_section("Recompilations", map(_describe_recompile, events.recompiles)),
         *_limited_section("Not compiled", map(_describe_fallback, events.fallbacks)),
-        *([Section("Compiled", (_compilation_table(events.compilations),))] if events.compilations else []),
-        *(Text(show.one_line(note), "Note: ", Tone.MUTED) for note in events.notes),
+        *([doc.Section("Compiled", (_compilation_table(events.compilations),))] if events.compilations else []),
+        *(doc.Text(show.one_line(note), "Note: ", doc.Tone.MUTED) for note in events.notes),
     )
-    console.print(render_terminal(Document("Compiler", blocks)))
+    console.print(render_terminal(doc.Document("Compiler", blocks)))
 
 
 def sentence(events: CompileEvents) -> str:
@@ -81,40 +70,40 @@ def sentence(events: CompileEvents) -> str:
     )
 
 
-def _limited_section(title: str, entries: Iterable[list[Block]]) -> Iterator[Section]:
+def _limited_section(title: str, entries: Iterable[list[doc.Block]]) -> Iterator[doc.Section]:
     found = list(entries)
     blocks = [block for entry in found[:MAX_COUNT] for block in entry]
     if len(found) > MAX_COUNT:
-        blocks.append(Text(f"and {len(found) - MAX_COUNT} more", tone=Tone.MUTED))
+        blocks.append(doc.Text(f"and {len(found) - MAX_COUNT} more", tone=doc.Tone.MUTED))
     if blocks:
-        yield Section(title, tuple(blocks))
+        yield doc.Section(title, tuple(blocks))
 
 
-def _describe_break(one: Break) -> list[Block]:
+def _describe_break(one: Break) -> list[doc.Block]:
     often = f", {show.pluralize(one.count, 'time')}" if one.count > 1 else ""
     head = f"{_place(one.file, one.line)} in {one.function}: {one.reason} ({one.code or 'no code'}{often})"
-    blocks: list[Block] = [Text(head)]
+    blocks: list[doc.Block] = [doc.Text(head)]
     if one.excerpt:
-        blocks.append(Code(one.excerpt, "Source line"))
+        blocks.append(doc.Code(one.excerpt, "Source line"))
     if one.fix:
-        blocks.append(Text(one.fix.words, "→ "))
+        blocks.append(doc.Text(one.fix.words, "→ "))
         if one.fix.setting:
-            blocks.append(Text(f"or {one.fix.setting}: {one.fix.consequence}", "→ ", Tone.MUTED))
+            blocks.append(doc.Text(f"or {one.fix.setting}: {one.fix.consequence}", "→ ", doc.Tone.MUTED))
     return blocks
 
 
-def _describe_recompile(one: Recompile) -> list[Block]:
+def _describe_recompile(one: Recompile) -> list[doc.Block]:
     head = f"{_place(one.file, one.line)} in {one.function}, {show.pluralize(one.count, 'time')}: {one.varies}"
-    return [Text(head), Code(f"guard: {one.guard}", "Guard")]
+    return [doc.Text(head), doc.Code(f"guard: {one.guard}", "Guard")]
 
 
-def _describe_fallback(one: UncompiledPart) -> list[Block]:
+def _describe_fallback(one: UncompiledPart) -> list[doc.Block]:
     place = f"{_place(one.file, one.line)} in {one.function}: " if one.file else ""
     often = f" ({show.pluralize(one.count, 'time')})" if one.count > 1 else ""
-    return [Text(f"{place}{one.what}{often}")]
+    return [doc.Text(f"{place}{one.what}{often}")]
 
 
-def _compilation_table(compilations: Iterable[Compilation]) -> Table:
+def _compilation_table(compilations: Iterable[Compilation]) -> doc.Table:
     functions: dict[tuple[str, str], _Function] = {}
     for one in compilations:
         functions.setdefault((one.file, one.function), _Function(one.line)).add(one)
@@ -122,8 +111,8 @@ def _compilation_table(compilations: Iterable[Compilation]) -> Table:
     for (file, name), found in sorted(functions.items(), key=lambda item: -item[1].seconds)[:MAX_COUNT]:
         where = f"{_place(file, found.line)} in {name}" if file else show.NONE
         times = (show.seconds(found.seconds), show.seconds(found.backend_s))
-        rows.append(Row((where, found.times, *times, found.guards, found.hits)))
-    return Table("Compiled", COLUMNS, tuple(rows))
+        rows.append(doc.Row((where, found.times, *times, found.guards, found.hits)))
+    return doc.Table("Compiled", COLUMNS, tuple(rows))
 
 
 def _place(file: str, line: int) -> str:

@@ -12,30 +12,8 @@ from torchwise.records.answer import Answer
 from torchwise.records.explanation import Explanation, Finding, FixTrial, Kernel, SourceLocation, Stage
 from torchwise.records.files import write_atomically, write_json
 from torchwise.records.saving import UNMEASURED, describe_saving
-from torchwise.report.commands import command_line, is_live
-from torchwise.report.document import (
-    Block,
-    Code,
-    Commands,
-    Document,
-    Entry,
-    Medium,
-    Only,
-    Panel,
-    Plot,
-    Row,
-    Section,
-    Step,
-    Table,
-    Text,
-    Tone,
-    figure_columns,
-    list_section,
-    plot_section,
-    text_columns,
-    trust_text,
-)
-from torchwise.report.facts import environment_section, name_report, place, when
+from torchwise.report import document as doc
+from torchwise.report.facts import command_line, environment_section, is_live, name_report, place, when
 from torchwise.report.render.html import Theme, render_page, render_part
 from torchwise.report.render.terminal import render_terminal
 
@@ -48,8 +26,8 @@ LEGEND = (
     "A measured saving was timed with and without the fix in one process. An estimated saving was not timed, and is an "
     "upper bound."
 )
-STAGES = (*text_columns("stage"), *figure_columns("time"), *text_columns("in", "out"))
-KERNELS = (*text_columns("kernel"), *figure_columns("calls", "time", "bytes", "FLOPs", "roofline"))
+STAGES = (*doc.text_columns("stage"), *doc.figure_columns("time"), *doc.text_columns("in", "out"))
+KERNELS = (*doc.text_columns("kernel"), *doc.figure_columns("calls", "time", "bytes", "FLOPs", "roofline"))
 
 
 def render_explanation(explanation: Explanation, store: str | None = None) -> RenderableType:
@@ -81,56 +59,58 @@ def write_explanation(
         write_json(explanation, json)
 
 
-def _draw_plots(explanation: Explanation) -> list[Plot]:
+def _draw_plots(explanation: Explanation) -> list[doc.Plot]:
     from torchwise.report.plots.explanation import plots
 
     return plots(explanation.make_consistent())
 
 
-def _explanation_document(explanation: Explanation, store: str | None = None, plots: Sequence[Plot] = ()) -> Document:
+def _explanation_document(
+    explanation: Explanation, store: str | None = None, plots: Sequence[doc.Plot] = ()
+) -> doc.Document:
     explanation = explanation.make_consistent()
     trust, scope = explanation.trust, describe_run(explanation)
     findings = [_describe_finding(number, one) for number, one in enumerate(explanation.findings, 1)]
-    panel = Panel("The call", describe_call(explanation), tone=Tone.GOOD if findings else Tone.WARNING)
+    panel = doc.Panel("The call", describe_call(explanation), tone=doc.Tone.GOOD if findings else doc.Tone.WARNING)
     sentences = (describe_execution(explanation), describe_capture(explanation))
-    return Document(
+    return doc.Document(
         title=explanation.workload.target,
         brand=name_report("explanation", explanation.created_at),
         subtitles=(scope,),
         blocks=(
-            *([trust_text(trust)] if trust else []),
+            *([doc.trust_text(trust)] if trust else []),
             panel,
-            Only(Medium.TERMINAL, (Text(scope, tone=Tone.MUTED),)),
-            Section(describe_order(explanation), tuple(findings) or (Text(NOTHING),)),
-            *plot_section(plots),
-            Section("Stages", (_stage_table(explanation.stages), *_name_artifacts(explanation))),
-            Section("Kernels of one call", (_kernel_table(explanation.kernels), *map(Text, sentences))),
-            *list_section("Notes", explanation.notes),
-            Section("Next", (Commands(tuple(next_steps(explanation, store))),)),
-            Only(Medium.PAGE, (environment_section(explanation.environment),)),
+            doc.Only(doc.Medium.TERMINAL, (doc.Text(scope, tone=doc.Tone.MUTED),)),
+            doc.Section(describe_order(explanation), tuple(findings) or (doc.Text(NOTHING),)),
+            *doc.plot_section(plots),
+            doc.Section("Stages", (_stage_table(explanation.stages), *_name_artifacts(explanation))),
+            doc.Section("Kernels of one call", (_kernel_table(explanation.kernels), *map(doc.Text, sentences))),
+            *doc.list_section("Notes", explanation.notes),
+            doc.Section("Next", (doc.Commands(tuple(next_steps(explanation, store))),)),
+            doc.Only(doc.Medium.PAGE, (environment_section(explanation.environment),)),
         ),
         footer=f"The explanation took {show.seconds(explanation.seconds)}. {LEGEND}",
     )
 
 
-def _describe_finding(number: int, one: Finding) -> Entry:
-    tone = Tone.GOOD if one.saving and one.saving.is_gain else Tone.WARNING
-    remark = Text(describe_saving(one.saving), tone=tone)
-    return Entry(f"{number}. {one.title}", remark, tuple(_finding_blocks(one)), f"finding-{number}")
+def _describe_finding(number: int, one: Finding) -> doc.Entry:
+    tone = doc.Tone.GOOD if one.saving and one.saving.is_gain else doc.Tone.WARNING
+    remark = doc.Text(describe_saving(one.saving), tone=tone)
+    return doc.Entry(f"{number}. {one.title}", remark, tuple(_finding_blocks(one)), f"finding-{number}")
 
 
-def _finding_blocks(one: Finding) -> Iterator[Block]:
+def _finding_blocks(one: Finding) -> Iterator[doc.Block]:
     for spot in one.places:
-        yield Text(show.one_line(str(spot)), link=_address(spot))
+        yield doc.Text(show.one_line(str(spot)), link=_address(spot))
         if spot.excerpt:
-            yield Code(show.truncate(spot.excerpt, MAX_EXCERPT), "Source line")
-    yield Text(one.cause)
-    yield Text(one.fix, "Fix: ")
+            yield doc.Code(show.truncate(spot.excerpt, MAX_EXCERPT), "Source line")
+    yield doc.Text(one.cause)
+    yield doc.Text(one.fix, "Fix: ")
     if one.plan:
-        yield Only(Medium.PAGE, (Code(one.plan.to_json(), "Plan with this fix"),))
-    yield from (Text(describe_fix(attempt), "Tried: ", Tone.MUTED) for attempt in one.tried)
+        yield doc.Only(doc.Medium.PAGE, (doc.Code(one.plan.to_json(), "Plan with this fix"),))
+    yield from (doc.Text(describe_fix(attempt), "Tried: ", doc.Tone.MUTED) for attempt in one.tried)
     if one.saving:
-        yield Text(one.saving.how, "Saving: ", Tone.MUTED)
+        yield doc.Text(one.saving.how, "Saving: ", doc.Tone.MUTED)
 
 
 def _address(spot: SourceLocation) -> str:
@@ -139,12 +119,12 @@ def _address(spot: SourceLocation) -> str:
     return f"{Path(spot.file).as_uri()}{line}" if Path(spot.file).is_absolute() else ""
 
 
-def _stage_table(stages: Sequence[Stage]) -> Table:
+def _stage_table(stages: Sequence[Stage]) -> doc.Table:
     rows = tuple(
-        Row((stage.name, show.seconds(stage.seconds), stage.went_in, "; ".join(_describe_output(stage))))
+        doc.Row((stage.name, show.seconds(stage.seconds), stage.went_in, "; ".join(_describe_output(stage))))
         for stage in stages
     )
-    return Table("The six stages", STAGES, rows)
+    return doc.Table("The six stages", STAGES, rows)
 
 
 def _describe_output(stage: Stage) -> Iterator[str]:
@@ -154,18 +134,18 @@ def _describe_output(stage: Stage) -> Iterator[str]:
         yield ", ".join(names[:MAX_FILES]) + more
 
 
-def _name_artifacts(explanation: Explanation) -> Iterator[Block]:
+def _name_artifacts(explanation: Explanation) -> Iterator[doc.Block]:
     names = [name for stage in explanation.stages for name in stage.artifacts]
     if explanation.folder and names:
         sentence = f"Artifacts are in {explanation.folder}: {', '.join(names)}."
-        yield Only(Medium.PAGE, (Text(sentence, tone=Tone.MUTED),))
+        yield doc.Only(doc.Medium.PAGE, (doc.Text(sentence, tone=doc.Tone.MUTED),))
 
 
-def _kernel_table(kernels: Sequence[Kernel]) -> Table:
+def _kernel_table(kernels: Sequence[Kernel]) -> doc.Table:
     left = kernels[MAX_KERNELS:]
     more = f"and {len(left):,} more, {show.seconds(sum(kernel.seconds for kernel in left))} together"
-    rows = tuple(map(Row, map(_kernel_cells, kernels)))
-    return Table("Kernels of one call", KERNELS, rows, limit=MAX_KERNELS, more=more)
+    rows = tuple(map(doc.Row, map(_kernel_cells, kernels)))
+    return doc.Table("Kernels of one call", KERNELS, rows, limit=MAX_KERNELS, more=more)
 
 
 def _kernel_cells(kernel: Kernel) -> tuple[str, ...]:
@@ -234,15 +214,15 @@ def describe_capture(explanation: Explanation) -> str:
     return show.one_line(f"The call {answer} as one CUDA graph{reasons}.")
 
 
-def next_steps(explanation: Explanation, store: str | None = None) -> list[Step]:
+def next_steps(explanation: Explanation, store: str | None = None) -> list[doc.Step]:
     """Return the next commands, the most useful first. They use `store` if one was named."""
     store_option = () if store is None else ("--store", store)
     spec = explanation.workload
     if is_live(spec):
-        return [Step("torchwise.tune(model, inputs)", "verifies and times the proposed plans, and more")]
+        return [doc.Step("torchwise.tune(model, inputs)", "verifies and times the proposed plans, and more")]
     plans = [f.plan for f in explanation.findings if f.plan is not None and not f.plan.is_eager and _pays(f)]
     first = [
-        Step(
+        doc.Step(
             command_line("tune", spec, "--plan", p.to_json(), *store_option),
             "verifies the fix with the largest potential saving",
         )
@@ -250,7 +230,7 @@ def next_steps(explanation: Explanation, store: str | None = None) -> list[Step]
     ]
     return [
         *first,
-        Step(command_line("tune", spec, *store_option), "tries all plans that may pay back, and chooses one"),
+        doc.Step(command_line("tune", spec, *store_option), "tries all plans that may pay back, and chooses one"),
     ]
 
 

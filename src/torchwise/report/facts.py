@@ -1,17 +1,21 @@
-"""Facts and sentences that reports on several subjects share: the machine, dates, checks and throughput."""
+"""Facts, sentences and commands that reports share: the machine, dates, checks, throughput, and what to type next."""
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
+from typing import Any
 
 from torchwise.environment import Environment
-from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.plan import Numerics
+from torchwise.plan.workload_spec import LIVE, WorkloadSpec
 from torchwise.records import Inspection, Interval, StepWork, Trial, Verdict
 from torchwise.records import format as show
 from torchwise.records.answer import Answer, exceeds
-from torchwise.report.document import Cell, Column, Fact, Facts, Medium, Row, Section, Table, Text, Tone, figure_columns
+from torchwise.report import document as doc
 
-_TONES = {"pass": Tone.GOOD, "fail": Tone.BAD, "not comparable": Tone.WARNING}
+_TONES = {"pass": doc.Tone.GOOD, "fail": doc.Tone.BAD, "not comparable": doc.Tone.WARNING}
 
 
 def when(seconds: float) -> str:
@@ -24,7 +28,7 @@ def name_report(kind: str, created_at: float) -> str:
     return ", ".join(filter(None, (f"Torchwise {kind}", when(created_at))))
 
 
-def machine(here: Environment) -> list[Fact]:
+def machine(here: Environment) -> list[doc.Fact]:
     """Return a machine and its software, as pairs of a name and a value."""
     limit = "" if here.cpu_limit is None else f", limited to {here.cpu_limit:g}"
     facts = [
@@ -44,9 +48,9 @@ def machine(here: Environment) -> list[Fact]:
     return [(name, show.one_line(value)) for name, value in facts if value]
 
 
-def environment_section(here: Environment) -> Section:
+def environment_section(here: Environment) -> doc.Section:
     """Return the section with a machine and its software."""
-    return Section("Environment", (Facts(tuple(machine(here))),))
+    return doc.Section("Environment", (doc.Facts(tuple(machine(here))),))
 
 
 def place(here: Environment, *more: str) -> str:
@@ -54,33 +58,33 @@ def place(here: Environment, *more: str) -> str:
     return show.one_line(", ".join(filter(None, (here.gpu or here.cpu, f"torch {here.torch}", *more))))
 
 
-def describe_request(spec: WorkloadSpec, subject: str, *more: str) -> Text:
+def describe_request(spec: WorkloadSpec, subject: str, *more: str) -> doc.Text:
     """Return a line with the subject of a report, the request, and more of it."""
     scale = f"{show.pluralize(spec.calls, 'call')} and {show.pluralize(spec.restarts, 'start')}"
     words = (subject, f"{spec.mode} on {spec.device}", f"for {spec.objective}", scale, *more)
-    return Text(show.one_line(", ".join(words)), tone=Tone.MUTED)
+    return doc.Text(show.one_line(", ".join(words)), tone=doc.Tone.MUTED)
 
 
-def describe_scope(spec: WorkloadSpec, here: Environment) -> Text:
+def describe_scope(spec: WorkloadSpec, here: Environment) -> doc.Text:
     """Return a line with the target and the machine that a result holds for."""
-    return Text(f"holds for {show.one_line(spec.target)} on {place(here)}", tone=Tone.MUTED)
+    return doc.Text(f"holds for {show.one_line(spec.target)} on {place(here)}", tone=doc.Tone.MUTED)
 
 
-def check_table(about: str, verdict: Verdict | None) -> tuple[Table, ...]:
+def check_table(about: str, verdict: Verdict | None) -> tuple[doc.Table, ...]:
     """Return a table of a verdict's checks, or nothing if there are none."""
     if verdict is None or not verdict.checks:
         return ()
     columns = (
-        Column("check"),
-        Column("outcome"),
-        *figure_columns("error", "noise floor"),
-        Column("detail", is_wrapped=True, medium=Medium.PAGE),
+        doc.Column("check"),
+        doc.Column("outcome"),
+        *doc.figure_columns("error", "noise floor"),
+        doc.Column("detail", is_wrapped=True, medium=doc.Medium.PAGE),
     )
     rows = tuple(
-        Row(
+        doc.Row(
             (
                 show.one_line(one.name),
-                Cell(one.outcome.value, _TONES.get(one.outcome.value, Tone.PLAIN)),
+                doc.Cell(one.outcome.value, _TONES.get(one.outcome.value, doc.Tone.PLAIN)),
                 show.relative_error(one.error),
                 show.relative_error(one.floor),
                 one.detail,
@@ -88,7 +92,7 @@ def check_table(about: str, verdict: Verdict | None) -> tuple[Table, ...]:
         )
         for one in verdict.checks
     )
-    return (Table(f"Checks of {about}", columns, rows),)
+    return (doc.Table(f"Checks of {about}", columns, rows),)
 
 
 def hot_and_cold(hot: Interval | None, cold: Interval) -> list[str]:
@@ -115,7 +119,7 @@ def format_time_by_kind(inspection: Inspection) -> str:
     return ", ".join(f"{names.get(name, name)} {show.percent(part)}" for name, part in inspection.time_by_kind.items())
 
 
-def drop_empty(facts: list[Fact]) -> tuple[Fact, ...]:
+def drop_empty(facts: list[doc.Fact]) -> tuple[doc.Fact, ...]:
     """Return the facts that have a value, each on one line."""
     return tuple((name, show.one_line(value)) for name, value in facts if value and value != show.NONE)
 
@@ -140,3 +144,60 @@ def describe_loss(trial: Trial) -> str:
     """Say from where to where the loss went in a trial, or return "" if it is no training step, or was not trained."""
     checks = trial.verdict.checks if trial.verdict else ()
     return next(filter(None, (check.describe_loss() for check in checks)), "")
+
+
+OPTION_COMMANDS = {
+    "objective": ("tune", "analyze"),
+    "calls": ("tune", "analyze", "explain"),
+    "restarts": ("tune", "analyze"),
+    "seed": ("tune", "analyze", "bisect"),
+    "memory_limit": ("tune",),
+}
+"""Commands that have an option of this name. All commands have the other options."""
+BREAK = " \\"
+"""End of a line whose command continues on the next line."""
+
+
+def is_live(spec: WorkloadSpec) -> bool:
+    """Whether the workload exists only in a Python program."""
+    return spec.target.startswith(LIVE)
+
+
+def options(spec: WorkloadSpec, allow: str = Numerics.SAME_PRECISION) -> dict[str, Any]:
+    """Return the options of the request that are not defaults, by the parameter names of `torchwise.tune`."""
+    defaults = {field.name: field.default for field in fields(spec)} | {"allow": Numerics.SAME_PRECISION}
+    defaults |= {"target": spec.target, "device": None}  # always named, as its default depends on the machine
+    values = {**asdict(spec), "allow": str(allow)}
+    return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def command_line(name: str, spec: WorkloadSpec, *more: str, allow: str = Numerics.SAME_PRECISION) -> str:
+    """Return `torchwise NAME TARGET …` with the options of the request that are not defaults."""
+    words = []
+    for option, value in options(spec, allow).items():
+        if name in OPTION_COMMANDS.get(option, (name,)):
+            text = f"{value / 2**30:.6g}" if option == "memory_limit" else str(value)  # the command line counts in GiB
+            words += [f"--{option.replace('_', '-')}", text]
+    words += more
+    # A target that looks like an option goes last, after the mark that ends the options.
+    ordered = [*words, "--", spec.target] if spec.target.startswith("-") else [spec.target, *words]
+    return shlex.join(["torchwise", name, *ordered])
+
+
+def wrap_command(command: str, width: int) -> list[str]:
+    """Return a shell command as lines that fit `width` if its words allow it. Pasted, they are one command."""
+    if len(command) <= width or not command.startswith("torchwise "):
+        return [command]
+    units: list[str] = []
+    for word in map(shlex.quote, shlex.split(command)):
+        # An option stays with its value.
+        if units and units[-1].startswith("--") and " " not in units[-1] and not word.startswith("-"):
+            units[-1] += f" {word}"
+        else:
+            units.append(word)
+    lines = [""]
+    for unit in units:
+        if len(lines[-1]) + 1 + len(unit) + len(BREAK) > width and lines[-1]:
+            lines.append("   ")
+        lines[-1] += f" {unit}" if lines[-1] else unit
+    return [line + BREAK for line in lines[:-1]] + lines[-1:]

@@ -24,7 +24,7 @@ from torchwise.records.candidates import verdict_word
 from torchwise.records.listener import Listener
 from torchwise.records.reasons import own_fault
 from torchwise.records.trial import WAITING
-from torchwise.report.bench_lines import Line, line_of
+from torchwise.report.bench import Line, line_of
 from torchwise.report.bisection import describe_symptom
 from torchwise.report.facts import describe_loss, throughput
 

@@ -1,21 +1,24 @@
-"""Lists of stored records as parts of a page: studies, the progress of one, and the approvals of plans."""
+"""Stored records as parts of a page: studies, approvals, two studies side by side, and the history of a target."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torchwise.records import Approval, Standing, Study, StudyState
 from torchwise.records import format as show
-from torchwise.report.document import Block, Cell, Document, Row, Table, Text, Tone, text_columns
+from torchwise.records.answer import Change
+from torchwise.records.candidates import Row as Candidate
+from torchwise.records.study_diff import Line, PlanDiff, Point, compare_studies, differences, history, incomparable
+from torchwise.report import document as doc
 from torchwise.report.facts import when
 from torchwise.report.render.html import Theme, render_part
 
 if TYPE_CHECKING:
     from torchwise.store import StudySummary
 
-STUDIES = text_columns("study", "target", "where", "state", "trials", "plan", "speed-up (95 %)", "when")
-APPROVALS = text_columns("plan", "status", "by", "reason", "time")
+STUDIES = doc.text_columns("study", "target", "where", "state", "trials", "plan", "speed-up (95 %)", "when")
+APPROVALS = doc.text_columns("plan", "status", "by", "reason", "time")
 
 
 def progress(study: Study, now: float) -> str:
@@ -56,30 +59,30 @@ def render_studies(
         target: the only target shown, or None for any.
         max_count: the maximum number of studies, so that older ones may be missing.
     """
-    blocks: list[Block] = [Table("Newest first", STUDIES, tuple(map(_study_row, summaries)))]
+    blocks: list[doc.Block] = [doc.Table("Newest first", STUDIES, tuple(map(_study_row, summaries)))]
     if not summaries:
         of_target = f" of {target}" if target else ""
-        blocks = [Text(f"No study yet{of_target}: torchwise tune {target or 'TARGET'} creates one.")]
+        blocks = [doc.Text(f"No study yet{of_target}: torchwise tune {target or 'TARGET'} creates one.")]
     elif len(summaries) == max_count:
         note = f"These are the newest {max_count} studies. Filter by target to find older ones."
-        blocks.insert(0, Text(note, tone=Tone.MUTED))
-    return render_part(Document("Studies", tuple(blocks), brand=place), theme)
+        blocks.insert(0, doc.Text(note, tone=doc.Tone.MUTED))
+    return render_part(doc.Document("Studies", tuple(blocks), brand=place), theme)
 
 
-def _study_row(found: StudySummary) -> Row:
+def _study_row(found: StudySummary) -> doc.Row:
     link, speedup = f"study?study={found.id}", found.speedup
     is_figure = speedup is None or speedup.is_usable
     cells = (
-        Cell(str(found.id), link=link),
-        Cell(found.target, link=link),
+        doc.Cell(str(found.id), link=link),
+        doc.Cell(found.target, link=link),
         f"{found.mode} on {found.device}",
-        Cell(found.state.value, Tone.GOOD if found.state is StudyState.DECIDED else Tone.WARNING),
+        doc.Cell(found.state.value, doc.Tone.GOOD if found.state is StudyState.DECIDED else doc.Tone.WARNING),
         found.trials,
         found.plan or None,
-        Cell(show.speedup(speedup), Tone.PLAIN if is_figure else Tone.WARNING),
+        doc.Cell(show.speedup(speedup), doc.Tone.PLAIN if is_figure else doc.Tone.WARNING),
         when(found.created_at),
     )
-    return Row(cells)
+    return doc.Row(cells)
 
 
 def render_approvals(approvals: Sequence[Approval], in_force: str, theme: Theme) -> str:
@@ -90,11 +93,117 @@ def render_approvals(approvals: Sequence[Approval], in_force: str, theme: Theme)
         in_force: their effect on a decision, in words, or empty if there is none.
         theme: light or dark.
     """
-    effect = [Text(in_force, "In force: ")] if in_force else []
-    table = Table("Approvals", APPROVALS, tuple(map(_approval_row, approvals)))
-    return render_part(Document("", (table, *effect)), theme)
+    effect = [doc.Text(in_force, "In force: ")] if in_force else []
+    table = doc.Table("Approvals", APPROVALS, tuple(map(_approval_row, approvals)))
+    return render_part(doc.Document("", (table, *effect)), theme)
 
 
-def _approval_row(one: Approval) -> Row:
-    standing = Cell(one.standing.value, Tone.BAD if one.standing is Standing.REJECTED else Tone.GOOD)
-    return Row((str(one.plan), standing, one.by, one.reason or None, when(one.at)))
+def _approval_row(one: Approval) -> doc.Row:
+    standing = doc.Cell(one.standing.value, doc.Tone.BAD if one.standing is Standing.REJECTED else doc.Tone.GOOD)
+    return doc.Row((str(one.plan), standing, one.by, one.reason or None, when(one.at)))
+
+
+DIFF = doc.text_columns("plan", "first", "second", "change")
+POINTS = doc.text_columns("study", "when", "torch", "plan", "per call", "speed-up (95 %)", "change", "note")
+LEGEND = "Drift: the time changed together with eager's. Inconclusive: the measurements cannot tell."
+
+
+def render_study_diff(first: Study, second: Study, theme: Theme) -> str:
+    """Return two studies side by side as a part of a page. See `render_part`."""
+    plans, targets = compare_studies(first, second), (first.workload.target, second.workload.target)
+    blocks: tuple[doc.Block, ...] = (
+        doc.trust_text(first.trust, "First: "),
+        doc.trust_text(second.trust, "Second: "),
+        doc.Panel("Summary", summarize_diff(plans, incomparable(first, second))),
+        *doc.list_section("Differences", differences(first, second) or ["none"]),
+        doc.Table("Plan by plan", DIFF, tuple(map(_diff_row, plans))),
+    )
+    slower = "Slower: both are worse by more than 5 %, beyond their intervals."
+    document = doc.Document(
+        f"Studies {first.id} and {second.id}",
+        blocks,
+        brand=f"From {targets[0]} to {targets[1]}",
+        footer=f"Time per call is eager's time divided by the speed-up over eager. {slower} {LEGEND}",
+    )
+    return render_part(document, theme)
+
+
+def summarize_diff(plans: list[PlanDiff], why_not: str = "") -> str:
+    """Return the result in a line. `why_not` is as in `incomparable`."""
+    if why_not:
+        return f"The studies are not comparable: {why_not}."
+    shared = [line for line in plans if line.first and line.second]
+    counts = {change: sum(line.change is change for line in shared) for change in Change}
+    words = [f"{count} {change}" for change, count in counts.items() if count]
+    return f"{show.pluralize(len(shared), 'plan')} in both: {', '.join(words)}." if shared else "No plan is in both."
+
+
+def _diff_row(line: PlanDiff) -> doc.Row:
+    return doc.Row((line.name, _describe_outcome(line.first), _describe_outcome(line.second), _cell(line)))
+
+
+def _describe_outcome(row: Candidate | None) -> str:
+    if row is None:
+        return "not tried"
+    if row.trial is None:
+        return show.time(row.time)
+    if row.standing == "ineligible":
+        return row.why
+    return f"{show.time(row.time)}, {show.speedup(row.speedup)}{', decided' if row.is_decided else ''}"
+
+
+def _cell(found: PlanDiff | Point) -> doc.Cell:
+    """Return the cell of a change, with its figures."""
+    figures = f" ({found.figures})" if found.figures else ""
+    return doc.Cell(f"{found.change}{figures}", doc.change_tone(found.change))
+
+
+def render_history(target: str, studies: Iterable[Study], theme: Theme) -> str:
+    """Return the history of a target as a part of a page. See `render_part`."""
+    from torchwise.report.plots.study import history_plot
+
+    lines = history(studies)
+    plots = [history_plot(line, number) for number, line in enumerate(lines) if len(line.points) > 1]
+    result = summarize_history(lines)
+    panel = doc.Panel("Summary", result, tone=doc.Tone.GOOD if "no regression" in result else doc.Tone.WARNING)
+    slower = "Slower: the time per call and its ratio to eager's both grew by more than 5 %, beyond their intervals."
+    document = doc.Document(
+        target,
+        (panel, *doc.plot_section(plots), *map(_line_section, lines)),
+        brand="History, study by study",
+        footer=f"Changes are relative to the study before. {slower} {LEGEND}",
+    )
+    return render_part(document, theme)
+
+
+def summarize_history(lines: list[Line]) -> str:
+    """Return the result in a line."""
+    worse = sum(line.regressions for line in lines)
+    decisions = show.pluralize(sum(len(line.points) for line in lines), "decision")
+    inconclusive = sum(line.inconclusive for line in lines)
+    is_compared = any(point.change is not Change.NOT_COMPARED for line in lines for point in line.points)
+    parts = [decisions, *([show.pluralize(worse, "regression")] if worse else [])]
+    parts += [f"{inconclusive} inconclusive"] if inconclusive else []
+    has_none = is_compared and not worse and not inconclusive
+    return f"{', '.join([*parts, *(['no regression'] if has_none else [])])}."
+
+
+def _line_section(line: Line) -> doc.Section:
+    table = doc.Table(line.name, POINTS, tuple(map(_point_row, reversed(line.points))))
+    trust = doc.trust_text(line.points[-1].study.trust, "Newest study: ")
+    return doc.Section(line.name, (doc.Text(line.hardware, tone=doc.Tone.MUTED), trust, table))
+
+
+def _point_row(point: Point) -> doc.Row:
+    study, row = point.study, point.row
+    cells = (
+        doc.Cell(str(study.id), link=f"study?study={study.id}"),
+        when(study.created_at),
+        study.environment.torch,
+        row.name,
+        show.time(row.time),
+        show.speedup(row.speedup) if row.trial else "1×",
+        _cell(point),
+        point.note or None,
+    )
+    return doc.Row(cells)

@@ -1,4 +1,4 @@
-"""A study: the decision first, then the evidence, then the next commands."""
+"""A study: the decision first, then the evidence with every trial, then the next commands."""
 
 from __future__ import annotations
 
@@ -7,66 +7,55 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 
-from torchwise.plan import Numerics, Trait
-from torchwise.records import Decision, Outcome, Study, StudyState
+from torchwise.errors import PlanError
+from torchwise.plan import Numerics, Plan, Trait
+from torchwise.plan.space import choices_of
+from torchwise.records import Decision, Outcome, Study, StudyState, Trial
 from torchwise.records import format as show
 from torchwise.records.candidates import Row as Candidate
 from torchwise.records.candidates import rows
 from torchwise.records.reasons import format_saving, workload_of
-from torchwise.report.commands import command_line, is_live
-from torchwise.report.document import (
-    Block,
-    Cell,
-    Column,
-    Columns,
-    Commands,
-    Document,
-    Fact,
-    Facts,
-    Medium,
-    Panel,
-    Plot,
-    Row,
-    Section,
-    Step,
-    Table,
-    Text,
-    Tone,
-    list_section,
-    plot_section,
-    trust_text,
-)
+from torchwise.report import document as doc
 from torchwise.report.facts import (
     break_even,
+    check_table,
+    command_line,
     describe_request,
     describe_scope,
     drop_empty,
     environment_section,
     format_time_by_kind,
     hot_and_cold,
+    is_live,
     name_report,
+    options,
     throughput,
+    when,
 )
 from torchwise.report.render.html import Theme, render_page, render_part
 from torchwise.report.render.terminal import render_terminal
-from torchwise.report.trial_entries import trial_entries
 
 MAX_EXCLUDED = 6
 WIDE, MEDIUM = 130, 80
 """Widths of a terminal from which the table has the reasons, and from which it has everything except the memory."""
 COLUMNS = (
-    Column("#", is_figure=True, least_width=MEDIUM, medium=Medium.TERMINAL),
-    Column("plan", is_wrapped=True),
-    Column("speed-up", is_figure=True, title="speed-up (95 %)"),
-    Column("per call", is_figure=True, least_width=MEDIUM),
-    Column("compile", is_figure=True, least_width=MEDIUM),
-    Column("warm", is_figure=True, least_width=WIDE),
-    Column("peak memory", is_figure=True, least_width=WIDE),
-    Column("answer"),
-    Column("why", is_wrapped=True, least_width=WIDE),
+    doc.Column("#", is_figure=True, least_width=MEDIUM, medium=doc.Medium.TERMINAL),
+    doc.Column("plan", is_wrapped=True),
+    doc.Column("speed-up", is_figure=True, title="speed-up (95 %)"),
+    doc.Column("per call", is_figure=True, least_width=MEDIUM),
+    doc.Column("compile", is_figure=True, least_width=MEDIUM),
+    doc.Column("warm", is_figure=True, least_width=WIDE),
+    doc.Column("peak memory", is_figure=True, least_width=WIDE),
+    doc.Column("answer"),
+    doc.Column("why", is_wrapped=True, least_width=WIDE),
 )
-STANDINGS = {"decided": Tone.GOOD, "baseline": Tone.STRONG, "verified": Tone.PLAIN, "ineligible": Tone.MUTED}
-ANSWERS = {Outcome.PASS: Tone.GOOD, Outcome.FAIL: Tone.BAD, Outcome.NOT_COMPARABLE: Tone.WARNING}
+STANDINGS = {
+    "decided": doc.Tone.GOOD,
+    "baseline": doc.Tone.STRONG,
+    "verified": doc.Tone.PLAIN,
+    "ineligible": doc.Tone.MUTED,
+}
+ANSWERS = {Outcome.PASS: doc.Tone.GOOD, Outcome.FAIL: doc.Tone.BAD, Outcome.NOT_COMPARABLE: doc.Tone.WARNING}
 
 
 def render_study(study: Study, name: str | None = None, store: str | None = None) -> RenderableType:
@@ -82,7 +71,7 @@ def render_study(study: Study, name: str | None = None, store: str | None = None
 
 def render_decision(decision: Decision) -> RenderableType:
     """Return a decision for a terminal: its reason, its figures, and its target and machine."""
-    return render_terminal(Document("", (_decision_panel(decision, ()),)))
+    return render_terminal(doc.Document("", (_decision_panel(decision, ()),)))
 
 
 def render_html(study: Study, name: str | None = None, store: str | None = None) -> str:
@@ -95,35 +84,34 @@ def render_html_part(study: Study, theme: Theme) -> str:
     return render_part(study_document(study, plots=plots(study)), theme)
 
 
-def plots(study: Study) -> list[Plot]:
+def plots(study: Study) -> list[doc.Plot]:
     """Return the plots that the study has the records for."""
-    from torchwise.report.plots.cost import cost_plot
-    from torchwise.report.plots.study import latency_plot, speedup_plot
+    from torchwise.report.plots.study import cost_plot, latency_plot, speedup_plot
 
     found = (speedup_plot(study), latency_plot(study), cost_plot(study))
     return [plot for plot in found if plot]
 
 
 def study_document(
-    study: Study, name: str | None = None, store: str | None = None, plots: Sequence[Plot] | None = None
-) -> Document:
+    study: Study, name: str | None = None, store: str | None = None, plots: Sequence[doc.Plot] | None = None
+) -> doc.Document:
     """Return a study as a document. Give it the plots if it is for a page, which has all details of each trial too."""
     candidates, spec = rows(study), workload_of(study)
     took = f"The search took {show.seconds(study.seconds)}. " if study.seconds else ""
-    return Document(
+    return doc.Document(
         title=spec.target,
         brand=name_report(f"study {study.id}", study.created_at),
         subtitles=(study.inspection.description,),
         blocks=(
-            *([trust_text(study.trust)] if study.is_timed else []),
+            *([doc.trust_text(study.trust)] if study.is_timed else []),
             _decision_panel(study.decision, caches(study)) if study.decision else _undecided_panel(study),
             describe_request(spec, spec.target, f"numerics up to {study.allow}", f"effort {study.effort}"),
-            *(Text(line) for line in throughputs(study)),
+            *(doc.Text(line) for line in throughputs(study)),
             _candidate_table(candidates),
-            *plot_section(plots or ()),
-            *list_section("Not tried", study.excluded, MAX_EXCLUDED),
-            *list_section("Notes", notes(study)),
-            Section("Next", (Commands(tuple(next_steps(study, name, store))),)),
+            *doc.plot_section(plots or ()),
+            *doc.list_section("Not tried", study.excluded, MAX_EXCLUDED),
+            *doc.list_section("Notes", notes(study)),
+            doc.Section("Next", (doc.Commands(tuple(next_steps(study, name, store))),)),
             *(() if plots is None else _list_evidence(study, candidates)),
         ),
         footer=f"{took}With another GPU, driver, PyTorch or model, this decision is stale, and plans must be verified "
@@ -131,35 +119,35 @@ def study_document(
     )
 
 
-def _list_evidence(study: Study, candidates: Sequence[Candidate]) -> Iterator[Block]:
+def _list_evidence(study: Study, candidates: Sequence[Candidate]) -> Iterator[doc.Block]:
     """Yield the details that only a page has room for."""
     if entries := trial_entries(study, candidates):
-        yield Section("Trials, and how to repeat them", entries)
-    model = Section("The original model", (Facts(tuple(inspection_facts(study))),))
-    yield Columns((model, environment_section(study.environment)))
+        yield doc.Section("Trials, and how to repeat them", entries)
+    model = doc.Section("The original model", (doc.Facts(tuple(inspection_facts(study))),))
+    yield doc.Columns((model, environment_section(study.environment)))
 
 
-def _decision_panel(decision: Decision, more: Sequence[str]) -> Panel:
+def _decision_panel(decision: Decision, more: Sequence[str]) -> doc.Panel:
     is_reliable = decision.speedup is not None and decision.speedup.is_usable
-    return Panel(
+    return doc.Panel(
         "Inconclusive" if decision.is_inconclusive else "Decision",
         decision.reason,
         (
-            *([] if decision.plan.is_eager else [Facts(_figures(decision), brief=_describe_costs(decision))]),
-            *map(Text, more),
+            *([] if decision.plan.is_eager else [doc.Facts(_figures(decision), brief=_describe_costs(decision))]),
+            *map(doc.Text, more),
             describe_scope(decision.workload, decision.environment),
         ),
-        Tone.GOOD if is_reliable else Tone.WARNING,
+        doc.Tone.GOOD if is_reliable else doc.Tone.WARNING,
     )
 
 
-def _undecided_panel(study: Study) -> Panel:
+def _undecided_panel(study: Study) -> doc.Panel:
     state = "still searching" if study.state is StudyState.RUNNING else "interrupted before a decision"
     finished = sum(trial.state.is_finished for trial in study.trials)
-    return Panel("Decision", f"No decision yet: {state}, {show.pluralize(finished, 'trial')} finished.")
+    return doc.Panel("Decision", f"No decision yet: {state}, {show.pluralize(finished, 'trial')} finished.")
 
 
-def _figures(decision: Decision) -> tuple[Fact, ...]:
+def _figures(decision: Decision) -> tuple[doc.Fact, ...]:
     return drop_empty(
         [
             ("speed-up", show.speedup(decision.speedup)),
@@ -182,27 +170,27 @@ def _describe_costs(decision: Decision) -> str:
     return ", ".join(words)
 
 
-def _candidate_table(candidates: Sequence[Candidate]) -> Table:
-    return Table("Candidates", COLUMNS, tuple(map(_candidate_row, candidates)), notes_title="Why")
+def _candidate_table(candidates: Sequence[Candidate]) -> doc.Table:
+    return doc.Table("Candidates", COLUMNS, tuple(map(_candidate_row, candidates)), notes_title="Why")
 
 
-def _candidate_row(row: Candidate) -> Row:
+def _candidate_row(row: Candidate) -> doc.Row:
     floor = "" if row.floor is None else f", floor {show.relative_error(row.floor)}"
     error = "" if row.error is None else f"error {show.relative_error(row.error)}{floor}"
-    answer = ANSWERS[row.outcome] if row.outcome else Tone.PLAIN
-    return Row(
+    answer = ANSWERS[row.outcome] if row.outcome else doc.Tone.PLAIN
+    return doc.Row(
         (
             "" if row.number is None else row.number,
-            Cell(row.name, link=f"#trial-{row.number}" if row.trial else ""),
+            doc.Cell(row.name, link=f"#trial-{row.number}" if row.trial else ""),
             show.speedup(row.speedup) if row.trial else "1×",
             show.time(row.time),
             show.seconds(row.cold_s),
             show.seconds(row.warm_s),
             row.memory,
-            Cell(row.verdict or show.NONE, answer, detail=error),
-            Cell(row.why, note=row.why),
+            doc.Cell(row.verdict or show.NONE, answer, detail=error),
+            doc.Cell(row.why, note=row.why),
         ),
-        Tone.GOOD if row.is_decided else STANDINGS[row.standing],
+        doc.Tone.GOOD if row.is_decided else STANDINGS[row.standing],
         row.name,
     )
 
@@ -233,7 +221,7 @@ def notes(study: Study) -> list[str]:
     return [show.one_line(note) for note in dict.fromkeys(study.inspection.notes)]
 
 
-def inspection_facts(study: Study) -> list[Fact]:
+def inspection_facts(study: Study) -> list[doc.Fact]:
     """Return the properties of the original model, as pairs of a name and a value."""
     inspection, measurement = study.inspection, study.inspection.measurement
     names = ["Inputs"] if len(inspection.inputs) == 1 else [f"Inputs {i + 1}" for i in range(len(inspection.inputs))]
@@ -251,7 +239,7 @@ def inspection_facts(study: Study) -> list[Fact]:
     return [(name, show.one_line(value) or show.NONE) for name, value in facts]
 
 
-def next_steps(study: Study, name: str | None = None, store: str | None = None) -> list[Step]:
+def next_steps(study: Study, name: str | None = None, store: str | None = None) -> list[doc.Step]:
     """Return the next commands, the most useful first.
 
     Args:
@@ -268,20 +256,96 @@ def next_steps(study: Study, name: str | None = None, store: str | None = None) 
     if study.state is StudyState.INTERRUPTED:
         command = command_line("tune", spec, *effort, *store_option, allow=study.allow)
         again = "the same torchwise.tune(...) call" if live else command
-        steps.append(Step(again, "resumes the search, with the finished trials"))
+        steps.append(doc.Step(again, "resumes the search, with the finished trials"))
     elif decision and decision.plan.is_eager and _may_be_lowered(study):
         command = command_line("tune", spec, *effort, *store_option, allow=Numerics.LOWER_PRECISION)
         lower = 'torchwise.tune(..., allow="lower-precision")' if live else command
-        steps.append(Step(lower, "also tries lower precision, if your application permits it"))
+        steps.append(doc.Step(lower, "also tries lower precision, if your application permits it"))
     if decision and not decision.plan.is_eager:
-        applied = Step("fast = torchwise.apply(model, study.decision)", "runs the model with the decided plan")
-        shown = Step(
+        applied = doc.Step("fast = torchwise.apply(model, study.decision)", "runs the model with the decided plan")
+        shown = doc.Step(
             f"torchwise plans show {named}", "prints the decision as JSON, for torchwise.apply in your program"
         )
         steps.append(applied if live else shown)
     page = f"torchwise report {named} --html report.html"
-    return [*steps, Step(page, "writes a page with plots, and a command for each trial")]
+    return [*steps, doc.Step(page, "writes a page with plots, and a command for each trial")]
 
 
 def _may_be_lowered(study: Study) -> bool:
     return study.allow in (Numerics.EXACT, Numerics.SAME_PRECISION) and Trait.FLOATING in study.inspection.traits
+
+
+STORE = "reproduce.db"
+"""A separate store for reproductions. The study's own store would return the trial that it holds."""
+MAX_MESSAGE = 200
+"""Length of a failure's message from which it is shown by itself, since the reason of the row cuts it."""
+
+
+def trial_entries(study: Study, candidates: Sequence[Candidate]) -> tuple[doc.Entry, ...]:
+    """Return all details of every trial, in the order of the table."""
+    return tuple(
+        doc.Entry(
+            f"{row.number}. {row.name}",
+            doc.Text(row.why, tone=doc.Tone.MUTED),
+            tuple(_describe_trial(study, row.name, row.trial)),
+            key=f"trial-{row.number}",
+            is_folded=True,
+        )
+        for row in candidates
+        if row.trial
+    )
+
+
+def _describe_trial(study: Study, name: str, trial: Trial) -> Iterator[doc.Block]:
+    failure, measurement = trial.failure, trial.measurement
+    yield doc.Code(reproduce(study, trial.plan), "Command that tries this plan again")
+    if choices := _describe_choices(trial):
+        yield doc.Items(choices)
+    yield doc.Facts(_collect_facts(trial, study))
+    yield from check_table(name, trial.verdict)
+    yield from (doc.Text(note, "Note: ") for note in (measurement.caveats if measurement else ()))
+    if failure and len(failure.message) > len(show.truncate(failure.message, MAX_MESSAGE)):
+        yield doc.Code(failure.message, "Message")
+    if failure and failure.traceback:
+        yield doc.Code(failure.traceback, "Traceback")
+
+
+def _describe_choices(trial: Trial) -> tuple[str, ...]:
+    try:
+        return tuple(f"{choice.summary} ({choice.numerics.value})" for choice in choices_of(trial.plan))
+    except PlanError as error:  # tried by a version, or with a plug-in, that is not installed here
+        return (f"{error} (unknown)",)
+
+
+def _collect_facts(trial: Trial, study: Study) -> tuple[doc.Fact, ...]:
+    costs, measurement = trial.costs, trial.measurement
+    found = [("Recorded", trial.reason), ("Plan id", trial.plan.id)]
+    if measurement and measurement.candidate_s:
+        rounds = show.pluralize(len(measurement.candidate_s), "round")
+        found.append(("Measured", f"{rounds} of {show.pluralize(measurement.calls_per_round, 'call')} each"))
+        if measurement.busy_s is not None:
+            found.append(("GPU waiting for the host", show.percent(measurement.launch_share)))
+    if costs:
+        found.append(("Cold compile", show.seconds(costs.cold_s)))
+        found.append(("Warm compile", show.seconds(costs.warm_s)))
+        eager = show.size(study.eager_peak_memory)
+        found.append(("Peak memory", f"{show.size(costs.peak_memory)}, eager {eager}"))
+        found.append(("Compile caches", show.size(costs.cache_bytes)))
+    if trial.seconds:
+        found.append(("Duration of the trial", show.seconds(trial.seconds)))
+    return drop_empty([*found, ("Started", when(trial.started_at))])
+
+
+def reproduce(study: Study, plan: Plan) -> str:
+    """Return the shell command, or for a live object the Python snippet, that tries this one plan again."""
+    spec = workload_of(study)
+    if not is_live(spec):
+        return command_line("tune", spec, "--plan", plan.to_json(), "--store", STORE, "--fresh", allow=study.allow)
+    arguments = {**options(spec, study.allow), "store": STORE, "fresh": True}
+    arguments.pop("seed", None)  # a live model has its weights already
+    return (
+        "import torchwise\n\n"
+        f"plan = torchwise.Plan.from_json({plan.to_json()!r})\n"
+        f"study = torchwise.tune(model, args, plans=[plan], "
+        f"{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+    )

@@ -14,7 +14,6 @@ from torchwise.records import Study, StudyState
 from torchwise.records import format as show
 from torchwise.records.analysis import Analysis, Memory
 from torchwise.report.document import Plot
-from torchwise.report.plots.cost import cost_plot
 from torchwise.report.plots.drawing import (
     COLORS,
     DASHES,
@@ -27,6 +26,7 @@ from torchwise.report.plots.drawing import (
     name_strips,
     scale_time,
 )
+from torchwise.report.plots.study import cost_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,72 +5,57 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from torchwise.records import format as show
-from torchwise.report.document import (
-    Block,
-    Code,
-    Columns,
-    Commands,
-    Document,
-    Entry,
-    Facts,
-    Items,
-    Only,
-    Panel,
-    Plot,
-    Section,
-    Table,
-    Text,
-)
+from torchwise.report import document as doc
 
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~"})
 
 
-def render_markdown(document: Document) -> str:
+def render_markdown(document: doc.Document) -> str:
     """Return a document as Markdown. Blocks for a terminal or a page alone are left out."""
     title = f"# {_escape(document.title)}" if document.title else ""
     return "\n\n".join(filter(None, [title, *_render_blocks(document.blocks, 2)])) + "\n"
 
 
-def _render_blocks(blocks: Iterable[Block], level: int) -> Iterator[str]:
+def _render_blocks(blocks: Iterable[doc.Block], level: int) -> Iterator[str]:
     for block in blocks:
         yield from _render_block(block, level)
 
 
-def _render_block(block: Block, level: int) -> Iterator[str]:
+def _render_block(block: doc.Block, level: int) -> Iterator[str]:
     """Yield the paragraphs of a block. Its title, if it has one, is a heading of this level."""
     match block:
-        case Text():
+        case doc.Text():
             yield _escape(f"{block.lead}{block.text}")
-        case Items():
+        case doc.Items():
             yield _list(block.texts)
-        case Facts():
+        case doc.Facts():
             yield _list(f"{name}: {value}" for name, value in block.rows)
-        case Code():
+        case doc.Code():
             yield _fence(block.text)
-        case Commands():
+        case doc.Commands():
             for step in block.steps:
                 yield from filter(None, (_escape(step.purpose), _fence(step.command)))
-        case Table():
+        case doc.Table():
             yield from _render_table(block)
-        case Plot():
+        case doc.Plot():
             yield _escape(f"{block.title}: {block.summary}")
             yield from _render_table(block.data)
-        case Panel():
+        case doc.Panel():
             yield from (f"{'#' * level} {_escape(block.title)}", f"**{_escape(block.headline)}**")
             yield from _render_blocks(block.blocks, level + 1)
-        case Section():
+        case doc.Section():
             yield f"{'#' * level} {_escape(block.title)}"
             yield from _render_blocks(block.blocks, level + 1)
-        case Entry():
+        case doc.Entry():
             yield from (f"{'#' * level} {_escape(block.title)}", _escape(block.remark.text))
             yield from _render_blocks(block.blocks, level + 1)
-        case Columns():
+        case doc.Columns():
             yield from _render_blocks(block.sections, level)
-        case Only():
+        case doc.Only():
             return
 
 
-def _render_table(table: Table) -> Iterator[str]:
+def _render_table(table: doc.Table) -> Iterator[str]:
     """Yield a table, the note on the whole of it, and the notes on its rows."""
     rule = ["---:" if column.is_figure else "---" for column in table.columns]
     lines = ([_escape(cell) for cell in line] for line in table.lines)

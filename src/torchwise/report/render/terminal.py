@@ -16,41 +16,24 @@ from rich.table import Table as Grid
 from rich.text import Text as Words
 
 from torchwise.records import format as show
-from torchwise.report.commands import wrap_command
-from torchwise.report.document import (
-    Block,
-    Code,
-    Columns,
-    Commands,
-    Document,
-    Entry,
-    Facts,
-    Items,
-    Medium,
-    Only,
-    Panel,
-    Plot,
-    Section,
-    Table,
-    Text,
-    Tone,
-)
+from torchwise.report import document as doc
+from torchwise.report.facts import wrap_command
 
 STYLES = {
-    Tone.PLAIN: "",
-    Tone.STRONG: "bold",
-    Tone.MUTED: "dim",
-    Tone.GOOD: "green",
-    Tone.WARNING: "yellow",
-    Tone.BAD: "red",
+    doc.Tone.PLAIN: "",
+    doc.Tone.STRONG: "bold",
+    doc.Tone.MUTED: "dim",
+    doc.Tone.GOOD: "green",
+    doc.Tone.WARNING: "yellow",
+    doc.Tone.BAD: "red",
 }
-ROW_STYLES = {**STYLES, Tone.GOOD: "bold green"}
+ROW_STYLES = {**STYLES, doc.Tone.GOOD: "bold green"}
 MIN_WRAPPED = 16
 """Minimum letters per line of a wrapped column, so that most words stay whole."""
 MAX_EXCERPT = 200
 
 
-def render_terminal(document: Document) -> RenderableType:
+def render_terminal(document: doc.Document) -> RenderableType:
     """Return a document for a rich console."""
     return Group(*_render_blocks(document.blocks, 0))
 
@@ -76,48 +59,48 @@ class _Paragraph:
             yield Padding(self._line, (0, 0, 0, self._indent))
 
 
-def _render_blocks(blocks: Iterable[Block], indent: int) -> Iterator[RenderableType]:
-    before: Block | None = None
+def _render_blocks(blocks: Iterable[doc.Block], indent: int) -> Iterator[RenderableType]:
+    before: doc.Block | None = None
     for block in blocks:
-        if not indent and isinstance(block, Text) and isinstance(before, Section):
+        if not indent and isinstance(block, doc.Text) and isinstance(before, doc.Section):
             yield Words()
         yield from _render_block(block, indent)
         before = block
 
 
-def _render_block(block: Block, indent: int) -> Iterator[RenderableType]:
+def _render_block(block: doc.Block, indent: int) -> Iterator[RenderableType]:
     """Yield the lines of one block. Lines of text are indented. Tables and titles are not."""
     match block:
-        case Text():
+        case doc.Text():
             yield _paragraph(block.text, block.lead, "cyan" if block.link else STYLES[block.tone], indent)
-        case Items():
+        case doc.Items():
             yield from _render_items(block, indent)
-        case Facts():
+        case doc.Facts():
             yield _paragraph(block.brief, indent=indent) if block.brief else _render_facts(block, indent)
-        case Code():
+        case doc.Code():
             yield _paragraph(block.text, style="dim", indent=indent + 1)
-        case Commands():
+        case doc.Commands():
             yield from _render_commands(block, indent)
-        case Table():
-            yield _TableView(block.select(Medium.TERMINAL))
-        case Plot():
+        case doc.Table():
+            yield _TableView(block.select(doc.Medium.TERMINAL))
+        case doc.Plot():
             yield _paragraph(block.summary, f"{block.title}: ", indent=indent)
-        case Panel():
+        case doc.Panel():
             yield _render_panel(block)
-        case Section():
+        case doc.Section():
             yield Words(f"\n{show.one_line(block.title)}", style=f"bold {STYLES[block.tone]}".strip())
             yield from _render_blocks(block.blocks, 2)
-        case Entry():
+        case doc.Entry():
             yield _render_entry(block)
-        case Columns():
+        case doc.Columns():
             yield from _render_blocks(block.sections, indent)
-        case Only(medium=Medium.TERMINAL):
+        case doc.Only(medium=doc.Medium.TERMINAL):
             yield from _render_blocks(block.blocks, indent)
-        case Only():
+        case doc.Only():
             return
 
 
-def _render_items(block: Items, indent: int) -> Iterator[RenderableType]:
+def _render_items(block: doc.Items, indent: int) -> Iterator[RenderableType]:
     if block.limit is None:
         yield from (_paragraph(line, indent=indent) for line in block.texts)
         return
@@ -126,27 +109,27 @@ def _render_items(block: Items, indent: int) -> Iterator[RenderableType]:
         yield _paragraph(f"and {left} more, which the page and the JSON list", indent=indent)
 
 
-def _render_facts(block: Facts, indent: int) -> RenderableType:
+def _render_facts(block: doc.Facts, indent: int) -> RenderableType:
     grid = Grid.grid(padding=(0, 2))
     for name, value in block.rows:
         grid.add_row(Words(show.one_line(name), style="dim"), Words(show.one_line(value)))
     return Padding(grid, (0, 0, 0, indent))
 
 
-def _render_commands(block: Commands, indent: int) -> Iterator[RenderableType]:
+def _render_commands(block: doc.Commands, indent: int) -> Iterator[RenderableType]:
     for step in block.steps:
         yield _CommandView(step.command)
         if step.purpose:
             yield _paragraph(step.purpose, style="dim", indent=indent + 2)
 
 
-def _render_panel(block: Panel) -> RenderableType:
+def _render_panel(block: doc.Panel) -> RenderableType:
     lines = [Words(show.plain(block.headline), style="bold"), *_render_blocks(block.blocks, 0)]
-    style = "green" if block.tone is Tone.GOOD else "yellow"
+    style = "green" if block.tone is doc.Tone.GOOD else "yellow"
     return Frame(Group(*lines), title=Words(show.one_line(block.title)), title_align="left", border_style=style)
 
 
-def _render_entry(block: Entry) -> RenderableType:
+def _render_entry(block: doc.Entry) -> RenderableType:
     title, remark = show.plain(block.title), show.plain(block.remark.text)
     head = Words.assemble((title, "bold"), "  ", (remark, STYLES[block.remark.tone]))
     return Padding(Group(head, *_render_blocks(block.blocks, 3)), (0, 0, 1, 0))
@@ -169,7 +152,7 @@ class _TableView:
     Notes, and texts of columns that do not fit, follow below it. If nothing fits, each row becomes a sentence.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: doc.Table) -> None:
         self._table = table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -186,7 +169,7 @@ class _TableView:
         yield from (_paragraph(note, f"{name}: ", lead_style=style or "bold") for name, note, style in notes)
 
 
-def _fit(table: Table, width: int) -> tuple[list[int], list[list[str]] | None]:
+def _fit(table: doc.Table, width: int) -> tuple[list[int], list[list[str]] | None]:
     """Return the places of the columns that fit, and their cells, or None if not even the narrowest set fits.
 
     Intervals take two lines if that makes room for a column. Long words are broken only if that does not suffice.
@@ -221,7 +204,7 @@ def _fold(cell: str) -> str:
     return re.sub(r"(?<= to) |(?<=^not) | (?=[\[(])", "\n", show.one_line(cell))
 
 
-def _make_grid(table: Table, places: Sequence[int], cells: Sequence[Sequence[str]]) -> Grid:
+def _make_grid(table: doc.Table, places: Sequence[int], cells: Sequence[Sequence[str]]) -> Grid:
     grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)  # a line only below the header
     for place in places:
         column, title = table.columns[place], Words(show.one_line(table.header[place]))
@@ -234,13 +217,13 @@ def _make_grid(table: Table, places: Sequence[int], cells: Sequence[Sequence[str
     return grid
 
 
-def _render_as_sentences(table: Table) -> Iterator[RenderableType]:
+def _render_as_sentences(table: doc.Table) -> Iterator[RenderableType]:
     for name, *cells in table.lines[: table.limit]:
         pairs = ", ".join(f"{title} {cell}" for title, cell in zip(table.header[1:], cells, strict=True))
         yield _paragraph(f"{table.header[0]} {name}: {pairs}".strip())
 
 
-def _find_notes(table: Table, places: Sequence[int]) -> Iterator[tuple[str, str, str]]:
+def _find_notes(table: doc.Table, places: Sequence[int]) -> Iterator[tuple[str, str, str]]:
     """Yield the name of a row, a note on it, and the row's style."""
     for row in table.rows[: table.limit]:
         hidden = (cell.note for place, cell in enumerate(row.shown) if place not in places)

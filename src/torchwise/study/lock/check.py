@@ -12,7 +12,7 @@ from torchwise.records import Decision, Inspection, Trial
 from torchwise.records.answer import Answer, Trust, judge_trust
 from torchwise.records.listener import Listener
 from torchwise.records.structure_differences import another_model
-from torchwise.report.commands import command_line
+from torchwise.report.facts import command_line
 from torchwise.study.lock.check_results import Check, Checked, State
 from torchwise.study.lock.entry import Entry, is_same_hardware
 from torchwise.study.lock.file import Lock
