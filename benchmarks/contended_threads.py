@@ -26,7 +26,7 @@ from agreement import computing
 
 import torchwise as tw
 from torchwise import environment
-from torchwise.measure.cores import CoreWatch
+from torchwise.measure.quality import CoreWatch
 
 LAYERS, FEATURES, CALLS = 7, 256, 20
 RESAMPLES = 2000

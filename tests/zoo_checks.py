@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchwise.verify.reference import widen_tensor
+from torchwise.verify.deviation import widen_tensor
 from torchwise.workload import Workload, pytree
 from torchwise.zoo import Entry
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torchwise.records import Outcome  # noqa: E402
 from torchwise.verify import Subject, verify  # noqa: E402
-from torchwise.verify.cpu_reference import to_cpu  # noqa: E402
+from torchwise.verify.reference import to_cpu  # noqa: E402
 from torchwise.verify.step_runner import ReferenceStepRunner, StepRunner  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 from torchwise.zoo import Entry, list_workloads, load  # noqa: E402

@@ -14,7 +14,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan.workload_spec import BatchDim, WorkloadSpec
 from torchwise.trial import Job
 from torchwise.workload import Example, Workload
-from torchwise.workload.batch import batch_of, resize_example
+from torchwise.workload.workload import batch_of, resize_example
 
 
 def find(call: Any, *inputs: Any, dim: int | None = None) -> BatchDim:

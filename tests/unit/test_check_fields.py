@@ -19,11 +19,11 @@ from torchwise.records.bisection import Symptom
 from torchwise.records.codec import from_builtins, from_json, to_builtins, to_json
 from torchwise.verify.compare import compare
 from torchwise.verify.gradients import IDLE, Gradients
-from torchwise.verify.loss_curves import check_trajectories
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, observation_of, observe
 from torchwise.verify.step_runner import StepRunner, name_gradient
 from torchwise.verify.stochastic import judge
+from torchwise.verify.updates import check_trajectories
 from torchwise.workload import Example
 from torchwise.workload.train_step import TrainStep
 

@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from torchwise.environment import cpu_quota, read_throttled_s, usable_cpus
-from torchwise.measure import cores as module
-from torchwise.measure.cores import MIN_S, CoreWatch
-from torchwise.measure.quality import _load
+from torchwise.measure import quality as module
+from torchwise.measure.quality import MIN_S, CoreWatch, _load
 from torchwise.records import CoreUse, Measurement, codec
 from torchwise.records.cost_model import eager_measured
 from torchwise.records.measurement import describe_contention

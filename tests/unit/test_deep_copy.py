@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from torchwise.errors import WorkloadError
-from torchwise.verify.reference import float64_of, widen_tensor
+from torchwise.verify.deviation import widen_tensor
+from torchwise.verify.reference import float64_of
 from torchwise.workload import Example, pytree
 from torchwise.workload.deep_copy import deep_copy
 

@@ -28,7 +28,7 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, Trial, TrialState
 from torchwise.records.trial import WAITING
-from torchwise.trial import Job, Limits, ProcessLauncher, compile_lock, try_plan
+from torchwise.trial import Job, Limits, ProcessLauncher, harness, try_plan
 from torchwise.trial.harness import Harness
 from torchwise.trial.loading import load
 from torchwise.workload import Example, Workload
@@ -390,10 +390,10 @@ def test_where_kernels_are_timed_elsewhere_nobody_steps_aside(
     worker()
     found: list[bool] = []
     compiler.works = lambda: found.append(device_lock._joined._is_away())  # type: ignore[union-attr]
-    with compile_lock.compiling_aside(), inductor.patch(setting):
+    with harness.compiling_aside(), inductor.patch(setting):
         compiler.compile()
-    monkeypatch.setattr(compile_lock, "NAMES", (*compile_lock.NAMES, PrivateName("torch._inductor", "no_such_name")))
-    with compile_lock.compiling_aside():
+    monkeypatch.setattr(harness, "NAMES", (*harness.NAMES, PrivateName("torch._inductor", "no_such_name")))
+    with harness.compiling_aside():
         compiler.compile()
     assert found == [not setting, False]
 
@@ -407,7 +407,7 @@ def test_inductor_compiles_forward_and_backward_by_the_names_that_are_looked_up(
     leave = device_lock._joined.leave  # type: ignore[union-attr]
     monkeypatch.setattr(device_lock._joined, "leave", lambda: (away.append(0), leave()))
     compiled = torch.compile(lambda x: (x.sin() * 2).sum(0))
-    with inductor.patch(force_disable_caches=True), compile_lock.compiling_aside():
+    with inductor.patch(force_disable_caches=True), harness.compiling_aside():
         compiled(torch.ones(4, 4, requires_grad=True)).sum().backward()
     assert len(away) >= 2  # for the frame, and for the backward pass, which is compiled when it runs
     assert not device_lock._joined._is_away()  # type: ignore[union-attr]
@@ -435,7 +435,7 @@ def test_a_frame_is_traced_aside_and_frozen_weights_are_folded_in_the_worker_s_s
     spy_on(folding, "freeze")
     spy_on(compile_fx, "fx_codegen_and_compile")
     model = torch.nn.Linear(4, 4).eval()
-    with torch.no_grad(), inductor.patch(freezing=True), compile_lock.compiling_aside():
+    with torch.no_grad(), inductor.patch(freezing=True), harness.compiling_aside():
         torch.compile(model)(torch.ones(2, 4))
     assert found == [("_compile", True), ("freeze", False), ("fx_codegen_and_compile", True)]
     assert not other.may_measure()

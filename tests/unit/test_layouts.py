@@ -15,7 +15,7 @@ from torchwise.verify.step import StepSubject, verify_step
 from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Example, Workload, layouts, pytree
 from torchwise.workload.module_state import kept_state
-from torchwise.workload.step_check import loss_of
+from torchwise.workload.step_state import loss_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage|deprecated).*", "ignore::FutureWarning")
 

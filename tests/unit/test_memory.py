@@ -10,7 +10,7 @@ import torch
 
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
-from torchwise.workload.memory import Overlap, overlap_of
+from torchwise.workload.layouts import Overlap, overlap_of
 
 WHOLE = torch.zeros(6, 8)
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from torchwise.errors import WorkloadError
-from torchwise.trial import methods
+from torchwise.trial import pickling
 from torchwise.trial.loading import save
-from torchwise.trial.methods import methods_put_in, put_in
+from torchwise.trial.pickling import methods_put_in, put_in
 from torchwise.workload import Example, Workload
 
 MODULE = """
@@ -118,5 +118,5 @@ def test_classes_that_travel_by_value_bring_theirs_along() -> None:
 
     Local.forward = lambda _, x: x  # type: ignore[assignment]
     assert methods_put_in([Local()]) == []
-    assert not methods._is_imported(Local)
-    assert methods._is_imported(torch.nn.Linear)
+    assert not pickling._is_imported(Local)
+    assert pickling._is_imported(torch.nn.Linear)

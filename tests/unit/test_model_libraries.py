@@ -19,7 +19,7 @@ from torchwise.workload import Workload
 from torchwise.workload.identity import identity
 from torchwise.workload.pytree import tensors
 from torchwise.workload.roofline import count_work
-from torchwise.workload.step_check import loss_of
+from torchwise.workload.step_state import loss_of
 from torchwise.workload.target import load as load_target
 from torchwise_models import libraries
 from torchwise_models.libraries import diffusion, text

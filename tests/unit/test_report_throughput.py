@@ -12,7 +12,7 @@ from torchwise.records import StepWork, Study, Verdict
 from torchwise.report import Progress, render_html, render_study
 from torchwise.report.facts import throughput
 from torchwise.report.study import throughputs
-from torchwise.verify.loss_curves import check_trajectories
+from torchwise.verify.updates import check_trajectories
 
 TRAINED = Verdict((check_trajectories([[2.3, 2.1, 1.9]] * 4, [[2.3, 2.1, 1.9]] * 4, reduced=False),))
 WORK = StepWork(samples=32, tokens=4096, flops=2e12, peak_flops=1e14)

@@ -13,7 +13,7 @@ import torchwise  # noqa: E402
 import torchwise.verify  # noqa: E402
 from torchwise.records import Check, Outcome  # noqa: E402
 from torchwise.verify import Subject, verify  # noqa: E402
-from torchwise.verify import cpu_reference as third  # noqa: E402
+from torchwise.verify import reference as third  # noqa: E402
 from torchwise.verify.observe import Observation  # noqa: E402
 from torchwise.verify.step import StepSubject, verify_step  # noqa: E402
 from torchwise.verify.step_runner import StepRunner  # noqa: E402

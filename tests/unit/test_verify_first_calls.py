@@ -16,7 +16,7 @@ from torchwise.records import Check, Outcome, Verdict
 from torchwise.trial import Job, ProcessSettings
 from torchwise.trial.candidate import PlanCandidate, PlanExperiment
 from torchwise.verify import StepSubject, Subject, observation_of, verify, verify_step
-from torchwise.verify.first_calls import FirstAnswer
+from torchwise.verify.spot_check import FirstAnswer
 from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Example, Workload
 

@@ -9,7 +9,7 @@ import torch
 
 from torchwise.records import Outcome
 from torchwise.verify import Subject, verify
-from torchwise.verify.inputs import draws
+from torchwise.verify.observe import draws
 from torchwise.verify.step import StepSubject, verify_step
 from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Example, Workload, pytree

@@ -17,11 +17,10 @@ from torchwise.plan import Plan
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify import StepSubject, verify_step
 from torchwise.verify.gradients import Gradients, GradientScales
-from torchwise.verify.loss_curves import FALSE_ALARM_RATE, check_trajectories
 from torchwise.verify.observe import Observation
 from torchwise.verify.step import _weights
 from torchwise.verify.step_runner import Maker, ReferenceStepRunner, StateAfter, StepRunner
-from torchwise.verify.updates import Sides, compare_updates
+from torchwise.verify.updates import FALSE_ALARM_RATE, Sides, check_trajectories, compare_updates
 from torchwise.workload import Workload
 
 BUDGET_S = 0.2

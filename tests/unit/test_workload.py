@@ -11,7 +11,7 @@ import torch
 from torchwise.errors import WorkloadError
 from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
 from torchwise.workload import Example, Workload
-from torchwise.workload.step_check import loss_of
+from torchwise.workload.step_state import loss_of
 
 X = torch.ones(2, 3)
 

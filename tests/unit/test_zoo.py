@@ -15,7 +15,7 @@ import torch
 from torchwise.errors import TargetError, WorkloadError
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.workload import Workload, pytree
-from torchwise.workload.step_check import loss_of
+from torchwise.workload.step_state import loss_of
 from torchwise.workload.target import load as load_target
 from torchwise.zoo import Entry, list_workloads, load
 from torchwise.zoo.entry import SIZES

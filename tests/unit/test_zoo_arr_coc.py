@@ -11,7 +11,7 @@ from torch.autograd import gradcheck
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import Workload
-from torchwise.workload.step_check import loss_of
+from torchwise.workload.step_state import loss_of
 from torchwise.zoo import load
 from torchwise_models.zoo.arr_coc import allocate
 from torchwise_models.zoo.arr_coc.detail import MAX_TOKENS, MEAN, MIN_TOKENS, blend

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchwise_models.zoo.energy_flow as family
 from torchwise.workload import Workload
 from torchwise.workload.pytree import clone, equal, list_named_leaves, tensors
-from torchwise.workload.step_check import loss_of
+from torchwise.workload.step_state import loss_of
 from torchwise.zoo.random_inputs import Request
 from torchwise_models.zoo.catalogue.energy_flow import ENTRIES
 from torchwise_models.zoo.energy_flow.carrier import STEEPNESS, STRIDE, Carried

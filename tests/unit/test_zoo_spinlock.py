@@ -12,7 +12,7 @@ from torch.nn.functional import conv2d, gelu
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchwise.workload import Workload
-from torchwise.workload.step_check import loss_of
+from torchwise.workload.step_state import loss_of
 from torchwise.zoo import load
 from torchwise.zoo.random_inputs import Request
 from torchwise_models.zoo.spinlock import (

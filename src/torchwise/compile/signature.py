@@ -12,7 +12,7 @@ import torch
 from torchwise._torch.guards import make_tensor_check
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
-from torchwise.workload.memory import Overlap, are_disjoint, overlap_of, reach_of
+from torchwise.workload.layouts import Overlap, are_disjoint, overlap_of, reach_of
 from torchwise.workload.pytree import PLAIN
 
 Signature = tuple[Any, ...]

@@ -22,8 +22,8 @@ from torchwise.trial.candidate import PlanCandidate
 from torchwise.trial.experiment import Experiment
 from torchwise.trial.loading import load
 from torchwise.workload import Workload, pytree
-from torchwise.workload.batch import batch_of, resize_example
 from torchwise.workload.layouts import size_of
+from torchwise.workload.workload import batch_of, resize_example
 
 MIN_TURNS, MAX_CALLS = 3, 4000
 

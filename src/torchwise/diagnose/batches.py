@@ -52,8 +52,8 @@ def fit_batch(
         InputError: an argument cannot be used, or the inputs have no batch.
     """
     from torchwise.runtime import unwrap
-    from torchwise.workload.batch import batch_of
     from torchwise.workload.identity import structure
+    from torchwise.workload.workload import batch_of
 
     workload = read_workload(model if isinstance(model, Workload) else unwrap(model), args, None, None)
     if workload is None:

@@ -20,7 +20,7 @@ from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.signature_match import VerifiedInputs
 from torchwise.workload import pytree
 from torchwise.workload.input_spec import InputSpec
-from torchwise.workload.memory import overlap_of
+from torchwise.workload.layouts import overlap_of
 from torchwise.workload.module_state import State
 
 logger = logging.getLogger("torchwise")

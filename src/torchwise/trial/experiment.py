@@ -17,10 +17,8 @@ from torchwise.trial.error_origin import run_checks
 from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import Job, Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
-from torchwise.verify.first_calls import FirstAnswer, very_first
-from torchwise.verify.inputs import draws
-from torchwise.verify.observe import Observation
-from torchwise.verify.spot_check import check_retained_outputs
+from torchwise.verify.observe import Observation, draws
+from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, very_first
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import pytree

@@ -15,13 +15,12 @@ import torch
 from torchwise.errors import InputError
 from torchwise.measure import device_lock
 from torchwise.trial.job import Job
-from torchwise.trial.methods import methods_put_in, put_in
+from torchwise.trial.pickling import methods_put_in, put_in
 from torchwise.workload import Workload, target
-from torchwise.workload.batch import scale_batch
 from torchwise.workload.module_state import from_one_state, make_continuing_call
-from torchwise.workload.step_check import check_loss, loss_of
+from torchwise.workload.step_state import check_loss, loss_of
 from torchwise.workload.train_step import TrainStep
-from torchwise.workload.workload import Example, check_device
+from torchwise.workload.workload import Example, check_device, scale_batch
 
 MAX_SKIPPED = 40
 """Steps that a gradient scaler may skip until its scale fits: from 65,536 it halves sixteen times down to 1."""

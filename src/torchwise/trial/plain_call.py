@@ -24,7 +24,7 @@ from torchwise.verify.leaves import leaves_of
 from torchwise.workload import Example, Workload, pytree
 from torchwise.workload.identity import describe_example
 from torchwise.workload.module_state import State
-from torchwise.workload.step_check import loss_of
+from torchwise.workload.step_state import loss_of
 
 MAX_WINDOW = 16
 """Calls after which a window of the last ones counts as full. A longer one counts as state that grows."""

@@ -52,6 +52,13 @@ def is_rounded(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def widen_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a floating tensor in float64, a complex one in complex128, any other as it is."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
 def legible(tensor: torch.Tensor) -> torch.Tensor:
     """Return numbers of one byte in float32, which holds them all, and for which PyTorch has all operators."""
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
@@ -129,8 +136,6 @@ def errors_of(tensor: torch.Tensor, reference: torch.Tensor, scale: float | None
 
 def scale_of(reference: torch.Tensor) -> float:
     """Return the scale of errors: the root mean square over the finite elements, or 1 if that is zero."""
-    from torchwise.verify.reference import widen_tensor
-
     finite = widen_tensor(reference)[legible(reference).isfinite()]
     return (float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0) or 1.0
 
@@ -143,8 +148,12 @@ def median_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float) ->
 
 def _absolute_errors(tensor: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return absolute errors and exact values of the elements that are finite in both."""
-    from torchwise.verify.reference import widen_tensor
-
     both = legible(tensor).isfinite() & legible(reference).isfinite()
     exact = widen_tensor(reference)[both]
     return (widen_tensor(tensor)[both] - exact).abs(), exact
+
+
+def projection_ratio(tensor: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the size of a tensor along another, which is 1 if they agree."""
+    direction, value = widen_tensor(exact).flatten(), widen_tensor(tensor).flatten().to(exact.device)
+    return float((value * direction.conj()).sum().real / direction.abs().square().sum())

@@ -22,7 +22,15 @@ import torch
 
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.compare import check_structure
-from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, Errors, errors_of, finiteness_problem, problem_of
+from torchwise.verify.deviation import (
+    RMS_FACTOR,
+    WORST_FACTOR,
+    Errors,
+    errors_of,
+    finiteness_problem,
+    problem_of,
+    projection_ratio,
+)
 from torchwise.verify.noise_floor import Bounds, Sensitivity, why_in_doubt
 from torchwise.verify.observe import Observation
 
@@ -292,11 +300,3 @@ def is_rounding(floor: Any, exact: Any) -> bool:
     """Whether a gradient is rounding for the most part in eager: the true one is zero, as behind a normalisation."""
     is_one = isinstance(exact, torch.Tensor) and isinstance(floor, torch.Tensor) and exact.dim() > 0
     return is_one and errors_of(floor, exact).rms >= MAX_ROUNDING
-
-
-def projection_ratio(tensor: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the size of a tensor along another, which is 1 if they agree."""
-    from torchwise.verify.reference import widen_tensor
-
-    direction, value = widen_tensor(exact).flatten(), widen_tensor(tensor).flatten().to(exact.device)
-    return float((value * direction.conj()).sum().real / direction.abs().square().sum())

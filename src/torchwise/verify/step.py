@@ -26,16 +26,14 @@ from typing import Any
 import torch
 
 from torchwise.records import Check, CheckName, Figure, Outcome, Verdict
-from torchwise.verify.cpu_reference import compare_with_cpu, is_doubtful, to_cpu
-from torchwise.verify.first_calls import check_first
 from torchwise.verify.gradients import Gradients
-from torchwise.verify.inputs import draws, further
-from torchwise.verify.loss_curves import check_trajectories
 from torchwise.verify.noise_floor import Bounds, Sensitivity
-from torchwise.verify.observe import Observation
+from torchwise.verify.observe import Observation, draws, further
+from torchwise.verify.reference import compare_with_cpu, is_doubtful, to_cpu
+from torchwise.verify.spot_check import check_first
 from torchwise.verify.step_runner import Maker, ReferenceStepRunner, StepRunner, name_gradient, quiet
 from torchwise.verify.stochastic import check_noise, is_stochastic
-from torchwise.verify.updates import Sides, bounds_of, compare_updates
+from torchwise.verify.updates import Sides, bounds_of, check_trajectories, compare_updates
 from torchwise.verify.verify import EPSILON
 from torchwise.workload import pytree
 from torchwise.workload.train_step import TrainStep, find_sharded_modules, unwrap_ddp

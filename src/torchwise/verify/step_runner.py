@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from torchwise._torch.modules import Dropout
+from torchwise.verify.deviation import widen_tensor
 from torchwise.verify.observe import Observation
 from torchwise.verify.perturbation import PerturbRounding
-from torchwise.verify.reference import as_reference, find_context, is_alike, is_wide, widen, widen_tensor
+from torchwise.verify.reference import as_reference, find_context, is_alike, is_wide, widen
 from torchwise.workload import layouts, pytree
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example

@@ -1,9 +1,17 @@
-"""Compare all state after a few steps: how parameters moved, buffers, and the optimizer's state.
+"""Compare what several steps leave behind: how parameters moved, buffers, the optimizer's state, and curves of losses.
 
 An optimizer's state may depend on rounding in more than its numbers. L-BFGS leaves out directions that are too short,
 and a line search takes a varying number of evaluations. Eager with perturbed roundings shows whether that is so
-(`yardstick`). If it is, the state of that parameter is not compared. Its effect is: on the parameters, also after
-further steps, and on the losses (`trajectory`).
+(`noise_floor`). If it is, the state of that parameter is not compared. Its effect is: on the parameters, also after
+further steps, and on the losses.
+
+Whether two ways to train make the same progress is tested on the curves of their losses. From one state, each of
+several seeds gives an order of the batches and random numbers, and both train so. For each seed the mean loss over the
+second half of the steps is compared, relative to eager's: d. Two ways that differ by rounding alone differ in d by
+noise around 0. Its size is unknown beforehand, as training amplifies roundings. So d is compared with its own spread
+over the seeds. The candidate fails if the mean of d is beyond the margin even at the near end of its confidence
+interval (Student's t). A candidate whose d is truly within the margin fails with a chance of at most
+`FALSE_ALARM_RATE`. If the seeds' curves are all the same, the mean itself decides.
 """
 
 from __future__ import annotations
@@ -13,10 +21,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
-from torchwise.verify.deviation import RMS_FACTOR, Errors
+from torchwise.verify.deviation import RMS_FACTOR, Errors, projection_ratio, widen_tensor
 from torchwise.verify.noise_floor import Bounds, Sensitivity, why_unexplained, why_unsteady
 from torchwise.verify.step_runner import StateAfter, form_of
 from torchwise.workload import pytree
@@ -182,7 +191,9 @@ class _Comparison:
     def _check_update_scale(self, name: str, value: Any, eagers: Any, exact: torch.Tensor) -> Check | None:
         if name not in self._sides.reference.updates:
             return None
-        moved, normally = (_projection_ratio(side, exact) for side in (value, eagers))
+        if not bool(exact.any()):
+            return None
+        moved, normally = (projection_ratio(side, exact) for side in (value, eagers))
         if not abs(normally - 1) < ASTRAY / 2 or abs(moved - 1) < ASTRAY:
             return None
         detail = f"{self._after} {name} is {moved:.2g} times the reference's, eager's {normally:.2g}"
@@ -191,13 +202,6 @@ class _Comparison:
 
 def _drop_slots(side: StateAfter) -> StateAfter:
     return replace(side, state={n: leaf for n, leaf in side.state.items() if n not in side.slots}, slots={})
-
-
-def _projection_ratio(update: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the size of an update along the reference's, or 1 if that is zero."""
-    from torchwise.verify.gradients import projection_ratio
-
-    return projection_ratio(update, exact) if bool(exact.any()) else 1.0
 
 
 def _equal(value: Any, exact: Any) -> bool:
@@ -211,8 +215,6 @@ def _relative_error(tensor: Any, exact: torch.Tensor, quiet: torch.Tensor | None
 
     It is NaN if other elements are finite than in the reference: a mask of infinities must be the same one.
     """
-    from torchwise.verify.reference import widen_tensor
-
     if not isinstance(tensor, torch.Tensor) or tensor.shape != exact.shape:
         return math.nan
     target, value = widen_tensor(exact), widen_tensor(tensor).to(exact.device)
@@ -224,3 +226,52 @@ def _relative_error(tensor: Any, exact: torch.Tensor, quiet: torch.Tensor | None
         return 0.0
     scale = float(target[finite].abs().square().mean().sqrt()) or 1.0
     return float((value - target)[judged].abs().square().mean().sqrt()) / scale
+
+
+FALSE_ALARM_RATE = 1e-3
+MARGIN, MARGIN_REDUCED = 0.01, 0.02
+"""Relative difference of the mean loss that is granted, at the model's own and at a lower precision."""
+
+
+def check_trajectories(candidate_losses: list[list[float]], eager_losses: list[list[float]], *, reduced: bool) -> Check:
+    """Compare the losses of a candidate and of eager, one list for each seed.
+
+    Args:
+        candidate_losses: losses of the candidate, by seed and step.
+        eager_losses: losses of eager, on the same batches.
+        reduced: whether the candidate computes in a lower precision than the step as written.
+    """
+    from scipy.special import stdtrit  # takes a sixth of a second, and only training steps need it
+
+    candidate, eager = np.array(candidate_losses), np.array(eager_losses)
+    if bool((np.isfinite(eager) & ~np.isfinite(candidate)).any()):
+        return Check(
+            CheckName.LOSS_CURVES,
+            Outcome.FAIL,
+            "the loss is not finite where eager's is",
+            cause=CheckCause.NOT_FINITE,
+        )
+    if not np.isfinite(eager).all():
+        return Check(CheckName.LOSS_CURVES, Outcome.NOT_COMPARABLE, "eager's own loss is not finite")
+    half = eager.shape[1] // 2
+    scale = np.abs(eager).mean() or 1.0
+    differences = (candidate[:, half:].mean(axis=1) - eager[:, half:].mean(axis=1)) / scale
+    mean, margin = float(differences.mean()), MARGIN_REDUCED if reduced else MARGIN
+    spread = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    reach = float(stdtrit(len(differences) - 1, 1 - FALSE_ALARM_RATE)) * spread
+    detail = (
+        f"over {eager.shape[0]} seeds of {eager.shape[1]} steps the mean loss differs from eager's by {mean:+.2%} ± "
+        f"{reach:.2%}, and {margin:.0%} is granted (false alarms: {FALSE_ALARM_RATE:g})"
+    )
+    figures = {
+        Figure.LIMIT: margin,
+        Figure.SAMPLES: eager.shape[0],
+        Figure.STEPS: eager.shape[1],
+        Figure.HALF_WIDTH: reach,
+        Figure.LEVEL: FALSE_ALARM_RATE,
+        Figure.FIRST_LOSS: float(candidate[:, 0].mean()),
+        Figure.LAST_LOSS: float(candidate[:, -1].mean()),
+    }
+    outcome = Outcome.FAIL if abs(mean) - reach > margin else Outcome.PASS
+    check = Check(CheckName.LOSS_CURVES, outcome, detail, abs(mean), figures=figures)
+    return replace(check, detail=f"{detail}; {check.describe_loss()}")

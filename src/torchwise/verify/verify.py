@@ -13,14 +13,11 @@ import torch
 from torchwise.errors import format_error
 from torchwise.records import Check, CheckCause, CheckName, Outcome, Verdict
 from torchwise.verify.compare import check_structure, compare
-from torchwise.verify.cpu_reference import compare_with_cpu, is_doubtful, to_cpu
 from torchwise.verify.deviation import errors_of
-from torchwise.verify.first_calls import check_first
-from torchwise.verify.inputs import draws
 from torchwise.verify.noise_floor import Sensitivity
-from torchwise.verify.observe import Observation, observe
-from torchwise.verify.reference import Reference
-from torchwise.verify.spot_check import check_retained_outputs
+from torchwise.verify.observe import Observation, draws, observe
+from torchwise.verify.reference import Reference, compare_with_cpu, is_doubtful, to_cpu
+from torchwise.verify.spot_check import check_first, check_retained_outputs
 from torchwise.verify.stochastic import check_noise
 from torchwise.workload.module_state import State, from_one_state, kept_state
 from torchwise.workload.workload import Example, Workload

@@ -39,7 +39,7 @@ from typing import Any
 import torch
 
 from torchwise.workload.input_spec import InputSpec, LeafSpec, OverlapSpec, TensorSpec
-from torchwise.workload.memory import overlap_of
+from torchwise.workload.layouts import overlap_of
 from torchwise.workload.pytree import list_named_leaves
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, Workload

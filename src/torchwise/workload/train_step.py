@@ -20,10 +20,12 @@ from torchwise.errors import WorkloadError
 from torchwise.workload import pytree
 from torchwise.workload.closure import copy_with_closures
 from torchwise.workload.deep_copy import Memo, deep_copy
-from torchwise.workload.step_check import check, check_inputs, check_loss
 from torchwise.workload.step_state import (
     StepState,
     are_hooked,
+    check,
+    check_inputs,
+    check_loss,
     convert_tensor_rates,
     find_lost_attributes,
     forget_scaling,

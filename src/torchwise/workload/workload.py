@@ -1,4 +1,4 @@
-"""A loaded workload: the callable and the inputs it is tuned for."""
+"""A loaded workload: the callable and the inputs it is tuned for, also at other batch sizes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchwise.errors import WorkloadError
-from torchwise.plan.workload_spec import Roofline
+from torchwise.errors import UnsupportedError, WorkloadError
+from torchwise.plan.workload_spec import BatchDim, Roofline
 from torchwise.workload import pytree
 from torchwise.workload.deep_copy import deep_copy
-from torchwise.workload.memory import overlap_of
+from torchwise.workload.layouts import overlap_of
 from torchwise.workload.module_state import State
 
 if TYPE_CHECKING:
@@ -219,3 +219,52 @@ def _describe(value: Any) -> str:
     text = repr(value)
     kind = type(value).__name__
     return f"{kind} {text}" if len(text) <= 60 else f"an object of type {kind}"
+
+
+def batch_of(example: Example, dim: int | None) -> BatchDim:
+    """Return the dimension that every tensor of the inputs shares, or 0 if none is named.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    tensors = [tensor for tensor in example.tensors() if tensor.dim()]
+    if not tensors:
+        raise UnsupportedError("the inputs hold no tensor with a dimension, so there is no batch to scale")
+    batch_dim = 0 if dim is None else dim
+    for tensor in tensors:
+        if not -tensor.dim() <= batch_dim < tensor.dim():
+            raise UnsupportedError(
+                f"an input of shape {tuple(tensor.shape)} has no dimension {batch_dim}: name another with --batch-dim"
+            )
+    sizes = sorted({tensor.shape[batch_dim] for tensor in tensors})
+    if len(sizes) > 1:
+        raise UnsupportedError(
+            f"the inputs differ in dimension {batch_dim} (sizes {', '.join(map(str, sizes))}), so it is no common "
+            "batch: name the batch dimension with --batch-dim"
+        )
+    if sizes[0] == 0:
+        raise UnsupportedError(
+            f"dimension {batch_dim} of the inputs is empty, so there is nothing to make batches from"
+        )
+    return BatchDim(batch_dim, sizes[0])
+
+
+def scale_batch(workload: Workload, batch: BatchDim) -> Workload:
+    """Return the workload on its first example alone, at another batch size."""
+    example = resize_example(workload.examples[0], batch.dim, batch.size)
+    return replace(workload, examples=(example,), roofline=None, reseed=None)
+
+
+def resize_example(example: Example, dim: int, size: int) -> Example:
+    """Return the example with its items along `dim` repeated or left out until there are `size`.
+
+    The values stay the same: indices stay in their range, and masks stay masks.
+    """
+
+    def resize(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0:
+            return tensor
+        items = torch.arange(size, device=tensor.device) % tensor.shape[dim]
+        return tensor.detach().index_select(dim, items).requires_grad_(tensor.requires_grad)
+
+    return example.map_tensors(resize)

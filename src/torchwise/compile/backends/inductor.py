@@ -26,7 +26,7 @@ from torchwise.plan import Plan
 from torchwise.plan.choice import Stage
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.workload import pytree
-from torchwise.workload.memory import Overlap
+from torchwise.workload.layouts import Overlap
 
 MAX_BYPASSES = 256
 """Maximum number of signatures that bypass Dynamo's guards. Each takes some 100 kB for 100 parameters."""

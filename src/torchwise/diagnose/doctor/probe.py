@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchwise.diagnose.doctor import child
-from torchwise.measure.cores import CoreWatch
+from torchwise.measure.quality import CoreWatch
 from torchwise.records import CoreUse
 
 LIMIT_S = 300.0

@@ -17,8 +17,7 @@ from torchwise.compile.signature import is_plain, plain_key
 from torchwise.errors import BaselineError, InputError, InternalError, format_error, is_count
 from torchwise.runtime.bucketing.padding import Padder, Padding, tensors_by_path
 from torchwise.verify import is_stochastic, mismatch
-from torchwise.verify.inputs import draws
-from torchwise.verify.observe import Observation, observe
+from torchwise.verify.observe import Observation, draws, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.workload import Example, Workload
 from torchwise.workload.module_state import kept_state, preserve_generators

@@ -30,7 +30,7 @@ from torchwise.runtime.training.step import OTHER_RANK, tune
 from torchwise.study.apply_approvals import apply_stored_approvals
 from torchwise.workload import Example
 from torchwise.workload.module_state import kept_state, preserve_generators
-from torchwise.workload.step_check import loss_of
+from torchwise.workload.step_state import loss_of
 from torchwise.workload.train_step import find_sharded_modules, unwrap_ddp
 
 logger = logging.getLogger("torchwise")
