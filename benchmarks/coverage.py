@@ -46,7 +46,7 @@ from torchwise.records import (
 from torchwise.records.answer import Answer
 from torchwise.study.decision import decide
 from torchwise.study.history import History
-from torchwise.study.repeats import next_repeat
+from torchwise.study.pairwise import next_repeat
 from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings
 
 LAYERS, WIDTH, ROWS = 100, 128, 32

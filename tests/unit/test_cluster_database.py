@@ -18,7 +18,7 @@ from torchwise.cli import app
 from torchwise.errors import StorageError
 from torchwise.store import db_errors, open_storage
 from torchwise.study import cluster
-from torchwise.study.cluster.retry import retry_while_unreachable
+from torchwise.study.cluster.sweep import retry_while_unreachable
 
 command = importlib.import_module("torchwise.cli.sweep")  # of this name the package has the function
 

@@ -17,8 +17,7 @@ from torchwise.records import Failure, FailureKind
 from torchwise.study.cluster import choice
 from torchwise.study.cluster import launcher as module
 from torchwise.study.cluster.device_actor import ActorInfo
-from torchwise.study.cluster.launcher import RETRIES, RayLauncher, _select_portable
-from torchwise.study.cluster.manifest import connect, devices_of
+from torchwise.study.cluster.launcher import RETRIES, RayLauncher, _select_portable, connect, devices_of
 from torchwise.trial import Job, Limits
 
 HERE = Environment("cpu", "a", "Linux", "Xeon", 8, "3.11", "2.13")

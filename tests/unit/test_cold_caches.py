@@ -37,7 +37,7 @@ from torchwise.study import Request, run_study
 from torchwise.study.cluster import Task
 from torchwise.study.decision import decide
 from torchwise.study.history import History
-from torchwise.study.repeats import next_cold
+from torchwise.study.pairwise import next_cold
 from torchwise.trial import Job, candidate
 
 FAST = Plan(backend="inductor")

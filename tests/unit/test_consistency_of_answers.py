@@ -33,8 +33,7 @@ from torchwise.report.bench import render_bench_html
 from torchwise.report.bench_files import to_markdown
 from torchwise.study.lock import Lock
 from torchwise.study.lock.check import CheckRequest, run_check
-from torchwise.study.lock.check_results import Check, State
-from torchwise.study.lock.render import render_check
+from torchwise.study.lock.check_results import Check, State, render_check
 
 
 def render_text(found: RenderableType) -> str:

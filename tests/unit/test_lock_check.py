@@ -22,8 +22,7 @@ from torchwise.records.statistics import median_interval, ratio_of
 from torchwise.study.lock import Entry, Lock
 from torchwise.study.lock import slowdown_test as judging
 from torchwise.study.lock.check import CheckRequest, run_check
-from torchwise.study.lock.check_results import Check, Checked, State
-from torchwise.study.lock.render import render_check, sentence
+from torchwise.study.lock.check_results import Check, Checked, State, render_check, sentence
 from torchwise.study.lock.slowdown_test import Judge
 from torchwise.trial import Job, Launcher
 

@@ -10,7 +10,7 @@ from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_ins
 from torchwise.plan import Plan
 from torchwise.records import TrialState
 from torchwise.study.decision import decide
-from torchwise.study.repeats import MARGIN, prune_below
+from torchwise.study.pairwise import MARGIN, prune_below
 
 FROZEN = Plan(backend="inductor", options=(("freezing", True),))
 

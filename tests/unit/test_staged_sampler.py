@@ -19,8 +19,7 @@ from torchwise.plan.space import compile_factor_of, numerics_of
 from torchwise.records import Check, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
 from torchwise.study.decision import decide
 from torchwise.study.history import BESIDE_S, PER_OPERATOR_S, PLAIN_COMPILE_S, History
-from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
-from torchwise.study.samplers.staged import HOPE, _format_estimate
+from torchwise.study.samplers import HOPE, ListedSampler, Proposal, Sampler, StagedSampler, _format_estimate
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 REGIONAL = Plan(backend="inductor", scope="regional")

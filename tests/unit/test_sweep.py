@@ -170,7 +170,7 @@ def test_studies_are_interrupted_when_the_sweep_is_killed(tmp_path: Path) -> Non
     """
     child = textwrap.dedent("""
         import os, pathlib, sys, time
-        from torchwise.study.cluster.parent_watchdog import follow
+        from torchwise.study.cluster.sweep import follow
         try:
             follow(os.getppid())
             print("begun", flush=True)

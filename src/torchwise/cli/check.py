@@ -46,7 +46,7 @@ def check(
     from torchwise.records.files import write_json
     from torchwise.study.lock import read
     from torchwise.study.lock.check import CheckRequest, run_check
-    from torchwise.study.lock.render import CheckProgress, render_check
+    from torchwise.study.lock.check_results import CheckProgress, render_check
     from torchwise.trial import ProcessLauncher
 
     request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit)

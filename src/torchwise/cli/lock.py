@@ -33,7 +33,7 @@ def lock(
     from torchwise.errors import InputError
     from torchwise.store import open_storage
     from torchwise.study.lock import Lock, read, write
-    from torchwise.study.lock.collect import collect
+    from torchwise.study.lock.entry import collect
 
     check_writable(file)
     before = read(file) if file.exists() else Lock()

@@ -57,8 +57,8 @@ def sweep(
 def _command() -> list[str]:
     """Return the command for a process that ends together with this one, and waits for the store."""
     own = (
-        f"from torchwise.study.cluster.parent_watchdog import follow; follow({os.getpid()}); "
-        "from torchwise.study.cluster.retry import retry_while_unreachable; from torchwise.cli import app, main; "
+        f"from torchwise.study.cluster.sweep import follow, retry_while_unreachable; follow({os.getpid()}); "
+        "from torchwise.cli import app, main; "
         "main(lambda: retry_while_unreachable(app))"
     )
     return [sys.executable, "-c", own]

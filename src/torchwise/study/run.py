@@ -36,8 +36,7 @@ from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.caches import Caches, keep_heartbeat
 from torchwise.study.decision import decide
 from torchwise.study.history import History
-from torchwise.study.pairwise import front, next_duel
-from torchwise.study.repeats import next_cold, next_repeat, prune_below
+from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, prune_below
 from torchwise.study.request import Request
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 from torchwise.trial import Job, Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan

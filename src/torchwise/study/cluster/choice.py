@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from torchwise import environment
 from torchwise.environment import Environment
 from torchwise.errors import InputError
-from torchwise.study.cluster.launcher import RayLauncher
-from torchwise.study.cluster.manifest import Task, connect, devices_of
+from torchwise.study.cluster.launcher import RayLauncher, connect, devices_of
+from torchwise.study.cluster.manifest import Task
 from torchwise.study.cluster.sweep import Slot
 from torchwise.trial import Launcher, ProcessLauncher
 

@@ -1,8 +1,13 @@
-"""A launcher for one device of a Ray cluster, or for another device of the same kind if that one is lost."""
+"""A launcher for one device of a Ray cluster, or for another device of the same kind if that one is lost.
+
+Ray is imported on first use.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import logging
 import os
 import re
 import time
@@ -16,7 +21,6 @@ from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.trial import WAITING
 from torchwise.study.cluster.device_actor import POLL_S, ActorInfo, DeviceActor
-from torchwise.study.cluster.manifest import connect, nodes_with
 from torchwise.trial import Job, Limits
 from torchwise.trial.launcher import OnStage
 from torchwise.trial.worker import Assignment
@@ -247,3 +251,58 @@ def _describe_resources(resources: dict[str, float]) -> str:
 
 def _ignore(text: str) -> None:
     """Ignore a message."""
+
+
+def ray_library() -> Any:
+    """Import Ray.
+
+    Raises:
+        UnsupportedError: Ray is not installed.
+    """
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"a cluster needs {error.name}, which is not installed: pip install 'torchwise[ray]'"
+        ) from error
+
+
+def connect(address: str | None) -> Any:
+    """Connect this process to a cluster, unless it is connected, and return Ray.
+
+    Args:
+        address: "HOST:PORT", "ray://HOST:PORT", "auto" or None. None means RAY_ADDRESS, the cluster of this machine, or
+            a new one that ends with this process, in this order.
+
+    Raises:
+        UnsupportedError: Ray is not installed.
+        InputError: no cluster answers there.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a new cluster sends no usage reports
+    ray = ray_library()
+    if not ray.is_initialized():
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        except ImportError as error:
+            raise UnsupportedError(
+                f"address {address!r} needs Ray's client ({error}): pip install 'ray[client]'"
+            ) from error
+        except (ConnectionError, RuntimeError, ValueError) as error:  # Ray has no specific error for this
+            location = address or os.environ.get("RAY_ADDRESS", "this machine")
+            raise InputError(
+                f"no Ray cluster answers at {location} ({error}); start one with `ray start --head`, and set "
+                "RAY_AUTH_MODE=token if it needs a token"
+            ) from error
+    return ray
+
+
+def nodes_with(ray: Any, device: str) -> list[dict[str, Any]]:
+    """Return the living nodes with such a device, as described by `ray.nodes()`."""
+    resource = "GPU" if device == "cuda" else "CPU"
+    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(resource, 0) >= 1]
+
+
+def devices_of(ray: Any, device: str) -> int:
+    """Return the number of parallel studies: one per GPU, or one per node, whose processor is one device."""
+    nodes = nodes_with(ray, device)
+    return sum(int(node["Resources"]["GPU"]) for node in nodes) if device == "cuda" else len(nodes)

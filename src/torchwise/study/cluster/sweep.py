@@ -7,8 +7,11 @@ the store. So no device is idle while there are more studies than devices.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +26,8 @@ import msgspec
 from torchwise import parsing
 from torchwise.errors import ERROR_FILE
 from torchwise.records.answer import EXIT_INCONCLUSIVE
+from torchwise.store import db_errors
+from torchwise.store.db_errors import UnreachableError
 from torchwise.study.cluster.manifest import Task
 from torchwise.trial.launcher import signal_name
 
@@ -198,3 +203,35 @@ class _Sweep:
 def _add_options(task: Task, *options: str) -> list[str]:
     name, *rest = task.arguments()
     return [name, *options, *rest]
+
+
+def retry_while_unreachable(command: Callable[[], None]) -> None:
+    """Run `command`, and repeat it while the store is unreachable, within the limit of `store.db_errors`.
+
+    Elsewhere, opening an unreachable store fails at once, as the address may be wrong. The address of a sweep worked at
+    its start.
+
+    Raises:
+        StorageError: the server did not return.
+    """
+    start, outage = time.monotonic(), db_errors.Outage("of the sweep")
+    while True:
+        try:
+            return command()
+        except UnreachableError as error:
+            if time.monotonic() - start >= db_errors.PATIENCE_S:  # a running study has waited as long itself
+                raise
+            outage.wait(error)
+
+
+def follow(parent: int) -> None:
+    """Interrupt this process when `parent`, which started it, ends.
+
+    The signal is that of Ctrl-C, so that finished work is saved.
+    """
+    if sys.platform != "linux":
+        return
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGINT)
+    if os.getppid() != parent:  # the parent ended before the call above
+        os.kill(os.getpid(), signal.SIGINT)

@@ -1,10 +1,10 @@
-"""Cheap candidates first, and an expensive one only when its best possible gain can pay for it.
+"""Which plan to try next: asking never executes anything.
 
-The search is a descent from the leading plan, and from the quickest compiled one, whose launch gaps may still be
-removed. Every plan one choice away has a bound: the largest possible gain of that choice, given the profile of the
-time. A plan is excluded, with the figures, if it cannot pay for its compilation and its own trial over the remaining
-calls. Among the rest the plan with the quickest compile is tried next, and every result moves the leader and the
-bounds.
+`StagedSampler` tries cheap candidates first, and an expensive one only when its best possible gain can pay for it. Its
+search is a descent from the leading plan, and from the quickest compiled one, whose launch gaps may still be removed.
+Every plan one choice away has a bound: the largest possible gain of that choice, given the profile of the time. A plan
+is excluded, with the figures, if it cannot pay for its compilation and its own trial over the remaining calls. Among
+the rest the plan with the quickest compile is tried next, and every result moves the leader and the bounds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from torchwise.plan import EAGER, Choice, Numerics, Plan, PlanSpace, Trait
 from torchwise.plan.choice import ANY, load_choices
@@ -20,7 +21,59 @@ from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import choices_of, complexity_of
 from torchwise.records import format as show
 from torchwise.study.history import History, code_of, lays_out_by_itself, sets_threads_alone
-from torchwise.study.samplers.base import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A plan worth trying, and why.
+
+    Attributes:
+        plan: the plan.
+        reason: why, in words.
+        limit_s: seconds after which its trial is ended, so that others can be tried as well, or infinite if nothing
+            else waits.
+    """
+
+    plan: Plan
+    reason: str
+    limit_s: float = math.inf
+
+
+class Sampler(Protocol):
+    """Chooses the next plan from the history.
+
+    A sampler keeps no state: the same history gives the same answer. So an interrupted study continues from the same
+    point, and several processes may share one. It proposes only legal plans that are open or that the user named, never
+    eager, and never a plan that the history holds. It ends by returning None, and stays with that.
+    `torchwise.testing.sampler` has this contract as tests.
+    """
+
+    def ask(self, history: History) -> Proposal | None:
+        """Return the plan to try next, or None when nothing more is worth its cost."""
+        ...
+
+    def list_excluded(self, history: History) -> list[str]:
+        """List the plans not worth trying given the history, each as "name: reason"."""
+        ...
+
+
+class ListedSampler:
+    """Proposes each plan of a list once. See `Sampler`."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self._plans = tuple(plans)
+
+    def ask(self, history: History) -> Proposal | None:
+        """Return the first plan of the list that was not tried."""
+        for plan in self._plans:
+            if not plan.is_eager and history.find_trial(plan) is None:
+                return Proposal(plan, "asked for")
+        return None
+
+    def list_excluded(self, history: History) -> list[str]:  # noqa: ARG002 - the shape of a sampler
+        """Return nothing: the user chose."""
+        return []
+
 
 MIN_GAIN = 0.02
 """A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
