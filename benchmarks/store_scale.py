@@ -43,7 +43,7 @@ from torchwise.records import (
 )
 from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.store.claims import record_of
-from torchwise.store.keys import dump
+from torchwise.store.schema import dump
 from torchwise.store.schema import decisions, studies, trials
 
 TARGETS = 500

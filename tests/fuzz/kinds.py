@@ -44,7 +44,7 @@ from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.report import read_benchmark
 from torchwise.runtime.components.config import CompileConfig
 from torchwise.runtime.dynamo.decide import Options
-from torchwise.store.keys import dump, load
+from torchwise.store.schema import dump, load
 from torchwise.study.cluster.manifest import read_manifest
 from torchwise.study.lock import file as lock_file
 from torchwise.study.lock.check_results import Check, Checked, State

@@ -170,7 +170,7 @@ def test_what_was_ruled_for_another_target_of_the_model_is_withdrawn_whatever_it
 
 
 def test_a_store_that_cannot_be_written_is_an_error(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwise.store.sqlite.is_writable", lambda _: False)
+    monkeypatch.setattr("torchwise.store.engines.is_writable", lambda _: False)
     with pytest.raises(StorageError, match="is read-only, but this command writes"):
         run("pin", "1", "--store", store)
     assert Standing.PINNED.value not in read_approvals(store).values()

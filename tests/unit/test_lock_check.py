@@ -360,7 +360,7 @@ def test_as_json_a_check_is_read_again() -> None:
 
 
 def test_the_command_has_the_limits_of_the_check() -> None:
-    from torchwise.cli.check import LIMIT_S
+    from torchwise.cli.lock import LIMIT_S
     from torchwise.study.lock import check as checking
 
     assert LIMIT_S == checking.LIMIT_S

@@ -19,7 +19,7 @@ from torchwise.plan import CHOICES, Choice, Numerics, Plan, choice, known_names,
 from torchwise.plan.choice import list_values
 from torchwise.plan.known_names import check_known
 from torchwise.records import Decision, Study, Trial, codec
-from torchwise.store.keys import dump, load
+from torchwise.store.schema import dump, load
 
 
 def text(**fields: Any) -> str:

@@ -18,7 +18,7 @@ from torchwise.errors import StorageError
 from torchwise.plan import Plan
 from torchwise.records import StudyState, TrialState
 from torchwise.records.listener import Listener
-from torchwise.store import LeaseOwner, Storage, StudyKey, db_errors, open_storage, postgres, schema
+from torchwise.store import LeaseOwner, Storage, StudyKey, database, db_errors, engines, open_storage, schema
 from torchwise.study import run_study
 from torchwise.trial import Job
 
@@ -195,10 +195,10 @@ def test_what_is_added_is_added_once(storage: Storage, commit_is_lost: Callable[
 
 def test_a_transaction_that_is_still_being_committed_is_waited_for(storage: Storage) -> None:
     with storage._database._engine.connect() as first:
-        assert db_errors.is_new(first, "a", ())
+        assert database.is_new(first, "a", ())
         threading.Timer(0.3, first.commit).start()
-        assert not storage._database.write(lambda connection: db_errors.is_new(connection, "a", ()))
-    assert storage._database.write(lambda connection: db_errors.is_new(connection, "b", ()))
+        assert not storage._database.write(lambda connection: database.is_new(connection, "a", ()))
+    assert storage._database.write(lambda connection: database.is_new(connection, "b", ()))
 
 
 def test_a_crash_before_the_commit_loses_nothing_though_the_number_is_given_again(
@@ -254,7 +254,7 @@ def test_a_process_that_was_stopped_too_long_lost_its_locks_and_does_its_work_an
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = create(storage)
-    monkeypatch.setattr(postgres, "_LIMITS", ("SET LOCAL idle_in_transaction_session_timeout = '100ms'",))
+    monkeypatch.setattr(engines, "_LIMITS", ("SET LOCAL idle_in_transaction_session_timeout = '100ms'",))
     tries = []
 
     def work(connection: Connection) -> None:
@@ -272,8 +272,8 @@ def test_a_lock_that_is_never_given_back_is_given_up_after_the_stated_tries(
 ) -> None:
     study = create(storage)
     tries = []
-    monkeypatch.setattr(postgres, "_LIMITS", ("SET LOCAL lock_timeout = '50ms'",))
-    monkeypatch.setattr(postgres, "_begin", None)
+    monkeypatch.setattr(engines, "_LIMITS", ("SET LOCAL lock_timeout = '50ms'",))
+    monkeypatch.setattr(engines, "_begin_on_server", None)
     with storage._database._engine.connect() as other:
         other.execute(text("SELECT * FROM torchwise_studies FOR UPDATE"))
         assert len(storage.list_studies()) == 1  # readers never wait

@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from builders import a_plan, a_study, some_trials
-from torchwise.cli.lookup import find_study
+from torchwise.cli.common import find_study
 from torchwise.cli.report import report
 from torchwise.cli.tune import tune
 from torchwise.errors import InputError

@@ -29,7 +29,7 @@ from torchwise.records import Decision
 from torchwise.runtime.api import Study
 from torchwise.runtime.dynamo import backend
 from torchwise.runtime.dynamo.decide import SPENT
-from torchwise.store import open_storage, sqlite
+from torchwise.store import engines, open_storage
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
 NET = torch.nn.Linear(4, 4).eval()
@@ -92,7 +92,7 @@ def test_a_store_that_fails_after_the_plan_was_applied_is_nobodys_loss(
 def test_a_store_that_fails_under_torch_compile_leaves_the_graph_to_inductor(
     store: Path, fault: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(engines, "BUSY_TIMEOUT_S", 0.05)
     monkeypatch.setattr("torchwise._torch.dynamo.compile_graph", lambda module, _inputs: module.forward)
     monkeypatch.setattr("torchwise.runtime.dynamo.graph_backend._logged", OnceLog())
     monkeypatch.setattr(SPENT, "seconds", 0.0)

@@ -11,9 +11,9 @@ from postgres_server import PostgresServer
 from store_samples import INDUCTOR, TUNED, a_ruling, create
 from torchwise.errors import StorageError
 from torchwise.records import Standing
-from torchwise.store import approvals, database, db_errors, open_storage, read_only, read_storage, sqlite
+from torchwise.store import approvals, database, db_errors, engines, open_storage, read_storage
+from torchwise.store.engines import postgres_engine
 from torchwise.store.location import locate
-from torchwise.store.postgres import postgres_engine
 
 
 def test_a_pin_that_another_process_sets_at_the_same_time_is_no_second_one(postgres: PostgresServer) -> None:
@@ -40,10 +40,10 @@ def test_a_look_does_not_wait_for_a_file_that_somebody_locks(tmp_path: Path, mon
     path = tmp_path / "store.db"
     with open_storage(str(path)) as storage:
         create(storage)
-    monkeypatch.setattr(read_only, "PROMPT_S", 0.05)
-    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("torchwise.store.storage.PROMPT_S", 0.05)
+    monkeypatch.setattr(engines, "BUSY_TIMEOUT_S", 0.1)
     monkeypatch.setattr(database.time, "sleep", lambda _: pytest.fail("it tries again"))
-    writer = sqlite.connect(path)
+    writer = engines.connect(path)
     writer.execute("PRAGMA journal_mode=DELETE")  # in which readers are locked out, unlike in the write-ahead log
     writer.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StorageError, match="is locked by another process"):

@@ -16,7 +16,7 @@ import pytest
 from store_samples import a_decision, claim, complete_trial, create
 from torchwise.errors import StorageError
 from torchwise.records import StudyState
-from torchwise.store import LeaseOwner, Storage, open_storage, sqlite
+from torchwise.store import LeaseOwner, Storage, engines, open_storage
 from torchwise.store.db_errors import explain
 
 NOBODY = 65534
@@ -54,7 +54,7 @@ def ordinary_user() -> Iterator[None]:
 
 
 def pragma(path: Path, name: str) -> object:
-    connection = sqlite.connect(path)
+    connection = engines.connect(path)
     try:
         return connection.execute(f"PRAGMA {name}").fetchone()[0]
     finally:
@@ -175,7 +175,7 @@ def test_a_reader_without_rights_sees_what_a_live_writer_has_written(path: Path,
     copy = public / "store.db"
     copy.write_bytes(path.read_bytes())
     copy.chmod(0o444)
-    writer = sqlite.connect(copy)  # root's or the owner's: its write-ahead log holds more than the file so far
+    writer = engines.connect(copy)  # root's or the owner's: its write-ahead log holds more than the file so far
     if os.geteuid() != 0:
         pytest.skip("only root may write a read-only file")
     writer.execute("UPDATE torchwise_studies SET target = 'app:new'")
@@ -187,7 +187,7 @@ def test_a_reader_without_rights_sees_what_a_live_writer_has_written(path: Path,
 
 
 def test_a_log_left_behind_where_it_cannot_be_taken_in_is_never_read_past(path: Path, public: Path) -> None:
-    writer = sqlite.connect(path)
+    writer = engines.connect(path)
     writer.execute("UPDATE torchwise_studies SET target = 'app:new'")
     for name in ("torchwise.db", "torchwise.db-wal"):
         (public / name).write_bytes((path.parent / name).read_bytes())
@@ -238,9 +238,9 @@ def test_a_store_deleted_while_open_is_not_made_anew(path: Path) -> None:
 def test_a_store_that_stays_locked_is_given_up_after_the_stated_tries(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(engines, "BUSY_TIMEOUT_S", 0.05)
     opened = []
-    monkeypatch.setattr(sqlite, "_open", lambda *args, real=sqlite._open: opened.append(args) or real(*args))
+    monkeypatch.setattr(engines, "_open", lambda *args, real=engines._open: opened.append(args) or real(*args))
     other = sqlite3.connect(path, isolation_level=None)
     with open_storage(str(path)) as storage:
         other.execute("BEGIN IMMEDIATE")

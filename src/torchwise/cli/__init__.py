@@ -20,15 +20,12 @@ from torchwise.cli.analyze import analyze
 from torchwise.cli.bench import bench
 from torchwise.cli.bisect import bisect
 from torchwise.cli.cache import cache
-from torchwise.cli.check import check
 from torchwise.cli.common import Group, interruptible
-from torchwise.cli.compare import compare
-from torchwise.cli.dashboard import dashboard
 from torchwise.cli.doctor import doctor
 from torchwise.cli.explain import explain
-from torchwise.cli.lock import lock
+from torchwise.cli.lock import check, lock
 from torchwise.cli.plans import plans
-from torchwise.cli.report import report
+from torchwise.cli.report import compare, dashboard, report
 from torchwise.cli.store import store
 from torchwise.cli.sweep import sweep
 from torchwise.cli.tune import tune

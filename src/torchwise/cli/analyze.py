@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.common import interruptible
-from torchwise.cli.options import (
-    Calls,
-    Device,
-    Effort,
-    Mode,
-    Restarts,
-    Seed,
-    Store,
-    Target,
-    html_option,
-    json_option,
-)
+from torchwise.cli import options as opt
+from torchwise.cli.common import find_decided, interruptible
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -45,21 +34,21 @@ BatchDim = Annotated[int | None, typer.Option(help="Dimension of the batch in ev
 
 
 def analyze(
-    target: Target,
+    target: opt.Target,
     plan: PlanName = "",
-    calls: Calls = DEFAULT_CALLS,
-    restarts: Restarts = 1,
+    calls: opt.Calls = DEFAULT_CALLS,
+    restarts: opt.Restarts = 1,
     batches: Batches = "",
     batch_dim: BatchDim = None,
-    effort: Effort = "standard",
-    mode: Mode = "inference",
+    effort: opt.Effort = "standard",
+    mode: opt.Mode = "inference",
     objective: Annotated[str, typer.Option(help="latency, or throughput (calls back to back).")] = "latency",
-    device: Device = "",
-    seed: Seed = 0,
+    device: opt.Device = "",
+    seed: opt.Seed = 0,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one phase.")] = LIMIT_S,
-    store: Store = None,
-    json: Annotated[Path | None, json_option("Write the analysis as JSON (schema torchwise.analysis/1)")] = None,
-    html: Annotated[Path | None, html_option("Write the analysis as a self-contained page.")] = None,
+    store: opt.Store = None,
+    json: Annotated[Path | None, opt.json_option("Write the analysis as JSON (schema torchwise.analysis/1)")] = None,
+    html: Annotated[Path | None, opt.html_option("Write the analysis as a self-contained page.")] = None,
 ) -> None:
     """Measure one plan in detail: baseline, compile cost, variation, break-even, memory, correctness, batch sizes.
 
@@ -100,7 +89,6 @@ def _resolve_plan(text: str, store: str | None) -> Plan:
     Raises:
         InputError: there is no such plan, or the study has no decision.
     """
-    from torchwise.cli.lookup import find_decided
     from torchwise.diagnose.requests import is_id, plan_of
 
     if text != "latest" and not text.endswith(".json") and (not text.isdecimal() or is_id(text)):

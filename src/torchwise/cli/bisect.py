@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.common import check_writable, interruptible
+from torchwise.cli.common import check_writable, find_decided, interruptible
 from torchwise.cli.options import Device, Mode, Seed, Store, Target, former_option, json_option
 
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ def _resolve_plan(text: str, store: str | None) -> Plan:
     Raises:
         InputError: it is neither, or the plan is eager.
     """
-    from torchwise.cli.lookup import find_decided
     from torchwise.errors import InputError
     from torchwise.plan import Plan
 

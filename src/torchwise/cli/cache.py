@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchwise.cli.common import Group, check_writable
+from torchwise.cli.common import Group, check_writable, find_decided
 from torchwise.cli.options import Store, Study
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def save(
     ] = None,
 ) -> None:
     """Compile the plan that a study chose, and save it with the decision to a file or a shared folder."""
-    from torchwise.cli.lookup import find_decided
     from torchwise.errors import InputError
     from torchwise.plan.workload_spec import LIVE
 

@@ -1,4 +1,4 @@
-"""`torchwise lock`: write the plan of each model into a file, for a team to review."""
+"""`torchwise lock` and `check`: write the plan of each model into a file for review, and check that it still holds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
-from torchwise.cli.common import check_writable
-from torchwise.cli.options import LockFile, Store
+from torchwise.cli.common import check_writable, interruptible
+from torchwise.cli.options import Effort, LockFile, Store, json_option
+
+LIMIT_S = 600.0
+"""The same as `torchwise.study.lock.check.LIMIT_S`, whose import would load the launcher."""
 
 
 def lock(
@@ -48,3 +51,48 @@ def lock(
         typer.echo(f"{entry.decision.workload.target} ({entry.decision.workload.mode}): {entry.decision.reason}")
     kept = len(written.entries) - len(entries)
     typer.echo(f"Wrote {file}: {len(entries)} for this machine ({entries[0].hardware}), {kept} unchanged.")
+
+
+def check(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TARGET", help="Targets to check.", show_default="all targets of the file"),
+    ] = None,
+    file: LockFile = Path("torchwise.lock"),
+    no_measure: Annotated[
+        bool, typer.Option("--no-measure", help="Skip timing, for machines whose timings are not reliable.")
+    ] = False,
+    threshold: Annotated[float, typer.Option(help="Relative slow-down that is tolerated.")] = 0.05,
+    effort: Effort = "standard",
+    limit: Annotated[float, typer.Option(help="Time limit in seconds for one worker.")] = LIMIT_S,
+    json: Annotated[Path | None, json_option("Write the result as JSON (schema torchwise.check/1)")] = None,
+) -> None:
+    """Check that locked plans are up to date, correct, and not slower than when they were locked.
+
+    A plan is stale if the machine, the software, the model or the inputs changed. Each plan of this machine is
+    verified and timed again in its own process. The factories that the file names are imported and called.
+
+    A plan is slower if its time per call and its speed-up over eager are both worse beyond the threshold. Both 95 %
+    intervals, corrected for the number of plans, must show it in two processes. A plan is also slower if eager is
+    faster now.
+
+    Exit codes: 0 all plans are as locked. 1 a plan is stale, wrong, lost or slower. 2 invalid input, or a target could
+    not be checked, such as one without a section for this machine. 4 inconclusive: the measurements cannot tell whether
+    a plan is as fast as locked, and no other problem was found. 130 interrupted.
+    """
+    from rich.console import Console
+
+    from torchwise.records.files import write_json
+    from torchwise.study.lock import read
+    from torchwise.study.lock.check import CheckRequest, run_check
+    from torchwise.study.lock.check_results import CheckProgress, render_check
+    from torchwise.trial import ProcessLauncher
+
+    request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit)
+    lock = read(file)
+    with interruptible(lambda: "; an unfinished check is not saved"), CheckProgress() as progress:
+        result = run_check(lock, request, ProcessLauncher(), progress)
+    if json:
+        write_json(result, json)
+    Console(highlight=False).print(render_check(result), soft_wrap=True)  # one line each, for searching and copying
+    raise typer.Exit(result.exit_code)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.common import UNCUT, Group, check_writable
+from torchwise.cli.common import UNCUT, Group, check_writable, find_decided, find_plan, find_study, read_study
 from torchwise.cli.options import Store, Study, json_option, note_former_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from torchwise.records import Approval
-    from torchwise.store.keys import StudySummary
+    from torchwise.store.schema import StudySummary
 
 plans = typer.Typer(
     cls=Group,
@@ -74,7 +74,6 @@ def list_plans(
 @plans.command("show")
 def show(study: Study, store: Store = None) -> None:
     """Print a decision as JSON, which `torchwise.Decision.from_json` reads."""
-    from torchwise.cli.lookup import find_decided
 
     _, decision = find_decided(study, store)
     typer.echo(decision.to_json())
@@ -83,7 +82,6 @@ def show(study: Study, store: Store = None) -> None:
 @plans.command("diff")
 def diff(first: Study, second: Study, store: Store = None) -> None:
     """List the differences between two studies and their decisions."""
-    from torchwise.cli.lookup import find_study
     from torchwise.records.study_diff import differences
 
     a, b = find_study(first, store), find_study(second, store)
@@ -97,7 +95,6 @@ def export(
     store: Store = None,
 ) -> None:
     """Write a study with all its trials to a file, for another machine or a colleague."""
-    from torchwise.cli.lookup import find_study
     from torchwise.records.files import write_json
 
     check_writable(file)
@@ -114,7 +111,6 @@ def import_(
 
     On another machine its decision is stale. Tuning then tries its plan first, and verifies it again.
     """
-    from torchwise.cli.lookup import read_study
     from torchwise.store import open_storage
 
     study = read_study(file)
@@ -158,7 +154,6 @@ def withdraw(study: Study, plan: PlanArgument = None, store: Store = None) -> No
 
     It applies to the study's target, or else to another target with the same model and inputs.
     """
-    from torchwise.cli.lookup import find_plan, find_study
     from torchwise.store import open_storage
     from torchwise.study.apply_approvals import find_approvals
 
@@ -247,7 +242,6 @@ def _write(path: Path, summaries: Sequence[StudySummary]) -> None:
 
 
 def _approve(standing: str, study: str, plan: str | None, reason: str, by: str | None, store: str | None) -> None:
-    from torchwise.cli.lookup import find_plan, find_study
     from torchwise.records import Standing
     from torchwise.store import open_storage
     from torchwise.study.apply_approvals import make_approval

@@ -7,22 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli import options as opt
 from torchwise.cli.common import interruptible, show_study
-from torchwise.cli.options import (
-    Address,
-    Allow,
-    Calls,
-    Cold,
-    Device,
-    Effort,
-    Launcher,
-    Restarts,
-    Seed,
-    Store,
-    Target,
-    html_option,
-    json_option,
-)
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -52,25 +38,25 @@ Fresh = Annotated[
 
 
 def tune(
-    target: Target,
-    calls: Calls = DEFAULT_CALLS,
-    restarts: Restarts = 1,
-    allow: Allow = "same-precision",
-    effort: Effort = "standard",
+    target: opt.Target,
+    calls: opt.Calls = DEFAULT_CALLS,
+    restarts: opt.Restarts = 1,
+    allow: opt.Allow = "same-precision",
+    effort: opt.Effort = "standard",
     budget: Budget = None,
     objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
     memory_limit: MemoryLimit = None,
     mode: TuneMode = "inference",
-    device: Device = "",
-    seed: Seed = 0,
+    device: opt.Device = "",
+    seed: opt.Seed = 0,
     plan: Plans = None,
     fresh: Fresh = False,
-    cold: Cold = False,
-    launcher: Launcher = "process",
-    address: Address = None,
-    store: Store = None,
-    json: Annotated[Path | None, json_option("Write the study as JSON (schema torchwise.study/1)")] = None,
-    html: Annotated[Path | None, html_option("Write the study as a self-contained page.")] = None,
+    cold: opt.Cold = False,
+    launcher: opt.Launcher = "process",
+    address: opt.Address = None,
+    store: opt.Store = None,
+    json: Annotated[Path | None, opt.json_option("Write the study as JSON (schema torchwise.study/1)")] = None,
+    html: Annotated[Path | None, opt.html_option("Write the study as a self-contained page.")] = None,
 ) -> None:
     """Verify and time candidate plans for a model, each in its own process, and choose by expected total cost.
 

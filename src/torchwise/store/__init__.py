@@ -13,22 +13,21 @@ if TYPE_CHECKING:
     from torchwise.store.claims import LeaseOwner
     from torchwise.store.copy import CopyResult
     from torchwise.store.explanations import ExplanationSummary
-    from torchwise.store.keys import StudyKey, StudySummary
     from torchwise.store.location import default_url
-    from torchwise.store.read_only import read_storage
-    from torchwise.store.storage import Storage, downgrade_storage, open_storage
+    from torchwise.store.schema import StudyKey, StudySummary
+    from torchwise.store.storage import Storage, downgrade_storage, open_storage, read_storage
 
 _HOMES = {
     "CopyResult": "copy",
     "ExplanationSummary": "explanations",
     "LeaseOwner": "claims",
     "Storage": "storage",
-    "StudyKey": "keys",
-    "StudySummary": "keys",
+    "StudyKey": "schema",
+    "StudySummary": "schema",
     "default_url": "location",
     "downgrade_storage": "storage",
     "open_storage": "storage",
-    "read_storage": "read_only",
+    "read_storage": "storage",
 }
 
 __all__ = [

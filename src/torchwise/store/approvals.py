@@ -10,9 +10,8 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 from torchwise.records import Approval, Standing
 from torchwise.records.decision import APPROVAL_SCHEMA as FORMAT
 from torchwise.store.claims import now
-from torchwise.store.keys import dump, load, state_of
-from torchwise.store.postgres import write_alone
-from torchwise.store.schema import rulings
+from torchwise.store.engines import write_alone
+from torchwise.store.schema import dump, load, rulings, state_of
 
 _PINNED = Standing.PINNED.value
 _WAY_OUT = "withdraw it, or read it with the version of Torchwise that wrote it"

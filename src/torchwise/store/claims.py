@@ -26,8 +26,7 @@ from torchwise.plan import Plan
 from torchwise.records import Duel, Failure, Measurement, Trial, TrialState
 from torchwise.records.study import SCHEMA as FORMAT
 from torchwise.records.trial import with_repeat
-from torchwise.store.keys import dump, load
-from torchwise.store.schema import studies, trials
+from torchwise.store.schema import dump, load, studies, trials
 
 MAX_ID = 2**31 - 1
 """Maximum id of a study. Databases raise their own errors for larger ones."""

@@ -17,8 +17,7 @@ from torchwise.records import StudyState, TrialState
 from torchwise.store import approvals, explanations
 from torchwise.store.claims import require
 from torchwise.store.database import Database
-from torchwise.store.keys import StudyKey, dump
-from torchwise.store.schema import decisions, studies, trials
+from torchwise.store.schema import StudyKey, decisions, dump, studies, trials
 from torchwise.store.studies import find
 
 Row = dict[str, Any]

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import URL, Connection, Engine, delete, or_
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from torchwise.errors import StorageError
-from torchwise.store import db_errors, postgres, sqlite
+from torchwise.store import engines
+from torchwise.store.claims import now
 from torchwise.store.db_errors import Outage, explain, is_busy, is_lost
 from torchwise.store.location import hide_password
+from torchwise.store.schema import writes
 
 T = TypeVar("T")
 
 ATTEMPTS = 3
 """Maximum tries of a transaction while the database is locked. Each try waits up to 30 seconds itself."""
+KEPT_S = 86_400.0
+"""Lifetime of the tokens of a dead process. A living process deletes its own tokens after their commit."""
 
 
 class Database:
@@ -51,7 +56,7 @@ class Database:
     @property
     def is_writable(self) -> bool:
         """Whether writing is permitted, as far as permissions show."""
-        return self.file is None or sqlite.is_writable(self.file)
+        return self.file is None or engines.is_writable(self.file)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work`, from one consistent state.
@@ -118,14 +123,14 @@ class Database:
             raise
 
     def _options(self, writing: bool) -> dict[str, Any]:
-        return {sqlite.WRITING: writing} if self.file else postgres.options(writing=writing)
+        return {engines.WRITING: writing} if self.file else engines.options(writing=writing)
 
     def _make_engine(self, url: URL, prompt_s: float | None) -> Engine:
         if self.file:
-            sqlite.prepare(self.file)
-            return sqlite.sqlite_engine(self.file, prompt_s)
+            engines.prepare(self.file)
+            return engines.sqlite_engine(self.file, prompt_s)
         try:
-            return postgres.postgres_engine(url, prompt_s)
+            return engines.postgres_engine(url, prompt_s)
         except ImportError as error:
             raise StorageError(
                 f"store {self.place} needs the driver psycopg, which cannot be loaded ({error}); "
@@ -145,8 +150,20 @@ class _Transaction(Generic[T]):
     def run(self, engine: Engine, options: dict[str, Any]) -> T:
         known = tuple(self._known)
         with engine.connect().execution_options(**options) as connection, connection.begin():
-            if not self._token or db_errors.is_new(connection, self._token, known):
+            if not self._token or is_new(connection, self._token, known):
                 self._done[:] = [self._work(connection)]
         if self._token:
             self._known[:] = [*(token for token in self._known if token not in known), self._token]
         return self._done[0]
+
+
+def is_new(connection: Connection, token: str, known: Sequence[str]) -> bool:
+    """Store a token in the transaction, and delete those in `known`. Return False if the token exists already.
+
+    If the transaction that stored it is still being committed, wait for its end. PostgreSQL's own transaction ids are
+    not enough: after a crash, it may reuse the id of a transaction that was lost completely.
+    """
+    at = now(connection)
+    connection.execute(delete(writes).where(or_(writes.c.token.in_(known), writes.c.at < at - KEPT_S)))
+    statement = insert(writes).values(token=token, at=at).on_conflict_do_nothing().returning(writes.c.token)
+    return connection.execute(statement).first() is not None

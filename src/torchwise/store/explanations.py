@@ -11,9 +11,8 @@ from sqlalchemy import Connection, delete, insert, select
 from torchwise.errors import StorageError
 from torchwise.records.explanation import SCHEMA as FORMAT
 from torchwise.records.explanation import Explanation
-from torchwise.store.keys import dump, load
-from torchwise.store.postgres import write_alone
-from torchwise.store.schema import explanations
+from torchwise.store.engines import write_alone
+from torchwise.store.schema import dump, explanations, load
 
 _WAY_OUT = "explain the target again, or read it with the version of Torchwise that wrote it"
 

@@ -1,8 +1,9 @@
-"""Location of the store: from the user's text to a database URL. SQLAlchemy is loaded only when needed."""
+"""Location of the store, and a look into its file that loads no SQLAlchemy, for every start of a program."""
 
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,3 +99,31 @@ def _file(path: str) -> URL:
     from sqlalchemy import URL
 
     return URL.create("sqlite", database=str(Path(path).expanduser().absolute()))
+
+
+def may_have_approvals(store: str | None, target: str) -> bool:
+    """Return whether a store may hold an approval for `target`, within a millisecond for SQLite.
+
+    Args:
+        store: as in `open_storage`, or None for the default, which need not exist.
+        target: its name in the workload.
+    """
+    file = file_of(store or default_url())
+    if file is None:
+        return True
+    if not file.exists():
+        return store is not None  # opening the store reports the missing file
+    return not _holds_none(file, target)
+
+
+def _holds_none(file: Path, target: str) -> bool:
+    import sqlite3
+
+    try:
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=0.1)) as connection:
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'torchwise_rulings'").fetchall():
+                return True
+            query = "SELECT 1 FROM torchwise_rulings WHERE target = ? LIMIT 1"
+            return not connection.execute(query, (target,)).fetchall()
+    except sqlite3.Error:  # a real read of the store reports the problem
+        return False

@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import Connection, func, inspect, select, text
 
 from torchwise.errors import StorageError
-from torchwise.store import sqlite
+from torchwise.store import engines
 from torchwise.store.database import Database
 from torchwise.store.schema import HEAD, VERSION_TABLE, decisions, explanations, rulings
 
@@ -31,7 +31,7 @@ def bring_to_head(database: Database) -> None:
     _refuse_unusable(database, revision)
     with _alone(database):
         if database.file:
-            sqlite.use_write_ahead_log(database.file, database.place)
+            engines.use_write_ahead_log(database.file, database.place)
         database.write(lambda connection: _migrate(connection, HEAD))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Self
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from torchwise.errors import StorageError
@@ -20,10 +21,15 @@ from torchwise.store.copy import CopyResult
 from torchwise.store.database import Database
 from torchwise.store.db_errors import UnreachableError
 from torchwise.store.explanations import ExplanationSummary
-from torchwise.store.keys import StudyKey, StudySummary
 from torchwise.store.location import check_exists, default_url, locate
-from torchwise.store.migrate import bring_to_head, take_back
-from torchwise.store.schema import HEAD
+from torchwise.store.migrate import bring_to_head, revision_of, take_back
+from torchwise.store.schema import HEAD, StudyKey, StudySummary
+
+PROMPT_S = 3.0
+"""Maximum wait in seconds for a connection to a server or for a lock on a file."""
+
+APPROVALS_SINCE = "0003"
+"""The schema that introduced approvals."""
 
 
 def open_storage(url: str | None = None, *, existing: bool = False) -> Storage:
@@ -42,6 +48,28 @@ def open_storage(url: str | None = None, *, existing: bool = False) -> Storage:
     database = Database(location)
     bring_to_head(database)
     return Storage(database)
+
+
+def read_storage(url: str | None = None) -> Storage | None:
+    """Open the store at `url` without changing it, or raise at once. Return None if its schema has no approvals.
+
+    Args:
+        url: as in `open_storage`.
+
+    Raises:
+        StorageError: it does not exist, cannot be reached within `PROMPT_S`, or its schema is not this version's.
+    """
+    location = locate(url or default_url())
+    check_exists(location)
+    database = Database(location, prompt_s=PROMPT_S)
+    revision = database.read(revision_of)
+    if revision == HEAD:
+        return Storage(database)
+    database.close()
+    if revision is None or revision < APPROVALS_SINCE:
+        return None
+    way_out = "pip install -U torchwise" if revision > HEAD else "torchwise store info migrates it"
+    raise StorageError(f"store {database.place} has schema {revision!r}, but must have {HEAD!r} to be read: {way_out}")
 
 
 def downgrade_storage(url: str | None, schema: str, *, lose: bool = False) -> str:
@@ -232,7 +260,16 @@ class Storage:
             seconds: time spent since the last call, added to the stored time.
             asked: the current workload and effort of the request, to replace the stored ones, or None to keep those.
         """
-        self._database.write(lambda c: studies.conclude(c, study_id, state, decision, excluded, seconds, asked))
+
+        def write(connection: Connection) -> None:
+            claims.require(connection, study_id, lock=True)
+            if asked is not None:
+                studies.update_request(connection, study_id, *asked)
+            if decision is not None:
+                studies.decide(connection, study_id, decision, state)
+            studies.update_search(connection, study_id, state, excluded, seconds)
+
+        self._database.write(write)
 
     def decisions(self, *, target: str | None = None, identity: str | None = None) -> list[Decision]:
         """Return the decisions made for this target and this identity, or for any, newest first."""

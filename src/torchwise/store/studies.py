@@ -16,8 +16,7 @@ from torchwise.records import Decision, Interval, Study, StudyState
 from torchwise.records.decision import SCHEMA as DECISION_FORMAT
 from torchwise.records.study import SCHEMA as STUDY_FORMAT
 from torchwise.store.claims import add_finished, now, read_trials, require
-from torchwise.store.keys import StudyKey, StudySummary, dump, load, state_of
-from torchwise.store.schema import decisions, studies, trials
+from torchwise.store.schema import StudyKey, StudySummary, decisions, dump, load, state_of, studies, trials
 
 
 def find(connection: Connection, key: StudyKey) -> int | None:
@@ -60,7 +59,9 @@ def insert_study(connection: Connection, study: Study, records: Sequence[dict[st
         if trial.state.is_finished:
             add_finished(connection, study_id, trial.number, record)
     state = StudyState.DECIDED if study.state is StudyState.DECIDED else StudyState.INTERRUPTED
-    conclude(connection, study_id, state, study.decision, study.excluded, 0.0)
+    if study.decision is not None:
+        decide(connection, study_id, study.decision, state)
+    update_search(connection, study_id, state, study.excluded, 0.0)
     return study_id
 
 
@@ -164,26 +165,15 @@ def _summary(row: Any) -> StudySummary:
     )
 
 
-def conclude(
-    connection: Connection,
-    study_id: int,
-    state: StudyState,
-    decision: Decision | None,
-    excluded: Sequence[str],
-    seconds: float,
-    asked: tuple[WorkloadSpec, str] | None = None,
+def update_search(
+    connection: Connection, study_id: int, state: StudyState, excluded: Sequence[str], seconds: float
 ) -> None:
-    """Set the fields that a search changes. `seconds` is added, and without a decision the stored one stays."""
-    require(connection, study_id, lock=True)
-    if asked is not None:
-        _ask(connection, study_id, *asked)
-    if decision is not None:
-        _decide(connection, study_id, decision, state)
+    """Set the state and the excluded plans of a search, and add to its time."""
     changed = {"state": state.value, "excluded": json.dumps(list(excluded)), "seconds": studies.c.seconds + seconds}
     connection.execute(update(studies).where(studies.c.id == study_id).values(changed))
 
 
-def _ask(connection: Connection, study_id: int, workload: WorkloadSpec, effort: str) -> None:
+def update_request(connection: Connection, study_id: int, workload: WorkloadSpec, effort: str) -> None:
     """Record the study's last request: its target, calls, restarts and effort are not in its key."""
     row = connection.execute(select(studies).where(studies.c.id == study_id)).one()
     study = load(row.record, Study, row=f"study {study_id}", written=row.format, known=STUDY_FORMAT)
@@ -191,7 +181,7 @@ def _ask(connection: Connection, study_id: int, workload: WorkloadSpec, effort: 
     connection.execute(update(studies).where(studies.c.id == study_id).values(changed))
 
 
-def _decide(connection: Connection, study_id: int, decision: Decision, state: StudyState) -> None:
+def decide(connection: Connection, study_id: int, decision: Decision, state: StudyState) -> None:
     """Store `decision`, and replace the study's earlier one for the same target."""
     interval = decision.speedup
     row = {

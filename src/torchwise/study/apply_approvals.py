@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torchwise.errors import InputError, RefusedPlanError
 from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.records import Approval, Decision, Standing, Study, Trial
-from torchwise.store.approval_precheck import may_have_approvals
+from torchwise.store.location import may_have_approvals
 
 if TYPE_CHECKING:
     from torchwise.store import Storage

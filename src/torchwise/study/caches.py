@@ -1,7 +1,4 @@
-"""Compile caches left by a search's trials, kept for duels: only of the few best, as all of them would fill a disk.
-
-Also here: report every now and then that this process lives, for processes on other hosts, which cannot look.
-"""
+"""What a running search keeps up: the compile caches of its best plans, and the heartbeats of its process."""
 
 from __future__ import annotations
 
@@ -18,8 +15,9 @@ from torchwise.store import LeaseOwner, Storage
 
 
 class Caches:
-    """A folder for each plan's caches, and a context manager that deletes all of them at its end.
+    """A folder for each plan's compile caches, and a context manager that deletes all of them at its end.
 
+    Caches are kept for duels, and only those of the few best plans, as all of them would fill a disk.
     A plan is in it if its trial has left something: a worker on another machine leaves nothing.
 
     Args:
@@ -65,7 +63,7 @@ HEARTBEAT_S = 30.0
 
 @contextmanager
 def keep_heartbeat(storage: Storage, owner: LeaseOwner) -> Iterator[None]:
-    """Send the owner's heartbeats from a thread while the block runs."""
+    """Send the owner's heartbeats from a thread while the block runs: processes on other hosts cannot look."""
     stop = threading.Event()
 
     def beat() -> None:
