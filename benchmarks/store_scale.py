@@ -43,8 +43,7 @@ from torchwise.records import (
 )
 from torchwise.store import LeaseOwner, Storage, StudyKey, open_storage
 from torchwise.store.claims import record_of
-from torchwise.store.schema import dump
-from torchwise.store.schema import decisions, studies, trials
+from torchwise.store.schema import decisions, dump, studies, trials
 
 TARGETS = 500
 """Number of models. Each has one study for every machine and version."""

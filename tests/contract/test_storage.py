@@ -27,7 +27,7 @@ from torchwise.testing.records import (
     make_explanation,
 )
 from torchwise.testing.storage import StorageContract
-from torchwise.testing.storage_trials import ELSEWHERE
+from torchwise.testing.storage_studies import ELSEWHERE
 
 
 def spoil(storage: Storage, statement: str) -> None:

@@ -18,9 +18,8 @@ from torchwise.workload import Workload, pytree
 from torchwise.workload.step_state import loss_of
 from torchwise.workload.target import load as load_target
 from torchwise.zoo import Entry, list_workloads, load
-from torchwise.zoo.entry import SIZES
-from torchwise.zoo.families import load_zoo
-from torchwise.zoo.registry import select
+from torchwise.zoo.catalogue import SIZES
+from torchwise.zoo.registry import load_zoo, select
 from torchwise_models.zoo.ivhl import field_superposition
 from zoo_checks import continuous, inputs, run, worst_error
 

@@ -133,7 +133,7 @@ def test_it_loads_no_torch_and_takes_little() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert "torchwise.zoo.tutorial_catalogue" in loaded
+    assert "torchwise.zoo.catalogue" in loaded
     assert [name for name in ("torch", "scipy", "numpy", "matplotlib", "sqlalchemy") if name in loaded] == []
     assert min(processor_seconds(command) for _ in range(3)) < 0.4
 

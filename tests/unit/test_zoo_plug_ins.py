@@ -21,7 +21,7 @@ from torchwise.errors import InputError, TargetError
 from torchwise.plan.workload_spec import SCHEMES_OF_MODELS, check_form
 from torchwise.workload.target import load as load_target
 from torchwise.zoo import Entry, Family, list_workloads, load
-from torchwise.zoo.families import KNOWN, find_program_folders, load_zoo
+from torchwise.zoo.registry import KNOWN, find_program_folders, load_zoo
 
 ROOT = Path(__file__).parents[2]
 PLUG_IN = ROOT / "plugins" / "models"

@@ -12,7 +12,7 @@ import torch
 from torchwise.workload import Workload, pytree
 from torchwise.workload.train_step import TrainStep
 from torchwise.zoo import Entry, load
-from torchwise.zoo.entry import SIZES
+from torchwise.zoo.catalogue import SIZES
 from torchwise.zoo.registry import select
 from torchwise_models.zoo.training import diffuse
 from zoo_checks import least_agreement, losses

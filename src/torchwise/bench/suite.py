@@ -16,9 +16,8 @@ from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import parse_toml
 from torchwise.plan.workload_spec import check_form
 from torchwise.records import codec
-from torchwise.zoo.entry import SIZES
-from torchwise.zoo.families import Zoo, load_zoo
-from torchwise.zoo.registry import DEFAULT_SIZE
+from torchwise.zoo.catalogue import SIZES
+from torchwise.zoo.registry import DEFAULT_SIZE, Zoo, load_zoo
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,7 +296,7 @@ def _load_suite(
 
 def _resolve_targets(suite: Suite) -> list[str]:
     from torchwise.bench import resolve_targets
-    from torchwise.zoo.families import load_zoo
+    from torchwise.zoo.registry import load_zoo
 
     if "zoo" in suite.targets:
         for reason in load_zoo().explain_rest():
@@ -311,7 +311,7 @@ def _refuse_no_targets() -> None:
         InputError: always. The message names the families.
     """
     from torchwise.errors import InputError
-    from torchwise.zoo.families import load_zoo
+    from torchwise.zoo.registry import load_zoo
 
     zoo = load_zoo()
     problem = (

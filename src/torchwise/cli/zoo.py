@@ -31,9 +31,8 @@ def zoo(
     from rich.text import Text
 
     from torchwise.zoo import list_workloads
-    from torchwise.zoo.entry import SIZES
-    from torchwise.zoo.families import load_zoo
-    from torchwise.zoo.registry import DEFAULT_SIZE, parse, select
+    from torchwise.zoo.catalogue import SIZES
+    from torchwise.zoo.registry import DEFAULT_SIZE, load_zoo, parse, select
 
     selection = (name or "").removeprefix("zoo:")
     entries = (parse(selection)[0],) if "@" in selection else select(selection) if selection else list_workloads()

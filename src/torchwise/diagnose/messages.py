@@ -15,7 +15,7 @@ from pathlib import Path
 from torchwise._torch import dynamo
 from torchwise.diagnose.break_fixes import add_fix
 from torchwise.records.compile_events import Break, Frame
-from torchwise.zoo.families import find_program_folders
+from torchwise.zoo.registry import find_program_folders
 
 _OWN = Path(__file__).parents[1]
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<function>[^\n]+))?', re.MULTILINE)

@@ -4,7 +4,7 @@
 `random_inputs.Request`.
 """
 
-from torchwise.zoo.entry import Entry, Family
+from torchwise.zoo.catalogue import Entry, Family
 from torchwise.zoo.registry import list_workloads, load
 
 __all__ = ["Entry", "Family", "list_workloads", "load"]
