@@ -25,7 +25,7 @@ from torchwise.records import Decision, Standing, Study, StudyState
 from torchwise.runtime import api
 from torchwise.runtime.background import search
 from torchwise.runtime.background.protocol import Message, Order
-from torchwise.store import downgrade_storage, open_storage, read_only
+from torchwise.store import downgrade_storage, open_storage
 from torchwise.study import Caches, Request
 from torchwise.study.apply_approvals import apply_stored_approvals
 
@@ -211,7 +211,7 @@ def test_a_store_that_cannot_be_read_holds_nothing_up(
 def test_a_server_that_says_nothing_is_not_waited_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_only, "PROMPT_S", 2.0)  # the least that the driver knows
+    monkeypatch.setattr("torchwise.store.storage.PROMPT_S", 2.0)  # the least that the driver knows
     with socket.create_server(("127.0.0.1", 0)) as silent:
         start = time.monotonic()
         url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing"
