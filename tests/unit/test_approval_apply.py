@@ -25,7 +25,7 @@ from torchwise.records import Decision, Standing, Study, StudyState
 from torchwise.runtime import api
 from torchwise.runtime.background import search
 from torchwise.runtime.background.protocol import Message, Order
-from torchwise.store import downgrade_storage, open_storage
+from torchwise.store import downgrade_storage, open_storage, read_storage
 from torchwise.study import Caches, Request
 from torchwise.study.apply_approvals import apply_stored_approvals
 
@@ -137,7 +137,7 @@ def test_a_stale_decision_is_not_looked_up(store: str, caplog: pytest.LogCapture
 def test_the_store_is_looked_into_once_and_not_on_calls(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule(store, PLAN, Standing.APPROVED)
     looks = []
-    real = read_only.read_storage
+    real = read_storage
     monkeypatch.setattr("torchwise.store.read_storage", lambda url: looks.append(url) or real(url))
     fast = torchwise.apply(NET, DECISION)
     Path(store).unlink()
@@ -177,7 +177,7 @@ def test_a_store_of_an_older_schema_holds_no_rulings_and_is_not_migrated(store: 
     open_storage(store).close()
     downgrade_storage(store, "0002")
     assert apply_stored_approvals(DECISION, strict=True).decision == DECISION
-    assert read_only.read_storage(store) is None
+    assert read_storage(store) is None
 
 
 def as_it_is(caplog: pytest.LogCaptureFixture, why: str, store: str | None = None) -> None:
