@@ -225,8 +225,6 @@ class LeaseOwner:
     """A process, distinguished from a later one with the same process id.
 
     Attributes:
-        host: the machine, named by `this_host`.
-        pid: the process id.
         started: when the process started, in seconds since the epoch.
     """
 

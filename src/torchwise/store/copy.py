@@ -29,7 +29,6 @@ class CopyResult:
 
     Attributes:
         study: its id in the store that it came from.
-        target: the tuned target.
         is_new: whether the other store lacked it.
         trials: number of its trials that the other store lacked.
     """

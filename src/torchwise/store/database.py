@@ -37,7 +37,6 @@ class Database:
         """Open `url`, as `locate` gave it, without touching any table.
 
         Args:
-            url: the file or the server.
             prompt_s: maximum wait in seconds for a connection or a lock, without repetitions. None uses the longer
                 default limits.
 

@@ -130,11 +130,7 @@ def postgres_engine(url: URL, timeout_s: float | None = None) -> Engine:
     """Return an engine for `url`, without connecting yet.
 
     Args:
-        url: URL of the server. Its parameters override the defaults here.
         timeout_s: time limit for connecting and for network silence, or None for the default.
-
-    Raises:
-        ImportError: the driver is not installed.
     """
     settings = _CONNECTION if timeout_s is None else {**_CONNECTION, **_prompt(timeout_s)}
     arguments = {name: value for name, value in settings.items() if name not in url.query}

@@ -24,14 +24,8 @@ class ExplanationSummary:
     """A stored explanation in one line.
 
     Attributes:
-        id: its id in the store.
-        target: the explained target.
-        device: device of the explanation.
-        mode: "inference" or "training".
         plan_id: id of the explained plan, or None for `torch.compile` with its defaults.
         plan: that plan as text, or None likewise.
-        fingerprint: fingerprint of machine and software.
-        created_at: seconds since the epoch.
     """
 
     id: int

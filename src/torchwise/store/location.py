@@ -61,11 +61,7 @@ def locate(text: str) -> URL:
 
 
 def place_of(text: str) -> str:
-    """Return the store of `text` for messages: an absolute path, or a server's URL without its password.
-
-    Raises:
-        StorageError: it is no database that Torchwise can use.
-    """
+    """Return the store of `text` for messages: an absolute path, or a server's URL without its password."""
     return str(file_of(text) or hide_password(locate(text)))
 
 
@@ -78,11 +74,7 @@ def file_of(text: str) -> Path | None:
 
 
 def check_exists(url: URL) -> None:
-    """Refuse a missing file. Opening a store checks its server.
-
-    Raises:
-        StorageError: the file is missing.
-    """
+    """Refuse a missing file. Opening a store checks its server."""
     if url.drivername == "sqlite" and not Path(url.database or "").exists():
         raise StorageError(
             f"store {url.database} does not exist: give another with --store, or create it by `torchwise tune`"
@@ -106,7 +98,6 @@ def may_have_approvals(store: str | None, target: str) -> bool:
 
     Args:
         store: as in `open_storage`, or None for the default, which need not exist.
-        target: its name in the workload.
     """
     file = file_of(store or default_url())
     if file is None:

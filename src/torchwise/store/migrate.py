@@ -40,11 +40,6 @@ def take_back(database: Database, revision: str, *, lose: bool = False) -> None:
 
     Opening it with this version migrates it to the head again.
 
-    Args:
-        database: the store.
-        revision: its new schema.
-        lose: whether to delete the data that the schema cannot hold.
-
     Raises:
         StorageError: the revision is unknown, or newer than the store's. Or the change would delete data, and `lose` is
             False.

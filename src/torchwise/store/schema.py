@@ -136,9 +136,6 @@ class StudyKey:
     Attributes:
         identity: the model and inputs, as in `torchwise.workload.identity`.
         fingerprint: the machine and software, as in `Environment.fingerprint`.
-        device: "cpu" or "cuda".
-        mode: "inference" or "training".
-        objective: "latency", "throughput" or "memory".
         allow: the loosest numerics allowed, by `Numerics.former_name`.
     """
 
@@ -168,15 +165,10 @@ class StudySummary:
     """A study in one line, without its samples.
 
     Attributes:
-        id: the id of the study in the store.
         target: the target of the last request. In a list of one target's studies, it is that target.
-        device: device of the study.
-        mode: "inference" or "training".
         state: whether the search has ended. In a list of one target's studies, it is that target's state.
-        trials: number of trials, running ones included.
         plan: the decided plan as text, or None while undecided.
         speedup: of the decided plan, or None while undecided, and for eager.
-        created_at: seconds since the epoch.
     """
 
     id: int
@@ -205,12 +197,8 @@ def load(text: str, kind: type[T], *, row: str, written: str, known: str, way_ou
     """Read the output of `dump`.
 
     Args:
-        text: the stored text.
-        kind: class of the record.
         row: name of the row in a message, such as "trial 3 of study 1".
         written: the row's format.
-        known: the format that this version reads.
-        way_out: advice for a row that cannot be read.
 
     Raises:
         StorageError: the format is another one, or the text is no such record.

@@ -253,7 +253,6 @@ class Storage:
         """Store the state of a search.
 
         Args:
-            study_id: the study.
             state: replaces the stored one, and goes with the decision.
             decision: replaces the stored one for its target, or None to keep it.
             excluded: replaces the stored list.

@@ -1,9 +1,4 @@
-"""Apply people's approvals to a decision: from records alone, in any process.
-
-Also here: approvals, pins and rejections of a study's plans: checked before they are stored, and found again.
-
-Also here: the plans that the approvals for a target permit, and the person behind each.
-"""
+"""Approve, pin and reject plans, and apply that to decisions: from records alone, in any process."""
 
 from __future__ import annotations
 
@@ -19,7 +14,6 @@ from torchwise.store.location import may_have_approvals
 
 if TYPE_CHECKING:
     from torchwise.store import Storage
-    from torchwise.study.history import History
 
 
 logger = logging.getLogger("torchwise")
@@ -45,9 +39,7 @@ def apply_stored_approvals(decision: Decision, store: str | None = None, *, stri
     the file of the default store does not exist.
 
     Args:
-        decision: the decision to check.
         store: URL or file of the store, by default in the user's data directory.
-        strict: raise instead.
 
     Raises:
         StorageError: with `strict`, the store cannot be read.
@@ -88,9 +80,6 @@ def apply_approvals(decision: Decision, storage: Storage) -> EffectiveDecision:
     never does. Eager is permitted unless another plan is pinned. A forbidden plan is replaced by a new decision. It is
     made among the plans that a study of this very model, inputs, machine and software has verified. A pin is followed
     even if it does not pay.
-
-    Raises:
-        StorageError: the store cannot be read.
     """
     rules = ApprovalPolicy.from_storage(decision, storage)
     why = rules.find_refusal(decision.plan)
@@ -127,31 +116,17 @@ def _decide_again(
     decision: Decision, study: Study, verified: tuple[Trial, ...], rules: ApprovalPolicy, why: str
 ) -> Decision:
     """Decide among verified and permitted trials, or with a pin, for its plan."""
-    from torchwise.study.decision import decide
+    from torchwise.study.decision import choose, decide
     from torchwise.study.history import History
 
     history = History(decision.workload, study.inspection, verified)
     if rules.pin is not None:
-        return _decide_by_pin(decision, verified[0], history, rules.pin)
+        trial, economics = verified[0], history.economics
+        reason = f"Run {trial.plan}: {rules.pin.describe()}. It is verified, at {trial.speedup} times eager's speed."
+        saved_s = economics.baseline_cost - economics.cost(trial).mid
+        return replace(choose(decision, trial, economics, reason), saved_s=saved_s)
     fresh = decide(history, decision.environment)
     return replace(fresh, reason=f"{fresh.reason} Not {decision.plan}: {why}.")
-
-
-def _decide_by_pin(decision: Decision, trial: Trial, history: History, pin: Approval) -> Decision:
-    assert trial.costs is not None
-    economics, speedup = history.economics, trial.speedup
-    return replace(
-        decision,
-        plan=trial.plan,
-        reason=f"Run {trial.plan}: {pin.describe()}. It is verified, at {speedup} times eager's speed.",
-        speedup=speedup,
-        break_even_calls=economics.break_even_calls(trial),
-        saved_s=economics.baseline_cost - economics.cost(trial).mid,
-        baseline_s=economics.baseline_s,
-        cold_s=trial.costs.cold_s,
-        warm_s=trial.costs.warm_s,
-        error=trial.verdict.error if trial.verdict else None,
-    )
 
 
 def _eager(decision: Decision, reason: str) -> Decision:
@@ -169,11 +144,7 @@ def _eager(decision: Decision, reason: str) -> Decision:
 
 
 def make_approval(study: Study, plan: Plan, standing: Standing, *, by: str, reason: str = "") -> Approval:
-    """Return an approval of a plan of `study`, for its target, mode and hardware.
-
-    Raises:
-        InputError: it has no author, or the study did not try or verify the plan.
-    """
+    """Return an approval of a plan of `study`, for its target, mode and hardware."""
     if not by.strip():
         raise InputError("by is empty, but an approval needs the name of a person")
     trial = next((trial for trial in study.trials if trial.plan == plan), None)

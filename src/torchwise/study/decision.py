@@ -45,21 +45,24 @@ def decide(history: History, environment: Environment) -> Decision:
         return replace(stay, reason=reason, answer=Answer.INCONCLUSIVE)
     if chosen is None:
         return replace(stay, reason=_why_eager(history) + _waits(history), answer=Answer.NO)
-    assert chosen.costs is not None
+    reasons = _why(chosen, history), _compare_with_closest(chosen, history), _loss(chosen), _waits(history, chosen.plan)
+    return replace(choose(stay, chosen, economics, "".join(reasons)), answer=Answer.YES)
+
+
+def choose(decision: Decision, trial: Trial, economics: CostModel, reason: str) -> Decision:
+    """Return a decision with a trial's plan and figures in place of its own."""
+    assert trial.costs is not None
     return replace(
-        stay,
-        plan=chosen.plan,
-        reason=_why(chosen, history)
-        + _compare_with_closest(chosen, history)
-        + _loss(chosen)
-        + _waits(history, chosen.plan),
-        speedup=chosen.speedup,
-        break_even_calls=economics.break_even_calls(chosen),
-        saved_s=economics.compute_saving(chosen),
-        answer=Answer.YES,
-        cold_s=chosen.costs.cold_s,
-        warm_s=chosen.costs.warm_s,
-        error=chosen.verdict.error if chosen.verdict else None,
+        decision,
+        plan=trial.plan,
+        reason=reason,
+        speedup=trial.speedup,
+        break_even_calls=economics.break_even_calls(trial),
+        saved_s=economics.compute_saving(trial),
+        baseline_s=economics.baseline_s,
+        cold_s=trial.costs.cold_s,
+        warm_s=trial.costs.warm_s,
+        error=trial.verdict.error if trial.verdict else None,
     )
 
 

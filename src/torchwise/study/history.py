@@ -59,8 +59,6 @@ class History:
     """One study so far.
 
     Attributes:
-        workload: the requested workload.
-        inspection: the facts about the plain model.
         trials: every trial, those still running included.
         left_s: seconds of search that are left.
     """

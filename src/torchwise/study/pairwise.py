@@ -47,7 +47,6 @@ def next_duel(history: History, limit: int, cached: Container[Plan] = ()) -> tup
     A plan challenges once: its outcome stays, even a failure.
 
     Args:
-        history: the facts so far.
         limit: duels, held or failed, among the plans that duels lead to from the cheapest.
         cached: plans that start from warm caches. All others compile again.
     """
@@ -146,7 +145,6 @@ def next_repeat(history: History, most: int, half_width: float, plans: int) -> T
     """Return the plan to time in one more process, or None if the choice is plain, or nothing more can tell.
 
     Args:
-        history: the facts so far.
         most: processes that a plan is timed in, its trial's own included.
         half_width: relative half-width of a speed-up's interval that is narrow enough.
         plans: how many plans may have more than their trial's own.
@@ -177,7 +175,6 @@ def next_cold(history: History, most: int, half_width: float) -> Trial | None:
     that cannot be known. This timing decides nothing, so a single process is enough if it tells by a margin.
 
     Args:
-        history: the facts so far.
         most: processes that a plan is timed in with cold caches.
         half_width: relative half-width of the interval that is narrow enough.
     """

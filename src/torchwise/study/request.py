@@ -21,9 +21,6 @@ class Request:
     """One request to tune.
 
     Attributes:
-        workload: the model and its inputs, with the number of calls and the objective.
-        allow: the furthest numerics that plans may use.
-        effort: "quick", "standard" or "thorough".
         budget_s: seconds of search after which no further trial starts. None stands for the effort's own, and for no
             end if plans are named.
         plans: try exactly these instead of searching, or None to search. All named plans are tried, as their user wants
@@ -31,10 +28,8 @@ class Request:
         limit_s: seconds after which one trial is ended, and a duel of two plans after twice as many. None stands for
             the effort's own, or for those of effort "thorough" if plans are named.
         structure: of a live Python model, found where its source code is, or None for a target.
-        structure_details: the parts of the structure, packed, or "" for a target.
         source: file with a live Python model for the workers, or None to load the target.
         settings: PyTorch's settings in the user's process, or None for its defaults.
-        fresh: forget the stored study, which targets of one structure share, and measure anew.
         cold: whether the chosen plan is timed with cold processor caches as well. That decides nothing.
     """
 
@@ -68,9 +63,7 @@ class Request:
         """Return the request to tune a target with a user's options.
 
         Args:
-            options: the options.
             target: the target, or the name of a live model.
-            device: the device to run on, which the options may leave open.
             seed: seed of the weights and inputs that a target's factory draws.
 
         Raises:
@@ -119,11 +112,7 @@ class Request:
 
 
 def check_times_calls(objective: str) -> None:
-    """Refuse cold caches with an objective for which no call is timed by itself.
-
-    Raises:
-        InputError: it is one.
-    """
+    """Refuse cold caches with an objective for which no call is timed by itself."""
     if objective != "latency":
         raise InputError(
             f"cold caches are asked for with objective {objective!r}, but are only for latency: they are emptied "
@@ -132,11 +121,7 @@ def check_times_calls(objective: str) -> None:
 
 
 def _refuse_misspelt_options(plan: Plan) -> None:
-    """Refuse a plan with an unknown option: to approve it would only lead to a later refusal.
-
-    Raises:
-        InputError: names the option, and existing ones with similar names.
-    """
+    """Refuse a plan with an unknown option: to approve it would only lead to a later refusal."""
     if plan.backend != "inductor" or not plan.options:
         return
     from torchwise.compile.backends.inductor import check_options  # loads torch, which takes seconds

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torchwise import environment
@@ -62,10 +62,6 @@ def run_study(
     calls, the decision comes from the stored trials.
 
     Args:
-        request: the request.
-        storage: where it is kept.
-        launcher: where candidates run.
-        listener: is told of every step.
         here: the environment of the measurements if the launcher's workers run elsewhere, or None for this machine.
         caches: keeps the compile caches of the plans of least cost, for the next user of them, or None to keep none.
 
@@ -112,41 +108,33 @@ def _has_ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
     return bool(trial.failure and trial.failure.kind is FailureKind.TIMED_OUT and trial.seconds < limit_s)
 
 
+@dataclass
 class _Loop:
-    def __init__(
-        self,
-        request: Request,
-        storage: Storage,
-        launcher: Launcher,
-        listener: Listener,
-        study_id: int,
-        here: Environment,
-        inspection: Inspection,
-        spent: Stopwatch,
-        caches: Caches,
-    ) -> None:
-        self._request = request
-        self._storage = storage
-        self._launcher = launcher
-        self._listener = listener
-        self._id = study_id
-        self._here = here
-        self._inspection = inspection
+    request: Request
+    storage: Storage
+    launcher: Launcher
+    listener: Listener
+    study_id: int
+    here: Environment
+    inspection: Inspection
+    spent: Stopwatch
+    caches: Caches
+
+    def __post_init__(self) -> None:
         self._owner = LeaseOwner.current()
-        self._spent = spent
-        self._end_s = spent.seconds + request.search_s  # the budget is for trials: it does not pay for the inspection
+        # The budget is for trials: it does not pay for the inspection.
+        self._end_s = self.spent.seconds + self.request.search_s
         self._leader = EAGER
         self._tried: set[Plan] = set()
-        self._caches = caches
-        self._cold = request.cold
+        self._cold = self.request.cold
         self._why_not_cold = ""
         self._sampler = self._choose_sampler()
 
     def run(self) -> Study:
         try:
-            with keep_heartbeat(self._storage, self._owner):
-                while self._spent.seconds < self._end_s:
-                    self._storage.release_dead_claims(self._id)
+            with keep_heartbeat(self.storage, self._owner):
+                while self.spent.seconds < self._end_s:
+                    self.storage.release_dead_claims(self.study_id)
                     proposal = self._sampler.ask(self._history())
                     if proposal is not None:
                         self._try(proposal)
@@ -156,7 +144,7 @@ class _Loop:
                         break
                 told = self._resolve_ties()
             if not self._tried and not told and self._history().trials:
-                self._listener.note("decided from what is stored; --fresh, or fresh=True, measures again")
+                self.listener.note("decided from what is stored; --fresh, or fresh=True, measures again")
         except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
             with suppress(StorageError):  # a lost store still holds all finished trials
                 self._conclude(StudyState.INTERRUPTED)
@@ -173,9 +161,9 @@ class _Loop:
         return replace(stored, trials=tuple(t for t in stored.trials if not self._may_go_on(t, stored)))
 
     def _read_history(self) -> History:
-        study = self._storage.get_study(self._id)
+        study = self.storage.get_study(self.study_id)
         counted = tuple(t for t in study.trials if self._counts(t.plan))
-        return History(self._request.workload, study.inspection, counted, self._end_s - self._spent.seconds)
+        return History(self.request.workload, study.inspection, counted, self._end_s - self.spent.seconds)
 
     def _may_go_on(self, trial: Trial, stored: History) -> bool:
         """Return whether to try a plan again, which is never so for a trial of this very search."""
@@ -184,7 +172,7 @@ class _Loop:
         return self._had_interference(trial) or _has_ended_early(trial, self._bound(stored), self._limit_s(stored))
 
     def _had_interference(self, trial: Trial) -> bool:
-        now_s = self._inspection.measurement.baseline_time.mid
+        now_s = self.inspection.measurement.baseline_time.mid
         return trial.measurement is not None and trial.measurement.times_as_long((None, now_s)) > BUSY
 
     def _bound(self, history: History) -> float | None:
@@ -192,48 +180,48 @@ class _Loop:
 
         A plan that the user named is measured to its end.
         """
-        return prune_below(history) if self._request.plans is None else None
+        return prune_below(history) if self.request.plans is None else None
 
     def _limit_s(self, history: History) -> float:
-        return self._request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s
+        return self.request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s
 
     def _counts(self, plan: Plan) -> bool:
         """Return whether a plan may be decided for: the user's list, if there is one, leaves out other stored plans."""
-        return self._request.plans is None or plan in self._request.plans
+        return self.request.plans is None or plan in self.request.plans
 
     def _others_at_work(self) -> bool:
-        return any(trial.state is TrialState.RUNNING for trial in self._storage.get_study(self._id).trials)
+        return any(trial.state is TrialState.RUNNING for trial in self.storage.get_study(self.study_id).trials)
 
     def _try(self, proposal: Proposal) -> None:
         stored = self._read_history()  # read again, as another process may have finished a trial just now
         again = next((t for t in stored.trials if t.plan == proposal.plan and self._may_go_on(t, stored)), None)
-        trial = self._storage.claim_trial(self._id, proposal.plan, proposal.reason, self._owner, again=again)
+        trial = self.storage.claim_trial(self.study_id, proposal.plan, proposal.reason, self._owner, again=again)
         if trial is None:  # another process was quicker; the next history holds it
             return
         try:
             finished = self._launch(trial, proposal.limit_s)
         except BaseException:  # raised again: with any exception, this trial did not happen
             with suppress(StorageError):  # the next process takes back the claims of the dead
-                self._storage.release_trial(self._id, trial.number)
+                self.storage.release_trial(self.study_id, trial.number)
             raise
-        self._storage.finish_trial(self._id, finished)
-        self._caches.keep(front(self._history(), EFFORTS[self._request.effort].duels))
-        self._listener.finish_trial(finished)
+        self.storage.finish_trial(self.study_id, finished)
+        self.caches.keep(front(self._history(), EFFORTS[self.request.effort].duels))
+        self.listener.finish_trial(finished)
         self._report_leader()
 
     def _launch(self, trial: Trial, limit_s: float) -> Trial:
         self._tried.add(trial.plan)
-        self._listener.start_trial(trial.number, trial.plan, trial.reason)
+        self.listener.start_trial(trial.number, trial.plan, trial.reason)
         history = self._history()
         job = replace(
-            _job(self._request, "try"),
+            _job(self.request, "try"),
             traits=self._traits(history),
             prune_below=self._bound(history),
             baseline_s=history.economics.baseline_s,
-            cache_dir=self._caches.new(trial.plan),
+            cache_dir=self.caches.new(trial.plan),
         )
         limits = Limits.from_free_memory(min(self._limit_s(history), limit_s))
-        return try_plan(self._launcher, job, trial, limits, self._spent.stage)
+        return try_plan(self.launcher, job, trial, limits, self.spent.stage)
 
     def _resolve_ties(self) -> int:
         """Time plans again if the decision depends on differences that a trial may not tell, and return how many times.
@@ -241,12 +229,12 @@ class _Loop:
         The leading plan is timed beside eager, in more processes, and plans beside each other. That goes on for as long
         as it is worth its time, and the effort allows. On request, the chosen plan is timed with cold caches, too.
         """
-        care, told = EFFORTS[self._request.effort], 0
-        while self._spent.seconds < self._end_s:
+        care, told = EFFORTS[self.request.effort], 0
+        while self.spent.seconds < self._end_s:
             history = self._history()
             if trial := next_repeat(history, care.processes, care.half_width, 1 + care.duels):
                 what, step = f"{trial.plan} could not be timed again", partial(self._measure_again, trial)
-            elif pair := next_duel(history, care.duels, self._caches):
+            elif pair := next_duel(history, care.duels, self.caches):
                 what = f"{pair[0].plan} could not be timed beside {pair[1].plan}"
                 step = partial(self._hold_duel, *pair)
             elif self._cold and (trial := next_cold(history, care.processes, care.half_width)):
@@ -256,17 +244,17 @@ class _Loop:
             try:
                 step(history)
             except (BaselineError, UnsupportedError) as error:  # such as no device left: the trials stand
-                self._listener.note(f"{what}: {error}")
+                self.listener.note(f"{what}: {error}")
                 break
             told += 1
         return told
 
     def _measure_again(self, trial: Trial, history: History) -> None:
-        self._listener.start_comparison(trial.plan, EAGER)
-        job = replace(_job(self._request, "warm"), plan=trial.plan, traits=self._traits(history))
+        self.listener.start_comparison(trial.plan, EAGER)
+        job = replace(_job(self.request, "warm"), plan=trial.plan, traits=self._traits(history))
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
         limits = Limits.from_free_memory(self._limit_s(history))
-        found = measure_again(self._launcher, job, limits, self._spent.stage, self._caches.list_folders(trial.plan))
+        found = measure_again(self.launcher, job, limits, self.spent.stage, self.caches.list_folders(trial.plan))
         if isinstance(found, Failure) and found.stage == WorkerStage.MEASURE_COLD:
             self._cold = False  # what ended the worker is no fault of the plan
             self._why_not_cold = f"cold processor caches: {found}"
@@ -274,27 +262,27 @@ class _Loop:
         if self._cold and isinstance(found, Measurement) and not found.cold_candidate_s:
             self._cold = False  # nor would another process
             self._why_not_cold = found.not_cold
-        kept = self._storage.keep_repeat(self._id, trial.plan, found)
-        self._listener.finish_repeat(kept or with_repeat(trial, found))
+        kept = self.storage.keep_repeat(self.study_id, trial.plan, found)
+        self.listener.finish_repeat(kept or with_repeat(trial, found))
         self._report_leader()
 
     def _hold_duel(self, challenger: Trial, leader: Trial, history: History) -> None:
-        self._listener.start_comparison(challenger.plan, leader.plan)
-        job = _job(self._request, "duel")
+        self.listener.start_comparison(challenger.plan, leader.plan)
+        job = _job(self.request, "duel")
         usual = _seconds_per_call(challenger), _seconds_per_call(leader)
         job = replace(job, plan=challenger.plan, traits=self._traits(history), expected_s=usual)
         limits = Limits.from_free_memory(2 * self._limit_s(history))  # two plans compile
-        caches = self._caches.list_folders(challenger.plan, leader.plan)
-        duel = hold_duel(self._launcher, job, leader.plan, limits, self._spent.stage, caches)
-        kept = self._storage.keep_duel(self._id, challenger.plan, duel)
-        self._listener.finish_comparison(replace(challenger, duel=kept))
+        caches = self.caches.list_folders(challenger.plan, leader.plan)
+        duel = hold_duel(self.launcher, job, leader.plan, limits, self.spent.stage, caches)
+        kept = self.storage.keep_duel(self.study_id, challenger.plan, duel)
+        self.listener.finish_comparison(replace(challenger, duel=kept))
 
     def _traits(self, history: History) -> frozenset[Trait]:
         """Return the workload's traits, with facts about its noise from earlier trials."""
         verdicts = (trial.verdict for trial in history.trials if trial.verdict)
         if any(check.is_noise_unreproducible for verdict in verdicts for check in verdict.checks):
-            return self._inspection.traits | {Trait.NOISE_NOT_REPRODUCIBLE}
-        return self._inspection.traits
+            return self.inspection.traits | {Trait.NOISE_NOT_REPRODUCIBLE}
+        return self.inspection.traits
 
     def _report_leader(self) -> None:
         history = self._history()
@@ -302,28 +290,28 @@ class _Loop:
         if leader != self._leader:
             self._leader = leader
             trial = history.find_trial(leader)
-            self._listener.change_leader(leader, trial.speedup if trial else None)
+            self.listener.change_leader(leader, trial.speedup if trial else None)
 
     def _conclude(self, state: StudyState) -> Study:
         history = self._history()
         known = any(trial.state.is_finished for trial in history.trials)
-        decision = decide(history, self._here) if known or state is StudyState.DECIDED else None
+        decision = decide(history, self.here) if known or state is StudyState.DECIDED else None
         excluded = self._sampler.list_excluded(
             self._read_history()
         )  # trials that may be repeated were tried all the same
-        if state is StudyState.DECIDED and self._spent.seconds >= self._end_s:
-            excluded.append(f"whatever else: the budget of {self._request.search_s:.0f} s is spent")
-        if self._request.cold and decision is not None:
+        if state is StudyState.DECIDED and self.spent.seconds >= self._end_s:
+            excluded.append(f"whatever else: the budget of {self.request.search_s:.0f} s is spent")
+        if self.request.cold and decision is not None:
             excluded += self._explain_untimed_cold(decision.plan, history)
-        self._storage.store_outcome(
-            self._id,
+        self.storage.store_outcome(
+            self.study_id,
             state=state,
             decision=decision,
             excluded=excluded,
-            seconds=self._spent.seconds,
-            asked=(self._request.workload, self._request.effort),
+            seconds=self.spent.seconds,
+            asked=(self.request.workload, self.request.effort),
         )
-        return self._storage.get_study(self._id, self._request.workload.target)
+        return self.storage.get_study(self.study_id, self.request.workload.target)
 
     def _explain_untimed_cold(self, plan: Plan, history: History) -> list[str]:
         """Say why the chosen plan was not timed with cold caches despite the request, or return nothing if it was."""
@@ -332,12 +320,12 @@ class _Loop:
         trial = history.find_trial(plan)
         if trial and trial.cold_speedups:
             return []
-        is_spent = self._spent.seconds >= self._end_s
+        is_spent = self.spent.seconds >= self._end_s
         why = "the budget is spent" if is_spent else "the search ended before the plan was timed with them"
         return [self._why_not_cold or f"cold processor caches: {why}"]
 
     def _choose_sampler(self) -> Sampler:
-        request, inspection = self._request, self._inspection
+        request, inspection = self.request, self.inspection
         if request.plans is not None:
             return ListedSampler(request.plans)
         space = PlanSpace(
@@ -348,26 +336,26 @@ class _Loop:
     def _hints(self) -> list[Proposal]:
         """Return plans decided for under this target elsewhere or before a change: stale, so verified again."""
         hints: dict[Plan, Proposal] = {}
-        for decision in self._storage.decisions(target=self._request.workload.target):
+        for decision in self.storage.decisions(target=self.request.workload.target):
             if decision.plan in hints or decision.plan.is_eager or not self._is_open(decision.plan):
                 continue
             if why := self._stale_because(decision):
                 reason = f"decided for before, and stale ({why}): verified again"
-                self._listener.note(f"{decision.plan} was {reason}")
+                self.listener.note(f"{decision.plan} was {reason}")
                 hints[decision.plan] = Proposal(decision.plan, reason)
         return list(hints.values())
 
     def _stale_because(self, decision: Decision) -> str | None:
-        if different := decision.environment.differences(self._here):
+        if different := decision.environment.differences(self.here):
             return different[0]
-        if decision.structure != self._inspection.structure:
-            return another_model(decision.structure_details, self._inspection.structure_details)
-        if decision.identity != self._inspection.identity:
+        if decision.structure != self.inspection.structure:
+            return another_model(decision.structure_details, self.inspection.structure_details)
+        if decision.identity != self.inspection.identity:
             return "the inputs changed"
         return None
 
     def _is_open(self, plan: Plan) -> bool:
-        return self._request.allow.allows(numerics_of(plan))
+        return self.request.allow.allows(numerics_of(plan))
 
 
 def _seconds_per_call(trial: Trial) -> float | None:

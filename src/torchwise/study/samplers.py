@@ -28,8 +28,6 @@ class Proposal:
     """A plan worth trying, and why.
 
     Attributes:
-        plan: the plan.
-        reason: why, in words.
         limit_s: seconds after which its trial is ended, so that others can be tried as well, or infinite if nothing
             else waits.
     """
@@ -157,7 +155,6 @@ class StagedSampler:
     """The default sampler. See `Sampler`.
 
     Args:
-        space: the choices that are open.
         hints: plans that were decided for before, on another machine or for an earlier version of the model. They are
             tried first, and never trusted.
     """

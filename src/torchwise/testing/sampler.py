@@ -21,6 +21,7 @@ MAX_PLANS = 500
 """Number of plans after which a search counts as endless."""
 
 Ending = Callable[[Trial], Trial]
+Make = Callable[[PlanSpace], Sampler]
 
 
 def keep_running(trial: Trial) -> Trial:
@@ -37,7 +38,7 @@ class SamplerContract:
     """
 
     @pytest.fixture
-    def make_sampler(self) -> Callable[[PlanSpace], Sampler]:
+    def make_sampler(self) -> Make:
         """Override it: return a function that makes a new sampler for a space."""
         raise NotImplementedError("define a fixture `make_sampler` that returns a function from a space to a sampler")
 
@@ -52,24 +53,18 @@ class SamplerContract:
         ending: Ending = request.param
         return ending
 
-    def test_the_same_history_gives_the_same_answer(
-        self, make_sampler: Callable[[PlanSpace], Sampler], space: PlanSpace, end: Ending
-    ) -> None:
+    def test_the_same_history_gives_the_same_answer(self, make_sampler: Make, space: PlanSpace, end: Ending) -> None:
         sampler = make_sampler(space)
         for history, proposal in iter_search(sampler, space, end):
             for other in (sampler, make_sampler(space)):
                 assert other.ask(history) == proposal
                 assert other.list_excluded(history) == sampler.list_excluded(history)
 
-    def test_no_plan_comes_twice(
-        self, make_sampler: Callable[[PlanSpace], Sampler], space: PlanSpace, end: Ending
-    ) -> None:
+    def test_no_plan_comes_twice(self, make_sampler: Make, space: PlanSpace, end: Ending) -> None:
         for history, proposal in iter_search(make_sampler(space), space, end):
             assert proposal is None or history.find_trial(proposal.plan) is None
 
-    def test_each_plan_is_open_and_has_a_reason(
-        self, make_sampler: Callable[[PlanSpace], Sampler], space: PlanSpace, end: Ending
-    ) -> None:
+    def test_each_plan_is_open_and_has_a_reason(self, make_sampler: Make, space: PlanSpace, end: Ending) -> None:
         for history, proposal in iter_search(make_sampler(space), space, end):
             if proposal is not None:
                 now = replace(space, traits=space.traits | history.traits)
@@ -78,17 +73,13 @@ class SamplerContract:
                 assert proposal.reason
                 assert proposal.limit_s > 0
 
-    def test_it_ends_and_stays_with_that(
-        self, make_sampler: Callable[[PlanSpace], Sampler], space: PlanSpace, end: Ending
-    ) -> None:
+    def test_it_ends_and_stays_with_that(self, make_sampler: Make, space: PlanSpace, end: Ending) -> None:
         sampler = make_sampler(space)
         last, proposal = list(iter_search(sampler, space, end))[-1]
         assert proposal is None, f"it has proposed {MAX_PLANS} plans, and goes on"
         assert sampler.ask(last) is None
 
-    def test_what_it_leaves_out_are_texts(
-        self, make_sampler: Callable[[PlanSpace], Sampler], space: PlanSpace, end: Ending
-    ) -> None:
+    def test_what_it_leaves_out_are_texts(self, make_sampler: Make, space: PlanSpace, end: Ending) -> None:
         sampler = make_sampler(space)
         for history, _ in iter_search(sampler, space, end):
             for line in sampler.list_excluded(history):

@@ -18,11 +18,7 @@ LAUNCHERS = ("process", "ray")
 
 
 def check(launcher: str, address: str | None) -> None:
-    """Refuse options that name no launcher.
-
-    Raises:
-        InputError: an option is invalid. The message names the value and the rule.
-    """
+    """Refuse options that name no launcher."""
     if launcher not in LAUNCHERS:
         raise InputError(f"launcher is {launcher!r}, but must be one of {', '.join(LAUNCHERS)}")
     if address and launcher != "ray":
@@ -40,12 +36,7 @@ def default_device(launcher: str, address: str | None) -> str:
 def opened(
     launcher: str, device: str, address: str | None, note: Callable[[str], None]
 ) -> Iterator[tuple[Launcher, Environment | None]]:
-    """Yield a launcher for a study on `device`, and the environment of its device, or None for this machine.
-
-    Raises:
-        InputError: no cluster answers, or it has no such device.
-        UnsupportedError: Ray is not installed.
-    """
+    """Yield a launcher for a study on `device`, and the environment of its device, or None for this machine."""
     if launcher != "ray":
         yield ProcessLauncher(), None
         return
@@ -57,8 +48,6 @@ def slots(launcher: str, address: str | None, parallel: int | None) -> list[Slot
     """Return the slots of a sweep: every GPU and every node of a cluster, or of this machine.
 
     Args:
-        launcher: "process" or "ray".
-        address: address of the cluster.
         parallel: maximum number of slots, or None for all.
 
     Raises:
@@ -71,11 +60,7 @@ def slots(launcher: str, address: str | None, parallel: int | None) -> list[Slot
 
 
 def check_fit(tasks: Iterable[Task], slots: Iterable[Slot]) -> None:
-    """Refuse tasks for a device that no slot has.
-
-    Raises:
-        InputError: a task does not fit. The message names the first one.
-    """
+    """Refuse tasks for a device that no slot has."""
     available = frozenset().union(*(slot.devices for slot in slots))
     if missing := next((task for task in tasks if task.device not in available), None):
         raise InputError(

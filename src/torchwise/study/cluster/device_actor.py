@@ -33,7 +33,6 @@ class ActorInfo:
 
     Attributes:
         node: Ray's id of the node.
-        version: Torchwise's version there.
         environment: the environment of its device.
     """
 

@@ -59,9 +59,6 @@ class RayLauncher:
         """Reserve a device.
 
         Args:
-            device: "cpu" (a node's processor) or "cuda" (one GPU).
-            address: address of the cluster, as for `connect`.
-            note: receives messages for the user, such as the loss of a node.
             patience_s: seconds to wait for a node of the same kind if none is left.
 
         Raises:
@@ -205,11 +202,7 @@ class RayLauncher:
         return info
 
     def _get(self, ref: Any, timeout_s: float = SILENCE_S) -> Any:
-        """Return an actor's answer.
-
-        Raises:
-            LostError: the actor is lost, or silent.
-        """
+        """Return an actor's answer."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(ref, timeout=timeout_s)
@@ -254,11 +247,7 @@ def _ignore(text: str) -> None:
 
 
 def ray_library() -> Any:
-    """Import Ray.
-
-    Raises:
-        UnsupportedError: Ray is not installed.
-    """
+    """Import Ray."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:

@@ -55,14 +55,7 @@ class Task(Options, frozen=True):
         return f"{self.target} on {self.device}"
 
     def request(self, *, fresh: bool = False) -> Request:
-        """Return the request for the study.
-
-        Args:
-            fresh: whether to ignore stored results.
-
-        Raises:
-            InputError: an option is invalid. The message names the value and the rule.
-        """
+        """Return the request for the study."""
         check_form(self.target)
         same = {name: getattr(self, name) for name in AS_THEY_ARE}
         options = TuneOptions(
@@ -151,11 +144,7 @@ def _check(task: Task, place: int) -> None:
 
 
 def _bytes(gib: float) -> int:
-    """Convert a memory limit from GiB to bytes.
-
-    Raises:
-        InputError: the limit is below one byte or not finite. The message names the given value.
-    """
+    """Convert a memory limit from GiB to bytes."""
     if not 1 <= gib * 2**30 < math.inf:
         raise InputError(f"memory limit is {gib:g} GiB, but must be a finite size of at least one byte")
     return int(gib * 2**30)

@@ -59,7 +59,6 @@ class SweepResult:
     """The result of one study.
 
     Attributes:
-        task: the task.
         exit_code: exit code of `torchwise tune`: 0 decided, 2 bad input, 3 the model itself fails, 4 inconclusive. A
             negative one is the signal that killed it.
         reason: the decision in a sentence, or the error. Without either it is the last line of the output.
@@ -86,7 +85,6 @@ def run_sweep(
 
     Args:
         tasks: the studies. The caller must refuse those that fit no slot.
-        slots: the devices.
         command: the command `torchwise`, with options for all studies, such as the store's.
         environment: environment variables of the processes.
         say: receives every line of a study's output, and its result.

@@ -22,6 +22,7 @@ from torchwise.trial import Job, Launcher
 
 LIMIT_S = 600.0
 """Seconds after which a worker is ended, as in a search of effort "standard"."""
+FRESH = "--fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,6 @@ class CheckRequest:
         targets: the targets to check, or all in the file if empty.
         measure: whether plans are timed. They are always verified.
         threshold: relative change of speed to ignore.
-        effort: how carefully a plan is verified and timed: "quick", "standard" or "thorough".
-        limit_s: seconds after which a worker is ended.
     """
 
     targets: tuple[str, ...] = ()
@@ -50,29 +49,25 @@ class CheckRequest:
 
 
 def run_check(lock: Lock, request: CheckRequest, launcher: Launcher, listener: Listener) -> Check:
-    """Check every section that is for this machine.
-
-    Raises:
-        InputError: a named target is not in the lock.
-    """
+    """Check every section that is for this machine."""
     return _Checks(request, launcher, listener).run(lock)
 
 
+@dataclass(frozen=True, slots=True)
 class _Checks:
-    def __init__(self, request: CheckRequest, launcher: Launcher, listener: Listener) -> None:
-        self._request = request
-        self._launcher = launcher
-        self._listener = listener
+    request: CheckRequest
+    launcher: Launcher
+    listener: Listener
 
     def run(self, lock: Lock) -> Check:
-        named = tuple(dict.fromkeys(self._request.targets))
+        named = tuple(dict.fromkeys(self.request.targets))
         entries = [entry for target in named or lock.targets for entry in lock.select_entries(target)]
         found = [(entry, self._check_environment(entry) or self._verify_entry(entry)) for entry in entries]
-        judge = Judge(sum(isinstance(result, Trial) for _, result in found), self._request.threshold)
+        judge = Judge(sum(isinstance(result, Trial) for _, result in found), self.request.threshold)
         rows = [self._judge_speed(e, result, judge) if isinstance(result, Trial) else result for e, result in found]
         here = {row.target for row in rows if row.state is not State.ELSEWHERE}
         rows += [_make_missing_row(target) for target in named if target not in here]
-        return Check(tuple(rows), self._request.threshold, judge.confidence, _trust(rows))
+        return Check(tuple(rows), self.request.threshold, judge.confidence, _trust(rows))
 
     def _check_environment(self, entry: Entry) -> Checked | None:
         """Return the result if it follows from the machine and its software alone, or else None."""
@@ -87,23 +82,23 @@ class _Checks:
     def _verify_entry(self, entry: Entry) -> Checked | Trial:
         """Profile the original model, then try the plan. Return the trial if it is verified and was timed."""
         decision = entry.decision
-        self._listener.start_step(f"{decision.workload.target}: {decision.plan}")
+        self.listener.start_step(f"{decision.workload.target}: {decision.plan}")
         job = Job("try", decision.workload, decision.plan, effort=self._effort(measure=False))
-        study = PlanStudy(job, self._launcher, self._request.limit_s, self._listener.stage)
+        study = PlanStudy(job, self.launcher, self.request.limit_s, self.listener.stage)
         try:
             inspection = study.inspect()
             if changed := _describe_change(decision, inspection):
                 return _row(entry, State.STALE, changed, tune_again(entry))
             if decision.plan.is_eager:
                 return _row(entry, State.GOOD, "up to date; the plan is eager, which is not timed")
-            trial = study.try_plan(effort=self._effort(measure=self._request.measure))
+            trial = study.try_plan(effort=self._effort(measure=self.request.measure))
         except (InputError, BaselineError) as error:  # a fault of this target: the others are still checked
             return _row(entry, State.UNKNOWN, str(error), "fix the target, and check again")
         except InternalError as error:  # a fault of Torchwise, likewise
             return _row(entry, State.UNKNOWN, str(error), "report this bug, and check again")
         if not trial.is_verified:
-            return _row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, tune_fresh(entry))
-        if self._request.measure:
+            return _row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, tune_again(entry, FRESH))
+        if self.request.measure:
             return trial
         return _row(
             entry, State.GOOD, f"up to date and correct ({trial.verdict.reason if trial.verdict else ''}); not timed"
@@ -129,7 +124,7 @@ class _Checks:
         return second
 
     def _effort(self, *, measure: bool) -> EffortProfile:
-        effort = EFFORTS[self._request.effort]
+        effort = EFFORTS[self.request.effort]
         return effort if measure else replace(effort, measure_s=0.0)
 
 
@@ -149,7 +144,7 @@ def _judge_measurement(entry: Entry, trial: Trial, judge: Judge) -> Checked:
     found = judge.compare(entry, trial.measurement)
     row = {
         Answer.NO: _row(entry, State.GOOD, f"up to date and correct; {found.detail}"),
-        Answer.YES: _row(entry, State.SLOWER, found.detail, tune_fresh(entry)),
+        Answer.YES: _row(entry, State.SLOWER, found.detail, tune_again(entry, FRESH)),
         Answer.INCONCLUSIVE: _row(entry, State.INCONCLUSIVE, f"up to date and correct; {found.detail}"),
     }[found.slower]
     return replace(
@@ -174,24 +169,14 @@ def _row(entry: Entry, state: State, detail: str, way_out: str = "") -> Checked:
 
 
 def _make_missing_row(target: str) -> Checked:
-    return Checked(target, "", "", State.UNKNOWN, "the file has no section for this machine", tune_first(target))
+    way_out = f"torchwise tune {shlex.quote(target)} && torchwise lock {shlex.quote(target)}"
+    return Checked(target, "", "", State.UNKNOWN, "the file has no section for this machine", way_out)
 
 
 def tune_again(entry: Entry, *more: str) -> str:
-    """Return the command that tunes again after a change of model, inputs or software, and locks the result."""
+    """Return the command that tunes again after a change of model, inputs or software, and locks the result.
+
+    An unchanged target also needs `FRESH`, to ignore the stored study.
+    """
     spec = entry.decision.workload
-    return f"{command_line('tune', spec, *more, allow=entry.allow)} && {_lock_command(spec.target)}"
-
-
-def tune_fresh(entry: Entry) -> str:
-    """Return the same command for an unchanged target, which needs `--fresh` to ignore the stored study."""
-    return tune_again(entry, "--fresh")
-
-
-def tune_first(target: str) -> str:
-    """Return the command that tunes and locks a target that is not locked on this hardware."""
-    return f"torchwise tune {shlex.quote(target)} && {_lock_command(target)}"
-
-
-def _lock_command(target: str) -> str:
-    return f"torchwise lock {shlex.quote(target)}"
+    return f"{command_line('tune', spec, *more, allow=entry.allow)} && torchwise lock {shlex.quote(spec.target)}"

@@ -56,18 +56,12 @@ class Checked:
     """One section.
 
     Attributes:
-        target: target of the section.
-        mode: mode of the section.
-        hardware: hardware of the section, as text.
-        state: the result.
         detail: the figures or the reason, as text.
         way_out: command or action to take, or empty if none is needed.
-        plan: the plan as text, or empty if there is no such section.
         locked: the locked speed-up over eager, or None for eager, whose plans are not timed.
         found: the speed-up measured now, or None if it was not measured.
         speedup: `found` over `locked`, or None if either is.
         time: the plan's time per call now over the locked one, or None likewise.
-        notes: disturbances of the measurement.
     """
 
     target: str
@@ -90,7 +84,6 @@ class Check(codec.Document):
 
     Attributes:
         rows: every requested section, and every named target that has no section for this machine.
-        threshold: the relative change beyond which a plan is slower: 0.05 is 5 %.
         confidence: of each single interval, so that all of them hold together with 95 %.
         trust: reliability of the new measurements, or None if there were none, or for checks of earlier versions.
     """

@@ -52,9 +52,7 @@ class Entry:
     Attributes:
         decision: the decision, its figures rounded to four digits. The environment has no host name.
         allow: the loosest numerics that were permitted.
-        verdict: result of verification, as text.
         plan_s: seconds per call of the plan, in the process that timed it, or None for eager.
-        notes: warnings about the measurement.
     """
 
     decision: Decision
@@ -238,8 +236,6 @@ def collect(storage: Storage, targets: Iterable[str], store: str | None = None) 
     """Return the entries of `targets`: the last decision of each target for each device and mode.
 
     Args:
-        storage: the store with the decisions.
-        targets: their names, as they were tuned.
         store: location of the store for commands in messages, or None for the default store.
 
     Raises:

@@ -184,11 +184,7 @@ def format_key(name: str) -> str:
 
 
 def format_pair(name: str, value: Any) -> str:
-    """Return `name = value`, on one line. In a list of several texts, each text has its own line.
-
-    Raises:
-        TypeError: TOML has no such value.
-    """
+    """Return `name = value`, on one line. In a list of several texts, each text has its own line."""
     if isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(item, str) for item in value):
         return "\n".join([f"{format_key(name)} = [", *(f"  {_quote(item)}," for item in value), "]"])
     return f"{format_key(name)} = {_format_value(value)}"

@@ -6,6 +6,8 @@ Inputs of this family are activations of unit variance.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,31 +82,16 @@ def build_fusion_demo(request: Request, *, batch: int, length: int, width: int) 
     model = request.draws().module(lambda: FusionDemo(width)).eval()
     examples = functools.partial(normal_examples, request, (batch, length, width))
     count = batch * length * width
-    return Workload(
-        model,
-        examples(request.seed),
-        name=request.name,
-        # Per element: mean 1, variance 3, normalisation 2, weight and bias 2, GELU 5, scale and shift 2.
-        roofline=Roofline(
-            flops=15.0 * count,
-            bytes=float(request.dtype.itemsize * (2 * count + 2 * width)),
-        ),
-        reseed=examples,
-    )
+    # Per element: mean 1, variance 3, normalisation 2, weight and bias 2, GELU 5, scale and shift 2.
+    return make_workload(request, model, examples, flops=15 * count, values=2 * count + 2 * width)
 
 
 def build_elementwise_chain(request: Request, *, side: int) -> Workload:
     """Build `elementwise_chain` on a matrix (side, side) of unit variance, in any floating dtype."""
     examples = functools.partial(normal_examples, request, (side, side))
     count = side * side
-    return Workload(
-        elementwise_chain,
-        examples(request.seed),
-        name=request.name,
-        # Per element: sine, hyperbolic tangent and logistic function count as one each, three products and a sum.
-        roofline=Roofline(flops=7.0 * count, bytes=float(request.dtype.itemsize * 2 * count)),
-        reseed=examples,
-    )
+    # Per element: sine, hyperbolic tangent and logistic function count as one each, three products and a sum.
+    return make_workload(request, elementwise_chain, examples, flops=7 * count, values=2 * count)
 
 
 def build_many_small_ops(request: Request, *, layers: int, width: int, batch: int) -> Workload:
@@ -112,17 +99,9 @@ def build_many_small_ops(request: Request, *, layers: int, width: int, batch: in
     model = request.draws().module(lambda: ManySmallOps(layers, width)).eval()
     examples = functools.partial(normal_examples, request, (batch, width))
     weights = layers * (width * width + width)
-    return Workload(
-        model,
-        examples(request.seed),
-        name=request.name,
-        # Per layer and output: a product and a sum per input, the bias, the maximum. Between layers nothing is moved.
-        roofline=Roofline(
-            flops=float(layers * batch * width * (2 * width + 2)),
-            bytes=float(request.dtype.itemsize * (weights + 2 * batch * width)),
-        ),
-        reseed=examples,
-    )
+    # Per layer and output: a product and a sum per input, the bias, the maximum. Between layers nothing is moved.
+    flops = layers * batch * width * (2 * width + 2)
+    return make_workload(request, model, examples, flops, values=weights + 2 * batch * width)
 
 
 def build_branch(request: Request, *, batch: int) -> Workload:
@@ -130,17 +109,17 @@ def build_branch(request: Request, *, batch: int) -> Workload:
     model = request.draws().module(SimpleBranchModel).eval()
     examples = functools.partial(make_mirrored_examples, request, (batch, INPUTS))
     weights = INPUTS * HIDDEN + HIDDEN + HIDDEN * OUTPUTS + OUTPUTS
-    return Workload(
-        model,
-        examples(request.seed),
-        name=request.name,
-        # Per row: a product and a sum per weight, the biases, the mean, and one f per hidden value.
-        roofline=Roofline(
-            flops=float(batch * (2 * HIDDEN * (INPUTS + OUTPUTS) + HIDDEN + OUTPUTS + INPUTS + HIDDEN)),
-            bytes=float(request.dtype.itemsize * (weights + batch * (INPUTS + OUTPUTS))),
-        ),
-        reseed=examples,
-    )
+    # Per row: a product and a sum per weight, the biases, the mean, and one f per hidden value.
+    flops = batch * (2 * HIDDEN * (INPUTS + OUTPUTS) + HIDDEN + OUTPUTS + INPUTS + HIDDEN)
+    return make_workload(request, model, examples, flops, values=weights + batch * (INPUTS + OUTPUTS))
+
+
+def make_workload(
+    request: Request, call: Callable[..., Any], examples: Callable[[int], tuple[Example, ...]], flops: int, values: int
+) -> Workload:
+    """Return a workload that does so many FLOPs in a call, and moves so many values of the requested dtype."""
+    roofline = Roofline(flops=float(flops), bytes=float(request.dtype.itemsize * values))
+    return Workload(call, examples(request.seed), name=request.name, roofline=roofline, reseed=examples)
 
 
 def normal_examples(request: Request, shape: tuple[int, ...], seed: int) -> tuple[Example, ...]:

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from torchwise.errors import WorkloadError
-from torchwise.workload import Example, Roofline, Workload
+from torchwise.workload import Example, Workload
 from torchwise.zoo.random_inputs import Request
-from torchwise.zoo.tutorial.basics import make_mirrored_examples, normal_examples
+from torchwise.zoo.tutorial.basics import make_mirrored_examples, make_workload, normal_examples
 
 KNOTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 CURVE = (-0.8, -0.6, 0.1, 0.6, 0.8)
@@ -174,14 +174,6 @@ def _build(
     """Build a program whose `transform_hidden` does so many FLOPs for each value, none of them through memory."""
     model = request.draws().module(lambda: kind(width)).eval()
     draw = functools.partial(examples, request, (batch, width))
-    return Workload(
-        model,
-        draw(request.seed),
-        name=request.name,
-        # Per value: a product and a sum per weight, twice, tanh, and the operations of `transform_hidden`.
-        roofline=Roofline(
-            flops=float(batch * width * (4 * width + 1 + flops)),
-            bytes=float(request.dtype.itemsize * (2 * width * width + 2 * batch * width)),
-        ),
-        reseed=draw,
-    )
+    # Per value: a product and a sum per weight, twice, tanh, and the operations of `transform_hidden`.
+    work = batch * width * (4 * width + 1 + flops)
+    return make_workload(request, model, draw, work, values=2 * width * width + 2 * batch * width)

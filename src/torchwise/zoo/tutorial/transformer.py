@@ -17,7 +17,7 @@ from torch.nn import functional
 from torchwise.errors import WorkloadError
 from torchwise.workload import Example, Roofline, Workload
 from torchwise.zoo.random_inputs import Request
-from torchwise.zoo.tutorial.basics import normal_examples
+from torchwise.zoo.tutorial.basics import make_workload, normal_examples
 
 LAYERS = 6
 FEATURES = 64
@@ -92,14 +92,7 @@ def build_transformer_block(request: Request, *, batch: int, length: int, width:
     model = request.draws().module(lambda: TransformerBlock(width, heads)).eval()
     examples = functools.partial(normal_examples, request, (batch, length, width))
     flops, weights = _block_work(batch * length, length, width, heads)
-    moved = weights + 2 * batch * length * width
-    return Workload(
-        model,
-        examples(request.seed),
-        name=request.name,
-        roofline=Roofline(flops=float(flops), bytes=float(request.dtype.itemsize * moved)),
-        reseed=examples,
-    )
+    return make_workload(request, model, examples, flops, values=weights + 2 * batch * length * width)
 
 
 def build_six_layer_transformer(request: Request, *, batch: int, length: int, width: int, heads: int) -> Workload:
@@ -117,16 +110,9 @@ def build_six_layer_transformer(request: Request, *, batch: int, length: int, wi
     # Both ends: a product and a sum per weight and the bias; then the last norm 8, and the cross-entropy 4 per class.
     flops += tokens * ((2 * FEATURES + 1) * width + 8 * width + (2 * width + 1 + 4) * CLASSES)
     weights += (FEATURES + 1) * width + 2 * width + (width + 1) * CLASSES
-    return Workload(
-        model,
-        examples(request.seed),
-        name=request.name,
-        roofline=Roofline(
-            flops=float(flops),
-            bytes=float(request.dtype.itemsize * (weights + tokens * FEATURES + 1) + torch.int64.itemsize * tokens),
-        ),
-        reseed=examples,
-    )
+    moved = request.dtype.itemsize * (weights + tokens * FEATURES + 1) + torch.int64.itemsize * tokens
+    roofline = Roofline(flops=float(flops), bytes=float(moved))
+    return Workload(model, examples(request.seed), name=request.name, roofline=roofline, reseed=examples)
 
 
 def _block_work(tokens: int, length: int, width: int, heads: int) -> tuple[int, int]:
