@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -91,7 +91,7 @@ def bench(
 
     from torchwise.bench import BenchRequest
 
-    chosen = _load_suite(suite, targets, size, device, mode, objective, contenders)
+    chosen = _load_suite(suite, contenders, targets=targets, sizes=size, device=device, mode=mode, objective=objective)
     request = BenchRequest(
         tuple(_resolve_targets(chosen)),
         chosen.contenders,
@@ -256,15 +256,7 @@ def _row_keys(request: BenchRequest) -> set[tuple[str, str, str, str, str]]:
     return {(target, *settings, contender.name) for target in request.targets for contender in find(request.contenders)}
 
 
-def _load_suite(
-    file: Path | None,
-    targets: list[str] | None,
-    sizes: list[str] | None,
-    device: str,
-    mode: str,
-    objective: str,
-    contenders: str | None,
-) -> Suite:
+def _load_suite(file: Path | None, contenders: str | None, **options: list[str] | str | None) -> Suite:
     """Return the file's suite, or an empty one, with the command line's values instead of its own.
 
     Raises:
@@ -283,15 +275,11 @@ def _load_suite(
         raise InputError(
             f"contenders are {contenders!r}, but must be at least one name: leave the option out for the default"
         )
-    return replace(
-        suite,
-        targets=tuple(targets) if targets else suite.targets,
-        sizes=tuple(sizes) if sizes else suite.sizes,
-        device=device or suite.device or default_device(),
-        mode=mode or suite.mode,
-        objective=objective or suite.objective,
-        contenders=names or suite.contenders or DEFAULT,
-    )
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items() if value
+    }
+    suite = replace(suite, **given)
+    return replace(suite, device=suite.device or default_device(), contenders=names or suite.contenders or DEFAULT)
 
 
 def _resolve_targets(suite: Suite) -> list[str]:

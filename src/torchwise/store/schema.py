@@ -19,6 +19,11 @@ from torchwise.parsing import parse_json
 from torchwise.plan import Numerics
 from torchwise.records import Interval, Study, StudyState, codec
 
+T = TypeVar("T")
+State = TypeVar("State", bound=StrEnum)
+
+WAY_OUT = "delete the study, or read it with the version of Torchwise that wrote it"
+
 HEAD = "0004"
 """The newest migration: the schema that this version reads and writes."""
 
@@ -180,12 +185,6 @@ class StudySummary:
     plan: str | None
     speedup: Interval | None
     created_at: float
-
-
-T = TypeVar("T")
-State = TypeVar("State", bound=StrEnum)
-
-WAY_OUT = "delete the study, or read it with the version of Torchwise that wrote it"
 
 
 def dump(record: Any) -> str:

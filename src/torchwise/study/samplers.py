@@ -22,6 +22,30 @@ from torchwise.plan.space import choices_of, complexity_of
 from torchwise.records import format as show
 from torchwise.study.history import History, code_of, lays_out_by_itself, sets_threads_alone
 
+MIN_GAIN = 0.02
+"""A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
+HOPE = 0.5
+"""Expected saving of a choice as a share of its bound: on the reference workloads few saved more.
+
+Its compiling and its trial must be paid from that, or the search would cost more than it finds.
+"""
+PATIENCE = 2.0
+"""Multiple of its predicted time that a trial may always take, with any rest of the budget."""
+LOST = 0.95
+"""Speed relative to its base below which a choice counts as having lost."""
+WON = 1.05
+"""Speed relative to its base from which on a choice counts as having won.
+
+With few trials, only such a choice is tried on other plans.
+"""
+_PARTS = {
+    "all": "the whole call",
+    "gemm": "matrix products and convolutions",
+    "conv": "convolutions",
+    "launch": "the gaps between kernels",
+    "memory": "memory alone",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -73,24 +97,6 @@ class ListedSampler:
         return []
 
 
-MIN_GAIN = 0.02
-"""A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
-HOPE = 0.5
-"""Expected saving of a choice as a share of its bound: on the reference workloads few saved more.
-
-Its compiling and its trial must be paid from that, or the search would cost more than it finds.
-"""
-PATIENCE = 2.0
-"""Multiple of its predicted time that a trial may always take, with any rest of the budget."""
-LOST = 0.95
-"""Speed relative to its base below which a choice counts as having lost."""
-WON = 1.05
-"""Speed relative to its base from which on a choice counts as having won.
-
-With few trials, only such a choice is tried on other plans.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class _Option:
     """One plan that could be tried: its base, its choice, its possible saving and its cost."""
@@ -140,15 +146,6 @@ class _Option:
 def _format_estimate(seconds: float) -> str:
     """Return an estimate in words, without digits that it does not have, and without an exponent."""
     return f"{seconds:.3g} s" if 0.1 <= abs(seconds) < 999.5 else show.seconds(seconds)
-
-
-_PARTS = {
-    "all": "the whole call",
-    "gemm": "matrix products and convolutions",
-    "conv": "convolutions",
-    "launch": "the gaps between kernels",
-    "memory": "memory alone",
-}
 
 
 class StagedSampler:

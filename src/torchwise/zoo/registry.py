@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from torchwise.workload import Workload
 
-
 GROUP = "torchwise.zoo_families"
 """The entry-point group in which plug-ins offer families."""
 KNOWN = ("energy_flow", "ivhl", "spinlock", "arr_coc", TUTORIAL.name, "training")
 """Families that are shown before all others. All but the tutorial come with the package `torchwise-models`."""
+DEFAULT_SIZE = "medium"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,6 @@ def _load_family(name: str, offered: list[importlib.metadata.EntryPoint]) -> Fam
     if family.name != name:
         return f"of {package} is called {family.name!r}, but must be called as its entry point is"
     return family
-
-
-DEFAULT_SIZE = "medium"
 
 
 def list_workloads() -> tuple[Entry, ...]:
