@@ -14,6 +14,7 @@ from torchwise.environment import Environment
 from torchwise.errors import BaselineError, InputError, UnsupportedError
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind
+from torchwise.records.listener import Listener
 from torchwise.study.cluster import choice
 from torchwise.study.cluster import launcher as module
 from torchwise.study.cluster.device_actor import ActorInfo
@@ -144,7 +145,9 @@ def test_a_lost_device_is_replaced_by_one_of_the_same_kind_alone(held: Callable[
 
     ray.scripts = [loses, [("answer", "{}")]]
     notes: list[str] = []
-    assert run(held(ray, note=notes.append)) == "{}"
+    listener = Listener()
+    listener.note = notes.append
+    assert run(held(ray, listener=listener)) == "{}"
     assert ray.taken == ["a", "b", "c"], "b is looked at, and given back"
     assert len(ray.jobs) == 2
     assert "node a died" in notes[0]

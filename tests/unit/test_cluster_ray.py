@@ -29,6 +29,7 @@ from torchwise.environment import detect
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Trial, TrialState
+from torchwise.records.listener import Listener
 from torchwise.store import open_storage
 from torchwise.study.cluster.launcher import RETRIES, RayLauncher
 from torchwise.testing.launcher import LauncherContract
@@ -93,7 +94,9 @@ def test_a_trial_goes_on_elsewhere_when_its_worker_and_then_its_node_is_killed(c
     """One candidate hangs by itself. Once nothing else is killed, it is ended at its limit, with the usual words."""
     heard: list[str] = []
     notes: list[str] = []
-    with RayLauncher("cpu", cluster.address, note=notes.append) as launcher:
+    listener = Listener()
+    listener.note = notes.append
+    with RayLauncher("cpu", cluster.address, listener=listener) as launcher:
         assert launcher.environment == detect("cpu")
         ended: list[Trial] = []
         trial = Trial(1, BAD, TrialState.RUNNING)

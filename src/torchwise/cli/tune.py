@@ -103,7 +103,7 @@ def _search(
         interruptible(lambda: kept),
         open_storage(store) as storage,
         Progress() as progress,
-        choice.opened(launcher, device, address, progress.note) as (opened, here),
+        choice.opened(launcher, device, address, progress) as (opened, here),
     ):
         study = run_study(request, storage, opened, progress, here)
         return study, storage.place if store else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from torchwise import environment
 from torchwise.environment import Environment
 from torchwise.errors import InputError
+from torchwise.records.listener import Listener
 from torchwise.study.cluster.launcher import RayLauncher, connect, devices_of
 from torchwise.study.cluster.manifest import Task
 from torchwise.study.cluster.sweep import Slot
@@ -34,13 +35,13 @@ def default_device(launcher: str, address: str | None) -> str:
 
 @contextlib.contextmanager
 def opened(
-    launcher: str, device: str, address: str | None, note: Callable[[str], None]
+    launcher: str, device: str, address: str | None, listener: Listener
 ) -> Iterator[tuple[Launcher, Environment | None]]:
     """Yield a launcher for a study on `device`, and the environment of its device, or None for this machine."""
     if launcher != "ray":
         yield ProcessLauncher(), None
         return
-    with RayLauncher(device, address, note=note) as ray_launcher:
+    with RayLauncher(device, address, listener=listener) as ray_launcher:
         yield ray_launcher, ray_launcher.environment
 
 

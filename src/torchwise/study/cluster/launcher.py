@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
 
@@ -19,6 +18,7 @@ from torchwise import __version__
 from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Failure, FailureKind, WorkerStage
+from torchwise.records.listener import Listener
 from torchwise.records.trial import WAITING
 from torchwise.study.cluster.device_actor import POLL_S, ActorInfo, DeviceActor
 from torchwise.trial import Job, Limits
@@ -39,8 +39,6 @@ _READ_BY_TORCH = re.compile("(TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON|OMP
 All others are not sent, such as secrets, nor are variables with a path.
 """
 
-Note = Callable[[str], None]
-
 
 class LostError(Exception):
     """The reserved device is lost. This error never leaves this module."""
@@ -54,7 +52,12 @@ class RayLauncher:
     """
 
     def __init__(
-        self, device: str, address: str | None = None, *, note: Note | None = None, patience_s: float = PATIENCE_S
+        self,
+        device: str,
+        address: str | None = None,
+        *,
+        listener: Listener | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Reserve a device.
 
@@ -65,12 +68,12 @@ class RayLauncher:
             InputError: no cluster answers, or none of its nodes has such a device.
             UnsupportedError: Ray is missing here, or the node has another version of Torchwise.
         """
-        self._device, self._note, self._patience_s = device, note or _ignore, patience_s
+        self._device, self._listener, self._patience_s = device, listener or Listener(), patience_s
         self._ray = connect(address)
         self._actor: Any = None
         self._stage = WorkerStage.START
         self._reference: Environment | None = None
-        self._reserve(_ignore)
+        self._reserve(Listener().stage)
 
     @property
     def environment(self) -> Environment:
@@ -96,7 +99,9 @@ class RayLauncher:
                 return self._run_on_actor(job, limits, on_stage)
             except LostError as error:
                 reason = str(error)
-                self._note(f"a device of the cluster was lost ({reason}): its job is repeated on another device")
+                self._listener.note(
+                    f"a device of the cluster was lost ({reason}): its job is repeated on another device"
+                )
                 self.close()
             except BaseException:  # raised again: the job is no longer needed
                 self.close()
@@ -240,10 +245,6 @@ def _describe_no_device(ray: Any, device: str) -> str:
 
 def _describe_resources(resources: dict[str, float]) -> str:
     return f"{resources.get('CPU', 0):.0f} CPUs and {resources.get('GPU', 0):.0f} GPUs"
-
-
-def _ignore(text: str) -> None:
-    """Ignore a message."""
 
 
 def ray_library() -> Any:
