@@ -193,7 +193,7 @@ def _why_eager(history: History) -> str:
         return f"Stay with eager: of {len(verified)} verified plans none needs surely less memory and is not slower."
     faster = [t for t in verified if t.speedup and t.speedup.low > 1]
     if faster:
-        best = max(faster, key=lambda t: t.speedup.mid if t.speedup else 0.0)
+        best = max(faster, key=_speed)
         reasons = [_shortfall(best, economics)]
         if tied := [t for t in faster if economics.surely_pays(t)]:
             cheapest = min(tied, key=lambda t: economics.cost(t).mid)
@@ -203,7 +203,7 @@ def _why_eager(history: History) -> str:
             reasons = [_describe_tie(cheapest, economics), *(reasons if is_clearly_faster else [])]
         return f"Stay with eager: {'; '.join(reasons)}."
     if verified and not _too_few_calls(history):
-        best = max(verified, key=lambda t: t.speedup.mid if t.speedup else 0.0)
+        best = max(verified, key=_speed)
         return (
             f"Stay with eager: no verified plan was surely faster; the best, {best.plan}, "
             f"reached {best.speedup} times its speed."

@@ -234,17 +234,14 @@ def _select_portable(variables: dict[str, str]) -> dict[str, str]:
 
 def _describe_no_device(ray: Any, device: str) -> str:
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    available = "; ".join(
-        f"{node['NodeManagerHostname']} has {_describe_resources(node['Resources'])}" for node in nodes
+    described = (
+        f"{node['NodeManagerHostname']} has {node['Resources'].get('CPU', 0):.0f} CPUs "
+        f"and {node['Resources'].get('GPU', 0):.0f} GPUs"
+        for node in nodes
     )
     needed = "a GPU" if device == "cuda" else "a CPU"
-    return (
-        f"device is {device!r}, but no node of the cluster has {needed} to reserve ({available or 'it has no nodes'})"
-    )
-
-
-def _describe_resources(resources: dict[str, float]) -> str:
-    return f"{resources.get('CPU', 0):.0f} CPUs and {resources.get('GPU', 0):.0f} GPUs"
+    available = "; ".join(described) or "it has no nodes"
+    return f"device is {device!r}, but no node of the cluster has {needed} to reserve ({available})"
 
 
 def ray_library() -> Any:
