@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchwise.compile import compile_plan
-from torchwise.compile.loop_rolling import LoopRolling, inductor, wrap_backend
-from torchwise.compile.loop_rolling.backend import LONG
-from torchwise.compile.loop_rolling.periods import MIN_TIMES, Repetition, covers, repetitions
+from torchwise.compile.loop_rolling import LONG, LoopRolling, inductor, wrap_backend
+from torchwise.compile.loop_rolling.repetitions import MIN_TIMES, Repetition, covers, repetitions
 from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.trial.inspection import _trace_operators

@@ -15,7 +15,7 @@ from torchwise._torch.modules import BatchNorm
 from torchwise.compile import is_plain
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
 from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
-from torchwise.compile.loop_rolling import periods
+from torchwise.compile.loop_rolling.repetitions import covers, repetitions
 from torchwise.compile.optimizer import forms_open
 from torchwise.compile.regional import find_repeated_blocks
 from torchwise.compile.tensor_reads import answering
@@ -234,7 +234,7 @@ def _compatible(traits: frozenset[Trait]) -> frozenset[Trait]:
 
 
 def _repeats(labels: list[int]) -> bool:
-    return len(labels) >= MIN_OPERATORS and periods.covers(periods.repetitions(labels), len(labels))
+    return len(labels) >= MIN_OPERATORS and covers(repetitions(labels), len(labels))
 
 
 def _form(arguments: Any) -> str:

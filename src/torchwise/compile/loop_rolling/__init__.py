@@ -1,9 +1,100 @@
 """Rolled: find a loop again in the graph in which Dynamo unrolled it, compile one body, and call it each time.
 
-`periods` finds repetitions in a sequence of labels, and `flow` is a graph as numbers. `stretches` combines the two and
-verifies that repetitions are equal. `split` cuts the graph, and `backend` is the entry point.
+Here is the backend for `torch.compile(fn, backend=...)`. `graph_index` is a graph as numbers, `repetitions` finds equal
+parts of it and verifies that they are, and `split` cuts it.
 """
 
-from torchwise.compile.loop_rolling.backend import LoopRolling, inductor, wrap_backend
+from __future__ import annotations
 
-__all__ = ["LoopRolling", "inductor", "wrap_backend"]
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchwise._torch import dispatch, dynamo, guards
+from torchwise._torch import inductor as torch_inductor
+from torchwise._torch.private_name import check
+from torchwise.compile.loop_rolling.graph_index import GraphIndex
+from torchwise.compile.loop_rolling.repetitions import find_repeated
+from torchwise.compile.loop_rolling.split import compile_parts, split_graph
+from torchwise.compile.uncompiled_reason import assert_transform_applied
+from torchwise.errors import UnsupportedError
+
+FEATURE = "scope 'rolled'"
+NAMES = (
+    torch_inductor.COMPILE_FX,
+    guards.DETECT_FAKE_MODE,
+    guards.TRACING,
+    guards.TRACING_CONTEXT,
+    dispatch.FAKE_TENSOR,
+    dispatch.ENTER_AUTOCAST,
+    dynamo.TO_FAKE_TENSOR,
+)
+"""The private names that rolling uses."""
+LONG = 500
+"""Nodes above which a graph without repetitions is not compiled: it would take minutes, and be in vain."""
+
+
+class LoopRolling:
+    """A backend of `torch.compile` around another one, which compiles one body for all of its repetitions.
+
+    A short graph without repetitions is compiled unchanged. A long one runs in eager.
+
+    Args:
+        inner: compiles one graph for its inputs, which are fake tensors.
+
+    Attributes:
+        rolled: how many graphs were rolled.
+        reasons: why other graphs were not.
+    """
+
+    compiler_name = "inductor"
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self._inner = inner
+        self.rolled = 0
+        self.reasons: list[str] = []
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph that Dynamo captured."""
+        try:
+            flow = GraphIndex.from_graph(module, inputs)
+            cut = split_graph(flow, find_repeated(flow))
+        except UnsupportedError as reason:
+            self.reasons.append(str(reason))
+            is_long = len(module.graph.nodes) > LONG
+            unrolled: Callable[..., Any] = module.forward if is_long else self._inner(module, inputs)
+            return unrolled
+        self.rolled += 1
+        return compile_parts(flow, cut, functools.partial(self._compile_part, flow.fake_mode))
+
+    def _compile_part(self, fake_mode: Any, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        with guards.trace_context(fake_mode):
+            compiled: Callable[..., Any] = self._inner(module, inputs)
+        return compiled
+
+    @contextlib.contextmanager
+    def assert_applied(self) -> Iterator[None]:
+        """Watch a first call, and the reasons of the inner backend (see `noop_check.assert_transform_applied`)."""
+        inner = getattr(self._inner, "assert_applied", contextlib.nullcontext)
+        with assert_transform_applied(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
+            yield
+
+
+@functools.cache
+def wrap_backend(inner: Callable[..., Any]) -> LoopRolling:
+    """Return the backend around `inner`: one and the same, so that Dynamo recognizes compiled code.
+
+    Raises:
+        UnsupportedError: this torch lacks something that rolling needs.
+    """
+    check(FEATURE, NAMES)
+    return LoopRolling(inner)
+
+
+@functools.cache
+def inductor(options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """Return Inductor with `options` as such a backend: one and the same for equal options."""
+    return functools.partial(torch_inductor.compile_fx, config_patches=dict(options))

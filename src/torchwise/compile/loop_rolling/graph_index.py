@@ -2,11 +2,9 @@
 
 Values are numbered. Node i of the computing nodes makes value i, and input k is value -1 - k.
 
-Also here: parts of a tensor that a loop walks along, such as `x[:, t]`, taken before the loop.
-
-Each step takes another part, by another index, so that no two steps would be equal. But a part is a view, which
-computes nothing and sees later writes. So it may be taken as soon as its whole exists. Then it is an input of the step,
-as the weights of a layer are.
+A loop that walks along a tensor takes another part in each step, such as `x[:, t]`, by another index, so that no two
+steps would be equal. But a part is a view, which computes nothing and sees later writes. So `hoist_views` takes it as
+soon as its whole exists. Then it is an input of the step, as the weights of a layer are.
 """
 
 from __future__ import annotations

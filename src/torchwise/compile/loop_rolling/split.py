@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torchwise.compile.loop_rolling import repeated_subgraphs
+from torchwise.compile.loop_rolling import repetitions
 from torchwise.compile.loop_rolling.graph_index import GraphIndex
-from torchwise.compile.loop_rolling.periods import Repetition
+from torchwise.compile.loop_rolling.repetitions import Repetition
 from torchwise.errors import UnsupportedError
 
 Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[Any]]]
@@ -76,7 +76,7 @@ def compile_parts(index: GraphIndex, cut: Sequence[Part], compiler: Compiler) ->
     steps = []
     for place, part in enumerate(cut):
         kind = (
-            repeated_subgraphs.key(index, part.start, part.stop),
+            repetitions.key(index, part.start, part.stop),
             tuple(value - part.start for value in part.outputs),
         )
         if kind not in bodies:
@@ -111,7 +111,7 @@ def _iter_parts(index: GraphIndex, rolled: Sequence[Repetition]) -> Iterator[Par
     done = 0
     for stretch in rolled:
         yield from _iter_unrepeated(index, done, stretch.start)
-        places = repeated_subgraphs.outputs(index, stretch)
+        places = repetitions.outputs(index, stretch)
         for start in range(stretch.start, stretch.stop, stretch.period):
             inputs = tuple(index.input_values(start, start + stretch.period))
             yield Part(start, start + stretch.period, inputs, tuple(start + place for place in places))
