@@ -50,8 +50,8 @@ class CapturedCall:
     Args:
         call: the callable to record.
         module: the module behind it, if it is one.
-        device: "cuda".
-        mode: "inference".
+        device: must be "cuda".
+        mode: must be "inference".
         borrow: whether the graph's own outputs are returned, which the next call overwrites.
         recompiles: counts new captures after changes, and limits them.
         reads: returns the plain attributes that the call depends on, if they are known after compiling.
@@ -210,17 +210,12 @@ class CapturedCall:
         """Warm up, call `warm`, and record the replays for calls like this one, valid while `settled` returns True."""
 
         def graph(host: HostValues | None) -> Graph:
-            call = self._call if host is None else host.wrap(self._call)
-            return self._pool.record(call, args, kwargs, warm)
+            return self._pool.record(self._with_values(host), args, kwargs, warm)
 
         return Replays(self._record_with_fallback(key, graph), settled, flat_places(args, kwargs), borrow=self._borrow)
 
     def _record_with_fallback(self, key: GraphKey, record: Callable[[HostValues | None], T]) -> T:
-        """Record the call unchanged, or, if that fails, with the values that it copies from the CPU.
-
-        Raises:
-            UnsupportedError: the call cannot be recorded either way.
-        """
+        """Record the call unchanged, or, if that fails, with the values that it copies from the CPU."""
         host = self._host.get(key)
         while True:
             known = 0 if host is None else len(host.learnt)
@@ -238,10 +233,12 @@ class CapturedCall:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None
     ) -> Recorded:
         """Record again, for calls with inputs and outputs at exactly these addresses."""
-        host = self._host.get(graph_key_of(args, kwargs))
-        call = self._call if host is None else host.wrap(self._call)
+        call = self._with_values(self._host.get(graph_key_of(args, kwargs)))
         with self._recording_state():
             return self._pool.record_in_place(call, args, kwargs, wanted)
+
+    def _with_values(self, host: HostValues | None) -> Callable[..., Any]:
+        return self._call if host is None else host.wrap(self._call)
 
     @contextlib.contextmanager
     def _recording_state(self) -> Iterator[None]:

@@ -57,13 +57,7 @@ _lifting = 0
 
 @dataclass(frozen=True, slots=True)
 class _HostTensor:
-    """A tensor on the CPU, with its state when a call used it.
-
-    Attributes:
-        tensor: the tensor itself.
-        version: PyTorch's count of writes to it, or None if it keeps none.
-        values: its values, if there is no count.
-    """
+    """A tensor on the CPU, with PyTorch's count of writes to it when a call used it, or its values without a count."""
 
     tensor: torch.Tensor
     version: int | None
@@ -297,19 +291,17 @@ def _lifted() -> Iterator[None]:
     Raises:
         UnsupportedError: this torch has no such setting.
     """
-    _count(1)
-    try:
-        yield
-    finally:
-        _count(-1)
-
-
-def _count(more: int) -> None:
     global _lifting
     set_lifts = ONLY_LIFT_CPU.get(_WHO)
     with _lifting_lock:
-        _lifting += more
-        set_lifts(_lifting > 0)
+        _lifting += 1
+        set_lifts(True)
+    try:
+        yield
+    finally:
+        with _lifting_lock:
+            _lifting -= 1
+            set_lifts(_lifting > 0)
 
 
 def kind_of(func: Any, inputs: Sequence[torch.Tensor]) -> Any:

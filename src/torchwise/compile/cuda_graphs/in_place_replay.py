@@ -43,7 +43,12 @@ Recorder = Callable[[tuple[Any, ...], Mapping[str, Any], list[torch.Tensor] | No
 
 
 class InPlaceReplays(Protocol):
-    """The answers to calls of one signature. `Replays` explains the members."""
+    """The answers to calls of one signature.
+
+    Attributes:
+        settled: returns whether PyTorch's settings are still those of the recording.
+        dropped: whether it is freed, and may no longer answer.
+    """
 
     settled: Callable[[], bool]
     dropped: bool
@@ -64,11 +69,6 @@ class InPlaceReplays(Protocol):
 
 class Replays:
     """The answers to calls of one signature: a graph that copies, and graphs that need no copies.
-
-    Attributes:
-        graph: the graph that copies.
-        settled: returns whether PyTorch's settings are still those of the recording.
-        dropped: whether it is freed, and may no longer answer.
 
     Args:
         graph: the graph that copies.
@@ -128,7 +128,7 @@ class Replays:
         return self.graph.written
 
     def drop(self) -> None:
-        """Free the graphs, even if this object is still referenced. It must not be called afterwards."""
+        """Free the graphs. It must not be called afterwards."""
         self.dropped = True
         self._in_place.clear()
         self._outputs, self._blanks, self._packed = [], [], list

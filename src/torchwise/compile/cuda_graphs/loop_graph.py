@@ -77,8 +77,7 @@ class CapturedLoop:
     def enter(self, state: Any) -> None:
         """Copy the values of a state into the static state.
 
-        Raises:
-            UnsupportedError: two tensors of it share memory, so a step that writes to one would change the other, too.
+        It is refused if two tensors of it share memory, as a step that writes to one would change the other, too.
         """
         tensors = pytree.tensors(state)
         _check_no_overlap(tensors)

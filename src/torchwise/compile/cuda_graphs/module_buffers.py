@@ -1,10 +1,8 @@
-"""Restore the state of a module after its call was recorded, as a recording must not count as a call.
+"""The state that calls leave behind and replays do not: buffers of modules, and values that functions keep in Python.
 
-The state is the buffers, and the values of all tensors that existed before. Other state stays, such as a cache of
-positions that the first call creates, because the recorded graph reads it from then on.
-
-Also here: values that a function keeps in Python between calls, such as a count or the time: a replay does not update
-them.
+A module's state is restored after its call was recorded, as a recording must not count as a call. It is the buffers,
+and the values of all tensors that existed before. Other state stays, such as a cache of positions that the first call
+creates, because the recorded graph reads it from then on. A count or the time in Python is found, to be refused.
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from torchwise.compile.cuda_graphs import CudaGraph
 from torchwise.compile.signature import is_plain, plain_key
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
@@ -29,22 +30,6 @@ Place = tuple[Any, Any]
 _CODE = (type, torch.nn.Module)
 _STANDS_FOR = "\0an object of type "
 """Prefix of the string that replaces an object in the arguments."""
-
-
-class Captured(Protocol):
-    """A captured call of any scope."""
-
-    def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return a faster callable for calls of this signature."""
-        ...
-
-    def close(self) -> None:
-        """Free the graphs and their memory."""
-        ...
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer a call."""
-        ...
 
 
 class ObjectContents:
@@ -116,14 +101,9 @@ class _Object:
 
 
 class WithObjects:
-    """A captured call that also accepts objects.
+    """A captured call that also accepts objects. `capture` captures a callable that takes the tensors in them."""
 
-    Args:
-        call: the callable to capture.
-        capture: captures a callable that takes the objects' tensors as arguments.
-    """
-
-    def __init__(self, call: Callable[..., Any], capture: Callable[[Callable[..., Any]], Captured]) -> None:
+    def __init__(self, call: Callable[..., Any], capture: Callable[[Callable[..., Any]], CudaGraph]) -> None:
         self._call = call
         self._captured = capture(self._functional)
         self._known: dict[int, tuple[weakref.ref[Any], ObjectContents]] = {}
@@ -210,11 +190,7 @@ class WithObjects:
 
 
 def _refuse_changes(objects: list[_Object], before: list[tuple[Any, ...]]) -> None:
-    """Refuse a call that changes a value other than a tensor, or the structure of an object.
-
-    Raises:
-        UnsupportedError: such a change, with the object.
-    """
+    """Refuse a call that changes a value other than a tensor, or the structure of an object."""
     for one, values in zip(objects, before, strict=True):
         kind = type(one.thing).__qualname__
         if not one.contents.is_current() or one.contents.values() != values:
@@ -224,11 +200,7 @@ def _refuse_changes(objects: list[_Object], before: list[tuple[Any, ...]]) -> No
 
 
 def _refuse_other_forms(objects: list[_Object], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Refuse a call that replaces a tensor by one of another shape, dtype or device: each call would differ.
-
-    Raises:
-        UnsupportedError: such a replacement, with its place.
-    """
+    """Refuse a call that replaces a tensor by one of another shape, dtype or device: each call would differ."""
     paths = [path for one in objects for path in one.contents.paths]
     for path, (old, new) in zip(paths, pairs, strict=True):
         if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
@@ -252,14 +224,12 @@ def _full(tree: Any, objects: list[_Object]) -> Any:
     """Put the objects back in place of the strings that replaced them."""
     remaining = iter(objects)
 
-    def fill(leaf: Any) -> Any:
-        return next(remaining).thing if isinstance(leaf, str) and leaf.startswith(_STANDS_FOR) else leaf
+    def fill(tree: Any) -> Any:
+        kind = type(tree)
+        if kind is tuple or kind is list:
+            return kind([fill(item) for item in tree])
+        if kind is dict:
+            return {key: fill(item) for key, item in tree.items()}
+        return next(remaining).thing if isinstance(tree, str) and tree.startswith(_STANDS_FOR) else tree
 
-    return _fill_leaves(tree, fill)
-
-
-def _fill_leaves(tree: Any, fill: Callable[[Any], Any]) -> Any:
-    kind = type(tree)
-    if kind is tuple or kind is list:
-        return kind([_fill_leaves(item, fill) for item in tree])
-    return {key: _fill_leaves(item, fill) for key, item in tree.items()} if kind is dict else fill(tree)
+    return fill(tree)

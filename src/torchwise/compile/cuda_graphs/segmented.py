@@ -63,14 +63,9 @@ class SegmentedPaths:
         call: answers if there are too many paths, or one cannot be recorded, or none may be.
         settled: returns whether PyTorch's settings are still those of the recording.
         borrow: whether the paths' own outputs are returned, which a later call overwrites.
-
-    Attributes:
-        settled: returns whether PyTorch's settings are still those of the recording.
-        dropped: whether it is freed, and may no longer answer.
-        written: positions of the inputs that calls write to. There are none, as such a call is refused.
     """
 
-    written: Sequence[int] = ()
+    written: Sequence[int] = ()  # a call that writes to inputs is refused
 
     def __init__(
         self,
@@ -111,7 +106,7 @@ class SegmentedPaths:
         return path.outputs if self._borrow else copy_outputs(path.outputs)
 
     def drop(self) -> None:
-        """Free the paths, even if this object is still referenced. It must not be called afterwards."""
+        """Free the paths. It must not be called afterwards."""
         self.dropped = True
         self.paths, self._inputs, self._record = [], [], _raise_freed
 
@@ -196,7 +191,7 @@ class SegmentedCall(CapturedCall):
         args, kwargs, inputs = static_inputs(args, kwargs)
 
         def path(host: HostValues | None) -> Path:
-            warm_up(self._call if host is None else host.wrap(self._call), args, kwargs, inputs)
+            warm_up(self._with_values(host), args, kwargs, inputs)
             warm()
             return self._path(args, kwargs, inputs, host)
 

@@ -143,7 +143,10 @@ class CapturedStep:
     def _answer(self, key: GraphKey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._refusal is not None:
             raise UnsupportedError(self._refusal)
-        if change := self._state.find_change() or self._find_replaced_code():
+        change = self._state.find_change()
+        if change is None and (replaced := self._code.find_replaced()) is not None:
+            change = StateChange(replaced, f"{replaced} was replaced")
+        if change is not None:
             self._start_over(change)
         recorded = self._graphs.get(key)
         if recorded is None and key not in self._seen_keys:
@@ -175,10 +178,6 @@ class CapturedStep:
             self._state.take_snapshot()
         self._seen_keys.add(key)
         return answer
-
-    def _find_replaced_code(self) -> StateChange | None:
-        replaced = self._code.find_replaced()
-        return None if replaced is None else StateChange(replaced, f"{replaced} was replaced")
 
     def _start_over(self, change: StateChange) -> None:
         if self._graphs:

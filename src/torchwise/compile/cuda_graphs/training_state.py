@@ -1,6 +1,6 @@
-"""The state that a training step writes to, besides its batch: find it, check it for changes, and restore it.
+"""The state that a training step writes to, besides its batch, and one attempt at recording the step.
 
-Also here: One attempt at recording a training step: warm up under observation, and restore the state.
+The state is found, checked for changes, and restored. An attempt warms up under observation, and restores the state.
 """
 
 from __future__ import annotations
@@ -38,12 +38,9 @@ Slot = tuple[dict[Any, Any], Any, Any, str]
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """A change of the state or the code of a training step.
+    """A change of the state or the code of a training step: its subject, and the change in words, with the values.
 
-    Attributes:
-        subject: the changed thing. A warning is given once for each.
-        text: the change in words, with the values.
-        is_setting: whether it is a number in a parameter group of an optimizer.
+    `is_setting` tells of a number in a parameter group of an optimizer.
     """
 
     subject: str
@@ -51,7 +48,6 @@ class StateChange:
     is_setting: bool = False
 
     def __str__(self) -> str:
-        """Return the change in words."""
         return self.text
 
 
@@ -87,8 +83,7 @@ class TrainingState:
         self._sizes = self._counts()
         self._kept = self._holders()  # kept alive, so that no other object gets their identity
         self._pointers = [slot[2].data_ptr() for slot in self._tensors()]
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        trained = [p for group in groups for p in group["params"]]
+        trained = [p for group in self._groups() for p in group["params"]]
         self.parameters = list(dict.fromkeys([*self._modules.parameters(), *trained]))
         self.written: list[torch.Tensor] = [*self.parameters, *self._modules.buffers()]
         self._trained = [p.requires_grad for p in self.parameters]
@@ -97,16 +92,13 @@ class TrainingState:
     def find_change(self) -> StateChange | None:
         """Return the change since the last snapshot, or None. Values of tensors are not compared."""
         if self._guard.has_changed():
-            text = "the mode, the structure or the memory of a module changed"
-            return StateChange(text, text)
+            return _changed("the mode, the structure or the memory of a module changed")
         if self._unchanged():
             return None
         if [p.requires_grad for p in self.parameters] != self._trained:
-            text = "requires_grad of a parameter changed"
-            return StateChange(text, text)
+            return _changed("requires_grad of a parameter changed")
         if self._counts() != self._sizes or [*map(id, self._holders())] != [*map(id, self._kept)]:
-            text = "an optimizer or a scaler has other groups or state"
-            return StateChange(text, text)
+            return _changed("an optimizer or a scaler has other groups or state")
         settings = len(self._settings)
         for position, (holder, key, was, name) in enumerate((*self._settings, *self._states)):
             now = holder.get(key)
@@ -114,8 +106,7 @@ class TrainingState:
                 text = f"{name} was {_format_value(was)} and is {_format_value(now)}"
                 return StateChange(name, text, is_setting=position < settings)
         if [slot[2].data_ptr() for slot in self._tensors()] != self._pointers:
-            text = "the memory of an optimizer's state moved"
-            return StateChange(text, text)
+            return _changed("the memory of an optimizer's state moved")
         return None
 
     def _make_quick_check(self) -> Callable[[], bool]:
@@ -158,11 +149,7 @@ class TrainingState:
         return [(name, v._version if isinstance(v, torch.Tensor) else repr(v)) for name, v in values]
 
     def check(self) -> None:
-        """Refuse state that a graph cannot update, as of the last snapshot.
-
-        Raises:
-            UnsupportedError: an optimizer is not capturable, or part of the state is not on the GPU.
-        """
+        """Refuse state that a graph cannot update, as of the last snapshot."""
         for number, optimizer in enumerate(self._optimizers):
             for group in optimizer.param_groups:
                 if group.get("capturable") is False:
@@ -225,15 +212,20 @@ class TrainingState:
                 yield vars(scaler), key, vars(scaler).get(key), f"{key.strip('_')} of the scaler"
 
     def _holders(self) -> list[Any]:
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        return [*(optimizer.state for optimizer in self._optimizers), *groups]
+        return [*(optimizer.state for optimizer in self._optimizers), *self._groups()]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def _counts(self) -> list[int]:
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         scales = sum(vars(scaler).get("_scale") is not None for scaler in self._scalers)
-        trained = [id(p) for group in groups for p in group["params"]]
+        trained = [id(p) for group in self._groups() for p in group["params"]]
         return [scales, len(states), *(len(s) for s in states if isinstance(s, dict)), *trained]
+
+
+def _changed(text: str) -> StateChange:
+    return StateChange(text, text)
 
 
 def _format_value(value: Any) -> str:
@@ -292,8 +284,7 @@ class StepRecording:
         self.restore()
         if self._waits:
             raise make_wait_error(self._waits, "the training step")
-        if reason:
-            raise UnsupportedError(f"the training step changes its own state, as {reason}: do that outside of it")
+        _refuse_change(reason)
         first, second = self._left
         for parameter, before, was, now in zip(self.parameters, self._before, first, second, strict=True):
             if now is not None and now.requires_grad and now is not was:
@@ -321,14 +312,18 @@ class StepRecording:
 
     def check(self) -> None:
         """Refuse a step with effects that a replay does not have."""
-        if reason := self._state.find_change():
-            raise UnsupportedError(f"the training step changes its own state, as {reason}: do that outside of it")
+        _refuse_change(self._state.find_change())
         if self._state.settings() != self._settings:
             raise UnsupportedError("the training step sets a tensor of param_groups: step schedulers outside of it")
         if not torch.equal(torch.get_rng_state(), self._cpu_numbers):
             raise UnsupportedError("the training step draws random numbers on the CPU, but a replay would repeat them")
         if any(g is not None and g.requires_grad for g in (p.grad for p in self.parameters)):
             raise UnsupportedError("a gradient carries a graph of its own (create_graph=True): detach it in the step")
+
+
+def _refuse_change(change: StateChange | None) -> None:
+    if change is not None:
+        raise UnsupportedError(f"the training step changes its own state, as {change}: do that outside of it")
 
 
 def detach_tensors(answer: Any) -> Any:
