@@ -32,11 +32,7 @@ WHO = "compiling by a plan"
 class CompileCallback:
     """Compiles by a plan, in place of Dynamo's callback, which it calls.
 
-    Args:
-        inner: Dynamo's own callback.
-        bypass: records the guards of compiled code.
-        settings: the settings that hold while compiling.
-        is_dynamic: whether shapes are dynamic.
+    `bypass` records the guards of compiled code, and `settings` hold while compiling.
 
     Attributes:
         recompiles: counts the recompiles.
@@ -156,11 +152,7 @@ def compile_with(
     *,
     is_dynamic: bool,
 ) -> tuple[Callable[..., Any], CompileCallback]:
-    """Return `call` compiled as by `torch.compile`, and the callback that compiles it.
-
-    Raises:
-        UnsupportedError: this torch lacks a private name that the callback needs.
-    """
+    """Return `call` compiled as by `torch.compile`, and the callback that compiles it."""
     context = dynamo.OPTIMIZE.get(WHO)(backend, guard_filter_fn=bypass.guard_filter)
     catching = getattr(context, "callback", None)  # None if Dynamo is disabled, and nothing is compiled
     bypass.backend = innermost(catching)

@@ -60,22 +60,14 @@ def _compile_call(call: Callable[..., Any], plan: Plan, alone: Callable[[], Comp
 
 
 def graph_compiler(plan: Plan) -> Callable[..., Any]:
-    """Return a function that compiles a graph for its inputs, as `torch.compile` would by the plan.
-
-    Raises:
-        UnsupportedError: as `compile`.
-    """
+    """Return a function that compiles a graph for its inputs, as `torch.compile` would by the plan."""
     add_autocast_to_key()
     options = _options(plan)
     return _backend(plan, options) or loop_rolling.inductor(tuple(sorted(options.items())))
 
 
 def aot_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
-    """Return the backend and the options that compile a graph by the plan into code that can be stored.
-
-    Raises:
-        UnsupportedError: as `compile`.
-    """
+    """Return the backend and the options that compile a graph by the plan into code that can be stored."""
     add_autocast_to_key()
     options = _options(plan)
     if _transform(plan.transforms, options) is None:
@@ -286,11 +278,7 @@ def _options(plan: Plan) -> dict[str, Any]:
 
 
 def check_options(names: Iterable[str]) -> None:
-    """Refuse names of compiler options that this torch does not have.
-
-    Raises:
-        UnsupportedError: with the first such name, and similar names that exist.
-    """
+    """Refuse names of compiler options that this torch does not have, and name similar ones that exist."""
     known = inductor.list_options()
     for name in names:
         if name not in known:
@@ -299,11 +287,7 @@ def check_options(names: Iterable[str]) -> None:
 
 
 def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy outputs out of the graph's memory, which the next replay overwrites, as a caller may keep them.
-
-    Raises (on call):
-        UnsupportedError: an output is in an object that PyTorch's pytrees do not traverse, so that it cannot be copied.
-    """
+    """Copy outputs out of the graph's memory, which the next replay overwrites, as a caller may keep them."""
     from torchwise._torch import pytree as _pytree
 
     @functools.wraps(compiled)

@@ -46,9 +46,7 @@ _REASONS = (
 def capture_error(error: BaseException, what: str = "the call") -> UnsupportedError:
     """Return an error that says why recording failed, and at which line, to be raised `from` the error.
 
-    Args:
-        error: the error of the recording. Ending a broken capture raises again, so the first of the chain counts.
-        what: the subject of the message.
+    Ending a broken capture raises again, so the first error of the chain counts.
     """
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:

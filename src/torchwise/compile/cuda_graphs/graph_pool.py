@@ -55,11 +55,7 @@ class GraphPool:
         self._last, self._last_raw = torch.cuda.current_stream(), None
 
     def wait_for_last_replay(self, device: int) -> None:
-        """Wait for the last replay if it was on another stream, as it may still use the memory of the graphs.
-
-        Args:
-            device: index of the current GPU.
-        """
+        """Wait for the last replay if it was on another stream, as it may still use the memory of the graphs."""
         raw = device, self._get_raw_stream(device)  # the default stream of every GPU has the same address
         if raw == self._last_raw:
             return
@@ -76,12 +72,7 @@ class GraphPool:
     def record(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], settled: Callable[[], None]
     ) -> Graph:
-        """Warm up, call `settled`, and record one call on copies of its inputs.
-
-        Raises:
-            UnsupportedError: a tensor is not on the current GPU, an input is sparse or nested, or an output is in an
-                object that cannot be copied.
-        """
+        """Warm up, call `settled`, and record one call on copies of its inputs."""
         args, kwargs, inputs = static_inputs(args, kwargs)
         warm_up(call, args, kwargs, inputs)
         settled()
@@ -100,15 +91,8 @@ class GraphPool:
     ) -> tuple[Callable[[], None], Any]:
         """Record one warm call on the memory of its arguments. Recording computes nothing, so it writes nothing either.
 
-        Args:
-            call: the callable to record.
-            args: positional arguments. The graph reads and writes the memory of these tensors.
-            kwargs: keyword arguments.
-            wanted: tensors to copy those of the outputs to, in the order of `pytree.tensors`, or None to leave them in
-                place.
-
-        Returns:
-            The replay, and the graph's own outputs if they are left in place. The graph overwrites them.
+        The outputs are copied to `wanted`, tensors in the order of `pytree.tensors`. Without it they are left in place,
+        and returned with the replay. The graph overwrites them.
         """
         args, kwargs = pytree.map_tensors(_alias, (args, dict(kwargs)))
         targets = None if wanted is None else [_alias(target) for target in wanted]

@@ -1,6 +1,6 @@
 """The operators that involve the CPU: those that copy from it, and those for whose result it waits.
 
-Also here: tensors that are the same on every call, as they are computed only from Python numbers.
+Their results are the same on every call if they are computed only from Python numbers, which `Constants` finds.
 """
 
 from __future__ import annotations
@@ -50,12 +50,7 @@ def has_masks(func: Any, args: Arguments) -> bool:
 
 
 def replace_masks(args: Arguments, find: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
-    """Return arguments of indexing with each mask replaced by the positions of its True elements, as PyTorch does.
-
-    Args:
-        args: the indexed tensor, the indices, and any further arguments.
-        find: returns the positions of nonzero elements, as `nonzero` does.
-    """
+    """Return arguments of indexing with each mask replaced by the positions of its True elements, as PyTorch does."""
     indices: list[Any] = []
     for index in args[1]:
         indices += find(index).unbind(1) if index is not None and index.dtype in _MASKS else [index]

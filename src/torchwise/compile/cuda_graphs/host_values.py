@@ -77,9 +77,6 @@ class _HostTensor:
 class HostValues:
     """The values that calls of one signature copy from the CPU.
 
-    Args:
-        device: the device of the graphs.
-
     Attributes:
         learnt: operators that waited for the GPU without a tag that says so, with the dtypes of their inputs.
     """
@@ -139,14 +136,9 @@ class HostValues:
 
     @contextlib.contextmanager
     def replaying_values(self, between: Between | None = None) -> Iterator[Operators]:
-        """Replace the copies in this context by the recorded tensors.
+        """Replace the copies in this context by the recorded tensors, and refuse other copies or work on the CPU.
 
-        Args:
-            between: runs operators that wait for the GPU, or None if the recording cannot be split.
-
-        Raises:
-            UnsupportedError: other numbers are copied than were recorded, or the work on the CPU differs from call to
-                call.
+        `between` runs operators that wait for the GPU. Without it the recording cannot be split.
         """
         if self._refusal:
             raise UnsupportedError(self._refusal)
@@ -286,11 +278,7 @@ class Operators(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _lifted() -> Iterator[None]:
-    """Have `torch.tensor(…, device="cuda")` dispatch two operators, the second of which copies.
-
-    Raises:
-        UnsupportedError: this torch has no such setting.
-    """
+    """Have `torch.tensor(…, device="cuda")` dispatch two operators, the second of which copies."""
     global _lifting
     set_lifts = ONLY_LIFT_CPU.get(_WHO)
     with _lifting_lock:

@@ -70,11 +70,8 @@ class InPlaceReplays(Protocol):
 class Replays:
     """The answers to calls of one signature: a graph that copies, and graphs that need no copies.
 
-    Args:
-        graph: the graph that copies.
-        settled: returns whether PyTorch's settings are still those of the recording.
-        places: positions of the tensors in the arguments of every call of this signature, if they are flat.
-        borrow: whether the graph's own outputs are returned, which the next call overwrites.
+    `places` are the positions of the tensors in the arguments of every such call, if they are flat. With `borrow` the
+    graph's own outputs are returned, which the next call overwrites.
     """
 
     def __init__(

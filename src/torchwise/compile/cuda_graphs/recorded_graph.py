@@ -92,11 +92,7 @@ def static(tensor: torch.Tensor) -> torch.Tensor:
 def static_inputs(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
-    """Return copies of the arguments for graphs to read from, and the tensors in them in the order of `tensors_of`.
-
-    Raises:
-        UnsupportedError: a tensor is not on the current GPU, is sparse or nested, or is in an object.
-    """
+    """Return copies of the arguments for graphs to read from, and the tensors in them in the order of `tensors_of`."""
     copies: tuple[tuple[Any, ...], dict[str, Any]] = pytree.map_tensors(static, (args, dict(kwargs)))
     inputs = pytree.tensors(copies)
     if opaque := opaque_leaves(copies):
@@ -121,11 +117,7 @@ def copy_outputs(outputs: Any) -> Any:
 
 
 def check_outputs(outputs: Any) -> None:
-    """Refuse outputs that a replay would not refresh, or that cannot be copied.
-
-    Raises:
-        UnsupportedError: there is such an output.
-    """
+    """Refuse outputs that a replay would not refresh, or that cannot be copied."""
     if stray := _elsewhere(pytree.tensors(outputs)):
         raise UnsupportedError(f"an output is on {stray[0].device}, which a replay would not update")
     if opaque := opaque_leaves(outputs):

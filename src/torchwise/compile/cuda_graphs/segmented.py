@@ -56,13 +56,8 @@ _DRAWS = (
 class SegmentedPaths:
     """The recorded paths for calls of one signature. It is used like `Replays`.
 
-    Args:
-        inputs: the tensors that every path reads.
-        first: the first path.
-        record: records the path for the values in the inputs, and leaves its results in the outputs.
-        call: answers if there are too many paths, or one cannot be recorded, or none may be.
-        settled: returns whether PyTorch's settings are still those of the recording.
-        borrow: whether the paths' own outputs are returned, which a later call overwrites.
+    `record` records the path for the values in the inputs, and leaves its results in the outputs. `call` answers if
+    there are too many paths, or one cannot be recorded, or none may be.
     """
 
     written: Sequence[int] = ()  # a call that writes to inputs is refused

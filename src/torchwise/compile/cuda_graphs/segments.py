@@ -74,13 +74,7 @@ def record_path(call: Callable[[], Any], pool: GraphPool, host: HostValues | Non
 
 
 class _Recorder:
-    """Records the segments of a path, one after the other.
-
-    Args:
-        stream: ends a failed recording.
-        ready: the recorded stream, which is current on entering.
-        pool: the memory pool that all segments share.
-    """
+    """Records the segments of a path, one after the other. The stream `ready` is current on entering."""
 
     def __init__(self, stream: RecordingStream, ready: torch.cuda.Stream, pool: Any) -> None:
         self._stream = stream
@@ -127,11 +121,7 @@ class _Recorder:
         return graph
 
     def read_bool(self, tensor: torch.Tensor) -> bool:
-        """End the segment with the read of a bool, and begin the next one.
-
-        Raises:
-            UnsupportedError: it is read on another stream or GPU than the recorded one.
-        """
+        """End the segment with the read of a bool, and begin the next one."""
         same = None if self.operators is None else self.operators.constant(tensor)
         if same is not None:
             return bool(same)
@@ -147,11 +137,7 @@ class _Recorder:
         return found
 
     def run_between(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operator that waits for the GPU between this segment and the next one, now and on each replay.
-
-        Raises:
-            UnsupportedError: it is on another stream or GPU than the recorded one, or reads numbers.
-        """
+        """Run an operator that waits for the GPU between this segment and the next one, now and on each replay."""
         for tensor in pytree.tensors((args, kwargs)):
             self._check_place(tensor.get_device() if tensor.device.type == DEVICE else self._device)
         if reads_numbers(func, args):

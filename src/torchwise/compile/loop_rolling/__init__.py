@@ -85,11 +85,7 @@ class LoopRolling:
 
 @functools.cache
 def wrap_backend(inner: Callable[..., Any]) -> LoopRolling:
-    """Return the backend around `inner`: one and the same, so that Dynamo recognizes compiled code.
-
-    Raises:
-        UnsupportedError: this torch lacks something that rolling needs.
-    """
+    """Return the backend around `inner`: one and the same, so that Dynamo recognizes compiled code."""
     check(FEATURE, NAMES)
     return LoopRolling(inner)
 

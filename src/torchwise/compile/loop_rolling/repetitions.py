@@ -126,11 +126,7 @@ def _longest_true(mask: npt.NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def find_repeated(flow: GraphIndex) -> list[Repetition]:
-    """Return the stretches of whole periods that may be computed by one body each.
-
-    Raises:
-        UnsupportedError: nothing repeats, or too little, with the figures.
-    """
+    """Return the stretches of whole periods that may be computed by one body each, or refuse if too little repeats."""
     widths = _widths(flow)
     found = repetitions(flow.labels, lambda stretch: _find_longest_run(flow, stretch, widths))
     count = len(flow.nodes)

@@ -16,11 +16,7 @@ Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def check_transforms(names: Sequence[str]) -> None:
-    """Refuse names of rewrites that nothing realizes.
-
-    Raises:
-        UnsupportedError: with the first such name.
-    """
+    """Refuse names of rewrites that nothing realizes."""
     for name in names:
         choice = _find(name)
         if choice is not None and (choice.stage is None or choice.realized_by is None):
@@ -44,11 +40,7 @@ def has_stage(names: Sequence[str], *stages: Stage) -> bool:
 
 
 def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Callable[..., Any], list[Layer]]:
-    """Apply those of `names` that act on the model, in order, and return the new callable and the layers.
-
-    Raises:
-        UnsupportedError: one of them does not apply to this model.
-    """
+    """Apply those of `names` that act on the model, in order, and return the new callable and the layers."""
     layers = []
     for transform in load_transforms(names, Stage.FORM, Stage.MODEL):
         call, layer = transform(call)

@@ -4,8 +4,6 @@ Inductor's own form of `cat` is a copy of the one tensor that is not empty, in t
 contiguous (torch 2.11 to 2.13). Every KV cache of Transformers begins that way. Dynamo, which traces before such forms
 take the place of operators, knows eager's strides. So the traced code states the layout of each output. An output that
 has the layout already costs nothing.
-
-Also here: the order in which a tensor's dimensions lie in memory, and tensors laid out in such an order.
 """
 
 from __future__ import annotations

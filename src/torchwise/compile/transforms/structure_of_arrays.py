@@ -46,10 +46,7 @@ _VIEWS = (
 def reads_across(operator: Any, tensor: Any, result: Any) -> bool:
     """Whether a pointwise operator reads a tensor along its rows' start, again and again: a few elements apart.
 
-    Args:
-        operator: of `torch.ops`.
-        tensor: any input of it. The answer is no if it is no strided tensor of known sizes.
-        result: its output.
+    It does not if one of the two is no strided tensor of known sizes.
     """
     if torch.Tag.pointwise not in getattr(operator, "tags", ()) or not (_is_known(tensor) and _is_known(result)):
         return False

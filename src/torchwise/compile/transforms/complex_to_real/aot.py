@@ -19,12 +19,7 @@ OutputCode: Any = inductor.OUTPUT_CODE.get(FEATURE)
 
 
 class RewrittenCode(OutputCode):  # type: ignore[misc]
-    """Inductor's code for a rewritten graph, as AOTAutograd writes and reads compiled graphs.
-
-    Args:
-        compiled: Inductor's own code.
-        rewriting: which inputs and outputs are complex outside.
-    """
+    """Inductor's code for a rewritten graph, as AOTAutograd writes and reads compiled graphs."""
 
     def __init__(self, compiled: Any, rewriting: Rewriting) -> None:
         super().__init__()

@@ -51,11 +51,7 @@ class ComplexToReal:
         self.reasons: list[str] = []
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """Compile a graph that Dynamo captured.
-
-        Raises:
-            UnsupportedError: this torch lacks something that the transform needs.
-        """
+        """Compile a graph that Dynamo captured."""
         with self._cache():
             return inductor.compile_fx(
                 module,
@@ -96,13 +92,7 @@ class ComplexToReal:
 
 
 def wrap_complex(compiled: Boxed, inputs: Sequence[int], outputs: Sequence[int]) -> Boxed:
-    """Return `compiled` with complex tensors as inputs and outputs in place of their parts.
-
-    Args:
-        compiled: the code of the rewritten graph.
-        inputs: places of complex inputs.
-        outputs: places of complex outputs.
-    """
+    """Return the code of a rewritten graph with complex tensors at these places, in place of their parts."""
 
     def call_boxed(args: list[Any]) -> Sequence[Any]:
         for place in inputs:

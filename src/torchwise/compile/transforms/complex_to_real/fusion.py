@@ -58,10 +58,8 @@ def patient_fusion(*, vectors: bool = False) -> AbstractContextManager[None]:
     """Return a context in which Inductor fuses four times as much before it writes a value that is used once to memory.
 
     Inductor's limits count reads and operations. A complex product has four and six of them, and a real one has one
-    each. `bound_repeated_work` bounds the work that the limits do not count.
-
-    Args:
-        vectors: whether code for a CPU computes on whole vectors, however much it reads here and there.
+    each. `bound_repeated_work` bounds the work that the limits do not count. With `vectors`, code for a CPU computes on
+    whole vectors, however much it reads here and there.
     """
     config = inductor.CONFIG.get(FEATURE)
     known = vectors and hasattr(config.cpp, "enable_tiling_heuristics")  # a version may do without
@@ -116,11 +114,7 @@ class _Inlined:
 
 
 def bound_repeated_work(graph: torch.fx.Graph) -> int:
-    """Mark the nodes whose values must be written to memory, and return how many there are.
-
-    Args:
-        graph: functional ATen, as Inductor is to lower it.
-    """
+    """Mark the nodes of a functional ATen graph whose values must be written to memory, and return their number."""
     carried: dict[torch.fx.Node, _Inlined] = {}
     marked = 0
     for node in graph.nodes:

@@ -139,14 +139,7 @@ class NotCoveredError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class ExpectedResult:
-    """The result of the operator in eager.
-
-    Attributes:
-        target: the overload that is rewritten.
-        shape: the shape of its (first) result.
-        dtype: the dtype of that result.
-        device: the device of that result.
-    """
+    """The form of the (first) result in eager of the operator that is rewritten."""
 
     target: Any
     shape: torch.Size
@@ -202,10 +195,7 @@ def rule(*operators: Any, computes: bool = True) -> Callable[[Function], Functio
 class Recorder(TorchDispatchMode):
     """Writes every operator that is called while it is active into a graph.
 
-    Args:
-        graph: the graph to write to.
-        fake_mode: gives results their shapes, dtypes and strides without computing them.
-        decompositions: the compiler's replacements for some operators, by overload.
+    Fake tensors give results their shapes, dtypes and strides without computing them.
 
     Attributes:
         written: the nodes that it wrote. Others were copied from the model's own graph.

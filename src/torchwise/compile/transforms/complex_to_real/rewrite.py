@@ -61,9 +61,7 @@ class Rewriting:
 def rewrite(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Rewriting:
     """Rewrite a graph to real and imaginary parts. Operators without a rule stay complex.
 
-    Args:
-        module: a functional ATen graph, as AOTAutograd creates it. It is not changed.
-        inputs: real or fake inputs.
+    The module is a functional ATen graph, as AOTAutograd creates it. It is not changed.
 
     Raises:
         UnsupportedError: the graph has nothing to rewrite, or cannot be rewritten, with the reason.

@@ -1,6 +1,4 @@
-"""Sums, products, quotients, and the conjugate, angle and modulus of a complex number.
-
-Also here: products of matrices and vectors.
+"""Sums, products, quotients, the conjugate, angle and modulus, products of matrices, and questions of yes or no.
 
 A matrix times a vector is bound by reading the matrix. Product and sum in one kernel read it once, interleaved as it
 lies. A product with a real matrix is two real ones. A product of two complex matrices stays as it is, between composing
@@ -16,8 +14,6 @@ best of many calls. "compiled" is `((a * b) @ c) * b` as a whole:
 
 Three would gain a sixth at 512 alone, and cost half of the last digit. The real products also need their operands
 copied apart, and the complex one takes them as they lie.
-
-Also here: questions of yes or no about complex numbers.
 """
 
 from __future__ import annotations

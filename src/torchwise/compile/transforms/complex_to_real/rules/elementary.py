@@ -1,14 +1,8 @@
-"""Exponentials, logarithms and roots.
+"""Exponentials, logarithms, roots, powers, and the trigonometric and hyperbolic functions with their inverses.
 
 They follow eager within rounding if the result is finite. If e^x overflows, or an operand is infinite, a part may be
-nan here when eager has inf, or inf when eager has nan.
-
-Also here: powers with whole, real and complex exponents.
-
-Also here: sine, cosine, tangent and their hyperbolic kin, which are the same functions turned by i.
-
-Also here: the inverse trigonometric and hyperbolic functions (Kahan, *Branch Cuts for Complex Elementary Functions*,
-1987).
+nan here when eager has inf, or inf when eager has nan. The hyperbolic functions are the trigonometric ones turned by i.
+The inverses follow Kahan, *Branch Cuts for Complex Elementary Functions*, 1987.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Operators that act on both parts alike: they move numbers, or add them up.
+"""Operators that act on both parts alike: they move or convert numbers, or add them up.
 
-Also here: conversions of real numbers into complex ones, and of complex ones into real ones.
-
-Also here: products along a dimension, and norms. Sums are taken by parts.
+Products along a dimension and norms are here, too. Sums are taken by parts.
 """
 
 from __future__ import annotations
