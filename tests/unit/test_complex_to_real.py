@@ -15,10 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwise.compile import compile_plan
 from torchwise.compile.backends.inductor import aot_backend
-from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for, passes
+from torchwise.compile.transforms import complex_to_real
+from torchwise.compile.transforms.complex_to_real import ComplexToReal, backend_for, passes, wrap_complex
 from torchwise.compile.transforms.complex_to_real import aot as aot_module
-from torchwise.compile.transforms.complex_to_real import compile as compile_module
-from torchwise.compile.transforms.complex_to_real.compile import wrap_complex
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting, rewrite
 from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
@@ -724,7 +723,7 @@ def test_failing_leaves_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     def raise_error(*_args: Any) -> Any:
         raise ValueError("no luck")
 
-    monkeypatch.setattr(compile_module, "rewrite", raise_error)
+    monkeypatch.setattr(complex_to_real, "rewrite_graph", raise_error)
     door, x = make_eager_backend(), z(3)
     reason = "changes nothing here: rewriting failed with ValueError: no luck"
     with pytest.raises(NoEffectError, match=reason) as refused, door.assert_applied():

@@ -48,9 +48,8 @@ class CompileCallback:
         *,
         is_dynamic: bool,
     ) -> None:
-        setattr(
-            self, dynamo.INNER_BACKEND, getattr(inner, dynamo.INNER_BACKEND, None)
-        )  # Dynamo knows the backend by this attribute
+        # Dynamo knows the backend by this attribute.
+        setattr(self, dynamo.INNER_BACKEND, getattr(inner, dynamo.INNER_BACKEND, None))
         self._inner, self._bypass = inner, bypass
         self._settings, self._is_dynamic = settings, is_dynamic
         self._noted: defaultdict[types.CodeType, list[Noted]] = defaultdict(list)

@@ -73,7 +73,6 @@ def _without_cached_weights() -> Iterator[None]:
             if any(isinstance(value, torch.Tensor) for value in vars(module).values()):
                 with contextlib.suppress(ValueError):  # the cache was cleared meanwhile
                     loaded.remove(module)
-                if (
-                    sys.modules.get(module.__name__) is module
-                ):  # the name is derived from the source, which others may share
+                # The name is derived from the source, which others may share.
+                if sys.modules.get(module.__name__) is module:
                     del sys.modules[module.__name__]

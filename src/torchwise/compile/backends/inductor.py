@@ -46,9 +46,7 @@ def _compile_call(call: Callable[..., Any], plan: Plan, alone: Callable[[], Comp
     """Return `call` compiled by the plan. Without `alone`, share no code with its other compilations."""
     options, bypass = _options(plan), GuardBypass(call)
     backend = _backend(plan, options)
-    distinct = _distinct_backend(
-        plan, call, lambda: backend or loop_rolling.inductor(tuple(sorted(options.items()))), alone is None
-    )
+    distinct = _distinct_backend(plan, call, lambda: backend or _inductor(options), alone is None)
     used = distinct or backend or inductor.make_backend(options)
     settings = functools.partial(while_compiling, plan)
     steady, callback = compile_with(call, used, bypass, settings, is_dynamic=plan.shapes == "dynamic")
@@ -63,7 +61,7 @@ def graph_compiler(plan: Plan) -> Callable[..., Any]:
     """Return a function that compiles a graph for its inputs, as `torch.compile` would by the plan."""
     add_autocast_to_key()
     options = _options(plan)
-    return _backend(plan, options) or loop_rolling.inductor(tuple(sorted(options.items())))
+    return _backend(plan, options) or _inductor(options)
 
 
 def aot_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
@@ -215,7 +213,12 @@ def _backend(plan: Plan, options: dict[str, Any]) -> Callable[..., Any] | None:
     transform = _transform(plan.transforms, options)
     if plan.scope != "rolled":
         return transform
-    return loop_rolling.wrap_backend(transform or loop_rolling.inductor(tuple(sorted(options.items()))))
+    return loop_rolling.wrap_backend(transform or _inductor(options))
+
+
+def _inductor(options: dict[str, Any]) -> Callable[..., Any]:
+    """Return Inductor itself as such a backend."""
+    return loop_rolling.inductor(tuple(sorted(options.items())))
 
 
 def _distinct_backend(

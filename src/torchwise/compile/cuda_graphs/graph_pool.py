@@ -117,9 +117,8 @@ class GraphPool:
         with _recording_alone:
             try:
                 with (
-                    torch.cuda.stream(
-                        torch.cuda.current_stream()
-                    ),  # set again at the end: a capture that fails to end leaves its own stream
+                    # Set again at the end: a capture that fails to end leaves its own stream.
+                    torch.cuda.stream(torch.cuda.current_stream()),
                     _own_casts(),
                     _no_collection(),
                     self.stream.ready() as ready,

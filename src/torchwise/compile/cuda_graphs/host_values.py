@@ -194,9 +194,8 @@ class Operators(TorchDispatchMode):
         self._constants = Constants()
         self._created = MadeTensors()
         self._is_paused = False
-        self._found: dict[
-            int, tuple[MadeTensors | None, torch.Tensor]
-        ] = {}  # the positions of each mask's True elements
+        # The positions of each mask's True elements.
+        self._found: dict[int, tuple[MadeTensors | None, torch.Tensor]] = {}
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

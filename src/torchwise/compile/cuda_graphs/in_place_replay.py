@@ -183,11 +183,7 @@ def packer(outputs: Any) -> Callable[[list[torch.Tensor]], Any]:
         return operator.itemgetter(0)
     if kind in (tuple, list) and all(type(output) is torch.Tensor for output in outputs):
         return kind
-    return functools.partial(_pack, outputs)
-
-
-def _pack(outputs: Any, tensors: list[torch.Tensor]) -> Any:
-    return _with(outputs, iter(tensors))
+    return lambda tensors: _with(outputs, iter(tensors))
 
 
 def _with(outputs: Any, following: Iterator[torch.Tensor]) -> Any:

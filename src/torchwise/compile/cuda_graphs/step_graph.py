@@ -121,12 +121,8 @@ class CapturedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one training step."""
         with self._lock:
-            if (
-                self._inside
-                or torch.is_inference_mode_enabled()
-                or not self._has_gpu_tensors(args, kwargs)
-                or is_unavailable()
-            ):
+            may_capture = not (self._inside or torch.is_inference_mode_enabled())
+            if not may_capture or not self._has_gpu_tensors(args, kwargs) or is_unavailable():
                 return self._call_eager(args, kwargs)
             self._inside = True
             try:
@@ -137,8 +133,11 @@ class CapturedStep:
     def close(self) -> None:
         """Free the graphs and their memory. Gradients stay."""
         with self._lock:
-            self._graphs.clear()
-            self._seen_keys.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._graphs.clear()
+        self._seen_keys.clear()
 
     def _answer(self, key: GraphKey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._refusal is not None:
@@ -173,8 +172,7 @@ class CapturedStep:
                 f"the training step sets {changed[0]}, but a replay would not: step schedulers outside of it"
             )
         if self._state.find_change():
-            self._graphs.clear()
-            self._seen_keys.clear()
+            self._forget()
             self._state.take_snapshot()
         self._seen_keys.add(key)
         return answer
@@ -185,8 +183,7 @@ class CapturedStep:
                 self._recompiles.again([VaryingValue(change.subject, change.subject, VaryingKind.STATE)], at_start=True)
             hint = ". To avoid that, use a tensor on CUDA for this value" if change.is_setting else ""
             self._warn_once(f"the training step is captured again, because {change}{hint}", change.subject)
-        self._graphs.clear()
-        self._seen_keys.clear()
+        self._forget()
         self._state.take_snapshot()
         self._code.take_snapshot()
 
@@ -217,9 +214,8 @@ class CapturedStep:
                     entry.zero_() if parameter.grad is None else entry.copy_(parameter.grad)
                     parameter.grad = entry
             answer = recorded.graph(args, kwargs)
-        torch.autograd.graph.increment_version(
-            self._state.written
-        )  # as in an eager step: copies of weights depend on it
+        # As in an eager step: copies of weights depend on it.
+        torch.autograd.graph.increment_version(self._state.written)
         for parameter, left in zip(parameters, recorded.left, strict=True):
             if parameter.grad is not left:
                 parameter.grad = left

@@ -10,7 +10,7 @@ import torch
 
 from torchwise._torch import dynamo, inductor
 from torchwise._torch.private_name import check
-from torchwise.compile.transforms.complex_to_real.compile import ComplexToReal, wrap_complex
+from torchwise.compile.transforms.complex_to_real import ComplexToReal, wrap_complex
 from torchwise.compile.transforms.complex_to_real.fusion import AOT_NAMES, FEATURE
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting
 
