@@ -215,13 +215,19 @@ def reads_of(guards: Sequence[Any], own: str | None) -> dict[tuple[str, ...], se
         path = tuple(re.findall(r"\['([^']*)'\]", place[1]))
         name = place[2]
         if guard.guard_type in _ATTRIBUTE_GUARDS:
-            name = (getattr(guard.orig_guard.create_fn, "keywords", None) or {}).get("attr")
+            name = _attribute_of(guard) or name
             if name is None:  # any attribute
                 reads[path] = None
         names = reads.setdefault(path, set())
         if names is not None and name is not None:
             names.add(name)
     return reads
+
+
+def _attribute_of(guard: Any) -> str | None:
+    """Return the attribute that a guard asks for, or None if its place ends with it, as before torch 2.12."""
+    keywords: dict[str, str] = getattr(guard.orig_guard.create_fn, "keywords", None) or {}
+    return keywords.get("attr")
 
 
 def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> bool:
@@ -245,6 +251,8 @@ def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> boo
     attribute = name.rpartition(".")[2]
     if name == own or attribute.startswith(("_modules", "_parameters", "_buffers", "_forward", "_backward")):
         return True
+    if guard.guard_type == "HASATTR" and not guard.has_value and _attribute_of(guard) is None:
+        return True  # it is missing, as `reads_of` notes
     return is_frozen(guard.value) or isinstance(guard.value, _CODE)
 
 
