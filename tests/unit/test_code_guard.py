@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import inspect
@@ -20,6 +19,7 @@ from torch import nn
 
 from live_decisions import make_decision
 from torchwise.compile.guards.code_guard import CodeGuard
+from torchwise.compile.guards.dict_contents import watch
 from torchwise.compile.guards.reachable_code import MAX_FUNCTIONS, ReachableCode, is_same_code
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher
@@ -175,6 +175,22 @@ def test_what_takes_the_place_of_a_method_or_function_is_noticed(kind: str, monk
     assert changes.find_change() is None
 
 
+@pytest.mark.parametrize("name", ["forward", "helper", "halve", "_call_impl", "_slow_forward"])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_method_that_is_put_back_as_an_attribute_is_the_same(name: str, own: bool) -> None:
+    net: Any = Net() if own else nn.Sequential(Net())
+    part = net if own else net[0]
+    changes, before = CallGuard(net, inference=True), getattr(part, name)
+    setattr(part, name, lambda x: x)
+    assert changes.find_change() is not None
+    setattr(part, name, before)  # which is in the module now, and not only in its class
+    assert changes.find_change() is None
+    setattr(part, name, types.MethodType(other, part))
+    assert changes.find_change() is not None
+    delattr(part, name)
+    assert changes.find_change() is None
+
+
 HARMLESS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
     "a method that a call does not run": lambda net, patch: patch.setattr(net, "train", lambda mode: net),
     "__call__ of the instance": lambda net, patch: patch.setattr(net, "__call__", other_function, raising=False),
@@ -319,18 +335,17 @@ def test_functions_looked_at_are_bounded_and_the_nearest_come_first() -> None:
 def test_a_write_to_one_part_has_no_other_looked_at() -> None:
     guard = CodeGuard(net := nn.Sequential(*(Inner() for _ in range(5))))
     looked_at = []
-    guard._names = [copy.copy(names) for names in guard._names]
 
     class Watched:
-        def __init__(self, names: Any) -> None:
-            self.names = names
+        def __init__(self, one: Any) -> None:
+            self.one, self.contents, self.owner = one, one.contents, one.owner
 
-        def find_replaced(self) -> str | None:
-            looked_at.append(self.names.owner)
-            found: str | None = self.names.find_replaced()
+        def find_differences(self) -> list[str]:
+            looked_at.append(self.owner)
+            found: list[str] = self.one.find_differences()
             return found
 
-    guard._names = [Watched(names) for names in guard._names]  # type: ignore[misc]
+    guard._find_differences = watch([Watched(one) for one in guard._contents])  # type: ignore[misc]
     net[2].seen = 1
     assert guard.rebound() is None
     assert looked_at == ["Inner"]

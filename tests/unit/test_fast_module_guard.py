@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise._torch.private_name import PrivateName
-from torchwise.compile.guards import module_guard
-from torchwise.compile.guards.fast_module_guard import make_quick_check
-from torchwise.compile.guards.module_guard import ModuleGuard
+from torchwise.compile.guards import dict_contents
+from torchwise.compile.guards.module_guard import ModuleGuard, ModuleState, make_quick_check
 
 
 class Net(torch.nn.Module):
@@ -90,7 +88,7 @@ def test_a_module_whose_tensors_cannot_be_glanced_at_is_looked_at_closely(net: N
 
 def test_a_watch_looks_closely_only_where_a_glance_does_not_do(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    monkeypatch.setattr(module_guard, "rebound", lambda places: looks.append(places) is None)
+    monkeypatch.setattr(ModuleState, "has_changed", lambda state: looks.append(state) is None)
     look = ModuleGuard(net)
     assert not look.has_changed()
     assert looks == []
@@ -117,7 +115,7 @@ def test_a_write_that_changes_nothing_hides_no_later_one(what: str, net: Net) ->
 
 def test_it_looks_closely_only_where_something_was_written(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    monkeypatch.setattr("torchwise.compile.guards.fast_module_guard.is_", lambda a, b: looked.append(1) or a is b)
+    monkeypatch.setattr(dict_contents, "is_", lambda a, b: looked.append(1) or a is b)
     unchanged = make_quick_check(net)
     assert unchanged()
     assert not looked
@@ -130,10 +128,7 @@ def test_it_looks_closely_only_where_something_was_written(net: Net, monkeypatch
 
 
 def test_it_does_without_the_counts_of_writes(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "torchwise.compile.guards.fast_module_guard.DICT_VERSION",
-        PrivateName("torch._C._dynamo.guards", "no_such_name"),
-    )
+    monkeypatch.setattr(dict_contents, "version", dict_contents._new_count)
     unchanged = make_quick_check(net)
     assert unchanged()
     net.scale = 3.0

@@ -15,7 +15,7 @@ from torchwise.compile import recompiles
 from torchwise.compile.backends.compile_callback import compile_with
 from torchwise.compile.guards import guard_bypass
 from torchwise.compile.guards.guard_bypass import GuardBypass
-from torchwise.compile.guards.module_guard import ModuleGuard
+from torchwise.compile.guards.module_guard import ModuleGuard, ModuleState
 from torchwise.compile.recompiles import SHARE, Pace
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
@@ -188,7 +188,7 @@ def test_code_of_another_backend_is_not_taken_for_the_plans(net: Net) -> None:
 @torch.no_grad()
 def test_a_watch_that_had_to_look_closely_glances_again(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    monkeypatch.setattr("torchwise.compile.guards.module_guard.rebound", lambda _places: looks.append(1))
+    monkeypatch.setattr(ModuleState, "has_changed", lambda _: looks.append(1))
     watch = ModuleGuard(net)
     net.requires_grad_(False)
     for _ in range(5):

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from torchwise.compile.guards.code_guard import writes_to
+from torchwise.compile.guards.dict_contents import count_dict_writes
 from torchwise.plan import Plan
 from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.module import OptimizedModule
@@ -129,7 +129,7 @@ def test_one_more_thing_that_c_code_goes_through_is_counted(
     def look_at_one_more(self: CallGuard, *args: object, **kwargs: object) -> None:
         make(self, *args, **kwargs)  # type: ignore[arg-type]
         self._dicts.append({})
-        self._seen = writes_to(self._dicts)
+        self._seen = count_dict_writes(self._dicts)
 
     monkeypatch.setattr(CallGuard, "__init__", look_at_one_more)
     after = count(benchmark, Plan(threads=1))

@@ -25,8 +25,8 @@ import torch
 
 from torchwise._torch import dynamo
 from torchwise.compile.backends.inductor import aot_backend, while_compiling
-from torchwise.compile.guards.fast_module_guard import make_quick_check
 from torchwise.compile.guards.guard_bypass import FastPath, GuardBypass, fast_path, make_fast_path
+from torchwise.compile.guards.module_guard import make_quick_check
 from torchwise.compile.signature import Signature, overlap_in, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan

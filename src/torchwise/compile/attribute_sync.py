@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.guards.fast_module_guard import REGISTERED, STANDARD, DictContents, unwritten_since
+from torchwise.compile.guards.dict_contents import MISSING, DictContents, watch
+from torchwise.compile.guards.module_guard import REGISTERED, STANDARD
 from torchwise.compile.guards.varying_values import ChangedModelError, VaryingKind, VaryingValue
 from torchwise.compile.signature import is_plain, is_strided
 from torchwise.errors import UnsupportedError
 
-_MISSING = object()
 _USUAL = torch.contiguous_format
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _EXCLUDED = STANDARD | {"forward", "_compiled_call_impl"}
@@ -53,19 +53,18 @@ class AttributeSync:
 
     def take_snapshot(self) -> None:
         """Take the present attributes as the reference."""
-        modules = [part for _, part in self._pairs]
-        self._copy_state = [_snapshot_module(part) for part in modules]
+        self._copy_state = [_snapshot_module(part) for _, part in self._pairs]
         self._original_state = [_plain(own) for own, _ in self._pairs]
         self._registered = [{kind: vars(own)[kind] for kind in REGISTERED} for own, _ in self._pairs]
-        self._copies = [DictContents(vars(part), ignored=_EXCLUDED) for part in modules]
-        self._originals = [DictContents(vars(own), ignored=_EXCLUDED - {*REGISTERED}) for own, _ in self._pairs]
-        registered = [DictContents(own) for part in modules for own in (part._buffers, part._modules, part._parameters)]
-        self._unwritten = unwritten_since([*self._copies, *registered], [])
-        self._is_followed = unwritten_since(self._originals, [])
+        self._copies = [DictContents(vars(part), counts=_is_plain_name) for _, part in self._pairs]
+        self._originals = [DictContents(vars(own), counts=_is_followed_name) for own, _ in self._pairs]
+        registered = [DictContents(vars(part)[kind]) for _, part in self._pairs for kind in REGISTERED]
+        self._find_writes = watch([*self._copies, *registered])
+        self._find_set = watch(self._originals)
 
     def has_writes(self) -> bool:
         """Whether anything was set on the copy since the snapshot. It runs on every call."""
-        return not self._unwritten()
+        return bool(self._find_writes())
 
     def follow(self) -> None:
         """Give the copy the attributes set on the original since the snapshot, by its program or by a restore.
@@ -76,11 +75,10 @@ class AttributeSync:
             StalePlanError: the change leads to modules or weights of the original, of which the copy has its own. Or
                 the mode changed, or a submodule that a transform replaced.
         """
-        if self._is_followed():
+        if not (changed := self._find_set()):
             return
-        for place, (own, part) in enumerate(self._pairs):
-            if self._originals[place].is_same():
-                continue
+        for place in sorted(changed):
+            own, part = self._pairs[place]
             if any(vars(own)[kind] is not values for kind, values in self._registered[place].items()):
                 raise _change_error("the set of the model's submodules or weights", VaryingKind.STATE)
             self._follow_one(own, part, self._original_state[place])
@@ -93,7 +91,7 @@ class AttributeSync:
 
     def _follow_one(self, own: torch.nn.Module, part: torch.nn.Module, given: dict[str, Any]) -> None:
         now = _plain(own)
-        new = {name: value for name, value in now.items() if given.get(name, _MISSING) is not value}
+        new = {name: value for name, value in now.items() if given.get(name, MISSING) is not value}
         if type(own) is not type(part) or "training" in new:
             raise _change_error(
                 "the mode of the model, or an attribute of a submodule that the plan replaces,", VaryingKind.STATE
@@ -126,12 +124,12 @@ class AttributeSync:
             for name in plain.keys() - now.keys() - part._buffers.keys():
                 vars(own).pop(name, None)
             for name, value in now.items():
-                if plain.get(name, _MISSING) is not value and not self._leads_to_weights(value):
+                if plain.get(name, MISSING) is not value and not self._leads_to_weights(value):
                     vars(own)[name] = carried = as_original(vars(own).get(name), value)
                     if isinstance(carried, torch.Tensor) and carried.dtype is value.dtype:
                         vars(part)[name] = carried  # one tensor for both, which a later call may write to
             for name, buffer in part._buffers.items():
-                if buffers.get(name, _MISSING) is not buffer:
+                if buffers.get(name, MISSING) is not buffer:
                     self._give_buffer(own, part, name, buffer)
         self.take_snapshot()
 
@@ -148,6 +146,14 @@ class AttributeSync:
 
     def _leads_to_weights(self, value: Any) -> bool:
         return not isinstance(value, torch.Tensor) and not is_plain(value) and self._is_own(value)
+
+
+def _is_plain_name(name: str, _value: Any) -> bool:
+    return name not in _EXCLUDED
+
+
+def _is_followed_name(name: str, _value: Any) -> bool:
+    return name not in _EXCLUDED or name in REGISTERED
 
 
 def _change_error(place: str, kind: VaryingKind) -> ChangedModelError:

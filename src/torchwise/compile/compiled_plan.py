@@ -20,7 +20,7 @@ from torchwise.compile.backends import Backend, load_backend
 from torchwise.compile.cuda_graphs import CudaGraph
 from torchwise.compile.cuda_graphs.object_inputs import WithObjects
 from torchwise.compile.forward_entry import entry_of
-from torchwise.compile.guards.fast_module_guard import Reads
+from torchwise.compile.guards.module_guard import Reads
 from torchwise.compile.io_casts import ByForm, IOCasts
 from torchwise.compile.recompiles import Recompiles, count_recompiles
 from torchwise.compile.settings import settings_for

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from torchwise.compile.attribute_sync import AttributeSync, as_original
-from torchwise.compile.guards.fast_module_guard import STANDARD, Reads
-from torchwise.compile.guards.module_guard import ModuleGuard
+from torchwise.compile.guards.module_guard import STANDARD, ModuleGuard, Reads
 from torchwise.compile.guards.varying_values import ChangedModelError, VaryingKind, VaryingValue
 from torchwise.errors import UnsupportedError, WorkloadError
 from torchwise.plan import Plan
 from torchwise.workload import pytree
 from torchwise.workload.deep_copy import deep_copy
+from torchwise.workload.layouts import count_writes
 
 _ATOMS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, weakref.ref, torch.Tensor)
 """Types that are not looked into for modules: a deep copy does not copy them either."""
@@ -298,7 +298,7 @@ def _like(kept: torch.Tensor | None, written: torch.Tensor | None) -> torch.Tens
 
 
 def _count(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None or tensor.is_inference() else tensor._version
+    return None if tensor is None else count_writes(tensor)
 
 
 def _fits(source: torch.Tensor, target: torch.Tensor) -> bool:

@@ -9,7 +9,8 @@ import torch
 
 from torchwise._torch.dispatch import DISPATCH_MODES, is_transforming
 from torchwise._torch.modules import HAS_GLOBAL_HOOK
-from torchwise.compile.guards.code_guard import CodeGuard, code_of, version, writes_to
+from torchwise.compile.guards.code_guard import CodeGuard, code_of, is_same_method
+from torchwise.compile.guards.dict_contents import MISSING, count_dict_writes, version
 from torchwise.compile.guards.reachable_code import is_same_code
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
@@ -47,7 +48,7 @@ class CallGuard:
         self._state = vars(original) if isinstance(original, torch.nn.Module) else {}
         self._training = getattr(original, "training", None)
         self._is_scripted = isinstance(original, torch.jit.ScriptModule)  # whose mode is not in its state
-        self._called = [*map(self._state.get, CALLED)]
+        self._called = {name: self._state.get(name, MISSING) for name in CALLED}
         self._compiled = self._state.get("_compiled_call_impl")
         self._code = CodeGuard(original)
         self._take_code()
@@ -61,7 +62,7 @@ class CallGuard:
         code = self._code
         self._functions, self._codes, self._defaults = code.functions, code.codes, code.defaults
         self._dicts = code.dicts  # the module's own state among them
-        self._seen = writes_to(self._dicts)
+        self._seen = count_dict_writes(self._dicts)
 
     def find_change(self) -> Fallback | None:
         """Return the change, or None. This runs on every call."""
@@ -97,8 +98,10 @@ class CallGuard:
         compiled = self._state.get("_compiled_call_impl")
         if compiled is not self._compiled:
             return COMPILED if compiled is not None else UNCOMPILED
-        if not all(map(is_same_code, map(self._state.get, CALLED), self._called)):
-            return REPLACED
+        for name, before in self._called.items():
+            now = self._state.get(name, MISSING)
+            if now is not before and not is_same_method(self._original, name, now, before):
+                return REPLACED
         replaced = self._code.rebound()
         if replaced is not None:
             return Fallback(FallbackReason.CODE_REPLACED, replaced)

@@ -20,7 +20,7 @@ from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.signature_match import VerifiedInputs
 from torchwise.workload import pytree
 from torchwise.workload.input_spec import InputSpec
-from torchwise.workload.layouts import overlap_of
+from torchwise.workload.layouts import count_writes, overlap_of
 from torchwise.workload.module_state import State
 
 logger = logging.getLogger("torchwise")
@@ -132,13 +132,13 @@ class TensorSnapshot:
 
     def __init__(self, inputs: list[torch.Tensor], own: list[Slot], *, closely: bool) -> None:
         self.own = own
-        self._counted = [(tensor, _count(tensor)) for tensor in inputs]
+        self._counted = [(tensor, count_writes(tensor)) for tensor in inputs]
         self._values = [(t, t.detach().clone()) for t, count in self._counted if closely or count is None]
         self._counts = [*map(_slot_version, own)]
 
     def inputs_written(self) -> bool:
         """Whether an input holds other values, or was written to."""
-        if any(_count(tensor) != count for tensor, count in self._counted):
+        if any(count_writes(tensor) != count for tensor, count in self._counted):
             return True
         return not all(pytree.equal(tensor, values) for tensor, values in self._values)
 
@@ -176,12 +176,7 @@ def _place(tensor: torch.Tensor) -> int:
 def _slot_version(slot: Slot) -> tuple[int, int | None]:
     """Return the identity of the tensor in a slot, and the number of writes to it."""
     tensor = _tensor(slot)
-    return id(tensor), _count(tensor) if tensor is not None else None
-
-
-def _count(tensor: torch.Tensor) -> int | None:
-    """Count the writes to a tensor, or return None in inference mode, which does not count them."""
-    return None if tensor.is_inference() else tensor._version
+    return id(tensor), count_writes(tensor) if tensor is not None else None
 
 
 class InputSnapshot:

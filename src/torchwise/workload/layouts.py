@@ -180,3 +180,8 @@ def _meet(one: Shape, other: Shape, distance: int) -> bool:
         if len(places) > MAX_PLACES:
             return True
     return 0 in places
+
+
+def count_writes(tensor: torch.Tensor) -> int | None:
+    """Return PyTorch's count of the writes to a tensor, or None in inference mode, which keeps none."""
+    return None if tensor.is_inference() else tensor._version

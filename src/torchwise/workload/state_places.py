@@ -12,7 +12,7 @@ import torch
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import pytree
-from torchwise.workload.layouts import size_of
+from torchwise.workload.layouts import count_writes, size_of
 
 MAX_KEPT = 2**28
 """Bytes of parameters whose values are kept: a write to one beyond them is noticed, and cannot be put back."""
@@ -29,7 +29,7 @@ class TensorPlace:
         self.tensor = tensor
         self._path = path
         self._memory = tensor.detach()
-        self._version = _version(tensor)
+        self._version = count_writes(tensor)
         self._values: torch.Tensor | None = None
 
     @property
@@ -58,7 +58,7 @@ class TensorPlace:
         """Whether another tensor has the values that were kept."""
         if self._values is not None:
             return pytree.equal(other, self._values)
-        return other is self.tensor and _version(other) == self._version
+        return other is self.tensor and count_writes(other) == self._version
 
     def put_back(self) -> None:
         """Give it its memory and its values.
@@ -203,10 +203,6 @@ class _Copied:
 
 def _copy_iterator(value: Any) -> Any:
     return _Copied(copy.copy(value)) if type(value) in _ITERATORS else value
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:

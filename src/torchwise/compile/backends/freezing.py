@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchwise._torch import inductor
-from torchwise.compile.guards.module_guard import places_of
+from torchwise.compile.guards.module_guard import ModuleState
 from torchwise.errors import UnsupportedError
 
 
@@ -38,7 +38,7 @@ class Freezing:
         """Compile a graph. While freezing, Dynamo registers the weights in it as they are."""
         owner = self._owner() if self._owner is not None else None
         if owner is not None:
-            guarded = {id(holder[name]) for holder, name in places_of(owner).tensors}
+            guarded = set(map(id, ModuleState(owner).tensors))
             frozen = (*graph.named_parameters(), *graph.named_buffers())
             self._unguarded += [name for name, tensor in frozen if id(tensor) not in guarded]
         with _without_cached_weights():

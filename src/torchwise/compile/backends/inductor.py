@@ -15,8 +15,8 @@ from torchwise._torch import dynamo, inductor
 from torchwise.compile import inductor_patches, loop_rolling
 from torchwise.compile.backends.compile_callback import CompileCallback, compile_with
 from torchwise.compile.backends.freezing import Freezing
-from torchwise.compile.guards.fast_module_guard import Reads
 from torchwise.compile.guards.guard_bypass import GuardBypass
+from torchwise.compile.guards.module_guard import Reads
 from torchwise.compile.inductor_patches import add_autocast_to_key
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of

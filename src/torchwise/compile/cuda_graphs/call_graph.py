@@ -18,8 +18,7 @@ from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.in_place_replay import InPlaceReplays, Recorded, Replays
 from torchwise.compile.cuda_graphs.module_buffers import kept_buffers
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, GraphKey, flat_places, graph_key_of, overlap, tensors_of
-from torchwise.compile.guards.fast_module_guard import Reads
-from torchwise.compile.guards.module_guard import ModuleGuard
+from torchwise.compile.guards.module_guard import ModuleGuard, Reads
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import signature_of
 from torchwise.errors import UnsupportedError

@@ -13,6 +13,7 @@ import torch
 
 from torchwise._torch import pytree as _pytree
 from torchwise.workload import pytree
+from torchwise.workload.layouts import count_writes
 
 aten = torch.ops.aten
 _TO, _COPY = aten._to_copy.default, aten.copy_.default
@@ -122,12 +123,12 @@ class MadeTensors:
 
     def add(self, tensor: torch.Tensor) -> None:
         """Add a tensor in its present state."""
-        self._known[id(tensor)] = (weakref.ref(tensor), version_of(tensor))
+        self._known[id(tensor)] = (weakref.ref(tensor), count_writes(tensor))
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was added, and not written to since."""
         known, version = self._known.get(id(tensor), (None, None))
-        return known is not None and known() is tensor and version is not None and version == version_of(tensor)
+        return known is not None and known() is tensor and version is not None and version == count_writes(tensor)
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was added, with or without later writes to it."""
@@ -161,8 +162,3 @@ class Constants(MadeTensors):
 def _memory_of(tensor: torch.Tensor) -> int:
     """Return an identifier of a tensor's memory, unique among living tensors."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def version_of(tensor: torch.Tensor) -> int | None:
-    """Return PyTorch's count of writes to a tensor, or None if it keeps none."""
-    return None if tensor.is_inference() else tensor._version

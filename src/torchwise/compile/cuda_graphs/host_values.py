@@ -34,7 +34,6 @@ from torchwise.compile.cuda_graphs.host_operators import (
     has_masks,
     one_value_where_masked,
     replace_masks,
-    version_of,
     waits,
     with_brought,
     write_where_masked,
@@ -43,6 +42,7 @@ from torchwise.compile.cuda_graphs.module_buffers import generators
 from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
+from torchwise.workload.layouts import count_writes
 
 Between = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 """Runs an operator that waits for the GPU between two recordings, and returns its result."""
@@ -65,13 +65,13 @@ class _HostTensor:
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> _HostTensor:
-        version = version_of(tensor)
+        version = count_writes(tensor)
         return cls(tensor, version, tensor.clone() if version is None else None)
 
     def is_unchanged(self) -> bool:
         if self.values is not None:
             return torch.equal(self.tensor, self.values)
-        return version_of(self.tensor) == self.version
+        return count_writes(self.tensor) == self.version
 
 
 class HostValues:

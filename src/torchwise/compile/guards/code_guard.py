@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
+import inspect
 import types
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from operator import attrgetter, is_, ne
+from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
 
-from torchwise._torch.guards import DICT_VERSION
+from torchwise.compile.guards.dict_contents import MISSING, DictContents, watch
 from torchwise.compile.guards.reachable_code import ReachableCode, find_enclosed, is_same_code
-from torchwise.errors import UnsupportedError
+from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
 
-try:
-    version: Callable[[dict[str, Any]], int] = DICT_VERSION.get("watching classes")
-except UnsupportedError:  # this torch has no dict versions: everything is compared each time
-    version = functools.partial(lambda count, _: next(count), itertools.count())
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
+_METHODS = (types.FunctionType, staticmethod, classmethod)
 _OF_PYTHON = ("builtins", "functools", "types")
 _OF_MODULES = {"__call__", "__getattr__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "forward"}
 """The methods of `torch.nn.Module` itself that a call of a module goes through."""
@@ -33,42 +29,6 @@ _NOT_CALLED |= {"__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "
 """Methods that create, copy and print objects. Loading Dynamo replaces one of them in `torch.nn.Module`."""
 code_of, defaults_of, keywords_of = map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__"))
 """The code and defaults of a function, which tools that reload changed source may replace."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """The code in a dict: of a class, of an object, of a module's global variables, or of a partial.
-
-    Attributes:
-        owner: the name of the dict's owner.
-        now: the dict.
-        kept: the code that was there.
-        counts: whether another value there may be code.
-        among: the names that may be code, by default any.
-    """
-
-    owner: str
-    now: dict[str, Any]
-    kept: dict[str, Any]
-    counts: Callable[[str, Any], bool]
-    among: frozenset[str] | None = None
-
-    @classmethod
-    def from_dict(cls, owner: str, now: dict[str, Any], counts: Callable[[str, Any], bool]) -> _Names:
-        return cls(owner, now, {name: value for name, value in now.items() if counts(name, value)}, counts)
-
-    @classmethod
-    def from_names(cls, owner: str, now: dict[str, Any], among: frozenset[str]) -> _Names:
-        return cls(owner, now, {name: now[name] for name in among.intersection(now)}, _always, among)
-
-    def find_replaced(self) -> str | None:
-        for name in {*self.kept, *(self.now if self.among is None else self.among.intersection(self.now))}:
-            now, kept = self.now.get(name), self.kept.get(name)
-            if now is kept or not (name in self.kept or self.counts(name, now)):
-                continue
-            if not is_same_code(now, kept):
-                return f"{self.owner}.{name}"
-        return None
 
 
 class CodeGuard:
@@ -100,10 +60,18 @@ class CodeGuard:
         # Those of keyword-only arguments are kept apart from the others.
         self._keyworded = [each for each in self.functions if each.__kwdefaults__]
         self.defaults = self._defaults_now()
-        self._names = [*_names(self._calls, reachable), *_find_namespaces(reachable, reached)]
-        self.dicts = [names.now for names in self._names]
-        self._versions = [*map(version, self.dicts)]
-        self._others: dict[int, str | None] = {}
+        self._contents = [*_list_dicts(self._calls, reachable), *_list_namespaces(reachable, reached)]
+        self.dicts = [one.contents for one in self._contents]
+        self._find_differences = watch(self._contents)
+
+    def has_changed(self) -> bool:
+        """Whether code was replaced."""
+        return self.find_replaced() is not None
+
+    def difference(self) -> VaryingValue:
+        """Return the replaced code, in words."""
+        name = self.find_replaced() or ""
+        return VaryingValue(name, name, VaryingKind.STATE)
 
     def find_replaced(self) -> str | None:
         """Return the name of the replaced code, or None."""
@@ -111,11 +79,9 @@ class CodeGuard:
 
     def rebound(self) -> str | None:
         """Return the name of a class attribute, global or other entry with replaced code, or None."""
-        if (versions := [*map(version, self.dicts)]) != self._versions:
-            for place in itertools.compress(itertools.count(), map(ne, versions, self._versions)):
-                self._others[place] = self._names[place].find_replaced()
-            self._versions = versions
-        return next(filter(None, self._others.values()), None)
+        for place, names in self._find_differences().items():
+            return f"{self._contents[place].owner}.{names[0]}"
+        return None
 
     def rewritten(self) -> str | None:
         """Return the name of a function whose own code or defaults changed, or None."""
@@ -137,11 +103,6 @@ class CodeGuard:
 
     def _defaults_now(self) -> list[Any]:
         return [*map(defaults_of, self._defaulted), *map(keywords_of, self._keyworded)]
-
-
-def writes_to(dicts: list[dict[str, Any]]) -> int:
-    """Return a number that increases with each write to one of the dicts."""
-    return sum(map(version, dicts))
 
 
 def _find_reachable(calls: Sequence[Callable[..., Any]]) -> Iterator[Any]:
@@ -170,30 +131,61 @@ def _select_callables(reachable: list[Any]) -> list[Any]:
     return [each for each in reachable if isinstance(each, _CODE)]
 
 
-def _find_namespaces(reachable: list[Any], reached: ReachableCode) -> Iterator[_Names]:
+def _list_namespaces(reachable: list[Any], reached: ReachableCode) -> Iterator[DictContents]:
     """Yield the dicts, other than those of classes, in which called code is looked up by name."""
     for space in reached.namespaces:
-        yield _Names.from_names(space.owner, space.variables, frozenset(space.names))
+        yield _make_contents(space.owner, space.variables, space.names)
     for function in reached.functions:
         if defaults := function.__kwdefaults__:
-            yield _Names.from_names(f"a default of {function.__qualname__}", defaults, frozenset(defaults))
+            yield _make_contents(f"a default of {function.__qualname__}", defaults, [*defaults])
     parts = [each for each in reachable if isinstance(each, torch.nn.Module)]
     methods = {cls: _methods_of(cls, reached.names) for cls in {*map(type, parts)}}
     for part in parts:
-        yield _Names.from_names(type(part).__qualname__, vars(part), methods[type(part)])
+        cls = type(part)
+        yield DictContents(
+            vars(part), methods[cls], owner=cls.__qualname__, is_same=functools.partial(is_same_method, part)
+        )
 
 
-def _names(calls: Sequence[Any], reachable: list[Any]) -> Iterator[_Names]:
+def _list_dicts(calls: Sequence[Any], reachable: list[Any]) -> Iterator[DictContents]:
+    """Yield the dicts of partials, of objects that are called, and of classes."""
     own = [call for call in calls if not isinstance(call, (torch.nn.Module, types.FunctionType))]
     for each in reachable:
         if isinstance(each, functools.partial):
-            yield _Names.from_dict("functools.partial.keywords", each.keywords, _always)
+            yield _make_contents("functools.partial.keywords", each.keywords)
         elif any(each is call for call in own) and hasattr(each, "__dict__"):
-            yield _Names.from_dict(type(each).__qualname__, vars(each), functools.partial(is_called, None))
+            yield _make_contents(type(each).__qualname__, vars(each), counts=functools.partial(is_called, None))
     for cls in dict.fromkeys(cls for each in reachable for cls in type(each).__mro__):
         for value_dict in gc.get_referents(cls.__dict__):  # the dict behind Python's proxy, whose writes are counted
             if type(value_dict) is dict and cls.__module__ not in _OF_PYTHON:
-                yield _Names.from_dict(cls.__qualname__, value_dict, functools.partial(is_called, cls))
+                yield _make_contents(cls.__qualname__, value_dict, counts=functools.partial(is_called, cls))
+
+
+def _make_contents(
+    owner: str,
+    contents: dict[str, Any],
+    names: Collection[str] | None = None,
+    counts: Callable[[str, Any], bool] | None = None,
+) -> DictContents:
+    return DictContents(
+        contents, names, owner=owner, counts=counts, is_same=lambda _, now, before: is_same_code(now, before)
+    )
+
+
+def is_same_method(part: torch.nn.Module, name: str, now: Any, before: Any) -> bool:
+    """Whether two values of a module's attribute are the same code, where a missing one leaves it to the class.
+
+    Programs that replace a method for a while put it back as an attribute: `forward = model.forward`, and later
+    `model.forward = forward`.
+    """
+    return is_same_code(_look_up(part, name, now), _look_up(part, name, before))
+
+
+def _look_up(part: torch.nn.Module, name: str, value: Any) -> Any:
+    if value is not MISSING:
+        return value
+    own = inspect.getattr_static(type(part), name, None)
+    return own.__get__(part, type(part)) if isinstance(own, _METHODS) else own
 
 
 def _methods_of(cls: type, named: set[str]) -> frozenset[str]:
@@ -202,13 +194,8 @@ def _methods_of(cls: type, named: set[str]) -> frozenset[str]:
     Python takes special methods only from the class.
     """
     value_dict = (item for base in cls.__mro__ for item in vars(base).items())
-    kinds = (staticmethod, classmethod)
-    methods = {name for name, value in value_dict if callable(value) or isinstance(value, kinds)}
+    methods = {name for name, value in value_dict if callable(value) or isinstance(value, _METHODS)}
     return frozenset(name for name in methods & named if not name.startswith("__"))
-
-
-def _always(_name: str, _value: Any) -> bool:
-    return True
 
 
 def is_called(cls: type | None, name: str, value: Any) -> bool:

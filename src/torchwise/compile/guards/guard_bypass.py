@@ -23,18 +23,12 @@ import torch
 from torchwise._torch import dynamo
 from torchwise._torch.dispatch import FUNCTION_MODES, list_function_modes
 from torchwise._torch.guards import make_settings_check
-from torchwise.compile.guards.fast_module_guard import (
-    Reads,
-    forget_tensors,
-    is_covered,
-    is_frozen,
-    make_quick_check,
-    name_of,
-    reads_of,
-)
+from torchwise.compile.guards.dynamo_guards import forget_tensors, is_covered, is_frozen, name_of, reads_of
+from torchwise.compile.guards.module_guard import Reads, make_quick_check
 from torchwise.compile.recompiles import Pace
 from torchwise.compile.signature import is_strided, opaque_leaves
 from torchwise.workload import pytree
+from torchwise.workload.layouts import count_writes
 
 Call = Callable[..., Any]
 
@@ -220,8 +214,8 @@ def facts_of(guards: Sequence[Any], own: str | None, arguments: Mapping[str, Any
     return CodeFacts("", frozenset(needed), reads_of(guards, own))
 
 
-def _writes_to(tensors: list[torch.Tensor]) -> list[int]:
-    return [t._version for t in tensors if not t.is_inference()]  # such tensors have no version counter
+def _writes_to(tensors: list[torch.Tensor]) -> list[int | None]:
+    return [*map(count_writes, tensors)]
 
 
 def _bound(

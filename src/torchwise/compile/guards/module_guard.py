@@ -1,121 +1,204 @@
 """Compare the state of a module on every call, as captured graphs and copies are valid only for one state.
 
-Traversing a module on every call would take longer than many calls. So the places to compare are listed once, and only
-they are read. Some changes go unnoticed: changes inside a plain list or dict attribute, a replaced `_parameters` or
-`_buffers` dict, global variables, and tensors that a function closes over.
+Nearly every call needs only the quick check, most of it in C: by the counts of writes no dict of the module was written
+to, and by Dynamo's tensor guards the tensors have the same memory and layout. Otherwise the entries that differ are
+compared closely. If the guards of the code are known, only the attributes that the code reads count. Some changes go
+unnoticed: changes inside a plain list or dict attribute, global variables, and tensors that a function closes over.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sized
-from dataclasses import dataclass
-from operator import is_
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torchwise.compile.guards.fast_module_guard import STANDARD, Reads, make_quick_check, names_read
+from torchwise.compile.guards.dict_contents import DictContents, watch
 from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue, value_varied
 from torchwise.compile.recompiles import Pace
-from torchwise.compile.signature import is_equal, is_strided
+from torchwise.compile.signature import guards_of, is_strided
+from torchwise.errors import UnsupportedError
+from torchwise.workload.layouts import count_writes
 
-Fingerprint = tuple[list[int], list[object], list[int], list[int], list[tuple[int, ...]], list[bool]]
-Slot = tuple[dict[str, Any], str]
-_MISSING = object()
+Reads = Mapping[tuple[str, ...], Collection[str] | None]
+"""By the path of a submodule, the attributes on which code depends (also on their absence), or None for all."""
 
+STANDARD = frozenset(torch.nn.Module().__dict__) - {"training"}
+"""Attributes that every module has, and that are checked separately or do not affect its answers."""
+REGISTERED = ("_modules", "_parameters", "_buffers")
+_data_ptr = torch.Tensor.data_ptr
 
-@dataclass(frozen=True, slots=True)
-class WatchedPlaces:
-    """The places to compare. Their objects are kept alive, so that no other object gets one of their identities.
-
-    Attributes:
-        modules: the module and its submodules, whose classes may be replaced.
-        holders: the attributes of each module, and the dicts of its children, parameters, buffers and hooks.
-        attributes: the place of each plain attribute of each module, including its training mode.
-        values: the values in those places.
-        objects: the place of each submodule and each dict of them, and of each None instead of a parameter or buffer,
-            such as the bias of a layer without one.
-        tensors: the place of each parameter, buffer and plain tensor.
-        complexes: the complex tensors among them, which may be conjugated lazily.
-        kept: aliases of the tensors, so that a graph never reads freed memory.
-    """
-
-    modules: list[torch.nn.Module]
-    holders: list[Sized]
-    attributes: list[Slot]
-    values: list[Any]
-    objects: list[Slot]
-    tensors: list[Slot]
-    complexes: list[Slot]
-    kept: list[torch.Tensor]
+Memory = tuple[list[int], list[int], list[tuple[int, ...]], list[bool]]
+"""The address, the size and the strides of each tensor, and whether each complex one is conjugated lazily."""
 
 
-def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> WatchedPlaces:
-    """List the present places of a module, or none for a plain function.
+class ModuleState:
+    """A snapshot of a module: classes, dicts and hooks of all submodules, and the memory of their tensors.
 
     Args:
-        module: the module, with its submodules.
-        reads: the attributes to compare, by default all.
+        module: the module, or None for a plain function.
+        reads: the attributes that count, by default all of them. If empty, the caller checks the attributes.
+
+    Attributes:
+        tensors: the parameters, buffers and plain tensors.
+        aliases: aliases of them, so that a graph never reads freed memory.
     """
-    modules = list(module.modules()) if module is not None else []
-    names = names_read(module, modules, reads) if module is not None else []
-    states = [(vars(child), read) for child, read in zip(modules, names, strict=True)]
-    plain = [(state, name) for state, read in states for name in (state if read is None else read)]
-    plain = [(state, name) for state, name in plain if name not in STANDARD]
-    registered = [state for child in modules for state in (child._parameters, child._buffers)]
-    # Modules of TorchScript have dicts of another kind, which cannot be iterated, and not always as an attribute.
-    slots: list[Slot] = [(state, name) for state in registered for name in state.keys()]  # noqa: SIM118
-    slots += [(state, name) for state, name in plain if isinstance(state.get(name), torch.Tensor)]
-    tensors = [(state, name) for state, name in slots if state[name] is not None]
-    attributes = [(state, name) for state, name in plain if not isinstance(state.get(name), torch.Tensor)]
-    own = [vars(child) for child in modules if "_modules" in vars(child)]
-    children = [(state, "_modules") for state in own]  # deleting from a Sequential puts another dict in its place
-    children += [(child._modules, name) for child in modules for name in child._modules.keys()]  # noqa: SIM118
-    hooks = [hooks for child in modules for hooks in (child._forward_hooks, child._forward_pre_hooks)]
-    whole = [state for state, read in states if read is None]
-    return WatchedPlaces(
-        modules,
-        [*whole, *(child._modules for child in modules), *registered, *hooks],
-        attributes,
-        [state.get(name, _MISSING) for state, name in attributes],
-        [*children, *((state, name) for state, name in slots if state[name] is None)],
-        tensors,
-        [(state, name) for state, name in tensors if state[name].is_complex()],
-        [t.detach() if is_strided(t) else t for state, name in slots if (t := state[name]) is not None],
-    )
 
+    def __init__(self, module: torch.nn.Module | None, reads: Reads | None = None) -> None:
+        named = list(module.named_modules()) if module is not None else []
+        self._modules = [part for _, part in named]
+        self._kinds = [*map(type, self._modules)]
+        self._hooks = [hooks for part in self._modules for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self._lengths = [*map(len, self._hooks)]
+        registered = [
+            DictContents(getattr(part, kind), owner=path, is_ordered=kind == "_modules")
+            for path, part in named
+            for kind in REGISTERED
+        ]
+        self._attributes: list[DictContents] = []
+        if module is not None and (reads is None or reads):
+            read = _list_names(module, self._modules, reads)
+            pairs = zip(named, read, strict=True)
+            self._attributes = [_make_attributes(path, vars(part), names) for (path, part), names in pairs]
+        self._dicts = [*registered, *self._attributes]
+        self._find_differences = watch(self._dicts)
+        found = [(one, name, v) for one in self._dicts for name, v in one.items() if isinstance(v, torch.Tensor)]
+        self._places = [(one, name) for one, name, _ in found]
+        self.tensors = [tensor for _, _, tensor in found]
+        self._complexes = [at for at, tensor in enumerate(self.tensors) if tensor.is_complex()]
+        self._memory = self._locate(self.tensors)
+        self.aliases = [t.detach() if is_strided(t) else t for t in self.tensors]
 
-def fingerprint(places: WatchedPlaces) -> Fingerprint | None:
-    """Return the present contents of `places`, to compare, or None if something was removed.
+    @property
+    def addresses(self) -> list[int]:
+        """The addresses of the tensors."""
+        return self._memory[0]
 
-    These are the size of each dict, the submodules and their classes, and the address and layout of each tensor's
-    memory. Values of tensors are not read, so writes in place do not show. Plain attributes are compared separately
-    (`rebound`).
-    """
-    try:
-        tensors = [holder[name] for holder, name in places.tensors]
-        return (
-            [*map(len, places.holders)],
-            [*map(id, [holder[name] for holder, name in places.objects]), *map(type, places.modules)],
-            [*map(_address, tensors)],
-            [tensor.numel() for tensor in tensors],
-            [tensor.stride() if is_strided(tensor) else () for tensor in tensors],
-            [holder[name].is_conj() for holder, name in places.complexes],
+    def make_quick_check(self) -> Callable[[], bool]:
+        """Return a check that the module is certainly unchanged. If it returns False, `has_changed` must decide.
+
+        It also returns False after changes that affect no answer: another object with the same memory, another grad
+        mode. Weights and submodules of TorchScript are stored elsewhere, so there it always does.
+        """
+        is_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in self._modules)
+        guards = None if is_scripted else _make_tensor_guards(self.tensors)
+        if guards is None:
+            return lambda: False
+        here, there = guards
+        find_differences, modules, kinds = self._find_differences, self._modules, self._kinds
+        hooks, lengths, tensors, addresses = self._hooks, self._lengths, self.tensors, self.addresses
+        return lambda: (
+            not find_differences()
+            and [*map(len, hooks)] == lengths
+            and [*map(_data_ptr, tensors)] == addresses
+            and [*map(type, modules)] == kinds  # another class is not a write to a dict
+            and (here(*tensors) or there(*tensors))
         )
-    except (KeyError, AttributeError):  # removed, or set to None
+
+    def has_changed(self) -> bool:
+        """Whether anything was moved, added, removed, replaced or switched to another mode."""
+        return self._has_other_entries() or self._locate_now() != self._memory
+
+    def has_moved(self) -> bool:
+        """Whether at most the addresses of tensors changed."""
+        return not self._has_other_entries() and self._locate_now()[1:] == self._memory[1:]
+
+    def find_difference(self) -> VaryingValue | None:
+        """Return the first attribute, or else the first tensor, that changed, or None."""
+        for one, name in self._iter_changed():
+            if one in self._attributes and name not in REGISTERED and not isinstance(one.get(name), torch.Tensor):
+                return value_varied(_place(one.owner, name), one.contents.get(name))
+        for (one, name), address in zip(self._places, self.addresses, strict=True):
+            now = one.get_now(name)
+            if not isinstance(now, torch.Tensor) or _address(now) != address:
+                return VaryingValue(name, _place(one.owner, name), VaryingKind.WEIGHT)
         return None
 
+    def _has_other_entries(self) -> bool:
+        return (
+            [*map(type, self._modules)] != self._kinds
+            or [*map(len, self._hooks)] != self._lengths
+            or any(True for _ in self._iter_changed())
+        )
 
-def rebound(places: WatchedPlaces) -> list[Slot]:
-    """List the plain attributes that changed. An equal number or text of a type is the same."""
-    now = [state.get(name, _MISSING) for state, name in places.attributes]
-    if all(map(is_, now, places.values)):
-        return []
-    trios = zip(places.attributes, now, places.values, strict=True)
-    return [slot for slot, a, b in trios if a is not b and not is_equal(a, b)]
+    def _iter_changed(self) -> Iterator[tuple[DictContents, str]]:
+        """Yield the entries that changed, other than a tensor to another tensor."""
+        for place, names in sorted(self._find_differences().items()):
+            one = self._dicts[place]
+            for name in names:
+                if not (isinstance(one.get(name), torch.Tensor) and isinstance(one.get_now(name), torch.Tensor)):
+                    yield one, name
+
+    def _locate_now(self) -> Memory:
+        return self._locate([one.contents[name] for one, name in self._places])
+
+    def _locate(self, tensors: Sequence[torch.Tensor]) -> Memory:
+        strides = [t.stride() if is_strided(t) else () for t in tensors]
+        conjugated = [tensors[at].is_conj() for at in self._complexes]
+        return [*map(_address, tensors)], [t.numel() for t in tensors], strides, conjugated
+
+
+def make_quick_check(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[], bool]:
+    """Return a check that a module is certainly unchanged from now on (`ModuleState.make_quick_check`)."""
+    return ModuleState(module, reads).make_quick_check()
+
+
+def _place(owner: str, name: str) -> str:
+    return f"`{'.'.join(filter(None, (owner, name)))}` on the model"
+
+
+def _list_names(
+    module: torch.nn.Module, children: list[torch.nn.Module], reads: Reads | None
+) -> list[Collection[str] | None]:
+    """Return the attributes of each submodule that are read."""
+    if reads is None:
+        return [None] * len(children)
+    found: dict[int, set[str] | None] = {id(child): set() for child in children}
+    for path, names in reads.items():
+        child: Any = module
+        for name in path:
+            child = child._modules[name] if child is not None and name in child._modules else None
+        known = found.get(id(child))
+        if names is None:
+            found[id(child)] = None
+        elif known is not None:
+            known |= set(names)
+    return [found[id(child)] for child in children]
+
+
+def _make_attributes(path: str, state: dict[str, Any], names: Collection[str] | None) -> DictContents:
+    """Return the attributes of a module to compare: those named, or all that are not every module's.
+
+    A deletion from a Sequential replaces the dict `_modules`.
+    """
+    if names is not None:
+        return DictContents(state, {*REGISTERED, *names}, owner=path)
+    return DictContents(state, owner=path, counts=lambda name, _: name in REGISTERED or name not in STANDARD)
+
+
+def _make_tensor_guards(tensors: list[torch.Tensor]) -> tuple[Callable[..., bool], Callable[..., bool]] | None:
+    """Return a check, in one step, that tensors have the same memory and layout, or None if that is impossible.
+
+    PyTorch's guards are valid only with inference mode as at their creation, so there are guards for on and off.
+    """
+    if not tensors:
+        return _always, _always
+    if not all(type(t) in (torch.Tensor, torch.nn.Parameter) and is_strided(t) for t in tensors):
+        return None
+    try:
+        here = guards_of(tensors)
+        with torch.inference_mode(not torch.is_inference_mode_enabled()), torch.no_grad():
+            there = guards_of(tensors)
+    except UnsupportedError:
+        return None
+    return here, there
+
+
+def _always() -> bool:
+    return True
 
 
 class ModuleGuard:
@@ -135,32 +218,27 @@ class ModuleGuard:
 
     def take_snapshot(self) -> None:
         """Take the module's present state as the reference."""
-        reads = self._reads()
-        self._places = places_of(self._module, reads)
-        self._fingerprint = fingerprint(self._places)
-        self._addresses = frozenset(self._fingerprint[2]) if self._fingerprint is not None else frozenset()
+        self._last_reads = self._reads()
+        self._state = ModuleState(self._module, self._last_reads)
+        self._addresses = frozenset(self._state.addresses)
         self._structure = _structure_of(self._module)
         self._registered = _locate_tensors(self._module)
-        self._last_reads = reads
-        self._unchanged = make_quick_check(self._module, reads) if self._module is not None else lambda: True
+        self._is_unchanged = self._state.make_quick_check() if self._module is not None else lambda: True
 
     def has_changed(self) -> bool:
-        """Whether anything was moved, added, removed, rebound or switched to another mode."""
-        if self._unchanged():
+        """Whether anything was moved, added, removed, replaced or switched to another mode."""
+        if self._is_unchanged():
             return False
-        if fingerprint(self._places) != self._fingerprint or rebound(self._places):
+        if self._state.has_changed():
             return True
         if self._module is not None and self._pace.is_due():  # from now on the quick check is enough again
             with self._pace:
-                self._unchanged = make_quick_check(self._module, self._last_reads)
+                self._is_unchanged = make_quick_check(self._module, self._last_reads)
         return False
 
     def has_moved(self) -> bool:
         """Whether only the addresses of tensors changed, as when weights were assigned."""
-        now, before = fingerprint(self._places), self._fingerprint
-        if now is None or before is None or rebound(self._places) or self.has_new_structure():
-            return False
-        return now[:2] == before[:2] and now[3:] == before[3:]
+        return self._state.has_moved() and not self.has_new_structure()
 
     def has_new_structure(self) -> bool:
         """Whether more changed than plain attributes, and the address and layout of tensors' memory."""
@@ -173,24 +251,12 @@ class ModuleGuard:
 
     def difference(self) -> VaryingValue:
         """Return the first change, in words."""
-        named = [] if self._module is None else list(self._module.named_modules())
-        holders = {id(values): path for path, part in named for values in (vars(part), part._parameters, part._buffers)}
+        return self._state.find_difference() or VaryingValue("", self._find_changed_module(), VaryingKind.STATE)
 
-        def place(holder: dict[str, Any], name: str) -> str:
-            return f"`{'.'.join(filter(None, (holders.get(id(holder)), name)))}` on the model"
-
-        for holder, name in rebound(self._places):
-            return value_varied(place(holder, name), holder.get(name))
-        addresses = self._fingerprint[2] if self._fingerprint else ()
-        for (holder, name), address in zip(self._places.tensors, addresses, strict=False):
-            if not isinstance(now := holder.get(name), torch.Tensor) or _address(now) != address:
-                return VaryingValue(name, place(holder, name), VaryingKind.WEIGHT)
-        return VaryingValue("", self._find_changed_module(named), VaryingKind.STATE)
-
-    def _find_changed_module(self, named: list[tuple[str, torch.nn.Module]]) -> str:
+    def _find_changed_module(self) -> str:
         """Name the first module with another class, mode or list of submodules."""
-        now = _structure_of(self._module)
-        for (path, _), before, after in zip(named, self._structure, now, strict=False):
+        paths = [path for path, _ in self._module.named_modules()] if self._module is not None else []
+        for path, before, after in zip(paths, self._structure, _structure_of(self._module), strict=False):
             if before != after and isinstance(before, tuple) and isinstance(after, tuple):
                 where = f"`{path}` on the model" if path else "the model"
                 if before[:2] != after[:2]:
@@ -207,7 +273,7 @@ class ModuleGuard:
         """
         if self._steps is None:
             self._count_steps()
-        return [*(None if tensor.is_inference() else tensor._version for tensor in self._places.kept), self._steps]
+        return [*map(count_writes, self._state.aliases), self._steps]
 
     def _count_steps(self) -> None:
         self._steps = 0

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import is_autocast_enabled, is_grad_enabled
 
-from torchwise.compile.guards.fast_module_guard import Reads
-from torchwise.compile.guards.module_guard import ModuleGuard
+from torchwise.compile.guards.module_guard import ModuleGuard, Reads
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
