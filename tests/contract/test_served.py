@@ -10,10 +10,14 @@ from broken import run_suite
 
 from live_decisions import make_decision
 from torchwise.plan import Plan
-from torchwise.runtime import OptimizedFunction, OptimizedModule, Statistics
+from torchwise.runtime import Dispatcher, OptimizedFunction, OptimizedModule, OptimizedStep, Statistics
 from torchwise.runtime.bucketing import BucketedFunction, BucketedModule, Padding, apply_buckets, verify_padding
-from torchwise.testing.models import make_net, make_rows
-from torchwise.testing.served import ROWS, Serve, ServedContract, ServedModuleContract
+from torchwise.runtime.served import Served, dispatcher_of, served_of
+from torchwise.testing.models import MAX_ROWS, make_net, make_rows
+from torchwise.testing.served import ROWS, CanRunContract, Serve, ServedContract, ServedModuleContract
+from torchwise.workload.train_step import TrainStep
+
+THREADS = Plan(threads=torch.get_num_threads() + 1)
 
 
 def apply_decision(original: Any, plan: Plan) -> OptimizedModule | OptimizedFunction:
@@ -25,6 +29,48 @@ def apply_one_bucket(original: Any, plan: Plan) -> BucketedModule | BucketedFunc
     x = make_rows(ROWS)
     verified = verify_padding(original, (x,), padding=Padding({"x": 0}), buckets=(ROWS,))
     return apply_buckets(original, [make_decision(original, plan, x)], verified)
+
+
+class TestDispatcher(CanRunContract):
+    @pytest.fixture
+    def served(self) -> Served:
+        return dispatcher_of(apply_decision(make_net(), THREADS))
+
+
+class TestBuckets(CanRunContract):
+    @pytest.fixture
+    def served(self) -> Served:
+        return dispatcher_of(apply_one_bucket(make_net(), THREADS))
+
+
+class TestStepDispatcher(CanRunContract):
+    @pytest.fixture
+    def verified(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return make_rows(ROWS), torch.zeros(ROWS, 4)
+
+    @pytest.fixture
+    def others(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return make_rows(MAX_ROWS), torch.zeros(MAX_ROWS, 4)
+
+    @pytest.fixture
+    def served(self, verified: tuple[torch.Tensor, torch.Tensor]) -> Served:
+        model = torch.nn.Linear(4, 4)
+        step = TrainStep(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+        return served_of(OptimizedStep(step, make_decision(step, THREADS, *verified)))
+
+
+class Hasty(Dispatcher):
+    """Says of every call that the plan may answer it."""
+
+    def can_run(self, *_: Any) -> None:
+        self.statistics.optimized += 1
+
+
+def test_what_breaks_the_contract_of_can_run_is_seen() -> None:
+    net = make_net()
+    served = Hasty(net, make_decision(net, THREADS, make_rows(ROWS)))
+    given: dict[str, Any] = {"served": served, "verified": (make_rows(ROWS),), "others": (make_rows(MAX_ROWS),)}
+    assert not any(run_suite(CanRunContract(), **given).values())
 
 
 class TestOptimizedFunction(ServedContract):

@@ -27,9 +27,9 @@ from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Decision
-from torchwise.runtime.training import step as ranked_step
+from torchwise.runtime.step import StepDispatcher
 
-PLANNED = ranked_step.RankedStep._plan
+COMPILE = StepDispatcher.compile
 EXACT = Plan(activation_checkpointing="blocks")
 TIMEOUT_S = 6
 """What the collectives of the training may take: less than a rank is away for in these scenes."""
@@ -133,11 +133,11 @@ def slow() -> dict[str, Any]:
     """Rank 1 takes longer for its first planned step than collectives may."""
 
     def slowly(self: Any, batch: Any) -> Any:
-        if self._ranks is not None and dist.get_rank() == 1:
+        if self.active_plan is None and dist.get_rank() == 1:
             time.sleep(TIMEOUT_S + 2)
-        return PLANNED(self, batch)
+        return COMPILE(self, batch)
 
-    ranked_step.RankedStep._plan = slowly  # type: ignore[method-assign]
+    StepDispatcher.compile = slowly  # type: ignore[method-assign]
     return both(EXACT)
 
 
@@ -168,9 +168,9 @@ def fail_on_one_rank() -> dict[str, Any]:
     def fail(self: Any, batch: Any) -> Any:
         if dist.get_rank() == 1:
             raise RuntimeError("no such luck")
-        return PLANNED(self, batch)
+        return COMPILE(self, batch)
 
-    ranked_step.RankedStep._plan = fail  # type: ignore[method-assign]
+    StepDispatcher.compile = fail  # type: ignore[method-assign]
     return both(EXACT)
 
 
@@ -263,7 +263,7 @@ def main(scenes: str, folder: str) -> None:
         begun = time.monotonic()
         seen = {**globals()[name](), "seconds": time.monotonic() - begun}
         Path(folder, f"{name}.{dist.get_rank()}.json").write_text(json.dumps(seen))
-        ranked_step.RankedStep._plan = PLANNED  # type: ignore[method-assign]
+        StepDispatcher.compile = COMPILE  # type: ignore[method-assign]
     dist.barrier()
     dist.destroy_process_group()
 

@@ -185,7 +185,7 @@ def test_a_call_of_another_kind_than_the_proofs_is_answered_as_it_came(args: tup
 @torch.no_grad()
 def test_what_a_failed_plan_leaves_is_answered_as_it_came(net: Net) -> None:
     fast = serve_buckets(net)
-    route = buckets_of(fast)._routes[0]
+    route = buckets_of(fast).routes[0]
     assert route is not None
 
     def fails(*args: Any, **kwargs: Any) -> Any:
@@ -269,9 +269,9 @@ def test_weights_that_lie_elsewhere_end_no_padding(net: Net) -> None:
 def test_attributes_that_no_plan_reads_end_no_padding(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = serve_buckets(net)
     fast(torch.randn(3, 3))
-    [dispatcher] = buckets_of(fast)._dispatchers
+    [dispatcher] = buckets_of(fast).dispatchers
     assert dispatcher.active_plan is not None
-    monkeypatch.setattr(dispatcher, "_compiled", replace(dispatcher.active_plan, reads=lambda: {(): {"scale"}}))
+    monkeypatch.setattr(dispatcher._plan, "compiled", replace(dispatcher.active_plan, reads=lambda: {(): {"scale"}}))
     fast(torch.randn(3, 3))
     for number in range(3):
         net.last_request = number
@@ -368,7 +368,7 @@ def test_a_first_call_after_the_freeze_would_show(net: Net) -> None:
     fast = serve_buckets(net)
     warm_up(fast, freeze=False)
     assert counts_of(fast).first_calls is None
-    fast._dispatcher._at_freeze = 0
+    fast.statistics.at_freeze = (0, 0, 0)
     assert counts_of(fast).first_calls == 2
 
 
@@ -400,7 +400,7 @@ def test_a_copy_has_the_canary_and_what_was_given_up(net: Net) -> None:
     proof = verify_padding(net, (X,), padding=RULE, buckets=BUCKETS)
     plans = [decision(net, THREADS, (4,)), decision(net, OTHER, (8,))]
     fast = apply_buckets(net, plans, proof, canary=1)
-    buckets_of(fast)._routes[1].close(Fallback(FallbackReason.CANARY_MISMATCH, "it is wrong"))
+    buckets_of(fast).routes[1].close(Fallback(FallbackReason.CANARY_MISMATCH, "it is wrong"))
     for copied in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         same(copied(X[:3]), net(X[:3]))
         same(copied(X), net(X))

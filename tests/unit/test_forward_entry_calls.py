@@ -150,8 +150,7 @@ def compile_with_eager(call: Callable[..., Any], _plan: Plan) -> Callable[..., A
 def serve(call: Any, plan: Plan, *args: torch.Tensor) -> Any:
     decision = make_decision(call, plan, *args)
     fast: Any = (OptimizedModule if isinstance(call, nn.Module) else OptimizedFunction)(call, decision)
-    name = "_torchwise" if isinstance(call, nn.Module) else "_dispatcher"
-    vars(fast)[name] = Dispatcher(call, decision, backend=compile_with_eager)
+    vars(fast)["_torchwise"] = Dispatcher(call, decision, backend=compile_with_eager)
     with torch.no_grad():
         for _ in range(2):
             fast(*args)

@@ -19,6 +19,7 @@ from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records.statistics import Interval
 from torchwise.runtime import latency
+from torchwise.runtime.circuit_breaker import PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.latency import BOUNDS_S, EVERY, RECENT, Histogram, Latency
 from torchwise.runtime.statistics import MAX_ERROR_TYPES, OTHER
@@ -207,7 +208,7 @@ def test_reasons_in_labels_are_bounded_whatever_varies_from_call_to_call(
         made[0][0].fails_with = type(f"Error{i}", (Exception,), {})
         with torch.no_grad():
             fast(X)
-            fast._dispatcher._circuits.clear()
+            fast._dispatcher._circuits = PlanCircuits()
     dispatcher = fast._dispatcher
     for i in range(30):
         dispatcher.close(Fallback(FallbackReason.CLOSED, f"closed by user {i}"))

@@ -318,7 +318,7 @@ def test_kinds_of_batch_that_are_not_proven_are_not_remembered() -> None:
     for number in range(1, 6):
         fast(*batch(), 1.0 / number)
     assert fast.statistics.optimized == 1
-    assert len(fast._taken) == 1
+    assert len(fast._dispatcher._taken) == 1
 
 
 # ---- attributes that are set

@@ -21,10 +21,10 @@ from torchwise.compile import CompiledPlan
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import EAGER, Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit_breaker, dispatch, unwrap
-from torchwise.runtime.circuit_breaker import FAILURES
-from torchwise.runtime.dispatch import MEMORY_WAIT_S, Dispatcher
+from torchwise.runtime.circuit_breaker import FAILURES, MEMORY_WAIT_S
+from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime.served import dispatcher_of
 from torchwise.runtime.serving import freeze
 from torchwise.runtime.statistics import MIN_CALLS
 from torchwise.workload import Example
@@ -290,13 +290,13 @@ def test_many_calls_that_run_out_of_memory_at_once_are_one_event(net: Net, monke
     fast, held = apply_plan(net), []
 
     def empty() -> None:
-        held.append(fast._dispatcher._memory.record_failure())  # as another thread's call would
+        held.append(fast._dispatcher._circuits.memory.record_failure())  # as another thread's call would
 
     monkeypatch.setattr(torch.cuda, "empty_cache", empty)
     with heard() as alerts:
         fast(X)
     assert (held, len(alerts), fast.statistics.opened) == ([False], 1, 1)
-    assert fast._dispatcher._memory.wait_s == MEMORY_WAIT_S
+    assert fast._dispatcher._circuits.memory.wait_s == MEMORY_WAIT_S
     assert fault.closed == 1
 
 

@@ -28,10 +28,10 @@ from torchwise.compile.cuda_graphs.compile_freeze import (
 )
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.runtime import dispatch
+from torchwise.runtime import circuit_breaker, dispatch
 from torchwise.runtime.circuit_breaker import CircuitBreaker
 from torchwise.runtime.fallback_reason import FallbackReason
-from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime.served import dispatcher_of
 from torchwise.runtime.serving import freeze, unfreeze
 
 INDUCTOR = Plan(backend="inductor")
@@ -144,7 +144,7 @@ def test_pytorch_is_not_asked_again_on_every_call(net: Net, monkeypatch: pytest.
     now, asked = [0.0], list[str]()
     refuse = compile_freeze._refuse_compiling
     clocked = functools.partial(CircuitBreaker, clock=lambda: now[0])
-    monkeypatch.setattr(dispatch, "CircuitBreaker", clocked)
+    monkeypatch.setattr(circuit_breaker, "CircuitBreaker", clocked)
     monkeypatch.setattr(callback_handler, "start_callbacks", [])
     monkeypatch.setattr(compile_freeze, "_refuse_compiling", lambda event: (asked.append("once"), refuse(event)))
     fast = warm(net)
@@ -168,7 +168,7 @@ def test_pytorch_is_not_asked_again_on_every_call(net: Net, monkeypatch: pytest.
 def test_the_original_answers_under_its_own_reason_until_what_changed_changes_back(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "REFUSED_WAIT_S", 0.0)
+    monkeypatch.setattr(circuit_breaker, "REFUSED_WAIT_S", 0.0)
     fast = warm(net)
     for times in range(1, 5):  # more often than failures open a circuit
         net.factors[0] = 5.0
@@ -195,7 +195,7 @@ def test_pytorchs_settings_that_change_are_never_compiled_for(
     net: Net, state: Callable[[], AbstractContextManager[None]], reason: FallbackReason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = warm(net)
-    monkeypatch.setattr(dispatch, "REFUSED_WAIT_S", 0.0)
+    monkeypatch.setattr(circuit_breaker, "REFUSED_WAIT_S", 0.0)
     with state():
         torch.testing.assert_close(fast(X), net(X))
     assert (fast.statistics.compiles, fast.statistics.original) == (0, {reason: 1})
@@ -264,7 +264,7 @@ def test_a_plan_whose_memory_was_freed_is_not_made_anew(net: Net, monkeypatch: p
     dispatcher = dispatcher_of(fast)
     assert dispatcher is not None
     dispatcher._release("the plan")
-    dispatcher._memory.record_success()  # as ten minutes later
+    dispatcher._circuits.memory.record_success()  # as ten minutes later
     assert torch.equal(fast(X), net(X))
     assert (made, fast.statistics.original) == (["once"], {FallbackReason.FROZEN_FREED: 1})
     unfreeze(fast)

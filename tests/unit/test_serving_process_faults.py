@@ -20,7 +20,7 @@ from torchwise.compile import CompiledPlan
 from torchwise.plan import Plan
 from torchwise.runtime import dispatch
 from torchwise.runtime.input_writes import InputSnapshot
-from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime.served import dispatcher_of
 from torchwise.runtime.serving import freeze, unfreeze
 
 INDUCTOR = Plan(backend="inductor")
@@ -34,7 +34,7 @@ def close_dispatcher(dispatcher: dispatch.Dispatcher) -> None:
 
 def run_out_of_memory(dispatcher: dispatch.Dispatcher) -> None:
     dispatcher._release("the plan")
-    dispatcher._memory.record_success()
+    dispatcher._circuits.memory.record_success()
 
 
 def freeze_and_unfreeze(dispatcher: dispatch.Dispatcher) -> None:

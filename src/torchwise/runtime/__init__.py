@@ -10,7 +10,8 @@ from torchwise.former_packages import load_attributes
 if TYPE_CHECKING:
     from torchwise.runtime.dispatch import Dispatcher
     from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-    from torchwise.runtime.module import OptimizedFunction, OptimizedModule, unwrap
+    from torchwise.runtime.module import OptimizedFunction, OptimizedModule
+    from torchwise.runtime.served import unwrap
     from torchwise.runtime.staleness import stale_because
     from torchwise.runtime.statistics import Statistics
     from torchwise.runtime.step import OptimizedStep
@@ -38,6 +39,6 @@ __getattr__ = load_attributes(
         "OptimizedStep": "step",
         "Statistics": "statistics",
         "stale_because": "staleness",
-        "unwrap": "module",
+        "unwrap": "served",
     },
 )

@@ -21,12 +21,13 @@ from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.canary import Canary
-from torchwise.runtime.circuit_breaker import CircuitBreaker
+from torchwise.runtime.circuit_breaker import FROZEN_CHANGED, PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError
 from torchwise.runtime.latency import EVERY, Latency, SpeedMonitor
+from torchwise.runtime.served import Recipe, Served, refusal_of_copy
 from torchwise.runtime.signature_match import Known, VerifiedInputs, is_of, make_recognizer, may_need_gradients
-from torchwise.runtime.statistics import EAGER_DECISION, Fallbacks, Statistics
+from torchwise.runtime.statistics import Statistics
 from torchwise.runtime.traceback_utils import pop_traceback
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
@@ -34,19 +35,67 @@ from torchwise.workload.identity import specify_inputs
 logger = logging.getLogger("torchwise")
 
 NOT_VERIFIED = Fallback(FallbackReason.INPUTS_NOT_VERIFIED)
+UNREADABLE = Fallback(FallbackReason.INPUTS_UNREADABLE)
 FROZEN = Fallback(FallbackReason.FROZEN)
 FREED = Fallback(FallbackReason.FROZEN_FREED)
-FROZEN_CHANGED = Fallback(FallbackReason.FROZEN_CHANGED)
-CLOSED = Fallback(FallbackReason.CLOSED)
-MAX_CIRCUITS = 1024
-"""Signatures whose failures are remembered: a plan for dynamic shapes may meet any number of them."""
-REFUSED_WAIT_S, MAX_REFUSED_WAIT_S = 1.0, 60.0
-"""Seconds for which a frozen plan is left alone on calls that it would be compiled for: asking takes some 10 ms."""
-MEMORY_WAIT_S = 600.0
-"""Seconds without the plan after the GPU ran out of memory. The cause may be gone by then."""
 
 
-class Dispatcher:
+class LivePlan:
+    """The code of a plan: compiled for the first call that needs it, and again after it was forgotten.
+
+    Args:
+        original: the module, function or training step.
+        decision: the decision with the plan.
+        recompiles: counts and limits how often it is compiled again.
+        borrow: whether a captured plan returns memory that its next call overwrites.
+        backend: compiles in place of the plan's own backend.
+
+    Attributes:
+        compiled: the compiled plan, or None.
+        changed_since: the change after which the plan must be compiled again, or None.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        decision: Decision,
+        recompiles: Recompiles,
+        *,
+        borrow: bool = False,
+        backend: Backend | None = None,
+    ) -> None:
+        self._original, self._decision, self._recompiles = original, decision, recompiles
+        self._borrow, self._backend = borrow, backend
+        self.compiled: CompiledPlan | None = None
+        self.changed_since: VaryingValue | None = None
+
+    def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledPlan:
+        """Return the compiled plan."""
+        if self.compiled is None:
+            if self.changed_since is not None:
+                self._recompiles.again([self.changed_since], at_start=True)
+            workload = self._decision.workload
+            self.compiled = compile_plan(
+                self._original,
+                self._decision.plan,
+                Example(args, kwargs),
+                device=workload.device,
+                mode=workload.mode,
+                borrow=self._borrow,
+                backend=self._backend,
+                recompiles=self._recompiles,
+            )
+            self.changed_since = None
+        return self.compiled
+
+    def forget(self) -> None:
+        """Free the plan's memory."""
+        compiled, self.compiled = self.compiled, None
+        if compiled is not None:
+            compiled.close()
+
+
+class Dispatcher(Served):
     """Answers calls by a decided plan if it is verified for them, and by the original otherwise.
 
     The plan answers a call whose inputs have a verified signature (for a plan with dynamic shapes: the same dtypes and
@@ -54,8 +103,7 @@ class Dispatcher:
 
     If the plan fails, the original answers that very call, which is logged once. After some failures it answers calls
     of that signature for a time, and then the plan is tried again (`CircuitBreaker`). If the GPU ran out of memory, the
-    plan's memory is freed, and the original answers all calls for a time. If the original raises as well, its error is
-    the caller's.
+    plan's memory is freed, and the original answers all calls for a time.
 
     Args:
         original: the module or function.
@@ -65,10 +113,9 @@ class Dispatcher:
         canary: calls per comparison with the original, or None for no comparison.
         statistics: counts calls, if several dispatchers share it.
         backend: makes the compiled part of the plan, in place of its own backend (`compile.aot`).
-
-    Attributes:
-        is_frozen: whether nothing more may be compiled and captured.
-        is_eager_only: whether the original answers every call, as a decision for eager says, and that was logged.
+        answer_instead: answers the calls that the plan does not, in place of the original.
+        find_change: finds a change of the model or around the call, by default with a `CallGuard`.
+        find_unlike: returns why the plan does not answer a call of a new signature, even if it was verified for it.
 
     Raises:
         InputError: `canary` is no number of calls, or the plan is one for training, whose gradients no comparison sees.
@@ -84,29 +131,24 @@ class Dispatcher:
         canary: int | None = None,
         statistics: Statistics | None = None,
         backend: Backend | None = None,
+        answer_instead: Callable[..., Any] | None = None,
+        find_change: Callable[[], Fallback | None] | None = None,
+        find_unlike: Callable[[tuple[Any, ...], dict[str, Any]], Fallback | None] | None = None,
     ) -> None:
-        self.original = original
-        self._backend = backend
+        super().__init__(original, decision, refusal, statistics)
         self.borrow = borrow
-        self.decision = decision
-        self.statistics = Statistics() if statistics is None else statistics
-        self.is_frozen = False
-        self._refusal = refusal if refusal or not decision.plan.is_eager else EAGER_DECISION
         self._said_refusal: Fallback | None = None  # the refusal that calls were counted and logged for
-        self.is_eager_only = False
+        self._answer_instead = answer_instead or original
+        self._find_unlike = find_unlike
         self._calls: dict[Signature, Callable[..., Any]] = {}
         self._last: Known | None = None  # for the last signature that a plan answered at length
-        self._compiled: CompiledPlan | None = None
-        self._changed_since: VaryingValue | None = None  # the change after which the plan must be compiled again
         self._served: set[Signature] = set()  # signatures that the plan has answered at any time
         self._verified = VerifiedInputs(decision.inputs, dynamic=decision.plan.shapes == "dynamic")
         self._writes = InputWrites(original, self._verified)
-        self._circuits: dict[Signature, CircuitBreaker] = {}
-        self._refused: dict[Any, CircuitBreaker] = {}  # as `_circuits`, of a frozen plan, by signature and grad mode
-        self._memory = CircuitBreaker(failures=1, first_wait_s=MEMORY_WAIT_S)
+        self._circuits = PlanCircuits()
         self._lock = threading.Lock()
-        self._fallbacks = Fallbacks(decision, "the original answers")
-        self._recompiles = Recompiles(told=self._count_recompile, give_up=self._disable_plan)
+        recompiles = Recompiles(told=self._count_recompile, give_up=self._disable_plan)
+        self._plan = LivePlan(original, decision, recompiles, borrow=borrow, backend=backend)
         self._device, self._inference = decision.workload.device, decision.workload.mode == "inference"
         if canary is not None and not self._inference:
             raise InputError(
@@ -116,7 +158,7 @@ class Dispatcher:
         self._latency = Latency(self._device, self.statistics.latency, SpeedMonitor(decision))
         self._canary = Canary(canary, original, decision, self.statistics, self.close) if canary is not None else None
         self._module = original if isinstance(original, torch.nn.Module) else None
-        self._changed = CallGuard(original, inference=self._inference).find_change
+        self._changed = find_change or CallGuard(original, inference=self._inference).find_change
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does. `benchmarks/dispatch.py` measures the time that this adds to the plan's own."""
@@ -124,12 +166,12 @@ class Dispatcher:
         if refusal is not None:
             if self.is_eager_only:
                 self.statistics.stayed += 1
-                return self.original(*args, **kwargs)
+                return self._answer_instead(*args, **kwargs)
             if refusal is not self._said_refusal:
                 self._said_refusal = refusal
-                return self._original(refusal, args, kwargs)
+                return self.answer_by_original(refusal, args, kwargs)
             self.statistics.reasons[refusal.reason] += 1
-            return self.original(*args, **kwargs)
+            return self._answer_instead(*args, **kwargs)
         last, key = self._last, None
         try:
             call = last[1] if last is not None and last[0](args, kwargs) else None
@@ -137,7 +179,7 @@ class Dispatcher:
                 key = signature_of(args, kwargs)
                 call = self._calls.get(key)
         except Exception:  # an input may be of any kind, and fail when it is described
-            return self._original(Fallback(FallbackReason.INPUTS_UNREADABLE), args, kwargs)
+            return self.answer_by_original(UNREADABLE, args, kwargs)
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
             return self._slow(key or signature_of(args, kwargs), args, kwargs)
         counts = self.statistics
@@ -149,19 +191,34 @@ class Dispatcher:
         counts.optimized += 1
         return result
 
+    def can_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
+        """Return why the original would answer such a call now, or None if the plan may."""
+        if self._refusal is not None:
+            return self._refusal
+        try:
+            hash(key := signature_of(args, kwargs))
+        except Exception:  # as in a call
+            return UNREADABLE
+        fallback = self._find_fallback(key, args, kwargs) or self._circuits.find_wait(key)
+        return fallback or (None if self._may_share_memory(key, args, kwargs) else OVERLAPS)
+
+    def answer_by_original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call that the plan may not answer, and count it."""
+        self.count_fallback(fallback)
+        return self._answer_instead(*args, **kwargs)
+
     def _slow(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call whose signature is new or not verified, or whose state may differ from the verification's."""
-        refusal = self._state_refusal(args, kwargs)
-        if refusal is None and key not in self._calls:
-            refusal = self._find_unverified(args, kwargs)
-        if refusal is None and self.is_frozen:
-            refusal = FROZEN if key not in self._served else FREED if self._compiled is None else None
-        refusal = refusal or self._waits(key)
-        if refusal is not None:
-            return self._original(refusal, args, kwargs)
+        fallback = self._find_fallback(key, args, kwargs)
+        if fallback is NOT_VERIFIED and not self._fallbacks.is_said(NOT_VERIFIED):
+            spec = specify_inputs(Example(args, kwargs))
+            logger.info("torchwise: the plan was verified on %s, and not on %s", self.decision.inputs, spec)
+        fallback = fallback or self._circuits.admit(key)
+        if fallback is not None:
+            return self.answer_by_original(fallback, args, kwargs)
+        if not self._may_share_memory(key, args, kwargs):
+            return self._writes.learn_from_call(key, self.answer_by_original, OVERLAPS, args, kwargs)
         is_first = key not in self._served
-        if not (self._has_verified_overlap if is_first else self._writes.may_go_on)(key, args, kwargs):
-            return self._writes.learn_from_call(key, self._original, OVERLAPS, args, kwargs)
         snapshot = self._writes.take_snapshot(args, kwargs) if is_first else None
         start, undo = time.perf_counter(), InputSnapshot(self.original, args, kwargs) if is_first else None
         try:
@@ -170,13 +227,10 @@ class Dispatcher:
             if undo is not None:
                 undo()
             return self._handle_failure(error, key, args, kwargs)
-        if (circuit := self._circuits.pop(key, None)) is not None:
-            circuit.record_success()
-        self._refused.pop((key, is_grad_enabled()), None)
-        self._memory.record_success()
+        self._circuits.record_success(key)
         self.statistics.optimized += 1
         # Another thread may have disabled the plan, and the call may have changed its inputs.
-        if self._refusal is None and self._compiled is compiled and is_of(key, args, kwargs):
+        if self._refusal is None and self._plan.compiled is compiled and is_of(key, args, kwargs):
             if is_first:
                 self._served.add(key)
                 self._writes.note(key, snapshot)
@@ -185,12 +239,13 @@ class Dispatcher:
             self._add_fast_path(compiled, key, args, kwargs)
         return result
 
-    def _has_verified_overlap(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return self._writes.is_verified(key, specify_inputs(Example(args, kwargs)), args, kwargs)
-
     def _run_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledPlan, Any]:
         with self._lock:  # two first calls at once would compile twice
-            compiled = self._compile_plan(args, kwargs)
+            was_compiled = self._plan.compiled is not None
+            compiled = self._plan.compile(args, kwargs)
+            if not was_compiled and self._refusal is not None:  # it was closed meanwhile
+                self.forget()
+                raise UnsupportedError("the plan was closed while it was compiled")
         return compiled, self._add_canary(self._apply_freeze(compiled.call))(*args, **kwargs)
 
     def _add_fast_path(
@@ -216,59 +271,48 @@ class Dispatcher:
     def _apply_freeze(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return forbid_compile(call) if self.is_frozen else call
 
-    def _waits(self, key: Signature) -> Fallback | None:
-        """Return why the plan is left alone for now on such calls, or None if it may answer this one."""
-        if (refused := self._refused.get((key, is_grad_enabled()))) is not None and not refused.admits():
-            return FROZEN_CHANGED
-        circuit = self._circuits.get(key)
-        if circuit is not None and not circuit.admits():
-            return Fallback(FallbackReason.CIRCUIT_OPEN)
-        if not self._memory.admits():
-            return Fallback(FallbackReason.OUT_OF_MEMORY)
-        return None
-
     def _handle_failure(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer by the original. If that raises too, the fault was the call's and not the plan's."""
-        if isinstance(error, OverlapError):  # which is no fault
-            return self._original(OVERLAPS, args, kwargs)
-        is_stale = isinstance(error, ChangedModelError)
-        if isinstance(error, FrozenError) or (self.is_frozen and is_stale):  # nor is that
-            waits = CircuitBreaker(1, REFUSED_WAIT_S, longest_wait_s=MAX_REFUSED_WAIT_S)
-            self._refused.setdefault((key, is_grad_enabled()), waits).record_failure()
-            self._calls.pop(key, None)
-            self._last = None
-            return self._original(FROZEN_CHANGED, args, kwargs)
-        if isinstance(error, ChangedModelError):  # nor is that: the next call compiles the plan again
-            self._changed_since = error.varied
-            self._forget()
-            changed = Fallback(FallbackReason.MODEL_CHANGED, f"{error}; the plan is compiled again")
-            return self._original(changed, args, kwargs)
-        if isinstance(error, RecompileLimitError):  # nor is that, and code compiled so far goes on answering
-            return self._original(self._say_limit(error), args, kwargs)
+        if (fallback := self._excuse(error, key)) is not None:
+            return self.answer_by_original(fallback, args, kwargs)
         kind, plan = type(error).__name__, str(self.decision.plan)
         is_memory, text = isinstance(error, torch.OutOfMemoryError), ""
         if is_memory:  # first, so that the original has room
             text = pop_traceback(error)
             self._release(plan)
-        result = self._original(Fallback(FallbackReason.PLAN_FAILED, kind), args, kwargs)
+        result = self.answer_by_original(Fallback(FallbackReason.PLAN_FAILED, kind), args, kwargs)
         self.statistics.count_failure(error)
         if self.statistics.failures.total() == 1:
             logger.warning(
                 "torchwise: plan %s failed, the original answers%s", plan, text, exc_info=None if text else error
             )
-        if is_memory:
-            return result
-        circuit = self._circuits.setdefault(key, CircuitBreaker())
-        if len(self._circuits) > MAX_CIRCUITS:
-            del self._circuits[next(iter(self._circuits))]
-        if circuit.record_failure():
-            self._calls.pop(key, None)
-            self._last = None
+        if not is_memory and (wait_s := self._circuits.record_failure(key)) is not None:
+            self._drop_path(key)
             self.statistics.opened += 1
-            wait_s = circuit.wait_s
             note = f"plan {plan} failed again ({kind}): calls of that signature go to the original for {wait_s:.0f} s"
             alert("plan_failed", note, error, plan=plan, failure=kind, wait_s=wait_s)
         return result
+
+    def _excuse(self, error: Exception, key: Signature) -> Fallback | None:
+        """Return why the original answers after an error that is no fault of the plan, or None if it is one."""
+        if isinstance(error, OverlapError):
+            return OVERLAPS
+        is_stale = isinstance(error, ChangedModelError)
+        if isinstance(error, FrozenError) or (self.is_frozen and is_stale):
+            self._circuits.record_frozen(key)
+            self._drop_path(key)
+            return FROZEN_CHANGED
+        if isinstance(error, ChangedModelError):  # the next call compiles the plan again
+            self._plan.changed_since = error.varied
+            self.forget()
+            return Fallback(FallbackReason.MODEL_CHANGED, f"{error}; the plan is compiled again")
+        if isinstance(error, RecompileLimitError):  # code compiled so far goes on answering
+            return self._tell_limit(error)
+        return None
+
+    def _drop_path(self, key: Signature) -> None:
+        self._calls.pop(key, None)
+        self._last = None
 
     def _count_recompile(self, what: str) -> None:
         self.statistics.recompiles += 1
@@ -277,25 +321,17 @@ class Dispatcher:
 
     def _disable_plan(self, error: RecompileLimitError) -> None:
         """Have the original answer from the next call on. The present call still runs the compiled plan."""
-        self._refusal, self.is_eager_only = self._say_limit(error), False
+        self._refusal, self.is_eager_only = self._tell_limit(error), False
         self._calls.clear()
-        self._last = self._compiled = None
+        self._last = self._plan.compiled = None
 
-    def _say_limit(self, error: RecompileLimitError) -> Fallback:
-        """Raise the alert once for each place that varies. Return the fallback."""
-        fallback = Fallback(FallbackReason.RECOMPILE_LIMIT, error.reason)
-        if not self._fallbacks.is_said(fallback):
-            self._fallbacks.note_said(fallback)
-            plan, count = str(self.decision.plan), self.statistics.recompiles
-            message = f"plan {plan}: {error}; the original answers"
-            reason = fallback.reason.value
-            alert("recompile_limit", message, plan=plan, reason=reason, sentence=error.reason, recompiles=count)
-        return fallback
+    def _tell_limit(self, error: RecompileLimitError) -> Fallback:
+        return self._fallbacks.tell_limit(error, self.statistics, "; the original answers")
 
     def _release(self, plan: str) -> None:
         """Free the plan's memory on the GPU, captured graphs included, and leave the plan alone for a time."""
-        is_first = self._memory.record_failure()
-        self._forget()
+        is_first = self._circuits.memory.record_failure()
+        self.forget()
         collect_garbage()
         torch.cuda.empty_cache()  # does nothing without a GPU
         if not is_first:  # another thread's call failed for the same reason at once
@@ -305,78 +341,61 @@ class Dispatcher:
         alert("out_of_memory", message, plan=plan)
 
     @property
-    def refusal(self) -> Fallback | None:
-        """Why the plan may not answer at all, if that is so: it was refused, or closed since."""
-        return self._refusal
-
-    @property
     def active_plan(self) -> CompiledPlan | None:
         """The compiled plan, or None before the first call that it answers and after it was disabled."""
-        return self._compiled
+        return self._plan.compiled
 
     def freeze(self) -> None:
-        """Compile and capture nothing more: the original answers every call that needs it.
-
-        Such calls have signatures that the plan never answered, or follow a change of the model or of PyTorch's
-        settings that the plan does not follow. If that changes back, the plan answers again.
-
-        Raises:
-            UnsupportedError: this torch does not say when it compiles.
-        """
-        forbid_compile(self.original)  # which raises
-        self._set_frozen(True)
-        self.statistics.freeze()
+        """Compile and capture nothing more, as in `Served`."""
+        super().freeze()
+        self._forget_paths()
 
     def unfreeze(self) -> None:
         """Compile and capture again, on the calls that need it."""
-        self._set_frozen(False)
-        self.statistics.at_freeze = None
+        super().unfreeze()
+        self._forget_paths()
 
-    def _set_frozen(self, frozen: bool) -> None:
+    def _forget_paths(self) -> None:
         with self._lock:
-            self.is_frozen = frozen
             self._calls.clear()  # the next calls find their fast paths again, frozen or not
-            self._refused.clear()
+            self._circuits.forget_frozen()
             self._last = None
 
-    def close(self, fallback: Fallback = CLOSED) -> None:
-        """Disable the plan and free its memory. The original answers from now on, with this reason."""
-        self._refusal, self.is_eager_only = fallback, False
-        self._forget()
-
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Free the plan's memory. The next call that it may answer compiles it again."""
         self._calls.clear()
         self._last = None
-        compiled, self._compiled = self._compiled, None
-        if compiled is not None:
-            compiled.close()
+        self._plan.forget()
 
-    def _compile_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledPlan:
-        if self._compiled is None:
-            if self._changed_since is not None:
-                self._recompiles.again([self._changed_since], at_start=True)
-            workload = self.decision.workload
-            self._compiled = compile_plan(
-                self.original,
-                self.decision.plan,
-                Example(args, kwargs),
-                device=workload.device,
-                mode=workload.mode,
-                borrow=self.borrow,
-                backend=self._backend,
-                recompiles=self._recompiles,
-            )
-            self._changed_since = None
-            if self._refusal is not None:  # it was closed meanwhile
-                self._forget()
-                raise UnsupportedError("the plan was closed while it was compiled")
-        return self._compiled
+    def get_recipe(self) -> Recipe:
+        """Return how a copy makes it again."""
+        return self.restore, (self.original, self.decision, self.borrow, self.canary, self._refusal)
 
-    def _original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Another thread may have closed it.
-        self.is_eager_only = fallback.reason is FallbackReason.EAGER_DECISION and fallback is self._refusal
-        self._fallbacks.count(fallback, self.statistics)
-        return self.original(*args, **kwargs)
+    @classmethod
+    def restore(
+        cls,
+        original: Callable[..., Any],
+        decision: Decision,
+        borrow: bool = False,
+        canary: int | None = None,
+        refusal: Fallback | str | None = None,
+    ) -> Dispatcher:
+        """Make it again in a copy or from a pickle."""
+        effective = refusal_of_copy(original, decision, refusal)
+        return cls(original, decision, effective, borrow=borrow, canary=canary)
+
+    def describe(self) -> str:
+        """Name the plan."""
+        return f"plan: {self.decision.plan}"
+
+    def _find_fallback(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
+        """Return why the plan may not answer: the state, unverified inputs, or a freeze."""
+        refusal = self._state_refusal(args, kwargs)
+        if refusal is None and key not in self._calls:
+            refusal = self._find_unverified(args, kwargs)
+        if refusal is None and self.is_frozen:
+            refusal = FROZEN if key not in self._served else FREED if self._plan.compiled is None else None
+        return refusal
 
     def _state_refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
         """Return why the plan may not answer in the state that the process and the model are in, or None."""
@@ -387,11 +406,14 @@ class Dispatcher:
         return self._changed()
 
     def _find_unverified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
-        if (elsewhere := self._verified.find_other_device(args, kwargs, self.decision.workload.device)) is not None:
+        if self._find_unlike is not None and (unlike := self._find_unlike(args, kwargs)) is not None:
+            return unlike
+        if (elsewhere := self._verified.find_other_device(args, kwargs, self._device)) is not None:
             return elsewhere
-        spec = specify_inputs(Example(args, kwargs))
-        if self._verified.cover(spec):
-            return None
-        if not self._fallbacks.is_said(NOT_VERIFIED):
-            logger.info("torchwise: the plan was verified on %s, and not on %s", self.decision.inputs, spec)
-        return NOT_VERIFIED
+        return None if self._verified.cover(specify_inputs(Example(args, kwargs))) else NOT_VERIFIED
+
+    def _may_share_memory(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether inputs share memory as verified, or where the call writes nothing."""
+        if key in self._served:
+            return self._writes.may_go_on(key, args, kwargs)
+        return self._writes.is_verified(key, specify_inputs(Example(args, kwargs)), args, kwargs)

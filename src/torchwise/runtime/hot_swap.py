@@ -10,7 +10,7 @@ import torch
 
 from torchwise.errors import InputError
 from torchwise.runtime.dispatch import Dispatcher
-from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime.served import dispatcher_of
 from torchwise.verify import Sensitivity, mismatch, observation_of
 from torchwise.workload import Example, Workload
 
@@ -26,8 +26,7 @@ def swap(optimized: Any, dispatcher: Dispatcher) -> None:
     """
     if dispatcher_of(optimized) is None:
         raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply can be swapped")
-    own = vars(optimized)
-    own["_torchwise" if "_torchwise" in own else "_dispatcher"] = dispatcher
+    vars(optimized)["_torchwise"] = dispatcher
 
 
 def answers_alike(dispatcher: Dispatcher, workload: Workload) -> str | None:

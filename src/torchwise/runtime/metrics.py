@@ -7,9 +7,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.latency import BOUNDS_S, Histogram
-from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime.served import Served, dispatcher_of
 
 
 def export_metrics(optimized: Any, name: str, registry: Any = None) -> Callable[[], None]:
@@ -62,7 +61,7 @@ class _Collector:
     """Gives the counts of all served models as they are when asked."""
 
     def __init__(self) -> None:
-        self.served: dict[str, Dispatcher] = {}
+        self.served: dict[str, Served] = {}
 
     def describe(self) -> list[Any]:
         """Say nothing beforehand: names are fixed, and asking would read the counts."""

@@ -18,10 +18,8 @@ from torchwise.compile.forward_entry import BY_TORCH, DOES_NO_MORE, calls_forwar
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
-from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
-from torchwise.runtime.staleness import stale_because
-from torchwise.runtime.statistics import Statistics
-from torchwise.runtime.step import OptimizedStep
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+from torchwise.runtime.served import Served, Wrapper, dispatcher_of, rebuild
 
 SHARED = (
     "_parameters",
@@ -59,7 +57,7 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
-class OptimizedModule(torch.nn.Module):
+class OptimizedModule(Wrapper, torch.nn.Module):
     """Runs a module by a decided plan. Every parameter, buffer, submodule and attribute is the original's own.
 
     Checkpoints carry no prefix and load into the bare module and back. The original answers the calls that the plan
@@ -80,11 +78,14 @@ class OptimizedModule(torch.nn.Module):
         borrow: bool = False,
         canary: int | None = None,
     ) -> None:
-        super().__init__()
-        self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
+        self._hold(Dispatcher(original, decision, refusal, borrow=borrow, canary=canary))
+
+    def _hold(self, served: Served) -> None:
+        torch.nn.Module.__init__(self)
+        super()._hold(served)
         # The very same dictionaries: both see a registration, replacement or move through either.
         for shared in SHARED:
-            self.__dict__[shared] = getattr(original, shared)  # which TorchScript has, but not among its attributes
+            self.__dict__[shared] = getattr(served.original, shared)  # which TorchScript has, but not in its `__dict__`
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -122,48 +123,33 @@ class OptimizedModule(torch.nn.Module):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Have PyTorch compile the original, which answers from then on."""
-        self._dispatcher.original.compile(*args, **kwargs)  # type: ignore[attr-defined]
-
-    @property
-    def decision(self) -> Decision:
-        """The decision for this model."""
-        return self._dispatcher.decision
-
-    @property
-    def statistics(self) -> Statistics:
-        """The counts of the calls so far."""
-        return self._dispatcher.statistics
-
-    @property
-    def _dispatcher(self) -> Dispatcher:
-        dispatcher: Dispatcher = self.__dict__["_torchwise"]
-        return dispatcher
+        self._dispatcher.original.compile(*args, **kwargs)
 
     @property
     def training(self) -> bool:
         """The original's mode, whichever of the two it is set on."""
-        own: Dispatcher | None = self.__dict__.get("_torchwise")
+        own: Served | None = self.__dict__.get("_torchwise")
         # A frozen module of TorchScript has no mode, and behaves as in eval mode.
         return own is None or bool(getattr(own.original, "training", False))
 
     @training.setter
     def training(self, mode: bool) -> None:
         if "_torchwise" in self.__dict__:  # or it is `Module.__init__`, before there is an original
-            self._dispatcher.original.training = mode  # type: ignore[attr-defined]
+            self._dispatcher.original.training = mode
 
     def train(self, mode: bool = True) -> OptimizedModule:
         """Set the original's mode, and so this one's."""
-        self._dispatcher.original.train(mode)  # type: ignore[attr-defined]
+        self._dispatcher.original.train(mode)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return the original's own state, unprefixed."""
-        state: dict[str, Any] = self._dispatcher.original.state_dict(*args, **kwargs)  # type: ignore[attr-defined]
+        state: dict[str, Any] = self._dispatcher.original.state_dict(*args, **kwargs)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load into the original."""
-        return self._dispatcher.original.load_state_dict(state_dict, *args, **kwargs)  # type: ignore[attr-defined]
+        return self._dispatcher.original.load_state_dict(state_dict, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Return the original's attribute. Python only calls this for attributes that this object lacks."""
@@ -184,7 +170,7 @@ class OptimizedModule(torch.nn.Module):
 
     def _replicate_for_data_parallel(self) -> Any:
         """Replicate the original: changes that this makes to a module would go through to it."""
-        return self._dispatcher.original._replicate_for_data_parallel()  # type: ignore[attr-defined]
+        return self._dispatcher.original._replicate_for_data_parallel()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copy the wrapper, even if the original defines a way of its own."""
@@ -192,11 +178,8 @@ class OptimizedModule(torch.nn.Module):
         memo[id(self)] = rebuilt(*copy.deepcopy(parts, memo))
         return memo[id(self)]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as the original and the decision: code is compiled again."""
-        own = self._dispatcher
-        hooks = {name: found for name in HOOKS if (found := self.__dict__[name])}
-        return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow, own.canary, own.refusal, hooks))
+    def _own_state(self) -> dict[str, Any]:
+        return {name: found for name in HOOKS if (found := self.__dict__[name])}
 
     def _get_name(self) -> str:
         """Return the wrapper's name for `repr`."""
@@ -204,10 +187,10 @@ class OptimizedModule(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Say by which plan it runs."""
-        return f"plan: {self.decision.plan}"
+        return self._dispatcher.describe()  # type: ignore[no-any-return]
 
 
-class OptimizedFunction:
+class OptimizedFunction(Wrapper):
     """Runs a function by a decided plan. See `Dispatcher`."""
 
     def __init__(
@@ -219,63 +202,28 @@ class OptimizedFunction:
         borrow: bool = False,
         canary: int | None = None,
     ) -> None:
-        functools.update_wrapper(self, original, updated=())
-        self._dispatcher = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
+        self._hold(Dispatcher(original, decision, refusal, borrow=borrow, canary=canary))
+
+    def _hold(self, served: Served) -> None:
+        functools.update_wrapper(self, served.original, updated=())
+        super()._hold(served)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
-        dispatcher = self._dispatcher
-        if dispatcher.is_eager_only:  # as a module's
-            dispatcher.statistics.stayed += 1
-            return dispatcher.original(*args, **kwargs)
-        return dispatcher(*args, **kwargs)
-
-    @property
-    def decision(self) -> Decision:
-        """The decision for this function."""
-        return self._dispatcher.decision
-
-    @property
-    def statistics(self) -> Statistics:
-        """The counts of the calls so far."""
-        return self._dispatcher.statistics
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as the original and the decision."""
-        own = self._dispatcher
-        return (_rebuilt, (OptimizedFunction, own.original, own.decision, own.borrow, own.canary, own.refusal))
+        served = self._torchwise
+        if served.is_eager_only:  # as a module's
+            served.statistics.stayed += 1
+            return served.original(*args, **kwargs)
+        return served(*args, **kwargs)
 
 
-def _rebuilt(
-    kind: type,
-    original: Any,
-    decision: Decision,
-    borrow: bool = False,
-    canary: int | None = None,
-    refusal: Fallback | str | None = None,
-    hooks: Mapping[str, Any] | None = None,
-) -> Any:
-    """Make a wrapper again from a copy or a pickle, which may have come to another machine: stale is never trusted.
-
-    A plan that was refused or disabled is so in a copy as well.
-    """
-    stale = stale_because(original, decision)
-    effective = Fallback(FallbackReason.STALE_DECISION, stale) if stale else read_fallback(refusal)
-    made = kind(original, decision, effective, borrow=borrow, canary=canary)
-    vars(made).update(hooks or {})  # the very dictionaries, by which copied handles know their hooks
-    return made
+def _rebuilt(kind: type[Wrapper], *parts: Any) -> Any:
+    """Make a wrapper again from a pickle of an earlier version, which has the hooks last."""
+    return rebuild(kind, Dispatcher.restore, parts[:5], *parts[5:])
 
 
-def unwrap(optimized: Any) -> Any:
-    """Return the original behind an optimised module or function, or any other object as it is."""
-    if isinstance(optimized, OptimizedStep):
-        return optimized.original
-    dispatcher = dispatcher_of(optimized)
-    return dispatcher.original if dispatcher is not None else optimized
-
-
-def freezable(optimized: Any) -> Dispatcher:
-    """Return the dispatcher of an optimised module or function, to be frozen.
+def freezable(optimized: Any) -> Served:
+    """Return what answers for an optimised module or function, to be frozen.
 
     Raises:
         InputError: it is nothing that Torchwise optimised.
@@ -284,13 +232,6 @@ def freezable(optimized: Any) -> Dispatcher:
     if dispatcher is None:
         raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply can be frozen")
     return dispatcher
-
-
-def dispatcher_of(optimized: Any) -> Dispatcher | None:
-    """Return the dispatcher of an optimised module or function, or None for any other object."""
-    own = getattr(optimized, "__dict__", {})
-    found = own.get("_torchwise") or own.get("_dispatcher")
-    return found if isinstance(found, Dispatcher) else None
 
 
 CONTAINER = frozenset(
@@ -322,7 +263,9 @@ def _own(kind: type, original: type) -> tuple[str, ...]:
 @functools.cache
 def _make_forwarding_class(kind: type, names: tuple[str, ...]) -> type:
     methods = {name: _make_forwarding_method(name) for name in names}
-    return type(kind.__name__, (kind,), {**methods, "__doc__": kind.__doc__}) if methods else kind
+    if not methods:
+        return kind
+    return type(kind.__name__, (kind,), {**methods, "__doc__": kind.__doc__, "_copied_as": kind})
 
 
 def _make_forwarding_method(name: str) -> Callable[..., Any]:

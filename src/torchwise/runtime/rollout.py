@@ -22,8 +22,8 @@ from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.compile.signature import opaque_leaves
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.loop_state import LoopProgress, copies, find_tied_tensors
+from torchwise.runtime.served import dispatcher_of
 from torchwise.workload import pytree
 
 logger = logging.getLogger("torchwise")
@@ -71,8 +71,7 @@ class Rollout:
         self._lock = threading.Lock()
         owner = step if isinstance(step, torch.nn.Module) else getattr(step, "__self__", None)
         parts = list(owner.modules()) if isinstance(owner, torch.nn.Module) else [step]
-        found = [getattr(part, "_dispatcher", None) for part in parts]
-        self._applied = [dispatcher for dispatcher in found if isinstance(dispatcher, Dispatcher)]
+        self._applied = [served for part in parts if (served := dispatcher_of(part)) is not None]
         self._watch = ModuleGuard(owner if isinstance(owner, torch.nn.Module) else None)
         self._code = CodeGuard(step)
         self._standing = self._plans()
@@ -140,7 +139,7 @@ class Rollout:
 
     def _plans(self) -> list[Any]:
         """Return the plans by which applied models answer. References keep their memory as long as the graphs."""
-        return [*self._watch.versions(), *(d.active_plan for d in self._applied)] if self._applied else []
+        return [*self._watch.versions(), *(served.active_plan for served in self._applied)] if self._applied else []
 
     def _replay_or_record(self, key: GraphKey, progress: LoopProgress) -> None:
         if self._watch.has_changed() or self._code.find_replaced():

@@ -1,8 +1,4 @@
-"""Count the calls of a served plan by their result.
-
-Also here: count calls that the original answers in place of a plan, log each reason once, and raise an alert if too
-many.
-"""
+"""Count the calls of a served plan by their result, and log those that the original answers."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from typing import Any
 from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.alerts import alert
 from torchwise.compile.cuda_graphs.compile_freeze import count_captured_graphs
+from torchwise.compile.recompiles import RecompileLimitError
 from torchwise.records import Decision
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.latency import Histogram
@@ -47,8 +44,9 @@ class Statistics:
         first_calls: calls that compiled or captured something.
         first_calls_s: the seconds that these took.
         latency: durations of a sample of the plan's calls. On a GPU, durations of the work there.
-        at_freeze: numbers of graphs compiled and captured in this process when the plan was frozen, or None if it is
-            not.
+        at_freeze: numbers of graphs compiled and captured in this process, and of `first_calls`, when the plan was
+            frozen, or None if it is not.
+        buckets: counts by size and bucket, if calls are padded to buckets, or None.
     """
 
     optimized: int = 0
@@ -63,7 +61,8 @@ class Statistics:
     first_calls: int = 0
     first_calls_s: float = 0.0
     latency: Histogram = field(default_factory=Histogram)
-    at_freeze: tuple[int, int] | None = None
+    at_freeze: tuple[int, int, int] | None = None
+    buckets: Counts | None = None
 
     @property
     def original(self) -> Counter[FallbackReason]:
@@ -101,6 +100,11 @@ class Statistics:
         """CUDA graphs recorded in this process since the freeze, for any purpose, or None if not frozen."""
         return count_captured_graphs() - self.at_freeze[1] if self.at_freeze else None
 
+    @property
+    def first_calls_since_freeze(self) -> int | None:
+        """Calls that compiled or captured something since the freeze, or None if not frozen."""
+        return self.first_calls - self.at_freeze[2] if self.at_freeze else None
+
     def count(self, fallback: Fallback) -> None:
         """Count a call that the original answered."""
         self.reasons[fallback.reason] += 1
@@ -112,7 +116,11 @@ class Statistics:
 
     def freeze(self) -> None:
         """Count compilations and captures from now on, unless they are counted already."""
-        self.at_freeze = self.at_freeze or (count_compiled_graphs(), count_captured_graphs())
+        self.at_freeze = self.at_freeze or (count_compiled_graphs(), count_captured_graphs(), self.first_calls)
+
+    def unfreeze(self) -> None:
+        """Count no compilations and captures any more."""
+        self.at_freeze = None
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counts as plain data, to be logged or sent."""
@@ -136,6 +144,59 @@ class Statistics:
                 "p50_s": self.latency.quantile(0.5),
                 "p99_s": self.latency.quantile(0.99),
             },
+        }
+
+
+@dataclass(slots=True)
+class Counts:
+    """Calls by size and bucket so far. Counts are exact for sequential calls, as in `Statistics`.
+
+    Attributes:
+        statistics: the statistics that they are a part of.
+        calls: calls by bucket.
+        sizes: calls by size. Sizes beyond the largest bucket are rounded up to a power of two, so that the counts stay
+            small.
+        beyond: calls beyond the largest bucket, which the original answers.
+        padding: total padding, in units of the size.
+        computed: total computed size of the calls, with padding, in the same units.
+    """
+
+    statistics: Statistics = field(repr=False, compare=False)
+    calls: Counter[int] = field(default_factory=Counter)
+    sizes: Counter[int] = field(default_factory=Counter)
+    beyond: int = 0
+    padding: int = 0
+    computed: int = 0
+
+    @property
+    def padded_share(self) -> float:
+        """The padded share of the computed sizes, 0 to 1, or 0 before the first call."""
+        return self.padding / self.computed if self.computed else 0.0
+
+    @property
+    def compiles(self) -> int | None:
+        """Graphs that PyTorch compiled in this process since the freeze, or None before it."""
+        return self.statistics.compiles
+
+    @property
+    def captures(self) -> int | None:
+        """CUDA graphs that were recorded in this process since the freeze, or None before it."""
+        return self.statistics.captures
+
+    @property
+    def first_calls(self) -> int | None:
+        """Calls that compiled or captured something since the freeze, or None before it."""
+        return self.statistics.first_calls_since_freeze
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counts as plain data, for logging or sending."""
+        return {
+            "calls_by_bucket": dict(self.calls),
+            "beyond": self.beyond,
+            "padded_share": self.padded_share,
+            "compiles_since_freeze": self.compiles,
+            "captures_since_freeze": self.captures,
+            "first_calls_since_freeze": self.first_calls,
         }
 
 
@@ -188,6 +249,20 @@ class Fallbacks:
             logger.log(level, "torchwise: %s, because %s", self._happens, fallback)
         if not self._is_alarmed and statistics.calls >= MIN_CALLS:
             self._check_rate(statistics)
+
+    def tell_limit(self, error: RecompileLimitError, statistics: Statistics, ending: str = "") -> Fallback:
+        """Raise an alert that the plan was compiled again too often, once for each place that varies."""
+        fallback = Fallback(FallbackReason.RECOMPILE_LIMIT, error.reason)
+        if not self.is_said(fallback):
+            self.note_said(fallback)
+            self.alert_limit(error, statistics, ending)
+        return fallback
+
+    def alert_limit(self, error: RecompileLimitError, statistics: Statistics, ending: str = "") -> None:
+        """Raise the alert that the plan was compiled again too often."""
+        plan, reason = str(self._decision.plan), FallbackReason.RECOMPILE_LIMIT.value
+        facts: dict[str, Any] = {"reason": reason, "sentence": error.reason, "recompiles": statistics.recompiles}
+        alert("recompile_limit", f"plan {plan}: {error}{ending}", plan=plan, **facts)
 
     def _check_rate(self, statistics: Statistics) -> None:
         if (rate := statistics.fallback_rate) > MAX_FALLBACKS:

@@ -10,20 +10,18 @@ from typing import Any
 
 import torch
 
-from torchwise.alerts import alert
-from torchwise.compile import Signature, compile_plan, is_plain, signature_of
+from torchwise.compile import CompiledPlan, Signature, is_plain, signature_of
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.compile.signature import opaque_leaves
 from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard
-from torchwise.runtime.dispatch import NOT_VERIFIED
-from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
+from torchwise.runtime.dispatch import NOT_VERIFIED, LivePlan
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites
+from torchwise.runtime.served import Recipe, Served, Wrapper, rebuild, refusal_of_copy
 from torchwise.runtime.signature_match import VerifiedInputs
-from torchwise.runtime.staleness import stale_because
-from torchwise.runtime.statistics import EAGER_DECISION, Fallbacks, Statistics
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
 from torchwise.workload.train_step import TrainStep, unwrap_ddp
@@ -36,9 +34,213 @@ MADE_OF = ("model", "loss", "optimizer", "accumulate", "autocast", "scaler")
 """Attributes of a step that a plan reads once, when it is compiled."""
 RECORDED = ("clip_norm", "clip_value")
 """Attributes that it reads on each step, unless the step is a graph."""
+FAILED_ON_RANK = (
+    "the plan failed in this step, on this rank alone: the ranks could not take it again as written together"
+)
 
 
-class OptimizedStep:
+class StepDispatcher(Served):
+    """Takes a training step by the plan if it was verified for such a batch, and as written otherwise.
+
+    Among the ranks of a job, a plan is taken on all ranks or on none. Then a failure of the plan fails the step, as one
+    rank cannot repeat it alone, and the plan takes only kinds of batches that were `accepted`.
+
+    Args:
+        original: the step as written.
+        decision: the decision for it.
+        refusal: why the plan may not be used at all, or None.
+        is_ranked: whether it is one of several ranks.
+    """
+
+    is_step = True
+
+    def __init__(
+        self, original: TrainStep, decision: Decision, refusal: Fallback | None = None, *, is_ranked: bool = False
+    ) -> None:
+        super().__init__(original, decision, refusal, happens="a training step is taken as written")
+        self.step, self._is_ranked = original, is_ranked
+        recompiles = Recompiles(told=self._count_recompile, give_up=self._note_limit, is_part=True)
+        self._plan = LivePlan(original, decision, recompiles)
+        self._changes: list[CallGuard] = []  # of the model and the loss, since the plan was made of them
+        self._limit: RecompileLimitError | None = None
+        self._verified = VerifiedInputs(decision.inputs, dynamic=False)
+        self._writes = InputWrites(None, self._verified)  # to batches, as every step writes to the model
+        self._taken: dict[Signature, int] = {}  # steps on batches of a verified kind, up to FIRST_CALLS
+        names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
+        self._made_of = {name: getattr(original, name) for name in names}
+
+    def can_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
+        """Return why the original would take a step on such a batch now, or None if the plan may."""
+        del kwargs
+        fallback = self._find_change()
+        if fallback is not None or signature_of(args, {}) in self._taken:
+            return fallback
+        return self._find_new(args)
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        """Take one training step, and return its loss, detached."""
+        loss: torch.Tensor
+        if (change := self._find_change()) is not None:
+            if change.reason is FallbackReason.STEP_CHANGED and change is not self._refusal:
+                self._disable_plan(change)
+            loss = self.answer_by_original(change, batch, {})
+            return loss
+        key = signature_of(batch, {})
+        if key not in self._taken and (unverified := self._find_new(batch)) is not None:
+            if unverified is OVERLAPS:
+                loss = self._writes.learn_from_call(key, self.answer_by_original, OVERLAPS, batch, {})
+                return loss
+            loss = self.answer_by_original(unverified, batch, {})
+            return loss
+        taken = self._taken.get(key, 0)
+        undo = self._snapshot(batch) if taken < FIRST_CALLS else None
+        try:
+            loss = self.compile(batch).compute(*batch)
+        except Exception as error:  # a plan may fail in any way: the step is taken, and the failure counted and logged
+            return self._handle_failure(error, undo, batch)
+        if undo is not None:
+            self._taken[key] = taken + 1
+        self.statistics.optimized += 1
+        if self._limit is not None:
+            self._stop_compiling(self._limit)
+        self.step.advance()  # errors of the user's schedulers are no failure of the plan
+        return loss
+
+    def compile(self, batch: tuple[Any, ...]) -> CompiledStep:
+        """Return the compiled step."""
+        was_compiled = self._plan.compiled is not None
+        compiled = self._plan.compile(batch, {}).call
+        assert isinstance(compiled, CompiledStep), "a plan that is not eager changes something of a step"
+        if not was_compiled:
+            called = (unwrap_ddp(self.step.model), self.step.loss)
+            self._changes = [CallGuard(call, inference=False) for call in called if call is not None]
+        return compiled
+
+    def accept(self, batch: tuple[Any, ...]) -> None:
+        """Take batches of this kind by the plan from now on, and no others: its first steps were taken elsewhere."""
+        self._taken = {signature_of(batch, {}): FIRST_CALLS}
+
+    def find_unverified(self, batch: tuple[Any, ...]) -> Fallback | None:
+        """Return why the plan was not verified for such a batch, or None if it was."""
+        if any(p.device.type != self.decision.workload.device for p in self.step.trained()):
+            return NOT_VERIFIED
+        spec = specify_inputs(Example(batch))
+        if not self._verified.cover(spec) or opaque_leaves(batch):
+            return NOT_VERIFIED
+        return None if self._writes.is_verified(signature_of(batch, {}), spec, batch, {}) else OVERLAPS
+
+    @property
+    def active_plan(self) -> CompiledPlan | None:
+        """The compiled plan, or None before the first step that it takes and after it was freed."""
+        return self._plan.compiled
+
+    def forget(self) -> None:
+        """Free the plan's memory, and restore the optimizer's own form. The next step compiles the plan again."""
+        self._plan.forget()
+        self._changes = []
+        self._taken.clear()
+
+    def get_recipe(self) -> Recipe:
+        """Return how a copy makes it again. Code is compiled again, here, too."""
+        self.forget()
+        return self.restore, (self.original, self.decision, self._refusal)
+
+    @classmethod
+    def restore(cls, original: TrainStep, decision: Decision, refusal: Fallback | str | None = None) -> StepDispatcher:
+        """Make it again in a copy or from a pickle."""
+        return cls(original, decision, refusal_of_copy(original, decision, refusal))
+
+    def describe(self) -> str:
+        """Name the plan."""
+        return f"plan: {self.decision.plan}"
+
+    def _find_change(self) -> Fallback | None:
+        """Return why the plan takes no step at all now: it is refused, or a part changed since it was made of them."""
+        if self._refusal is not None:
+            return self._refusal
+        if (name := self._find_changed_attribute()) is not None:
+            return Fallback(FallbackReason.STEP_CHANGED, name)
+        return next(filter(None, (guard.find_change() for guard in self._changes)), None)
+
+    def _find_new(self, batch: tuple[Any, ...]) -> Fallback | None:
+        """Return why the plan does not take a kind of batch that it has not taken before."""
+        return NOT_VERIFIED if self._is_ranked else self.find_unverified(batch)
+
+    def _find_changed_attribute(self) -> str | None:
+        """Return the name of a changed part that the plan does not read again."""
+        made_of = self._made_of
+        if self._plan.compiled is not None:  # a plan in float16 implies a scaler
+            made_of = {**made_of, "scaler": self._plan.compiled.call.parts.scaler}  # type: ignore[attr-defined]
+        for name, part in made_of.items():
+            now = getattr(self.step, name)
+            if now is not part and not (is_plain(now) and type(now) is type(part) and now == part):
+                return name
+        return None
+
+    def _snapshot(self, batch: tuple[Any, ...]) -> Callable[[], None]:
+        """Copy the state and the batch, if there is memory for it, and the random numbers."""
+        state: Callable[[], None] | None = None
+        with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
+            state = self.step.snapshot()
+        inputs = InputSnapshot(None, batch, {})  # a model may write to them
+        numbers = torch.get_rng_state()
+        on_gpu = torch.cuda.get_rng_state() if self.decision.workload.device == "cuda" else None
+
+        def restore() -> None:
+            if state is not None:
+                state()
+            inputs()
+            torch.set_rng_state(numbers)
+            if on_gpu is not None:
+                torch.cuda.set_rng_state(on_gpu)
+
+        return restore
+
+    def _handle_failure(
+        self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]
+    ) -> torch.Tensor:
+        """Take the step as written. If that raises too, the fault was the batch's and not the plan's."""
+        if self._is_ranked:
+            self.statistics.count_failure(error)
+            error.add_note(f"torchwise: {FAILED_ON_RANK}; without Torchwise it may not fail")
+            raise error
+        traceback.clear_frames(error.__traceback__)  # which hold the plan's results so far
+        if undo is not None:
+            undo()  # while the optimizer has the form in which the state was copied
+        self.forget()
+        failed = Fallback(FallbackReason.PLAN_FAILED, type(error).__name__)
+        self._fallbacks.note_said(failed)  # by the lines below
+        loss: torch.Tensor = self.answer_by_original(failed, batch, {})
+        self._disable_plan(failed, f": {error}")
+        self.statistics.count_failure(error)
+        self.statistics.opened += 1
+        logger.debug("torchwise: how it failed", exc_info=error)
+        return loss
+
+    def _disable_plan(self, fallback: Fallback, details: str = "") -> None:
+        self.close(fallback)
+        self._fallbacks.note_said(fallback)
+        logger.warning("torchwise: training goes on as written, because %s%s", fallback, details)
+
+    def _count_recompile(self, what: str) -> None:
+        self.statistics.recompiles += 1
+        logger.info("torchwise: plan %s is compiled again for a batch like one before: %s", self.decision.plan, what)
+
+    def _note_limit(self, error: RecompileLimitError) -> None:
+        self._limit = error  # the step is under way, and taken by the plan to its end
+
+    def _stop_compiling(self, error: RecompileLimitError) -> None:
+        """Take the steps that follow as written. A rank goes on with the plan, as it cannot stop alone."""
+        self._limit = None
+        if self._is_ranked:
+            ending = "; it goes on compiling, as one rank cannot stop alone"
+            self._fallbacks.tell_limit(error, self.statistics, ending)
+            return
+        self._disable_plan(Fallback(FallbackReason.RECOMPILE_LIMIT, error.reason))
+        self._fallbacks.alert_limit(error, self.statistics)
+
+
+class OptimizedStep(Wrapper):
     """Takes training steps by a decided plan. The trained parameters and every attribute are the original's own.
 
     The plan takes a batch of verified shapes and dtypes. Any other is taken as written.
@@ -70,57 +272,22 @@ class OptimizedStep:
     ) -> None:
         if canary is not None:
             raise InputError(f"canary is {canary}, but a training step cannot be taken twice to compare: leave it out")
-        self.original = original
-        self.decision = decision
-        self.statistics = Statistics()
-        self._refusal = refusal if refusal or not decision.plan.is_eager else EAGER_DECISION
-        self._compiled: CompiledStep | None = None
-        self._changes: list[CallGuard] = []  # of the model and the loss, since the plan was made of them
-        self._fallbacks = Fallbacks(decision, "a training step is taken as written")
-        self._recompiles = Recompiles(told=self._count_recompile, give_up=self._limit_reached, is_part=True)
-        self._limit: RecompileLimitError | None = None
-        self._verified = VerifiedInputs(decision.inputs, dynamic=False)
-        self._writes = InputWrites(None, self._verified)  # to batches, as every step writes to the model
-        self._taken: dict[Signature, int] = {}  # steps on batches of a verified kind, up to FIRST_CALLS
-        names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
-        self._made_of = {name: getattr(original, name) for name in names}
+        self._hold(StepDispatcher(original, decision, refusal))
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Take one training step, and return its loss, detached."""
-        if self._refusal is None and (name := self._find_changed_attribute()) is not None:
-            self._disable_plan(Fallback(FallbackReason.STEP_CHANGED, name))
-        if self._refusal is not None:
-            return self._as_written(self._refusal, batch)
-        if (change := next(filter(None, (guard.find_change() for guard in self._changes)), None)) is not None:
-            return self._as_written(change, batch)
-        key = signature_of(batch, {})
-        taken = self._taken.get(key)
-        if taken is None:
-            if not self._is_verified(batch):
-                return self._as_written(NOT_VERIFIED, batch)
-            if not self._has_verified_overlap(key, batch):
-                loss: torch.Tensor = self._writes.learn_from_call(key, self._as_written_with, OVERLAPS, batch, {})
-                return loss
-            taken = 0
-        undo = self._snapshot(batch) if taken < FIRST_CALLS else None
-        try:
-            loss = self._plan(batch).compute(*batch)
-        except Exception as error:  # a plan may fail in any way: the step is taken, and the failure counted and logged
-            return self._handle_failure(error, undo, batch)
-        if undo is not None:
-            self._taken[key] = taken + 1
-        self.statistics.optimized += 1
-        if self._limit is not None:
-            self._stop_compiling(self._limit)
-        self.original.advance()  # errors of the user's schedulers are no failure of the plan
+        loss: torch.Tensor = self._dispatcher(*batch)
         return loss
+
+    @property
+    def original(self) -> TrainStep:
+        """The step as written."""
+        step: TrainStep = self._dispatcher.original
+        return step
 
     def close(self) -> None:
         """Free the plan's memory, and restore the optimizer's own form. The next step compiles the plan again."""
-        if self._compiled is not None:
-            self._compiled.close()
-        self._compiled, self._changes = None, []
-        self._taken.clear()
+        self._dispatcher.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint, as `TrainStep.state_dict` does, that knows nothing of the plan."""
@@ -132,132 +299,21 @@ class OptimizedStep:
 
     def __getattr__(self, name: str) -> Any:
         """Return the original's attribute. Python only calls this for attributes that this object lacks."""
-        if name == "original" or name.startswith("__"):  # while unpickling, or for ways to copy the original
+        if name == "_torchwise" or name.startswith("__"):  # while unpickling, or for ways to copy the original
             raise AttributeError(name)
         return getattr(self.original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set the attribute on the original, whose steps read it, except this object's own attributes."""
-        is_own = name.startswith("_") or name in ("original", "decision", "statistics") or hasattr(type(self), name)
-        if is_own:
+        if name.startswith("_") or hasattr(type(self), name):
             super().__setattr__(name, value)
         else:
             setattr(self.original, name, value)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as the original and the decision. Code is compiled again, here, too."""
-        self.close()
-        return _rebuilt, (self.original, self.decision, self._refusal)
-
     def __repr__(self) -> str:
-        return f"<OptimizedStep of {type(self.original.model).__name__}, plan: {self.decision.plan}>"
-
-    def _plan(self, batch: tuple[Any, ...]) -> CompiledStep:
-        if self._compiled is None:
-            device = self.decision.workload.device
-            plan, example = self.decision.plan, Example(batch)
-            compiled = compile_plan(
-                self.original, plan, example, device=device, mode="training", recompiles=self._recompiles
-            ).call
-            assert isinstance(compiled, CompiledStep), "a plan that is not eager changes something of a step"
-            self._compiled = compiled
-            called = (unwrap_ddp(self.original.model), self.original.loss)
-            self._changes = [CallGuard(call, inference=False) for call in called if call is not None]
-        return self._compiled
-
-    def _is_verified(self, batch: tuple[Any, ...]) -> bool:
-        if any(p.device.type != self.decision.workload.device for p in self.original.trained()):
-            return False
-        return self._verified.cover(specify_inputs(Example(batch))) and not opaque_leaves(batch)
-
-    def _has_verified_overlap(self, key: Signature, batch: tuple[Any, ...]) -> bool:
-        return self._writes.is_verified(key, specify_inputs(Example(batch)), batch, {})
-
-    def _find_changed_attribute(self) -> str | None:
-        """Return the name of a changed part that the plan does not read again."""
-        made_of = self._made_of
-        if self._compiled is not None:  # a plan in float16 implies a scaler
-            made_of = {**made_of, "scaler": self._compiled.parts.scaler}
-        for name, part in made_of.items():
-            now = getattr(self.original, name)
-            if now is not part and not (is_plain(now) and type(now) is type(part) and now == part):
-                return name
-        return None
-
-    def _snapshot(self, batch: tuple[Any, ...]) -> Callable[[], None]:
-        """Copy the state and the batch, if there is memory for it, and the random numbers."""
-        state: Callable[[], None] | None = None
-        with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
-            state = self.original.snapshot()
-        inputs = InputSnapshot(None, batch, {})  # a model may write to them
-        numbers = torch.get_rng_state()
-        on_gpu = torch.cuda.get_rng_state() if self.decision.workload.device == "cuda" else None
-
-        def restore() -> None:
-            if state is not None:
-                state()
-            inputs()
-            torch.set_rng_state(numbers)
-            if on_gpu is not None:
-                torch.cuda.set_rng_state(on_gpu)
-
-        return restore
-
-    def _handle_failure(
-        self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]
-    ) -> torch.Tensor:
-        """Take the step as written. If that raises too, the fault was the batch's and not the plan's."""
-        traceback.clear_frames(error.__traceback__)  # which hold the plan's results so far
-        if undo is not None:
-            undo()  # while the optimizer has the form in which the state was copied
-        self.close()
-        failed = Fallback(FallbackReason.PLAN_FAILED, type(error).__name__)
-        self._fallbacks.note_said(failed)  # by the lines below
-        loss = self._as_written(failed, batch)
-        self._disable_plan(failed, f": {error}")
-        self.statistics.count_failure(error)
-        self.statistics.opened += 1
-        logger.debug("torchwise: how it failed", exc_info=error)
-        return loss
-
-    def _disable_plan(self, fallback: Fallback, details: str = "") -> None:
-        self.close()
-        self._refusal = fallback
-        self._fallbacks.note_said(fallback)
-        logger.warning("torchwise: training goes on as written, because %s%s", fallback, details)
-
-    def _as_written_with(self, fallback: Fallback, batch: tuple[Any, ...], _named: Mapping[str, Any]) -> torch.Tensor:
-        return self._as_written(fallback, batch)
-
-    def _as_written(self, fallback: Fallback, batch: tuple[Any, ...]) -> torch.Tensor:
-        self._fallbacks.count(fallback, self.statistics)
-        return self.original(*batch)
-
-    def _count_recompile(self, what: str) -> None:
-        self.statistics.recompiles += 1
-        logger.info("torchwise: plan %s is compiled again for a batch like one before: %s", self.decision.plan, what)
-
-    def _limit_reached(self, error: RecompileLimitError) -> None:
-        self._limit = error  # the step is under way, and taken by the plan to its end
-
-    def _stop_compiling(self, error: RecompileLimitError) -> None:
-        """Take the steps that follow as written."""
-        self._limit = None
-        fallback = Fallback(FallbackReason.RECOMPILE_LIMIT, error.reason)
-        self._disable_plan(fallback)
-        plan, count = str(self.decision.plan), self.statistics.recompiles
-        reason = fallback.reason.value
-        alert(
-            "recompile_limit",
-            f"plan {plan}: {error}",
-            plan=plan,
-            reason=reason,
-            sentence=error.reason,
-            recompiles=count,
-        )
+        return f"<OptimizedStep of {type(self.original.model).__name__}, {self._dispatcher.describe()}>"
 
 
-def _rebuilt(original: TrainStep, decision: Decision, refusal: Fallback | str | None = None) -> OptimizedStep:
-    stale = stale_because(original, decision)
-    effective = Fallback(FallbackReason.STALE_DECISION, stale) if stale else read_fallback(refusal)
-    return OptimizedStep(original, decision, effective)
+def _rebuilt(*parts: Any) -> Any:
+    """Make a step again from a pickle of an earlier version."""
+    return rebuild(OptimizedStep, StepDispatcher.restore, parts)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from torchwise.plan import Plan
-from torchwise.runtime import Statistics, unwrap
-from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime import Fallback, FallbackReason, Statistics, unwrap
+from torchwise.runtime.served import Served, dispatcher_of
 from torchwise.testing.models import MAX_ROWS, Net, change_weights, make_net, make_rows
 
 ROWS = 4
@@ -26,6 +26,55 @@ def compute_tanh(x: torch.Tensor) -> torch.Tensor:
     if x.shape[0] > MAX_ROWS:
         raise ValueError("too many rows for this model")
     return torch.tanh(x) * 2
+
+
+class CanRunContract:
+    """What answers behind a wrapper says beforehand who would answer a call, then does so, and can be closed.
+
+    `can_run` names the reason under which the call is counted, or None if a plan may answer. It counts nothing itself.
+    After `close`, the original answers every call for the reason that was given, in copies as well.
+    """
+
+    CLOSED = Fallback(FallbackReason.CLOSED, "the contract closed it")
+
+    @pytest.fixture
+    def served(self) -> Served:
+        """Override it: return what answers, by a plan that compiles nothing."""
+        raise NotImplementedError("define a fixture `served` that returns a Served")
+
+    @pytest.fixture
+    def verified(self) -> tuple[Any, ...]:
+        """Return positional arguments that the plan was verified for."""
+        return (make_rows(ROWS),)
+
+    @pytest.fixture
+    def others(self) -> tuple[Any, ...]:
+        """Return positional arguments that it was not verified for."""
+        return (make_rows(MAX_ROWS),)
+
+    def test_the_plan_answers_if_it_can_run(self, served: Served, verified: tuple[Any, ...]) -> None:
+        for calls in range(3):
+            assert ask_and_call(served, verified) is None
+            assert count_calls(served) == (calls + 1, 0)
+
+    def test_the_reason_of_can_run_is_the_one_that_is_counted(self, served: Served, others: tuple[Any, ...]) -> None:
+        fallback = ask_and_call(served, others)
+        assert fallback is not None
+        assert (list(served.statistics.original), served.statistics.optimized) == ([fallback.reason], 0)
+
+    def test_closed_it_runs_no_more(self, served: Served, verified: tuple[Any, ...]) -> None:
+        ask_and_call(served, verified)
+        served.close(self.CLOSED)
+        assert ask_and_call(served, verified) == served.refusal == self.CLOSED
+        assert count_calls(served) == (1, 1)
+
+    def test_the_recipe_makes_it_again_with_what_was_closed(self, served: Served, verified: tuple[Any, ...]) -> None:
+        for refusal in (None, self.CLOSED):
+            make, parts = served.get_recipe()
+            other = make(*parts)
+            assert ask_and_call(other, verified) == other.refusal == refusal
+            assert sum(count_calls(other)) == 1, "it counts its own calls"
+            served.close(self.CLOSED)
 
 
 class ServedContract:
@@ -146,6 +195,17 @@ def assert_same_answers(fast: Any, original: Callable[..., Any], rows: int) -> N
     """Assert that both answer alike."""
     x = make_rows(rows)
     torch.testing.assert_close(fast(x), original(x))
+
+
+@torch.no_grad()
+def ask_and_call(served: Served, args: tuple[Any, ...]) -> Fallback | None:
+    """Return what `can_run` says of a call, and call."""
+    before = count_calls(served)
+    fallback = served.can_run(args, {})
+    assert count_calls(served) == before, "a question is no call"
+    with torch.set_grad_enabled(served.is_step):
+        served(*args)
+    return fallback
 
 
 def count_calls(fast: Any) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from torchwise.runtime.background.isolated_warmup import warm_up_plan
 from torchwise.runtime.background.protocol import Message, Order, read_code
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.hot_swap import answers_alike, swap
-from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime.served import dispatcher_of
 from torchwise.study import Request
 from torchwise.trial.loading import save
 from torchwise.workload import Workload

@@ -4,10 +4,10 @@ from torchwise.former_packages import load_attributes
 from torchwise.runtime.bucketing.auto import fit
 from torchwise.runtime.bucketing.bucketed import WarmedBucket, bucketed, warm_up
 from torchwise.runtime.bucketing.buckets import Choice, buckets_for, choose, padded_share
-from torchwise.runtime.bucketing.dispatch import Counts
 from torchwise.runtime.bucketing.module import BucketedFunction, BucketedModule, apply_buckets, counts_of
 from torchwise.runtime.bucketing.padding import Padding
 from torchwise.runtime.bucketing.padding_check import VerifiedPadding, verify_padding
+from torchwise.runtime.statistics import Counts
 
 __all__ = [
     "BucketedFunction",

@@ -11,10 +11,10 @@ from torchwise.errors import InputError
 from torchwise.former_names import renamed_arguments
 from torchwise.records import Decision
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
-from torchwise.runtime.bucketing.dispatch import Buckets, Counts
+from torchwise.runtime.bucketing.dispatch import Buckets
 from torchwise.runtime.bucketing.padding_check import VerifiedPadding
-from torchwise.runtime.fallback_reason import Fallback, read_fallback
-from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime.served import rebuild, served_of
+from torchwise.runtime.statistics import Counts
 from torchwise.study.apply_approvals import apply_stored_approvals
 
 
@@ -29,17 +29,7 @@ class BucketedModule(OptimizedModule):
         *,
         canary: int | None = None,
     ) -> None:
-        buckets = Buckets(original, decisions, verified, canary=canary)
-        super().__init__(original, buckets.decision)
-        self.__dict__["_torchwise"] = buckets
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle the original, the decisions and the verification. Compiled code is built again."""
-        return _reduce_buckets(buckets_of(self))
-
-    def extra_repr(self) -> str:
-        """Name the plans in use."""
-        return _describe_buckets(buckets_of(self))
+        self._hold(Buckets(original, decisions, verified, canary=canary))
 
 
 class BucketedFunction(OptimizedFunction):
@@ -53,16 +43,10 @@ class BucketedFunction(OptimizedFunction):
         *,
         canary: int | None = None,
     ) -> None:
-        buckets = Buckets(original, decisions, verified, canary=canary)
-        super().__init__(original, buckets.decision)
-        self._dispatcher = buckets
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle the original, the decisions and the verification."""
-        return _reduce_buckets(buckets_of(self))
+        self._hold(Buckets(original, decisions, verified, canary=canary))
 
     def __repr__(self) -> str:
-        return f"<BucketedFunction {self._dispatcher.original!r}: {_describe_buckets(buckets_of(self))}>"
+        return f"<BucketedFunction {self._dispatcher.original!r}: {self._dispatcher.describe()}>"
 
 
 Bucketed = BucketedModule | BucketedFunction
@@ -92,7 +76,9 @@ def apply_buckets(
     """
     given = (decisions,) if isinstance(decisions, Decision) else tuple(decisions)
     several = tuple(apply_stored_approvals(decision, store).decision for decision in given)
-    return _rebuilt(unwrap(model), several, verified, canary)
+    model = unwrap(model)
+    made: Bucketed = _class_for(model)._wrap(Buckets(model, several, verified, canary=canary))
+    return made
 
 
 def counts_of(fast: Any) -> Counts:
@@ -103,7 +89,9 @@ def counts_of(fast: Any) -> Counts:
     Raises:
         InputError: `fast` does not pad.
     """
-    return buckets_of(fast).read_counts()
+    counts = buckets_of(fast).statistics.buckets
+    assert counts is not None, "buckets count sizes"
+    return counts
 
 
 def buckets_of(fast: Any) -> Buckets:
@@ -112,7 +100,7 @@ def buckets_of(fast: Any) -> Buckets:
     Raises:
         InputError: `fast` is no wrapper that pads.
     """
-    found = dispatcher_of(fast)
+    found = served_of(fast)
     if not isinstance(found, Buckets):
         raise InputError(
             f"it is of type {type(fast).__name__}, but only the result of `bucketed` or `apply_buckets` pads"
@@ -120,28 +108,10 @@ def buckets_of(fast: Any) -> Buckets:
     return found
 
 
-def _reduce_buckets(buckets: Buckets) -> tuple[Any, ...]:
-    return (_rebuilt, (buckets.original, buckets.decisions, buckets.verified, buckets.canary, buckets.refusals))
+def _rebuilt(original: Any, *parts: Any) -> Any:
+    """Make a wrapper again from a pickle of an earlier version."""
+    return rebuild(_class_for(original), Buckets.restore, (original, *parts))
 
 
-def _rebuilt(
-    original: Any,
-    decisions: tuple[Decision, ...],
-    verified: VerifiedPadding,
-    canary: int | None,
-    refusals: tuple[Fallback | str | None, ...] | None = None,
-) -> Bucketed:
-    """Rebuild a wrapper from the decisions in force, as copies and pickles read no store.
-
-    A copy also refuses the plans that were refused or disabled.
-    """
-    kind = BucketedModule if isinstance(original, torch.nn.Module) else BucketedFunction
-    made = kind(original, decisions, verified, canary=canary)
-    if refusals is not None:
-        buckets_of(made).refuse([*map(read_fallback, refusals)])
-    return made
-
-
-def _describe_buckets(buckets: Buckets) -> str:
-    plans = ", ".join(dict.fromkeys(str(decision.plan) for decision in buckets.decisions))
-    return f"buckets: {', '.join(map(str, buckets.verified.buckets))}; plan: {plans}"
+def _class_for(model: Callable[..., Any]) -> type[BucketedModule | BucketedFunction]:
+    return BucketedModule if isinstance(model, torch.nn.Module) else BucketedFunction

@@ -12,15 +12,12 @@ from typing import Any, Unpack
 import torch
 
 from torchwise import environment
-from torchwise.alerts import alert
-from torchwise.compile import signature_of
-from torchwise.compile.recompiles import RecompileLimitError
 from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, api, stale_because, unwrap
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.step import FIRST_CALLS
+from torchwise.runtime.step import FAILED_ON_RANK, FIRST_CALLS, StepDispatcher
 from torchwise.runtime.training.distributed import (
     PATIENCE_S,
     Ranks,
@@ -40,7 +37,6 @@ from torchwise.workload.train_step import TrainStep, find_sharded_modules
 logger = logging.getLogger("torchwise")
 
 OTHER_RANK = Fallback(FallbackReason.OTHER_RANK)
-FAILED = "the plan failed in this step, on this rank alone: the ranks could not take it again as written together"
 
 
 def tune(
@@ -142,10 +138,12 @@ class RankedStep(OptimizedStep):
         patience: seconds to wait for the others.
     """
 
+    _copied_as = OptimizedStep
+
     def __init__(
         self, original: TrainStep, decision: Decision, refusal: Fallback | None, ranks: Ranks, patience: float
     ) -> None:
-        super().__init__(original, decision, refusal)
+        self._hold(StepDispatcher(original, decision, refusal, is_ranked=True))
         self._ranks: Ranks | None = ranks
         self._patience = patience
 
@@ -155,19 +153,15 @@ class RankedStep(OptimizedStep):
             self._meet(self._ranks, batch)
         return super().__call__(*batch)
 
-    def _is_verified(self, batch: tuple[Any, ...]) -> bool:
-        del batch
-        return False  # `_taken` holds the kind of the meeting, and no rank may start another one alone
-
     def _meet(self, ranks: Ranks, batch: tuple[Any, ...]) -> None:
-        is_verified = super()._is_verified(batch) and self._has_verified_overlap(signature_of(batch, {}), batch)
-        holds, can_try = ranks.everywhere(self._refusal is None, is_verified)
+        step: StepDispatcher = self._dispatcher
+        holds, can_try = ranks.everywhere(step.refusal is None, step.find_unverified(batch) is None)
         if not holds:
-            self._end_meeting(self._refusal or OTHER_RANK)
+            self._end_meeting(step.refusal or OTHER_RANK)
         elif can_try:
             failure = self._rehearse(batch)
             (all_came,) = ranks.everywhere(failure is None)
-            self._taken = {signature_of(batch, {}): FIRST_CALLS}
+            step.accept(batch)
             refusal = OTHER_RANK
             if failure is not None:
                 refusal = Fallback(FallbackReason.PLAN_FAILED, f"{type(failure).__name__}: {failure}")
@@ -178,16 +172,15 @@ class RankedStep(OptimizedStep):
         self._ranks.close()
         self._ranks = None
         if refusal is not None:
-            self.close()
+            self._dispatcher.close(refusal)
             if not self.decision.plan.is_eager:
                 logger.warning("torchwise: training goes on as written on every rank: %s", refusal)
-        self._refusal = refusal
 
     def _rehearse(self, batch: tuple[Any, ...]) -> Exception | None:
         """Take the plan's first steps, undo all their effects, and return the error, or None."""
         step, planned = self.original, None
         try:
-            planned, restore = self._plan(batch), step.snapshot()
+            planned, restore = self._dispatcher.compile(batch), step.snapshot()
             with preserve_generators(self.decision.workload.device), rehearsing(step.model, self._patience):
                 try:
                     for _ in range(FIRST_CALLS):
@@ -197,30 +190,11 @@ class RankedStep(OptimizedStep):
                     step.optimizer.zero_grad(set_to_none=True)
         except Exception as error:  # after any error, every rank takes the original step
             if planned is not None and find_sharded_modules(step.model):  # others may wait for this rank in an exchange
-                error.add_note(f"torchwise: {FAILED}")
+                error.add_note(f"torchwise: {FAILED_ON_RANK}")
                 raise
             logger.debug("torchwise: how the plan failed", exc_info=error)
             return error
         return None
-
-    def _stop_compiling(self, error: RecompileLimitError) -> None:
-        """Continue with the plan, as one rank cannot stop alone, and log that once."""
-        self._limit = None
-        fallback = Fallback(FallbackReason.RECOMPILE_LIMIT, error.reason)
-        if not self._fallbacks.is_said(fallback):
-            self._fallbacks.note_said(fallback)
-            plan, count = str(self.decision.plan), self.statistics.recompiles
-            said = f"plan {plan}: {error}; it goes on compiling, as one rank cannot stop alone"
-            reason = fallback.reason.value
-            alert("recompile_limit", said, plan=plan, reason=reason, sentence=error.reason, recompiles=count)
-
-    def _handle_failure(
-        self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]
-    ) -> torch.Tensor:
-        del undo, batch
-        self.statistics.count_failure(error)
-        error.add_note(f"torchwise: {FAILED}; without Torchwise it may not fail")
-        raise error
 
 
 def _decide_for_ranks(record: StudyRecord) -> Decision:

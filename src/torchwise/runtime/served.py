@@ -1,0 +1,202 @@
+"""One contract for all that answers in place of an original: `can_run`, a call, and `close`.
+
+A plan (`Dispatcher`), the plans of several sizes (`Buckets`) and a training step (`StepDispatcher`) keep it. A program
+holds a wrapper around one of them. The wrapper looks like the original, and knows nothing of what it holds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from torchwise.compile import CompiledPlan
+from torchwise.compile.cuda_graphs.compile_freeze import forbid_compile
+from torchwise.records import Decision
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
+from torchwise.runtime.staleness import stale_because
+from torchwise.runtime.statistics import EAGER_DECISION, Fallbacks, Statistics
+
+CLOSED = Fallback(FallbackReason.CLOSED)
+Recipe = tuple[Callable[..., "Served"], tuple[Any, ...]]
+"""A function that makes a served callable again in a copy or from a pickle, and its arguments."""
+
+
+class Served(ABC):
+    """Answers calls by a plan where the plan was verified, and by the original otherwise.
+
+    A call never fails because of a plan: the original answers, and the call is counted with the reason. If the original
+    raises as well, its error is the caller's. `torchwise.testing.served` has the contract as tests.
+
+    Args:
+        original: the module, function or training step.
+        decision: the decision for it.
+        refusal: why no plan may answer at all, or None.
+        statistics: counts calls, if several share it.
+        happens: the beginning of the log's line about a call that the original answers.
+
+    Attributes:
+        is_step: whether it takes training steps, which are neither frozen nor exported as metrics.
+        is_frozen: whether nothing more may be compiled and captured.
+        is_eager_only: whether the original answers every call, as a decision for eager says, and that was logged.
+    """
+
+    is_step: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        decision: Decision,
+        refusal: Fallback | None,
+        statistics: Statistics | None = None,
+        *,
+        happens: str = "the original answers",
+    ) -> None:
+        self.original = original
+        self.decision = decision
+        self.statistics = Statistics() if statistics is None else statistics
+        self.is_frozen = False
+        self.is_eager_only = False
+        self._refusal = refusal if refusal or not decision.plan.is_eager else EAGER_DECISION
+        self._fallbacks = Fallbacks(decision, happens)
+
+    @abstractmethod
+    def can_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
+        """Return why the original would answer such a call now, or None if a plan may. Nothing is counted."""
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as the original does."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Free the memory of all that was compiled and captured. The calls that need it compile again."""
+
+    @abstractmethod
+    def get_recipe(self) -> Recipe:
+        """Return how a copy or a pickle makes it again: code is compiled anew, and what was refused stays refused."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Name the plans, for the `repr` of a wrapper."""
+
+    def close(self, fallback: Fallback = CLOSED) -> None:
+        """Disable the plans and free their memory. The original answers from now on, with this reason."""
+        self._refusal, self.is_eager_only = fallback, False
+        self.forget()
+
+    def freeze(self) -> None:
+        """Compile and capture nothing more: the original answers every call that needs it.
+
+        Such calls have signatures that the plan never answered, or follow a change of the model or of PyTorch's
+        settings that the plan does not follow. If that changes back, the plan answers again.
+
+        Raises:
+            UnsupportedError: this torch does not say when it compiles.
+        """
+        forbid_compile(self.original)  # which raises
+        self.is_frozen = True
+        self.statistics.freeze()
+
+    def unfreeze(self) -> None:
+        """Compile and capture again, on the calls that need it."""
+        self.is_frozen = False
+        self.statistics.unfreeze()
+
+    @property
+    def refusal(self) -> Fallback | None:
+        """Why no plan may answer at all, if that is so: it was refused, or closed since."""
+        return self._refusal
+
+    @property
+    def active_plan(self) -> CompiledPlan | None:
+        """The one compiled plan, if there is one."""
+        return None
+
+    def answer_by_original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call that no plan may answer, and count it."""
+        self.count_fallback(fallback)
+        return self.original(*args, **kwargs)
+
+    def count_fallback(self, fallback: Fallback) -> None:
+        """Count a call that the original answers, and log the reason if it is new."""
+        # Another thread may have closed it.
+        self.is_eager_only = fallback.reason is FallbackReason.EAGER_DECISION and fallback is self._refusal
+        self._fallbacks.count(fallback, self.statistics)
+
+
+class Wrapper:
+    """What a program holds in place of an original. It has few names of its own, as a model may have any."""
+
+    _torchwise: Served
+
+    @classmethod
+    def _wrap(cls, served: Served) -> Any:
+        """Return a wrapper of this class around a served callable."""
+        made = cls.__new__(cls, served.original)  # type: ignore[call-arg]
+        made._hold(served)
+        return made
+
+    def _hold(self, served: Served) -> None:
+        object.__setattr__(self, "_torchwise", served)  # by which Python makes no dict, and reads it faster
+
+    @property
+    def _dispatcher(self) -> Any:
+        return self.__dict__["_torchwise"]
+
+    @property
+    def decision(self) -> Decision:
+        """The decision for the original."""
+        decision: Decision = self._dispatcher.decision
+        return decision
+
+    @property
+    def statistics(self) -> Statistics:
+        """The counts of the calls so far."""
+        statistics: Statistics = self._dispatcher.statistics
+        return statistics
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as the original and its decision: code is compiled again."""
+        kind: type = vars(type(self)).get("_copied_as", type(self))
+        return rebuild, (kind, *self._dispatcher.get_recipe(), self._own_state())
+
+    def _own_state(self) -> dict[str, Any]:
+        """Return the attributes that a copy takes along."""
+        return {}
+
+
+def rebuild(
+    wrapper: type[Wrapper], make: Callable[..., Served], parts: tuple[Any, ...], own: Mapping[str, Any] | None = None
+) -> Any:
+    """Make a wrapper again from a copy or a pickle."""
+    made = wrapper._wrap(make(*parts))
+    vars(made).update(own or {})  # the very dictionaries of hooks, by which copied handles know theirs
+    return made
+
+
+def refusal_of_copy(original: Any, decision: Decision, refusal: Fallback | str | None) -> Fallback | None:
+    """Return why a plan may not answer in a copy, which may have come to another machine: stale is never trusted.
+
+    A plan that was refused or disabled is so in a copy as well.
+    """
+    stale = stale_because(original, decision)
+    return Fallback(FallbackReason.STALE_DECISION, stale) if stale else read_fallback(refusal)
+
+
+def served_of(wrapper: Any) -> Served | None:
+    """Return what answers for a wrapper, or None for any other object."""
+    found = getattr(wrapper, "__dict__", {}).get("_torchwise")
+    return found if isinstance(found, Served) else None
+
+
+def dispatcher_of(wrapper: Any) -> Served | None:
+    """Return what answers for an optimised module or function, or None for any other object, steps included."""
+    found = served_of(wrapper)
+    return None if found is None or found.is_step else found
+
+
+def unwrap(optimized: Any) -> Any:
+    """Return the original behind an optimised module, function or step, or any other object as it is."""
+    found = served_of(optimized)
+    return optimized if found is None else found.original
