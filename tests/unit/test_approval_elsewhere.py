@@ -18,7 +18,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Interval, Standing
 from torchwise.runtime import training
 from torchwise.runtime.bucketing import Padding, apply_buckets, bucketed, verify_padding
-from torchwise.runtime.components import CompileManager, search
+from torchwise.runtime.components import CompileManager, component
 from torchwise.runtime.dynamo import decide
 from torchwise.runtime.dynamo.decide import Options
 
@@ -83,7 +83,7 @@ def test_parts(store: str, is_rejected: bool) -> None:
     if is_rejected:
         rule(store, PLAN, Standing.REJECTED, decision)
     config = CompileManager("research", store=store, progress=False).config
-    found: Any = search.apply_if_faster(net, decision, config).optimized
+    found: Any = component.apply_if_faster(net, decision, config).optimized
     assert found.decision.plan.is_eager == is_rejected
 
 

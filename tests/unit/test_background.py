@@ -28,9 +28,10 @@ from torchwise.records import Costs, Failure, FailureKind, Interval, Study, code
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.background import protocol, search, tuning
 from torchwise.runtime.background.aot_worker import AotCode, CheckResult, Preparation, _keeps_no_state
+from torchwise.runtime.background.first_call import answers_alike
 from torchwise.runtime.background.protocol import Message, Order
 from torchwise.runtime.fallback_reason import FallbackReason
-from torchwise.runtime.hot_swap import answers_alike, swap
+from torchwise.runtime.served import swap
 from torchwise.study import Request
 from torchwise.study.apply_approvals import ApprovalPolicy
 from torchwise.trial.job import Attempt

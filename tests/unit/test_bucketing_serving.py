@@ -34,7 +34,7 @@ from torchwise.runtime.bucketing import (
     verify_padding,
     warm_up,
 )
-from torchwise.runtime.bucketing.auto import DYNAMIC
+from torchwise.runtime.bucketing.bucketed import DYNAMIC
 from torchwise.runtime.bucketing.module import buckets_of
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.serving import unfreeze

@@ -16,7 +16,7 @@ from torchwise.alerts import heard
 from torchwise.compile import CompiledPlan
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.runtime import OptimizedFunction, OptimizedModule, dispatch
+from torchwise.runtime import OptimizedFunction, OptimizedModule
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.input_writes import InputWrites
 from torchwise.runtime.signature_match import VerifiedInputs
@@ -31,7 +31,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def serve(model: Any, plan: Any, *args: torch.Tensor, **options: Any) -> Any:
         made = CompiledPlan(PLAN, plan, lambda _args, _kwargs: plan, lambda: None)
-        monkeypatch.setattr(dispatch, "compile_plan", lambda *_args, **_options: made)
+        monkeypatch.setattr("torchwise.runtime.served.compile_plan", lambda *_args, **_options: made)
         return torchwise.apply(model, make_decision(model, PLAN, *(args or (X,))), **options)
 
     return serve

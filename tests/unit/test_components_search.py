@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.runtime.components import CompileManager, search
+from torchwise.runtime.components import CompileManager, component
 from torchwise.runtime.components.config import VARIABLE
 from torchwise.runtime.fallback_reason import FallbackReason
 
@@ -35,7 +35,7 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
     }
     config = CompileManager("research", training=True, progress=False, **changes).config
     with pytest.raises(Told):
-        search.tune_in_workers(torch.tanh, (), config)
+        component.tune_in_workers(torch.tanh, (), config)
     assert asked == {
         "examples": (),
         "calls": 7,

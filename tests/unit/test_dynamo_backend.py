@@ -19,7 +19,7 @@ from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision
 from torchwise.runtime.dynamo import backend as entry
-from torchwise.runtime.dynamo import lower
+from torchwise.runtime.dynamo import graph_backend
 from torchwise.runtime.dynamo.decide import Options
 from torchwise.runtime.dynamo.graph import Captured
 
@@ -307,4 +307,4 @@ def test_nothing_is_tuned_where_other_ranks_would_wait(bench: Bench, monkeypatch
     ids=str,
 )
 def test_only_what_is_nothing_but_inductor_goes_past_the_dispatcher(plan: Plan, alone: bool) -> None:
-    assert lower.compiles_alone(plan) is alone
+    assert graph_backend.compiles_alone(plan) is alone

@@ -105,7 +105,7 @@ LOADED_WITHOUT_TORCH = {
         "zoo/registry.py",
     ),
     *("diagnose/doctor/probe.py", "trial/error_origin.py", "trial/job.py"),
-    *("diagnose/messages.py", "runtime/components/component.py"),
+    *("diagnose/messages.py", "runtime/components/program.py"),
 }
 """Modules outside of the pure folders that a command loads before it knows that it needs torch, or that few do."""
 

@@ -12,7 +12,7 @@ from torchwise.compile import compile_plan
 from torchwise.compile.aot import Loader, Maker
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.runtime.background.isolated_warmup import isolate_rng, warm_up_plan
+from torchwise.runtime.background.first_call import isolate_rng, warm_up_plan
 from torchwise.workload import Example, Workload
 
 X = torch.randn(3, 8)

@@ -105,7 +105,7 @@ class Fault:
         self.error: BaseException | None = error
         self.tried = self.realized = self.closed = 0
         self.now = 0.0
-        monkeypatch.setattr(dispatch, "compile_plan", self.realize)
+        monkeypatch.setattr("torchwise.runtime.served.compile_plan", self.realize)
         monkeypatch.setattr(
             circuit_breaker.CircuitBreaker.__init__,
             "__defaults__",
@@ -314,7 +314,7 @@ def test_what_a_call_had_computed_is_freed_before_the_original_runs(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     made = CompiledPlan(THREADS, call, lambda _args, _kwargs: call, lambda: None)
-    monkeypatch.setattr(dispatch, "compile_plan", lambda *_args, **_options: made)
+    monkeypatch.setattr("torchwise.runtime.served.compile_plan", lambda *_args, **_options: made)
     apply_plan(net)(X)
     assert alive == [False]
     assert "in call" in caplog.text, "the log says where"
@@ -346,7 +346,7 @@ def test_what_a_plan_held_in_cycles_is_freed_before_the_original_runs(
 
         return CompiledPlan(THREADS, call if calls == 1 else net, lambda _args, _kwargs: call, lambda: None)
 
-    monkeypatch.setattr(dispatch, "compile_plan", make_cyclic_plan)
+    monkeypatch.setattr("torchwise.runtime.served.compile_plan", make_cyclic_plan)
     fast = apply_plan(net)
     gc.disable()
     try:
@@ -363,7 +363,7 @@ def test_where_no_shorter_way_is_found_the_call_is_answered_once(monkeypatch: py
         return x.add_(1)
 
     made = CompiledPlan(THREADS, add, lambda _args, _kwargs: 1 / 0, lambda: None)  # type: ignore[arg-type,return-value]
-    monkeypatch.setattr(dispatch, "compile_plan", lambda *_args, **_options: made)
+    monkeypatch.setattr("torchwise.runtime.served.compile_plan", lambda *_args, **_options: made)
     fast, x = torchwise.apply(add, make_decision(add, THREADS, X)), torch.zeros_like(X)
     for turn in (1, 2):
         fast(x)
@@ -783,7 +783,7 @@ def test_outputs_are_borrowed_only_on_request(
         asked.append(borrow)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(dispatch, "compile_plan", realize)
+    monkeypatch.setattr("torchwise.runtime.served.compile_plan", realize)
     model = net if kind else torch.sin
     options = {"borrow": True} if borrow else {}
     fast = torchwise.apply(model, make_decision(model, THREADS, X), **options)

@@ -16,7 +16,6 @@ from live_decisions import make_decision
 from torchwise.alerts import heard
 from torchwise.compile import CompiledPlan
 from torchwise.plan import Plan
-from torchwise.runtime import dispatch
 from torchwise.runtime.circuit_breaker import FAILURES
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
@@ -138,7 +137,7 @@ def test_a_plan_that_is_given_up_under_eight_threads_answers_none_wrongly(monkey
         return x * 2
 
     made = CompiledPlan(INDUCTOR, plan, lambda _args, _kwargs: plan, lambda: None)
-    monkeypatch.setattr(dispatch, "compile_plan", lambda *_args, **_options: made)
+    monkeypatch.setattr("torchwise.runtime.served.compile_plan", lambda *_args, **_options: made)
     fast = torchwise.apply(torch.neg, make_decision(torch.neg, INDUCTOR, SMALL), canary=1)
     fast(SMALL)  # compiles, and is not compared
     answers: list[torch.Tensor] = []

@@ -259,7 +259,7 @@ def test_a_plan_whose_memory_was_freed_is_not_made_anew(net: Net, monkeypatch: p
         made.append("once")
         return CompiledPlan(INDUCTOR, net, lambda _args, _kwargs: net, lambda: None)
 
-    monkeypatch.setattr(dispatch, "compile_plan", realize)
+    monkeypatch.setattr("torchwise.runtime.served.compile_plan", realize)
     fast = warm(net)
     dispatcher = dispatcher_of(fast)
     assert dispatcher is not None

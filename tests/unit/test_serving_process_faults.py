@@ -58,7 +58,7 @@ def test_eight_threads_are_answered_while_the_plan_is_taken_away(
 
         return CompiledPlan(INDUCTOR, plan, lambda _args, _kwargs: plan, alive.clear)
 
-    monkeypatch.setattr(dispatch, "compile_plan", realize)
+    monkeypatch.setattr("torchwise.runtime.served.compile_plan", realize)
     fast = torchwise.apply(torch.neg, make_decision(torch.neg, INDUCTOR, X))
     dispatcher = dispatcher_of(fast)
     assert dispatcher is not None
@@ -192,7 +192,7 @@ def test_what_batch_norm_writes_without_counting_is_put_back(monkeypatch: pytest
 
         return CompiledPlan(plan, call, lambda _args, _kwargs: call, lambda: None)
 
-    monkeypatch.setattr(dispatch, "compile_plan", realize)
+    monkeypatch.setattr("torchwise.runtime.served.compile_plan", realize)
     net, bare = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
     fast = torchwise.apply(net, make_decision(net, THREADS, X))
     torch.testing.assert_close(fast(X), bare(X))

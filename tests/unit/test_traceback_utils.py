@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from torchwise.runtime.traceback_utils import pop_traceback
+from torchwise.runtime.dispatch import pop_traceback
 
 
 class Large: ...

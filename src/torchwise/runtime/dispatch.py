@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch
 from torch import is_autocast_enabled, is_grad_enabled
 
 from torchwise.alerts import alert
-from torchwise.compile import Backend, CompiledPlan, Signature, compile_plan, signature_of
+from torchwise.compile import Backend, CompiledPlan, Signature, signature_of
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, forbid_compile
 from torchwise.compile.cuda_graphs.graph_pool import collect_garbage
-from torchwise.compile.guards.varying_values import ChangedModelError, VaryingValue
+from torchwise.compile.guards.varying_values import ChangedModelError
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Decision
@@ -25,10 +26,9 @@ from torchwise.runtime.circuit_breaker import FROZEN_CHANGED, PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError
 from torchwise.runtime.latency import EVERY, Latency, SpeedMonitor
-from torchwise.runtime.served import Recipe, Served, refusal_of_copy
+from torchwise.runtime.served import LivePlan, Recipe, Served, refusal_of_copy
 from torchwise.runtime.signature_match import Known, VerifiedInputs, is_of, make_recognizer, may_need_gradients
 from torchwise.runtime.statistics import Statistics
-from torchwise.runtime.traceback_utils import pop_traceback
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
 
@@ -38,61 +38,6 @@ NOT_VERIFIED = Fallback(FallbackReason.INPUTS_NOT_VERIFIED)
 UNREADABLE = Fallback(FallbackReason.INPUTS_UNREADABLE)
 FROZEN = Fallback(FallbackReason.FROZEN)
 FREED = Fallback(FallbackReason.FROZEN_FREED)
-
-
-class LivePlan:
-    """The code of a plan: compiled for the first call that needs it, and again after it was forgotten.
-
-    Args:
-        original: the module, function or training step.
-        decision: the decision with the plan.
-        recompiles: counts and limits how often it is compiled again.
-        borrow: whether a captured plan returns memory that its next call overwrites.
-        backend: compiles in place of the plan's own backend.
-
-    Attributes:
-        compiled: the compiled plan, or None.
-        changed_since: the change after which the plan must be compiled again, or None.
-    """
-
-    def __init__(
-        self,
-        original: Callable[..., Any],
-        decision: Decision,
-        recompiles: Recompiles,
-        *,
-        borrow: bool = False,
-        backend: Backend | None = None,
-    ) -> None:
-        self._original, self._decision, self._recompiles = original, decision, recompiles
-        self._borrow, self._backend = borrow, backend
-        self.compiled: CompiledPlan | None = None
-        self.changed_since: VaryingValue | None = None
-
-    def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledPlan:
-        """Return the compiled plan."""
-        if self.compiled is None:
-            if self.changed_since is not None:
-                self._recompiles.again([self.changed_since], at_start=True)
-            workload = self._decision.workload
-            self.compiled = compile_plan(
-                self._original,
-                self._decision.plan,
-                Example(args, kwargs),
-                device=workload.device,
-                mode=workload.mode,
-                borrow=self._borrow,
-                backend=self._backend,
-                recompiles=self._recompiles,
-            )
-            self.changed_since = None
-        return self.compiled
-
-    def forget(self) -> None:
-        """Free the plan's memory."""
-        compiled, self.compiled = self.compiled, None
-        if compiled is not None:
-            compiled.close()
 
 
 class Dispatcher(Served):
@@ -417,3 +362,17 @@ class Dispatcher(Served):
         if key in self._served:
             return self._writes.may_go_on(key, args, kwargs)
         return self._writes.is_verified(key, specify_inputs(Example(args, kwargs)), args, kwargs)
+
+
+def pop_traceback(error: BaseException) -> str:
+    """Take the frames from an error and from its causes. Return their traceback as text, for a log.
+
+    Frames hold tensors, and the code that was run, with weights that may be frozen into it.
+    """
+    text = "\n" + "".join(traceback.format_exception(error))
+    current: BaseException | None = error
+    while current is not None:
+        next_error = current.__cause__ or current.__context__
+        current.__traceback__ = current.__cause__ = current.__context__ = None  # so that a circle ends, too
+        current = next_error
+    return text

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from torchwise.compile.forward_entry import BY_TORCH, DOES_NO_MORE, calls_forward_alone
-from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.served import Served, Wrapper, dispatcher_of, rebuild
+from torchwise.runtime.served import Served, Wrapper, rebuild
 
 SHARED = (
     "_parameters",
@@ -220,18 +219,6 @@ class OptimizedFunction(Wrapper):
 def _rebuilt(kind: type[Wrapper], *parts: Any) -> Any:
     """Make a wrapper again from a pickle of an earlier version, which has the hooks last."""
     return rebuild(kind, Dispatcher.restore, parts[:5], *parts[5:])
-
-
-def freezable(optimized: Any) -> Served:
-    """Return what answers for an optimised module or function, to be frozen.
-
-    Raises:
-        InputError: it is nothing that Torchwise optimised.
-    """
-    dispatcher = dispatcher_of(optimized)
-    if dispatcher is None:
-        raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply can be frozen")
-    return dispatcher
 
 
 CONTAINER = frozenset(

@@ -10,12 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from torchwise.compile import CompiledPlan
+from torchwise.compile import Backend, CompiledPlan, compile_plan
 from torchwise.compile.cuda_graphs.compile_freeze import forbid_compile
+from torchwise.compile.guards.varying_values import VaryingValue
+from torchwise.compile.recompiles import Recompiles
+from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
 from torchwise.runtime.staleness import stale_because
 from torchwise.runtime.statistics import EAGER_DECISION, Fallbacks, Statistics
+from torchwise.workload import Example
 
 CLOSED = Fallback(FallbackReason.CLOSED)
 Recipe = tuple[Callable[..., "Served"], tuple[Any, ...]]
@@ -125,6 +129,61 @@ class Served(ABC):
         self._fallbacks.count(fallback, self.statistics)
 
 
+class LivePlan:
+    """The code of a plan: compiled for the first call that needs it, and again after it was forgotten.
+
+    Args:
+        original: the module, function or training step.
+        decision: the decision with the plan.
+        recompiles: counts and limits how often it is compiled again.
+        borrow: whether a captured plan returns memory that its next call overwrites.
+        backend: compiles in place of the plan's own backend.
+
+    Attributes:
+        compiled: the compiled plan, or None.
+        changed_since: the change after which the plan must be compiled again, or None.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        decision: Decision,
+        recompiles: Recompiles,
+        *,
+        borrow: bool = False,
+        backend: Backend | None = None,
+    ) -> None:
+        self._original, self._decision, self._recompiles = original, decision, recompiles
+        self._borrow, self._backend = borrow, backend
+        self.compiled: CompiledPlan | None = None
+        self.changed_since: VaryingValue | None = None
+
+    def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledPlan:
+        """Return the compiled plan."""
+        if self.compiled is None:
+            if self.changed_since is not None:
+                self._recompiles.again([self.changed_since], at_start=True)
+            workload = self._decision.workload
+            self.compiled = compile_plan(
+                self._original,
+                self._decision.plan,
+                Example(args, kwargs),
+                device=workload.device,
+                mode=workload.mode,
+                borrow=self._borrow,
+                backend=self._backend,
+                recompiles=self._recompiles,
+            )
+            self.changed_since = None
+        return self.compiled
+
+    def forget(self) -> None:
+        """Free the plan's memory."""
+        compiled, self.compiled = self.compiled, None
+        if compiled is not None:
+            compiled.close()
+
+
 class Wrapper:
     """What a program holds in place of an original. It has few names of its own, as a model may have any."""
 
@@ -200,3 +259,17 @@ def unwrap(optimized: Any) -> Any:
     """Return the original behind an optimised module, function or step, or any other object as it is."""
     found = served_of(optimized)
     return optimized if found is None else found.original
+
+
+def swap(optimized: Any, served: Served) -> None:
+    """Have another one answer the calls that come from now on. Calls under way end as they began.
+
+    One reference replaces another, which no thread can see half done. The former dispatcher frees itself when the last
+    of its calls is over.
+
+    Raises:
+        InputError: it is nothing that Torchwise optimised.
+    """
+    if dispatcher_of(optimized) is None:
+        raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply can be swapped")
+    vars(optimized)["_torchwise"] = served

@@ -17,10 +17,10 @@ from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard
-from torchwise.runtime.dispatch import NOT_VERIFIED, LivePlan
+from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites
-from torchwise.runtime.served import Recipe, Served, Wrapper, rebuild, refusal_of_copy
+from torchwise.runtime.served import LivePlan, Recipe, Served, Wrapper, rebuild, refusal_of_copy
 from torchwise.runtime.signature_match import VerifiedInputs
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs

@@ -26,11 +26,10 @@ from torchwise.errors import StalePlanError, TorchwiseError, UnsupportedError
 from torchwise.plan import EAGER
 from torchwise.records import Decision, codec
 from torchwise.runtime import Dispatcher, stale_because
-from torchwise.runtime.background.isolated_warmup import warm_up_plan
+from torchwise.runtime.background.first_call import answers_alike, warm_up_plan
 from torchwise.runtime.background.protocol import Message, Order, read_code
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.hot_swap import answers_alike, swap
-from torchwise.runtime.served import dispatcher_of
+from torchwise.runtime.served import dispatcher_of, swap
 from torchwise.study import Request
 from torchwise.trial.loading import save
 from torchwise.workload import Workload

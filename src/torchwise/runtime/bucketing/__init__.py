@@ -1,8 +1,7 @@
 """Run inputs of many sizes by padding them to a few sizes, if verified, without compiling during a request."""
 
 from torchwise.former_packages import load_attributes
-from torchwise.runtime.bucketing.auto import fit
-from torchwise.runtime.bucketing.bucketed import WarmedBucket, bucketed, warm_up
+from torchwise.runtime.bucketing.bucketed import WarmedBucket, bucketed, fit, warm_up
 from torchwise.runtime.bucketing.buckets import Choice, buckets_for, choose, padded_share
 from torchwise.runtime.bucketing.module import BucketedFunction, BucketedModule, apply_buckets, counts_of
 from torchwise.runtime.bucketing.padding import Padding

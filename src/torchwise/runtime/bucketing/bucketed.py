@@ -1,7 +1,4 @@
-"""Make a model pad to buckets, from a rule and observed sizes: verify the rule, tune plans, apply them.
-
-Also here: compile and capture everything before the first request.
-"""
+"""Make a model run at all observed sizes: verify the rule for padding, tune plans, apply them, and warm them up."""
 
 from __future__ import annotations
 
@@ -14,14 +11,16 @@ from typing import Any, Protocol, Unpack
 from torchwise.compile.cuda_graphs.in_place_replay import SETTLING_CALLS
 from torchwise.errors import InputError
 from torchwise.former_names import renamed_arguments
+from torchwise.plan import Plan
 from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
-from torchwise.runtime import unwrap
-from torchwise.runtime.bucketing.buckets import MAX_BUCKETS, buckets_for, histogram_of
+from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+from torchwise.runtime.bucketing.buckets import MAX_BUCKETS, Choice, buckets_for, choose, histogram_of
 from torchwise.runtime.bucketing.module import Bucketed, apply_buckets, buckets_of
 from torchwise.runtime.bucketing.padding import Padder, Padding
 from torchwise.runtime.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.workload import Example
+from torchwise.workload.workload import as_args, as_kwargs
 
 
 class Tuned(Protocol):
@@ -178,3 +177,70 @@ def warm_up(fast: Any, progress: Callable[[WarmedBucket], object] | None = None,
             progress(warmed)
     if freeze:
         buckets.freeze()
+
+
+DYNAMIC = (Plan(backend="inductor", shapes="dynamic"),)
+"""The one plan besides eager for every size: any other plan would answer only the sizes that it was tuned on."""
+
+
+def fit(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    padding: Padding,
+    sizes: Mapping[int, float] | Iterable[int],
+    count: int = MAX_BUCKETS,
+    plan_per_bucket: bool = False,
+    tune: Callable[..., Tuned] | None = None,
+    **options: Unpack[TuneKeywords],
+) -> tuple[OptimizedModule | OptimizedFunction, Choice]:
+    """Return `model` with plans for the observed sizes, and the choice with its reason.
+
+    A few sizes get a plan each. Otherwise inputs are padded to buckets, if this adds little work and the rule changes
+    no output. Otherwise one plan is tuned on sizes that represent the others.
+
+    Args:
+        model: an `nn.Module` or a function.
+        args: example arguments, as long as the longest that will come.
+        kwargs: example keyword arguments.
+        padding: the rule: which inputs carry the size, and how to pad them. It may be refused.
+        sizes: observed sizes, as counts by size or one entry per call.
+        count: maximum number of sizes with a plan.
+        plan_per_bucket: tune one plan per bucket instead of one for all.
+        tune: replacement for `torchwise.tune`.
+        **options: as for `torchwise.tune`.
+
+    Raises:
+        InputError: an argument cannot be used.
+        BaselineError: the model raises at one of the sizes.
+    """
+    from torchwise.runtime.api import apply
+
+    model, seen, tune = unwrap(model), histogram_of(sizes), tune or import_tune()
+    example = Example(as_args(args), as_kwargs(kwargs or {}))
+    padder = Padder(model, padding)
+    padder.size_of(example.args, example.kwargs)
+    choice, verified = _choose_and_verify(model, example, padding, seen, count)
+    logger.info("torchwise: %s, because %s", choice.kind, choice.reason)
+    if verified is not None:
+        decisions = tune_buckets(model, verified, seen, tune, plan_per_bucket=plan_per_bucket, **options)
+        return apply_buckets(model, decisions, verified, store=options.get("store")), choice
+    examples = [replace(padder.resize(example, size), weight=seen[size]) for size in choice.sizes]
+    if choice.kind == "dynamic" and options.get("allow") != "exact":
+        options = {"plans": DYNAMIC, **options}
+    decision = tune(model, examples=examples, **options).decision
+    return apply(model, decision, store=options.get("store")), choice
+
+
+def _choose_and_verify(
+    model: Callable[..., Any], example: Example, padding: Padding, seen: Mapping[int, float], count: int
+) -> tuple[Choice, VerifiedPadding | None]:
+    choice = choose(seen, verified=True, count=count, least=padding.least, most=padding.most)
+    if choice.kind != "buckets":
+        return choice, None
+    try:
+        return choice, verify_padding(model, example.args, dict(example.kwargs), padding=padding, buckets=choice.sizes)
+    except InputError as error:  # the rule is refused: go on without padding
+        other = choose(seen, verified=False, count=count)
+        return replace(other, reason=f"{other.reason} ({error})"), None

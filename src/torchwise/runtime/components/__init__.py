@@ -9,8 +9,7 @@ from torchwise.former_packages import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.runtime.components.config import PROFILES, CompileConfig
-    from torchwise.runtime.components.decorator import compiled, default_manager
-    from torchwise.runtime.components.manager import CompileManager
+    from torchwise.runtime.components.manager import CompileManager, compiled, default_manager
 
 __all__ = ["PROFILES", "CompileConfig", "CompileManager", "compiled", "default_manager"]
 
@@ -20,7 +19,7 @@ __getattr__ = load_attributes(
         "PROFILES": "config",
         "CompileConfig": "config",
         "CompileManager": "manager",
-        "compiled": "decorator",
-        "default_manager": "decorator",
+        "compiled": "manager",
+        "default_manager": "manager",
     },
 )

@@ -1,20 +1,12 @@
-"""One component of a program: it runs its original code unless it has a plan that is faster and allowed.
-
-Also here: autocast for components: the config's autocast holds for tuning, verifying and timing, and for the original.
-
-Also here: a module's twin: an object of the original class that shares the module's `__dict__`, and so its attributes.
-"""
+"""One component of a program: it runs its original code unless it has a plan that is faster and allowed."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
-import types
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,11 +14,11 @@ import torch
 
 from torchwise._torch.dispatch import is_transforming
 from torchwise.errors import TorchwiseError
-from torchwise.records import Interval
+from torchwise.records import Decision, Interval
 from torchwise.runtime.components.config import CompileConfig, is_disabled
-from torchwise.runtime.components.search import Find, Found, apply_if_faster, tune_in_workers
+from torchwise.runtime.components.program import autocast_of, device_of, wrap_in_autocast
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.statistics import add_bounded
+from torchwise.runtime.statistics import Statistics, add_bounded
 from torchwise.workload import Example, pytree
 
 logger = logging.getLogger("torchwise")
@@ -38,10 +30,63 @@ SWITCHED_OFF = Fallback(FallbackReason.SWITCHED_OFF)
 WITHIN = Fallback(FallbackReason.NESTED_COMPONENT)
 UNUSUAL = Fallback(FallbackReason.SEARCH_POSTPONED)
 
+Find = Callable[[Callable[..., Any], Sequence[Example], CompileConfig], Decision]
+"""Decides how to run a callable on such inputs. The config's `training` is already resolved."""
+
 _searching = threading.Lock()
 """Allows one search at a time per process: two would disturb each other's timings. The original answers meanwhile."""
 _here = threading.local()
 """`within`: this thread is inside a component that runs by a plan. `first`: it is inside a component's first call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result of a search.
+
+    Attributes:
+        optimized: the callable that runs by the plan, or None if the original keeps answering.
+        reason: why the plan is used or not, in a sentence.
+        fallback: why the original answers instead, or None if the plan answers.
+        decision: the decision, or None if the search failed.
+        error: the search's error, or None.
+        seconds: duration of the search.
+    """
+
+    optimized: Callable[..., Any] | None
+    reason: str
+    fallback: Fallback | None = None
+    decision: Decision | None = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+def tune_in_workers(original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
+    """Tune in worker processes, and wait for the decision.
+
+    Raises:
+        InputError: the component or its inputs cannot be sent to a worker.
+        BaselineError: the component raises in a worker, on inputs that it answered here.
+    """
+    from torchwise.runtime.api import tune
+
+    keywords = config.tune_keywords()
+    keywords["examples"] = examples
+    return tune(original, **keywords).decision
+
+
+def apply_if_faster(original: Callable[..., Any], decision: Decision, config: CompileConfig) -> Found:
+    """Apply a decision if its speed-up surely reaches the config's minimum."""
+    from torchwise.runtime.api import apply
+
+    speedup = decision.speedup
+    if decision.plan.is_eager:
+        return Found(None, decision.reason, Fallback(FallbackReason.EAGER_DECISION), decision)
+    if speedup is None or speedup.low < config.minimum_speedup:
+        reason = (
+            f"{decision.plan} is {speedup} times as fast, surely less than minimum_speedup {config.minimum_speedup}"
+        )
+        return Found(None, reason, Fallback(FallbackReason.NOT_FAST_ENOUGH, f"{speedup}"), decision)
+    return Found(apply(original, decision, store=config.store), decision.reason, decision=decision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +164,7 @@ class Component:
     def clear(self) -> None:
         """Forget the plan, failures and statistics, so that the next call searches again."""
         self._found: Found | None = None
-        self._calls: Counter[FallbackReason] = Counter()  # a running search writes to the counter that it began with
-        self._latest: dict[FallbackReason, Fallback] = {}
+        self._counts = Statistics()  # of calls that no plan was asked for
 
     def answer(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call by the plan, or by the original.
@@ -161,8 +205,7 @@ class Component:
     @property
     def statistics(self) -> ComponentStatistics:
         """The component's statistics so far."""
-        found, original = self._found, Counter(self._calls)
-        sentences = {reason: str(fallback) for reason, fallback in self._latest.copy().items()}
+        found, original, sentences = self._found, self._counts.original, self._counts.sentences
         if found is None:
             return ComponentStatistics(original=dict(original), sentences=sentences)
         served = getattr(found.optimized, "statistics", None)
@@ -208,7 +251,7 @@ class Component:
             _searching.release()
 
     def _seek(self, examples: tuple[Example, ...]) -> None:
-        calls, config, begun = self._calls, self.config, time.perf_counter()
+        counts, config, begun = self._counts, self.config, time.perf_counter()
         logger.info("torchwise: searching for a plan for component %s; the caller waits", self.name)
         try:
             original = wrap_in_autocast(self.original, config)
@@ -218,7 +261,7 @@ class Component:
             fallback = Fallback(FallbackReason.SEARCH_FAILED, f"{type(error).__name__}: {error}")
             found = Found(None, str(fallback), fallback, error=error)
             logger.warning("torchwise: component %s runs its original code until clear()", self.name, exc_info=error)
-        if calls is self._calls:  # not cleared meanwhile
+        if counts is self._counts:  # not cleared meanwhile
             self._found = replace(found, seconds=time.perf_counter() - begun)
             logger.info("torchwise: component %s: %s", self.name, found.reason)
         self._raise_unless_fallback(found)
@@ -243,8 +286,7 @@ class Component:
     def _plainly(
         self, fallback: Fallback, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self._calls[fallback.reason] += 1
-        self._latest[fallback.reason] = fallback
+        self._counts.count(fallback)
         if self.config.autocast is None:
             return plain(*args, **kwargs)
         with autocast_of(self.config):
@@ -277,62 +319,3 @@ def _is_unusual() -> bool:
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return True
     return is_transforming()
-
-
-def device_of(config: CompileConfig) -> str:
-    """Return the device for components: "cuda" if there is a GPU, unless the config says otherwise."""
-    return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def autocast_of(config: CompileConfig) -> AbstractContextManager[Any]:
-    """Return the autocast context for a component, or a null context if the config has no autocast."""
-    if config.autocast is None:
-        return nullcontext()
-    return torch.autocast(device_of(config), getattr(torch, config.autocast))
-
-
-def wrap_in_autocast(original: Callable[..., Any], config: CompileConfig) -> Callable[..., Any]:
-    """Wrap `original` in the config's autocast, to be tuned in its place, or return it unchanged without autocast.
-
-    The wrapper enters the context itself, so compiled or captured code includes it.
-    """
-    if config.autocast is None:
-        return original
-    device, dtype = device_of(config), getattr(torch, config.autocast)
-    if isinstance(original, torch.nn.Module):
-        return _module_under(original, device, dtype)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device, dtype):
-            return original(*args, **kwargs)
-
-    del call.__wrapped__  # without the context, the function is another workload
-    return call
-
-
-def _module_under(original: torch.nn.Module, device: str, dtype: torch.dtype) -> torch.nn.Module:
-    from torchwise.compile.forward_entry import calls_forward_alone
-    from torchwise.runtime.components.component import copy_with_shared_dict
-
-    cls = type(original)
-    name = "forward" if calls_forward_alone(original) else "__call__"
-
-    def call_in_autocast(self: Any, *args: Any, **kwargs: Any) -> Any:
-        import torch  # also in a worker
-
-        with torch.autocast(device, dtype):
-            return getattr(cls, name)(self, *args, **kwargs)
-
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, name: call_in_autocast}
-    return copy_with_shared_dict(
-        original, types.new_class(cls.__name__, (cls,), exec_body=lambda own: own.update(names))
-    )
-
-
-def copy_with_shared_dict(module: torch.nn.Module, cls: type[torch.nn.Module] | None = None) -> torch.nn.Module:
-    """Return an object that shares every attribute with `module`, of class `cls` or by default of the module's own."""
-    cls = cls or type(module)
-    twin: torch.nn.Module = object.__new__(cls)
-    object.__setattr__(twin, "__dict__", module.__dict__)
-    return twin

@@ -1,4 +1,4 @@
-"""The manager of a program's components and of their settings."""
+"""The manager of a program's components and of their settings, and the decorator `compiled`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 from weakref import WeakValueDictionary
 
 import torch
 
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.former_packages import warn_once
-from torchwise.runtime.components.component import autocast_of, device_of
+from torchwise.runtime import unwrap
+from torchwise.runtime.components.component import Component, ComponentStatistics, Find, tune_in_workers
 from torchwise.runtime.components.config import PROFILES, CompileConfig, list_modes
-from torchwise.runtime.components.search import Find, tune_in_workers
+from torchwise.runtime.components.program import (
+    autocast_of,
+    copy_with_shared_dict,
+    device_of,
+    function_of,
+    place,
+    place_instances,
+)
 from torchwise.workload import Example
-
-if TYPE_CHECKING:
-    from torchwise.runtime.components.component import Component, ComponentStatistics
 
 logger = logging.getLogger("torchwise")
 
@@ -109,8 +114,6 @@ class CompileManager:
             return cast("T", staticmethod(own))
         _check(target, examples, self._config.changed(**changes))
         if isinstance(target, type):
-            from torchwise.runtime.components.program import place_instances
-
             place_instances(target, functools.partial(self._instance, name, tuple(examples), changes))
             return target
         return cast("T", self._add(target, name, tuple(examples), changes))
@@ -169,9 +172,6 @@ class CompileManager:
         changes: dict[str, Any],
         is_whole: bool = True,
     ) -> Callable[..., Any]:
-        from torchwise.runtime.components.component import Component, copy_with_shared_dict
-        from torchwise.runtime.components.program import function_of, place
-
         module = target if isinstance(target, torch.nn.Module) else None
         original = target if module is None else copy_with_shared_dict(module)
         name = name or getattr(target, "__qualname__", None) or type(target).__qualname__
@@ -213,8 +213,6 @@ def _check(target: object, examples: Sequence[Example], config: CompileConfig) -
     Raises:
         InputError: the target cannot be a component, or examples are missing or do not fit.
     """
-    from torchwise.runtime import unwrap
-
     if isinstance(target, type) and not issubclass(target, torch.nn.Module):
         raise InputError(
             f"{target.__name__} is a class, but only classes of torch.nn.Module have components for instances"
@@ -234,3 +232,64 @@ def _check(target: object, examples: Sequence[Example], config: CompileConfig) -
         raise InputError(f"an example is of type {type(wrong[0]).__name__}, but must be torchwise.Example((x,))")
     if not config.lazy and not examples:
         raise InputError("lazy is False, but there are no examples to search with: examples=[torchwise.Example((x,))]")
+
+
+_default = CompileManager()
+
+
+def default_manager() -> CompileManager:
+    """Return the manager of all decorated components. Its profile is "production" until its mode is set."""
+    return _default
+
+
+@overload
+def compiled(target: T, /) -> T: ...
+@overload
+def compiled(
+    *,
+    name: str | None = None,
+    examples: Sequence[Example] = (),
+    manager: CompileManager | None = None,
+    **changes: Any,
+) -> Callable[[T], T]: ...
+def compiled(
+    target: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    examples: Sequence[Example] = (),
+    manager: CompileManager | None = None,
+    **changes: Any,
+) -> Any:
+    """Run a function, a module or each instance of a class of modules by its fastest verified plan.
+
+    ::
+
+        @torchwise.compiled
+        def step(x): ...
+
+        @torchwise.compiled(calls=1_000_000, allow="lower-precision")
+        class Net(torch.nn.Module): ...
+
+        model = torchwise.compiled(Net())
+
+    The first call runs the original code. It then waits for a search for a plan for its inputs (`torchwise.tune`). No
+    further trial starts after 15 minutes, or after `budget_s`. The result is stored, so the next start of the program
+    takes seconds. If anything goes wrong, the original answers.
+
+    Args:
+        target: the function, module or class of modules to decorate.
+        name: as for `CompileManager.register`.
+        examples: as for `CompileManager.register`.
+        manager: the manager that registers the component, by default `default_manager()`.
+        **changes: fields of `CompileConfig` to change.
+
+    Raises:
+        InputError: the target cannot be a component, or a field or its value is wrong.
+        TorchwiseError: with `lazy=False` and `fallback=False`, the search failed.
+    """
+
+    def register(target: T) -> T:
+        return (manager or _default).register(target, name, examples=examples, **changes)
+
+    return register if target is None else register(target)

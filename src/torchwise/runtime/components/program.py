@@ -3,7 +3,7 @@
 A function is replaced by one that calls the component. A module stays the same object, with its parameters, hooks and
 place in the tree. It gets a new class, derived from its own, whose `__call__` calls the component (as
 `torch.nn.utils.parametrize` does for properties). The component tunes and compiles the module's twin, an object of the
-original class.
+original class, which shares its attributes. The config's autocast holds around the twin as well as around the plan.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import functools
 import operator
 import types
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 
+from torchwise.compile.forward_entry import calls_forward_alone
 from torchwise.errors import InputError
-from torchwise.runtime.components.component import Component, copy_with_shared_dict
+from torchwise.runtime.components.config import CompileConfig
+
+if TYPE_CHECKING:
+    from torchwise.runtime.components.component import Component
 
 _components: WeakKeyDictionary[torch.nn.Module, Component] = WeakKeyDictionary()
 """No attribute of the module, as an attribute would get into copies, files and fingerprints."""
@@ -94,3 +99,60 @@ def _derive_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     asking = types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update({**names, **own}))
     return asking
+
+
+def device_of(config: CompileConfig) -> str:
+    """Return the device for components: "cuda" if there is a GPU, unless the config says otherwise."""
+    return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def autocast_of(config: CompileConfig) -> AbstractContextManager[Any]:
+    """Return the autocast context for a component, or a null context if the config has no autocast."""
+    if config.autocast is None:
+        return nullcontext()
+    return torch.autocast(device_of(config), getattr(torch, config.autocast))
+
+
+def wrap_in_autocast(original: Callable[..., Any], config: CompileConfig) -> Callable[..., Any]:
+    """Wrap `original` in the config's autocast, to be tuned in its place, or return it unchanged without autocast.
+
+    The wrapper enters the context itself, so compiled or captured code includes it.
+    """
+    if config.autocast is None:
+        return original
+    device, dtype = device_of(config), getattr(torch, config.autocast)
+    if isinstance(original, torch.nn.Module):
+        return _module_under(original, device, dtype)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype):
+            return original(*args, **kwargs)
+
+    del call.__wrapped__  # without the context, the function is another workload
+    return call
+
+
+def _module_under(original: torch.nn.Module, device: str, dtype: torch.dtype) -> torch.nn.Module:
+
+    cls = type(original)
+    name = "forward" if calls_forward_alone(original) else "__call__"
+
+    def call_in_autocast(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch  # also in a worker
+
+        with torch.autocast(device, dtype):
+            return getattr(cls, name)(self, *args, **kwargs)
+
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, name: call_in_autocast}
+    return copy_with_shared_dict(
+        original, types.new_class(cls.__name__, (cls,), exec_body=lambda own: own.update(names))
+    )
+
+
+def copy_with_shared_dict(module: torch.nn.Module, cls: type[torch.nn.Module] | None = None) -> torch.nn.Module:
+    """Return an object that shares every attribute with `module`, of class `cls` or by default of the module's own."""
+    cls = cls or type(module)
+    twin: torch.nn.Module = object.__new__(cls)
+    object.__setattr__(twin, "__dict__", module.__dict__)
+    return twin

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 from torchwise.former_packages import load_attributes
 
 if TYPE_CHECKING:
+    from torchwise.runtime.training.callbacks import lightning_callback, trainer_callback
     from torchwise.runtime.training.distributed import Ranks
     from torchwise.runtime.training.forward import PlannedForward
-    from torchwise.runtime.training.lightning import lightning_callback
     from torchwise.runtime.training.step import RankedStep, apply, optimize, tune
-    from torchwise.runtime.training.transformers import trainer_callback
 
 _HOMES = {
     "PlannedForward": "forward",
     "RankedStep": "step",
     "Ranks": "distributed",
     "apply": "step",
-    "lightning_callback": "lightning",
+    "lightning_callback": "callbacks",
     "optimize": "step",
-    "trainer_callback": "transformers",
+    "trainer_callback": "callbacks",
     "tune": "step",
 }
 
@@ -37,7 +36,6 @@ __all__ = [
     "trainer_callback",
     "tune",
 ]
-
 
 __getattr__ = load_attributes(__name__, _HOMES)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,9 @@ from torchwise.compile import Backend, compile_plan
 from torchwise.compile.io_casts import IOCasts
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.workload import Workload
+from torchwise.runtime.dispatch import Dispatcher
+from torchwise.verify import Sensitivity, mismatch, observation_of
+from torchwise.workload import Example, Workload
 
 
 def warm_up_plan(call: Callable[..., Any], plan: Plan, backend: Backend, workload: Workload, device: str) -> None:
@@ -79,3 +83,27 @@ def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     default = {argument.name: argument.default_value for argument in func._schema.arguments}
     found = [{**default, **arguments}[name] for name in ("dropout_p", "dropout") if name in default]
     return bool(found) and not any(found)
+
+
+def answers_alike(dispatcher: Dispatcher, workload: Workload) -> str | None:
+    """Call the plan once on each example, which makes it ready. Return how an answer differs from the original's."""
+    with torch.no_grad():
+        for example in workload.examples:
+            original, candidate = _observe_call(workload.call, example), _observe_call(dispatcher, example)
+            if dispatcher.statistics.original:
+                return f"it does not answer the example inputs: {next(iter(dispatcher.statistics.sentences.values()))}"
+            moved = Sensitivity(partial(_run_perturbed, workload.call, example))
+            if found := mismatch(candidate, original, dispatcher.decision.error or 0.0, moved):
+                return f"on the example inputs its answer differs from the original's: {found}"
+    return None
+
+
+def _run_perturbed(call: Any, example: Example, context: AbstractContextManager[Any]) -> dict[str, Any]:
+    with context:
+        return dict(_observe_call(call, example).leaves)
+
+
+def _observe_call(call: Any, example: Example) -> Any:
+    copy = example.clone()
+    answer = call(*copy.args, **copy.kwargs)
+    return observation_of(answer, (copy.args, dict(copy.kwargs)))
