@@ -98,10 +98,7 @@ class Canary:
     def _find_mismatch(self, candidate: Observation, copied: Example, model: State) -> str | None:
         """Return the plan's error, if there is one. The model's state is left as the plan left it.
 
-        Args:
-            candidate: the observation of the plan.
-            copied: the inputs as they were.
-            model: its state as it was when the plan started.
+        `copied` and `model` are the inputs and the state as they were when the plan started.
         """
         after, call_inputs = State({"": self._original}), _inputs(copied.args, dict(copied.kwargs))
         try:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+FORMER_EAGER_DECISION = "the decision is to stay with eager"
+"""The sentence by which pickles of earlier versions say that a decision is for eager."""
+
 IS_REPLACED = True
 """The details of such a fallback are a whole sentence, and take the place of the reason's own words."""
 
@@ -151,10 +154,6 @@ class Fallback:
             return self.detail
         fact = f"{reason.fact} ({self.detail})" if self.detail else reason.fact
         return f"{fact}: {reason.remedy}" if reason.remedy else fact
-
-
-FORMER_EAGER_DECISION = "the decision is to stay with eager"
-"""The sentence by which pickles of earlier versions say that a decision is for eager."""
 
 
 def read_fallback(stored: Fallback | str | None) -> Fallback | None:

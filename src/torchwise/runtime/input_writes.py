@@ -1,9 +1,7 @@
 """Find the tensors that calls write to, and whether that matters when inputs share memory in an unverified way.
 
 A call that writes nothing answers the same in any memory layout of its inputs. One that writes may change its own later
-reads.
-
-Also here: restore the state that a failed plan wrote to, so that the original starts from the call's own inputs.
+reads. After a plan that failed, the state that it wrote to is restored, and the original starts from the call's inputs.
 """
 
 from __future__ import annotations
@@ -39,9 +37,7 @@ class OverlapError(UnsupportedError):
 class InputWrites:
     """Remembers for each signature the tensors that its calls write to, as far as that was observed.
 
-    Args:
-        original: if it is a module, its own tensors are checked.
-        verified: the inputs that the plan was verified on.
+    The own tensors of an original that is a module are checked, too.
     """
 
     def __init__(self, original: Any, verified: VerifiedInputs) -> None:
@@ -65,10 +61,7 @@ class InputWrites:
     ) -> TensorSnapshot | None:
         """Record inputs and the module's own tensors before a call, or return None if that is impossible.
 
-        Args:
-            args: positional arguments of the call.
-            kwargs: keyword arguments of the call.
-            closely: whether to compare the values of inputs, too, as not every kernel has its writes counted.
+        `closely` compares the values of inputs, too, as not every kernel has its writes counted.
         """
         try:
             return TensorSnapshot(pytree.tensors((args, kwargs)), _slots(self._module), closely=closely)

@@ -58,10 +58,7 @@ class Histogram:
 class Latency:
     """Times calls. On a GPU, it reads events on its stream at a later call, so that nothing waits.
 
-    Args:
-        device: "cpu" or "cuda".
-        histogram: counts durations.
-        on_median: called with the median of the last `RECENT` timed calls after each `RECENT` new ones.
+    After each `RECENT` timed calls, `on_median` is called with their median.
     """
 
     def __init__(self, device: str, histogram: Histogram, on_median: Callable[[float], None]) -> None:

@@ -1,8 +1,4 @@
-"""Drop-in wrappers: an optimised module with the original's attributes and methods, and the same for functions.
-
-Also here: give a wrapper's class the methods of the original's class, as Python and PyTorch take methods from the
-class.
-"""
+"""Drop-in wrappers: an optimised module with the original's attributes and methods, and the same for functions."""
 
 from __future__ import annotations
 
@@ -19,6 +15,13 @@ from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.served import Served, Wrapper, rebuild
+
+CONTAINER = frozenset(
+    {"__contains__", "__delitem__", "__getitem__", "__iter__", "__len__", "__reversed__", "__setitem__"}
+)
+"""Methods of Sequential, ModuleList and ModuleDict, which Python takes from the class and never from an instance."""
+CALLING = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward"})
+"""Methods by which a module is called. A wrapper's own hooks run around its call, and the original's within."""
 
 SHARED = (
     "_parameters",
@@ -56,7 +59,22 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
-class OptimizedModule(Wrapper, torch.nn.Module):
+class PlanWrapper(Wrapper):
+    """A wrapper around one plan."""
+
+    def __init__(
+        self,
+        original: Any,
+        decision: Decision,
+        refusal: Fallback | None = None,
+        *,
+        borrow: bool = False,
+        canary: int | None = None,
+    ) -> None:
+        self._hold(Dispatcher(original, decision, refusal, borrow=borrow, canary=canary))
+
+
+class OptimizedModule(PlanWrapper, torch.nn.Module):
     """Runs a module by a decided plan. Every parameter, buffer, submodule and attribute is the original's own.
 
     Checkpoints carry no prefix and load into the bare module and back. The original answers the calls that the plan
@@ -67,17 +85,6 @@ class OptimizedModule(Wrapper, torch.nn.Module):
         """Make one of a class that also has the methods that the original's class overrides."""
         made: OptimizedModule = super().__new__(like(cls, type(original)))
         return made
-
-    def __init__(
-        self,
-        original: torch.nn.Module,
-        decision: Decision,
-        refusal: Fallback | None = None,
-        *,
-        borrow: bool = False,
-        canary: int | None = None,
-    ) -> None:
-        self._hold(Dispatcher(original, decision, refusal, borrow=borrow, canary=canary))
 
     def _hold(self, served: Served) -> None:
         torch.nn.Module.__init__(self)
@@ -189,19 +196,8 @@ class OptimizedModule(Wrapper, torch.nn.Module):
         return self._dispatcher.describe()  # type: ignore[no-any-return]
 
 
-class OptimizedFunction(Wrapper):
+class OptimizedFunction(PlanWrapper):
     """Runs a function by a decided plan. See `Dispatcher`."""
-
-    def __init__(
-        self,
-        original: Callable[..., Any],
-        decision: Decision,
-        refusal: Fallback | None = None,
-        *,
-        borrow: bool = False,
-        canary: int | None = None,
-    ) -> None:
-        self._hold(Dispatcher(original, decision, refusal, borrow=borrow, canary=canary))
 
     def _hold(self, served: Served) -> None:
         functools.update_wrapper(self, served.original, updated=())
@@ -219,15 +215,6 @@ class OptimizedFunction(Wrapper):
 def _rebuilt(kind: type[Wrapper], *parts: Any) -> Any:
     """Make a wrapper again from a pickle of an earlier version, which has the hooks last."""
     return rebuild(kind, Dispatcher.restore, parts[:5], *parts[5:])
-
-
-CONTAINER = frozenset(
-    {"__contains__", "__delitem__", "__getitem__", "__iter__", "__len__", "__reversed__", "__setitem__"}
-)
-"""Methods of Sequential, ModuleList and ModuleDict, which Python takes from the class and never from an instance."""
-
-CALLING = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward"})
-"""Methods by which a module is called. A wrapper's own hooks run around its call, and the original's within."""
 
 
 def like(kind: type, original: type) -> type:

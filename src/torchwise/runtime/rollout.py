@@ -29,6 +29,9 @@ from torchwise.workload import pytree
 
 logger = logging.getLogger("torchwise")
 
+ALIGNMENT = 16
+"""Bytes of the largest number, complex128. Memory copied from a multiple of it on keeps numbers aligned."""
+
 WARM_UP_STEPS = 3
 """Steps run as written before recording: they are the rollout's own first ones, so that none is wasted."""
 MIN_STEPS = 20
@@ -56,13 +59,7 @@ class Rollout:
     """
 
     def __init__(self, step: Callable[[Any], Any], every: int | None = None, *, once: bool = False) -> None:
-        """Prepare.
-
-        Args:
-            step: takes a state and returns the next.
-            every: keep the state after each so many steps.
-            once: whether there will be one call only, so that recording must pay within it.
-        """
+        """Prepare. If there will be one call only (`once`), recording must pay within it."""
         if every is not None and _to_int("every", every) < 1:
             raise InputError(f"every is {every}, but must be at least 1, or None to keep only the last state")
         self.reason: str | None = None
@@ -216,19 +213,11 @@ def _to_int(name: str, number: Any) -> int:
         raise InputError(f"{name} is {number!r}, but must be a whole number") from None
 
 
-ALIGNMENT = 16
-"""Bytes of the largest number, complex128. Memory copied from a multiple of it on keeps numbers aligned."""
-
-
 @dataclass(slots=True)
 class LoopProgress:
-    """How far one rollout is.
+    """How far one rollout is, of so many `steps`.
 
     Attributes:
-        state: the state now.
-        steps: how many steps there are to take.
-        every: steps between snapshots, or None.
-        done: how many were taken.
         snapshots: copies of the state after each `every` steps.
         varies: whether anything but tensors changed from step to step, such as a count kept as a number.
     """

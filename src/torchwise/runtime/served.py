@@ -132,13 +132,6 @@ class Served(ABC):
 class LivePlan:
     """The code of a plan: compiled for the first call that needs it, and again after it was forgotten.
 
-    Args:
-        original: the module, function or training step.
-        decision: the decision with the plan.
-        recompiles: counts and limits how often it is compiled again.
-        borrow: whether a captured plan returns memory that its next call overwrites.
-        backend: compiles in place of the plan's own backend.
-
     Attributes:
         compiled: the compiled plan, or None.
         changed_since: the change after which the plan must be compiled again, or None.

@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from torchwise.runtime.latency import Histogram
     from torchwise.runtime.served import Served
 
+_COUNTERS = {
+    "optimized": ("torchwise_optimized_calls", "Calls that the plan answered."),
+    "opened": ("torchwise_opened", "Times that failures kept the plan from answering."),
+    "compared": ("torchwise_compared", "Calls compared with the original."),
+    "mismatched": ("torchwise_mismatched", "Comparisons that differed."),
+    "recompiles": ("torchwise_recompiles", "Calls answered before that compiled again."),
+    "first_calls": ("torchwise_first_calls", "Calls that compiled or captured."),
+    "first_calls_s": ("torchwise_first_calls_seconds", "Seconds that these took."),
+}
+"""Name and description of each counter, by the attribute of `Statistics`."""
+_GAUGES = {
+    "is_frozen": ("torchwise_frozen", "Whether nothing more is compiled or captured."),
+    "compiles": ("torchwise_compiles_since_freeze", "Graphs compiled in the process since then."),
+    "captures": ("torchwise_captures_since_freeze", "CUDA graphs recorded in the process since then."),
+}
+_KNOWN: WeakKeyDictionary[Any, _Collector] = WeakKeyDictionary()
+
 
 def unwrap(optimized: Any) -> Any:
     """Return the original model of a result of `apply` or `optimize`, or any other object unchanged."""
@@ -97,24 +114,6 @@ def _find_served(optimized: Any, predicate: str) -> Served:
     if served is None:
         raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply {predicate}")
     return served
-
-
-_COUNTERS = {
-    "optimized": ("torchwise_optimized_calls", "Calls that the plan answered."),
-    "opened": ("torchwise_opened", "Times that failures kept the plan from answering."),
-    "compared": ("torchwise_compared", "Calls compared with the original."),
-    "mismatched": ("torchwise_mismatched", "Comparisons that differed."),
-    "recompiles": ("torchwise_recompiles", "Calls answered before that compiled again."),
-    "first_calls": ("torchwise_first_calls", "Calls that compiled or captured."),
-    "first_calls_s": ("torchwise_first_calls_seconds", "Seconds that these took."),
-}
-"""Name and description of each counter, by the attribute of `Statistics`."""
-_GAUGES = {
-    "is_frozen": ("torchwise_frozen", "Whether nothing more is compiled or captured."),
-    "compiles": ("torchwise_compiles_since_freeze", "Graphs compiled in the process since then."),
-    "captures": ("torchwise_captures_since_freeze", "CUDA graphs recorded in the process since then."),
-}
-_KNOWN: WeakKeyDictionary[Any, _Collector] = WeakKeyDictionary()
 
 
 def _collectors(registry: Any) -> _Collector:

@@ -15,6 +15,14 @@ from torchwise.records import Decision
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.latency import Histogram
 
+logger = logging.getLogger("torchwise")
+
+MIN_CALLS = 1000
+"""Calls before anything is said of the share that the original answers: the first ones of a program are odd."""
+MAX_FALLBACKS = 0.05
+MAX_SENTENCES = 10
+"""Sentences that are logged for one reason. Details may differ from call to call, and would fill the log."""
+
 EAGER_DECISION = Fallback(FallbackReason.EAGER_DECISION)
 MAX_ERROR_TYPES = 20
 """Types of error that are counted apart. Further ones count as `OTHER`, so that metrics stay bounded."""
@@ -205,22 +213,8 @@ def add_bounded(counts: Counter[str], name: str) -> None:
     counts[name if name in counts or len(counts) < MAX_ERROR_TYPES else OTHER] += 1
 
 
-logger = logging.getLogger("torchwise")
-
-MIN_CALLS = 1000
-"""Calls before anything is said of the share that the original answers: the first ones of a program are odd."""
-MAX_FALLBACKS = 0.05
-MAX_SENTENCES = 10
-"""Sentences that are logged for one reason. Details may differ from call to call, and would fill the log."""
-
-
 class Fallbacks:
-    """Counts such calls and logs their reasons.
-
-    Args:
-        decision: the decision whose plan was to answer.
-        happens: the beginning of the message, such as "the original answers".
-    """
+    """Counts the calls that a decision's plan was to answer, and logs their reasons."""
 
     def __init__(self, decision: Decision, happens: str) -> None:
         self._decision, self._happens = decision, happens

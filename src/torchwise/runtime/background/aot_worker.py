@@ -27,15 +27,7 @@ from torchwise.workload.module_state import State
 
 @dataclass(frozen=True, slots=True)
 class Preparation(DerivedJob):
-    """The job of a worker.
-
-    Attributes:
-        step: "make" to compile the code, or "check" to test it in a fresh process.
-        job: the workload and plan.
-        file: the file of the code.
-        sha256: SHA-256 of the file, to verify it.
-        checks: results of the checks of instruction sets.
-    """
+    """The job of a worker: to "make" the code of a plan in a file, or to "check" it in a fresh process."""
 
     FUNCTION = "torchwise.runtime.background.aot_worker:{0.step}"
     step: Literal["make", "check"]
@@ -47,12 +39,7 @@ class Preparation(DerivedJob):
 
 @dataclass(frozen=True, slots=True)
 class AotCode:
-    """The result of compilation.
-
-    Attributes:
-        sha256: SHA-256 of the file.
-        checks: results of the checks of instruction sets.
-    """
+    """The result of compilation: the SHA-256 of the file, and results of the checks of instruction sets."""
 
     sha256: str
     checks: dict[str, bool]
@@ -81,12 +68,7 @@ def make(preparation: Preparation, stage: Callable[[str], None]) -> AotCode:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of the check.
-
-    Attributes:
-        attempt: verdict and measurement of the loaded code.
-        extra_calls: how the model may be called besides the program's own calls.
-    """
+    """Verdict and measurement of the loaded code, and how the model may be called besides the program's own calls."""
 
     attempt: Attempt
     extra_calls: ExtraCalls

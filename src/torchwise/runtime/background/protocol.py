@@ -19,14 +19,7 @@ Kind = Literal["searching", "promoted", "stays", "left", "failed", "done"]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order for a tuning process.
-
-    Attributes:
-        request: the request, at the first effort.
-        efforts: the tiers, one search each, the quickest first.
-        store: URL of the store, or None for the user's own.
-        path: the program's import path.
-    """
+    """The order for a tuning process, with a search for each effort, the quickest first, and the import path to use."""
 
     request: Request
     efforts: tuple[str, ...]
@@ -53,9 +46,7 @@ class Message:
         text: a sentence for the user.
         decision: the promoted plan's decision, as JSON.
         file: the file of its code, or "" for a plan that compiles nothing.
-        sha256: SHA-256 of that file.
         checks: results of the checks of instruction sets (`torchwise._torch.cpu_isa_cache`).
-        extra_calls: how the model may be called besides the program's own calls.
     """
 
     kind: Kind

@@ -232,11 +232,7 @@ def _yielding() -> Iterator[None]:
 def start(optimized: Any, workload: Workload, order: Order, canary: int | None) -> Tuning:
     """Start to tune `workload` for `optimized`, which runs the original meanwhile.
 
-    Args:
-        optimized: an `OptimizedModule` or `OptimizedFunction`.
-        workload: the live model and its inputs.
-        order: the order for the other process. The location of the model is filled in here.
-        canary: as for `apply`.
+    The location of the model is filled into the order here.
 
     Raises:
         WorkloadError: the model cannot be sent to another process.

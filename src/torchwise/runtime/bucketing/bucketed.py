@@ -14,13 +14,20 @@ from torchwise.former_names import renamed_arguments
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
-from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+from torchwise.runtime import OptimizedFunction, OptimizedModule, api, unwrap
 from torchwise.runtime.bucketing.buckets import MAX_BUCKETS, Choice, buckets_for, choose, histogram_of
 from torchwise.runtime.bucketing.module import Bucketed, apply_buckets, buckets_of
 from torchwise.runtime.bucketing.padding import Padder, Padding
 from torchwise.runtime.bucketing.padding_check import VerifiedPadding, verify_padding
 from torchwise.workload import Example
 from torchwise.workload.workload import as_args, as_kwargs
+
+logger = logging.getLogger("torchwise")
+
+CALLS = 2
+"""Calls per bucket: one that compiles, and one that shows that the plan then answers."""
+DYNAMIC = (Plan(backend="inductor", shapes="dynamic"),)
+"""The one plan besides eager for every size: any other plan would answer only the sizes that it was tuned on."""
 
 
 class Tuned(Protocol):
@@ -70,7 +77,7 @@ def bucketed(
     model, seen = unwrap(model), histogram_of(sizes)
     buckets = buckets or buckets_for(select_covered_sizes(seen, padding), count)
     verified = verify_padding(model, args, kwargs, padding=padding, buckets=buckets)
-    decisions = tune_buckets(model, verified, seen, tune or import_tune(), plan_per_bucket=plan_per_bucket, **options)
+    decisions = tune_buckets(model, verified, seen, tune or api.tune, plan_per_bucket=plan_per_bucket, **options)
     return apply_buckets(model, decisions, verified, canary=canary, store=options.get("store"))
 
 
@@ -89,13 +96,6 @@ def tune_buckets(
     examples = [_typical(padder, verified, seen, bucket) for bucket in verified.buckets]
     mixes = [[replace(example, weight=1.0)] for example in examples] if plan_per_bucket else [examples]
     return [tune(model, examples=mix, **options).decision for mix in mixes]
-
-
-def import_tune() -> Callable[..., Tuned]:
-    """Import and return `torchwise.tune`."""
-    from torchwise.runtime.api import tune
-
-    return tune
 
 
 def select_covered_sizes(seen: Mapping[int, float], padding: Padding) -> dict[int, float]:
@@ -121,12 +121,6 @@ def _typical(padder: Padder, verified: VerifiedPadding, seen: Mapping[int, float
     given = padder.resize(verified.example, size)
     args, kwargs = padder.pad(given.args, dict(given.kwargs), bucket - size)
     return Example(args, kwargs, sum(within.values()) or 1.0)
-
-
-logger = logging.getLogger("torchwise")
-
-CALLS = 2
-"""Calls per bucket: one that compiles, and one that shows that the plan then answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +173,6 @@ def warm_up(fast: Any, progress: Callable[[WarmedBucket], object] | None = None,
         buckets.freeze()
 
 
-DYNAMIC = (Plan(backend="inductor", shapes="dynamic"),)
-"""The one plan besides eager for every size: any other plan would answer only the sizes that it was tuned on."""
-
-
 def fit(
     model: Callable[..., Any],
     args: Any,
@@ -215,9 +205,7 @@ def fit(
         InputError: an argument cannot be used.
         BaselineError: the model raises at one of the sizes.
     """
-    from torchwise.runtime.api import apply
-
-    model, seen, tune = unwrap(model), histogram_of(sizes), tune or import_tune()
+    model, seen, tune = unwrap(model), histogram_of(sizes), tune or api.tune
     example = Example(as_args(args), as_kwargs(kwargs or {}))
     padder = Padder(model, padding)
     padder.size_of(example.args, example.kwargs)
@@ -230,7 +218,7 @@ def fit(
     if choice.kind == "dynamic" and options.get("allow") != "exact":
         options = {"plans": DYNAMIC, **options}
     decision = tune(model, examples=examples, **options).decision
-    return apply(model, decision, store=options.get("store")), choice
+    return api.apply(model, decision, store=options.get("store")), choice
 
 
 def _choose_and_verify(

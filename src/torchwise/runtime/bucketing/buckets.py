@@ -1,7 +1,4 @@
-"""Choose the sizes to pad to that cost least over the observed sizes.
-
-Also here: choose between static plans, a dynamic plan and buckets, by the observed sizes.
-"""
+"""Choose between static plans, a dynamic plan and buckets by the observed sizes, and the buckets that cost least."""
 
 from __future__ import annotations
 
@@ -15,6 +12,13 @@ import numpy as np
 
 from torchwise.errors import InputError, is_count
 from torchwise.former_names import renamed_arguments
+
+STATIC_SHARE = 0.99
+"""Share of calls that the most frequent sizes need for static plans. The original answers the other sizes."""
+MAX_PADDED = 0.25
+"""Share of padding above which one dynamic plan is better than buckets."""
+MIN_WITHIN = 0.5
+"""Minimum share of calls that the rule covers. Below it, one dynamic plan is better."""
 
 MAX_BUCKETS = 8
 """Default number of buckets: PyTorch compiles code for no more signatures of a function (`recompile_limit`)."""
@@ -123,15 +127,6 @@ def _coarsen_sizes(histogram: dict[int, float]) -> dict[int, float]:
         size = known[min((place // step + 1) * step, len(known)) - 1]
         rounded[size] = rounded.get(size, 0.0) + weight
     return rounded
-
-
-STATIC_SHARE = 0.99
-"""Share of calls that the most frequent sizes need for static plans. The original answers the other sizes."""
-MAX_PADDED = 0.25
-"""Share of padding above which one dynamic plan is better than buckets."""
-
-MIN_WITHIN = 0.5
-"""Minimum share of calls that the rule covers. Below it, one dynamic plan is better."""
 
 
 @dataclass(frozen=True, slots=True)

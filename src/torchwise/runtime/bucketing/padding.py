@@ -1,7 +1,4 @@
-"""Apply the rule: read the size of a call, pad its inputs, cut its outputs back. This runs on every call.
-
-Also here: the user's rule for padding: which dimensions of which inputs carry the size, and the fill values.
-"""
+"""The user's rule for padding, and its use: read the size of a call, pad its inputs, cut its outputs back."""
 
 from __future__ import annotations
 
@@ -19,11 +16,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Padder:
-    """Pads and cuts calls of one model by a rule.
-
-    Args:
-        model: the model whose parameters the rule names.
-        padding: the rule.
+    """Pads and cuts calls of one model, whose parameters the rule names.
 
     Raises:
         InputError: the rule does not fit the model's parameters.

@@ -1,7 +1,4 @@
-"""Verify that padding changes no output, by running the model itself on unpadded and padded inputs.
-
-Also here: find the outputs that carry the size, by running the model at two sizes.
-"""
+"""Verify that padding changes no output, by running the model itself on unpadded and padded inputs."""
 
 from __future__ import annotations
 
@@ -232,11 +229,7 @@ Shapes = dict[str, tuple[int, ...]]
 def with_outputs(model: Callable[..., Any], padding: Padding, example: Example, sizes: tuple[int, int]) -> Padding:
     """Return the rule with its outputs filled in: every output dimension that equals the size.
 
-    Args:
-        model: the model, which runs twice without gradients. Its buffers are restored.
-        padding: the rule. It is returned unchanged if it names its outputs.
-        example: inputs, to be resized to each of the sizes.
-        sizes: two different sizes.
+    The model runs at two sizes without gradients, and its buffers are restored. A rule that names its outputs stays.
 
     Raises:
         BaselineError: the model raises at one of the sizes.

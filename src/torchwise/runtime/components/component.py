@@ -41,16 +41,7 @@ _here = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a search.
-
-    Attributes:
-        optimized: the callable that runs by the plan, or None if the original keeps answering.
-        reason: why the plan is used or not, in a sentence.
-        fallback: why the original answers instead, or None if the plan answers.
-        decision: the decision, or None if the search failed.
-        error: the search's error, or None.
-        seconds: duration of the search.
-    """
+    """The result of a search: a callable that runs by the plan, or why the original keeps answering."""
 
     optimized: Callable[..., Any] | None
     reason: str
@@ -133,16 +124,7 @@ class Component:
         examples: Sequence[Example] = (),
         changes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Create a component without a plan.
-
-        Args:
-            name: the component's name in statistics and logs.
-            original: the function or module to tune. It answers whenever the plan does not.
-            config: the component's settings.
-            find: the function that finds a plan.
-            examples: inputs for the search, by default those of the first call.
-            changes: fields of the config that differ from the manager's.
-        """
+        """Create a component without a plan. The fields in `changes` differ from the manager's config."""
         self.name = name
         self.changes = dict(changes or {})
         self.original = original
@@ -167,12 +149,7 @@ class Component:
         self._counts = Statistics()  # of calls that no plan was asked for
 
     def answer(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call by the plan, or by the original.
-
-        Args:
-            plain: the original as the program sees it.
-            args: positional arguments of the call.
-            kwargs: keyword arguments of the call.
+        """Answer a call by the plan, or by `plain`, which is the original as the program sees it.
 
         Raises:
             TorchwiseError: the config has no fallback, and the search or the plan failed.

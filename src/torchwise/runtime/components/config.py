@@ -1,7 +1,4 @@
-"""The settings of a program's components: whether, how and at which minimum speed-up they run by a plan.
-
-Also here: the environment variable `TORCHWISE_DISABLE`, which makes every component run its original code.
-"""
+"""The settings of a program's components: whether, how and at which minimum speed-up they run by a plan."""
 
 from __future__ import annotations
 
@@ -19,6 +16,9 @@ from torchwise.plan.effort import EffortName, check_effort
 from torchwise.plan.rules import list_allowed
 from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import DEFAULT_CALLS, NumericsName, TuneKeywords, WorkloadSpec
+
+VARIABLE = "TORCHWISE_DISABLE"
+OFF = ("", "0", "false", "no", "off")
 
 AUTO = "auto"
 AUTOCAST = ("bfloat16", "float16")
@@ -151,10 +151,6 @@ def _is_number(value: object) -> bool:
 def list_modes() -> tuple[str, ...]:
     """List the modes of a component: "auto" searches, and each mode of `torch.compile` is taken as it is."""
     return (AUTO, *list_allowed("mode"))
-
-
-VARIABLE = "TORCHWISE_DISABLE"
-OFF = ("", "0", "false", "no", "off")
 
 
 def is_disabled() -> bool:

@@ -1,7 +1,4 @@
-"""Decide for a graph: from the store, if it holds a decision for exactly this graph, or else from workers.
-
-Also here: the options of the backend, from `torch.compile(..., options={...})`.
-"""
+"""Decide for a graph: from the store, if it holds a decision for exactly this graph, or else from workers."""
 
 from __future__ import annotations
 
@@ -32,6 +29,9 @@ from torchwise.study.apply_approvals import apply_approvals
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings
 from torchwise.trial.loading import save
 from torchwise.workload.identity import identity, structure
+
+BUDGET_S = 300.0
+"""Default limit of a process, in seconds of tuning, as a model may break into dozens of graphs."""
 
 DYNAMIC = (Plan(backend="inductor", shapes="dynamic"),)
 """The one plan besides eager for a graph of many sizes: any other plan is verified for one size only."""
@@ -119,10 +119,6 @@ def _tune_graph(captured: Captured, request: Request, options: Options, storage:
         SPENT.seconds += time.monotonic() - start
     assert decision is not None, "a study that was not interrupted is decided"
     return decision
-
-
-BUDGET_S = 300.0
-"""Default limit of a process, in seconds of tuning, as a model may break into dozens of graphs."""
 
 
 @dataclass(frozen=True, slots=True)

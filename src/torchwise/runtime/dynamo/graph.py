@@ -44,10 +44,9 @@ class Graph:
 
 
 class CastGraph(Graph):
-    """A captured graph under its surrounding autocast, which a worker lacks.
+    """A captured graph under its surrounding autocast, such as ("cpu", "bfloat16"), which a worker lacks.
 
-    Attributes:
-        autocast: the type of device and the dtype, such as ("cpu", "bfloat16"). They are part of the graph's identity.
+    The autocast is a part of the graph's identity.
     """
 
     def __init__(

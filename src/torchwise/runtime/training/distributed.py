@@ -1,9 +1,8 @@
-"""Treat a step with a distributed model as the step of one rank, for which decisions are made.
+"""Synchronise the ranks of a job, and treat a step with a distributed model as the step of one rank.
 
-Also here: synchronise the ranks of a job: rank 0 computes a result, all receive it, and ranks wait for each other.
-
-They use their own process group, over gloo, for three reasons. Its time-out can be long even if that of the training's
-collectives is short. It needs no device. A rank that ends closes its connections, which the others notice at once.
+Rank 0 computes a result, all receive it, and ranks wait for each other. They use their own process group, over gloo,
+for three reasons. Its time-out can be long even if that of the training's collectives is short. It needs no device. A
+rank that ends closes its connections, which the others notice at once.
 """
 
 from __future__ import annotations
@@ -27,6 +26,11 @@ from torchwise.errors import InputError, TorchwiseError
 from torchwise.plan import Plan
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.workload.train_step import TrainStep, find_sharded_modules, unwrap_ddp
+
+PATIENCE_S = 3 * 3600.0
+"""Seconds for ranks to wait for each other, longer than the most thorough search, and than any compilation."""
+_OF_RANKS = re.compile(r"(RANK|WORLD_SIZE)$|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_")
+"""Environment variables by which a launcher sets a process's rank."""
 
 WHO = "training with sharded weights"
 _MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
@@ -133,12 +137,6 @@ def _inner(step: TrainStep) -> TrainStep:
     found = copy.copy(step)
     found.model = unwrap_ddp(step.model)
     return found
-
-
-PATIENCE_S = 3 * 3600.0
-"""Seconds for ranks to wait for each other, longer than the most thorough search, and than any compilation."""
-_OF_RANKS = re.compile(r"(RANK|WORLD_SIZE)$|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_")
-"""Environment variables by which a launcher sets a process's rank."""
 
 
 class Ranks:
