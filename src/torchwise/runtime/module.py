@@ -159,7 +159,7 @@ class OptimizedModule(PlanWrapper, torch.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         """Return the original's attribute. Python only calls this for attributes that this object lacks."""
-        if name == "_torchwise":  # while unpickling, before there is an original
+        if name in ("_torchwise", "_dispatcher"):  # before there is an original
             raise AttributeError(name)
         return getattr(self._dispatcher.original, name)
 

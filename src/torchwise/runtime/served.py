@@ -153,11 +153,12 @@ class LivePlan:
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledPlan:
         """Return the compiled plan."""
-        if self.compiled is None:
+        compiled = self.compiled
+        if compiled is None:
             if self.changed_since is not None:
                 self._recompiles.again([self.changed_since], at_start=True)
             workload = self._decision.workload
-            self.compiled = compile_plan(
+            self.compiled = compiled = compile_plan(
                 self._original,
                 self._decision.plan,
                 Example(args, kwargs),
@@ -168,7 +169,7 @@ class LivePlan:
                 recompiles=self._recompiles,
             )
             self.changed_since = None
-        return self.compiled
+        return compiled
 
     def forget(self) -> None:
         """Free the plan's memory."""
@@ -194,7 +195,7 @@ class Wrapper:
 
     @property
     def _dispatcher(self) -> Any:
-        return self.__dict__["_torchwise"]
+        return self._torchwise
 
     @property
     def decision(self) -> Decision:
@@ -223,7 +224,8 @@ def rebuild(
 ) -> Any:
     """Make a wrapper again from a copy or a pickle."""
     made = wrapper._wrap(make(*parts))
-    vars(made).update(own or {})  # the very dictionaries of hooks, by which copied handles know theirs
+    if own:
+        vars(made).update(own)  # the very dictionaries of hooks, by which copied handles know theirs
     return made
 
 
@@ -255,14 +257,14 @@ def unwrap(optimized: Any) -> Any:
 
 
 def swap(optimized: Any, served: Served) -> None:
-    """Have another one answer the calls that come from now on. Calls under way end as they began.
+    """Have `served` answer the calls that come from now on. Calls under way end as they began.
 
-    One reference replaces another, which no thread can see half done. The former dispatcher frees itself when the last
-    of its calls is over.
+    One reference replaces another, which no thread can see half done. The former one frees itself when the last of its
+    calls is over.
 
     Raises:
         InputError: it is nothing that Torchwise optimised.
     """
     if dispatcher_of(optimized) is None:
         raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply can be swapped")
-    vars(optimized)["_torchwise"] = served
+    object.__setattr__(optimized, "_torchwise", served)

@@ -299,7 +299,7 @@ class OptimizedStep(Wrapper):
 
     def __getattr__(self, name: str) -> Any:
         """Return the original's attribute. Python only calls this for attributes that this object lacks."""
-        if name == "_torchwise" or name.startswith("__"):  # while unpickling, or for ways to copy the original
+        if name in ("_torchwise", "_dispatcher") or name.startswith("__"):  # before there is one, or to copy it
             raise AttributeError(name)
         return getattr(self.original, name)
 
