@@ -205,19 +205,20 @@ def fit(
         InputError: an argument cannot be used.
         BaselineError: the model raises at one of the sizes.
     """
-    model, seen, tune = unwrap(model), histogram_of(sizes), tune or api.tune
+    model, seen = unwrap(model), histogram_of(sizes)
+    search: Callable[..., Tuned] = tune or api.tune
     example = Example(as_args(args), as_kwargs(kwargs or {}))
     padder = Padder(model, padding)
     padder.size_of(example.args, example.kwargs)
     choice, verified = _choose_and_verify(model, example, padding, seen, count)
     logger.info("torchwise: %s, because %s", choice.kind, choice.reason)
     if verified is not None:
-        decisions = tune_buckets(model, verified, seen, tune, plan_per_bucket=plan_per_bucket, **options)
+        decisions = tune_buckets(model, verified, seen, search, plan_per_bucket=plan_per_bucket, **options)
         return apply_buckets(model, decisions, verified, store=options.get("store")), choice
     examples = [replace(padder.resize(example, size), weight=seen[size]) for size in choice.sizes]
     if choice.kind == "dynamic" and options.get("allow") != "exact":
         options = {"plans": DYNAMIC, **options}
-    decision = tune(model, examples=examples, **options).decision
+    decision = search(model, examples=examples, **options).decision
     return api.apply(model, decision, store=options.get("store")), choice
 
 
