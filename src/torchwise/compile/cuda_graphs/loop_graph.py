@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from torchwise._torch.dispatch import copy_each
 from torchwise.compile.cuda_graphs.capture_errors import explain_failure
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool
-from torchwise.compile.cuda_graphs.recorded_graph import Graph, copy_outputs, is_on_gpu, static
+from torchwise.compile.cuda_graphs.recorded_graph import copy_outputs, is_on_gpu, static
 from torchwise.compile.signature import is_strided, opaque_leaves
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
-from torchwise.workload.layouts import size_of
+from torchwise.workload.layouts import reach_of, size_of
 
 MAX_ITERATIONS = 100
 MAX_LAUNCH_S = 0.02
@@ -71,8 +70,8 @@ class CapturedLoop:
         self._state = pytree.map_tensors(static, state)
         self._tensors = pytree.tensors(self._state)
         self._step = step
-        self._many = self._record_graph(length, inside, pool)
-        self._one = self._many if length == 1 else self._record_graph(1, 0, pool)
+        self._many, self._snapshots = self._record(length, inside, pool)
+        self.one = self._many if length == 1 else self._record(1, 0, pool)[0]  # advances by one step
 
     def enter(self, state: Any) -> None:
         """Copy the values of a state into the static state.
@@ -81,16 +80,13 @@ class CapturedLoop:
         """
         tensors = pytree.tensors(state)
         _check_no_overlap(tensors)
-        copy_each(self._tensors, tensors)
+        for static_tensor, tensor in zip(self._tensors, tensors, strict=True):
+            static_tensor.copy_(tensor)
 
     def many(self) -> list[Any]:
         """Advance by `length` steps, and return copies of the snapshots inside."""
-        self._many.replay()
-        return list(map(copy_outputs, self._many.outputs))
-
-    def one(self) -> None:
-        """Advance by one step."""
-        self._one.replay()
+        self._many()
+        return list(map(copy_outputs, self._snapshots))
 
     def state(self) -> Any:
         """Return a copy of the state."""
@@ -108,14 +104,14 @@ class CapturedLoop:
             raise UnsupportedError("a tensor of the state requires gradients, which no graph records: detach it")
         _check_no_overlap(tensors)
 
-    def _record_graph(self, length: int, inside: int, pool: GraphPool) -> Graph:
+    def _record(self, length: int, inside: int, pool: GraphPool) -> tuple[Callable[[], None], list[Any]]:
         numbers = torch.get_rng_state()
         with explain_failure("the step"):  # after any error the loop continues without a graph, and reports the reason
-            replay, snapshots = pool.record_in_place(self._steps, (length, inside), {}, None)
+            recorded = pool.record_in_place(self._steps, (length, inside), {}, None)
         if not torch.equal(torch.get_rng_state(), numbers):
             torch.set_rng_state(numbers)
             raise UnsupportedError("the step draws random numbers on the CPU, but a replay would repeat them")
-        return Graph(replay, [], snapshots, [])
+        return recorded
 
     def _steps(self, length: int, inside: int) -> list[Any]:
         """Run `length` steps from the static state and write the result to it."""
@@ -167,5 +163,4 @@ def find_overlaps(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
     """Return a tensor's first address, and the address after its last."""
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+    return tensor.data_ptr(), tensor.data_ptr() + reach_of(tensor)
