@@ -15,7 +15,7 @@ from torchwise.compile.cuda_graphs.capture_errors import capture_error, is_of_ca
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_in_frozen_call
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.host_values import HostValues
-from torchwise.compile.cuda_graphs.in_place_replay import InPlaceReplays, Recorded, Replays
+from torchwise.compile.cuda_graphs.in_place_replay import Recorded, RecordedAnswers, Replays
 from torchwise.compile.cuda_graphs.module_buffers import kept_buffers
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, GraphKey, flat_places, graph_key_of, overlap, tensors_of
 from torchwise.compile.guards.module_guard import ModuleGuard, Reads
@@ -82,7 +82,7 @@ class CapturedCall:
         self._call = call
         self._module = module
         self._borrow = borrow
-        self._graphs: dict[GraphKey, InPlaceReplays] = {}
+        self._graphs: dict[GraphKey, RecordedAnswers] = {}
         self._pool = GraphPool()
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
@@ -120,7 +120,7 @@ class CapturedCall:
             self._drop()
 
     def _answer(
-        self, key: GraphKey, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, key: GraphKey, replays: RecordedAnswers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Replay first, and check for changes of the module while the GPU works.
 
@@ -138,7 +138,7 @@ class CapturedCall:
                 self._holder = None
 
     def _answer_locked(
-        self, key: GraphKey, replays: InPlaceReplays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, key: GraphKey, replays: RecordedAnswers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         self._pool.wait_for_last_replay(self._device)
         if replays is None or replays.dropped or replays.written or self._writes_state or not replays.settled():
@@ -163,7 +163,7 @@ class CapturedCall:
             return self._call(*args, **kwargs)  # inputs may share memory, and a graph has copies of each
         return replays(args, kwargs, self._capture_in_place)
 
-    def _capture(self, key: GraphKey, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InPlaceReplays:
+    def _capture(self, key: GraphKey, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RecordedAnswers:
         versions: list[int | None] = []
         settings, hosts = make_settings_check(), self._host
         hosts.pop(key, None)
@@ -205,7 +205,7 @@ class CapturedCall:
         kwargs: Mapping[str, Any],
         settled: Callable[[], bool],
         warm: Callable[[], None],
-    ) -> InPlaceReplays:
+    ) -> RecordedAnswers:
         """Warm up, call `warm`, and record the replays for calls like this one, valid while `settled` returns True."""
 
         def graph(host: HostValues | None) -> Graph:
@@ -264,6 +264,6 @@ class CapturedCall:
         self._graphs.clear()
 
 
-def _drop_all(several: Iterable[InPlaceReplays]) -> None:
+def _drop_all(several: Iterable[RecordedAnswers]) -> None:
     for replays in several:
         replays.drop()

@@ -14,8 +14,9 @@ from __future__ import annotations
 import functools
 import logging
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -42,46 +43,44 @@ Recorder = Callable[[tuple[Any, ...], Mapping[str, Any], list[torch.Tensor] | No
 """Records a call on its own arguments, with its outputs copied to the listed tensors, if there is a list."""
 
 
-class InPlaceReplays(Protocol):
+class RecordedAnswers(ABC):
     """The answers to calls of one signature.
 
     Attributes:
         settled: returns whether PyTorch's settings are still those of the recording.
         dropped: whether it is freed, and may no longer answer.
+        written: positions of the inputs that calls write to.
+        borrow: whether the graphs' own outputs are returned, which a later call overwrites.
     """
 
-    settled: Callable[[], bool]
-    dropped: bool
+    def __init__(self, settled: Callable[[], bool], written: Sequence[int] = (), *, borrow: bool = False) -> None:
+        self.settled = settled
+        self.dropped = False
+        self.written = written
+        self.borrow = borrow
 
-    @property
-    def written(self) -> Sequence[int]:
-        """Positions of the inputs that calls write to."""
-        ...
-
+    @abstractmethod
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: Recorder) -> Any:
         """Answer a call."""
-        ...
 
+    @abstractmethod
     def drop(self) -> None:
-        """Free the graphs and their memory, even if this object is still referenced."""
-        ...
+        """Free the graphs, even if this object is still referenced. It must not be called afterwards."""
+        self.dropped = True
 
 
-class Replays:
+class Replays(RecordedAnswers):
     """The answers to calls of one signature: a graph that copies, and graphs that need no copies.
 
-    `places` are the positions of the tensors in the arguments of every such call, if they are flat. With `borrow` the
-    graph's own outputs are returned, which the next call overwrites.
+    `places` are the positions of the tensors in the arguments of every such call, if they are flat.
     """
 
     def __init__(
         self, graph: Graph, settled: Callable[[], bool], places: list[int] | None = None, *, borrow: bool = False
     ) -> None:
+        super().__init__(settled, graph.written, borrow=borrow)
         self.graph = graph
-        self.settled = settled
-        self.dropped = False
         self._places = places
-        self._borrow = borrow
         self._outputs = pytree.tensors(graph.outputs)
         self._blanks = [] if borrow else [blank(output) for output in self._outputs]
         self._packed = packer(graph.outputs)
@@ -97,7 +96,7 @@ class Replays:
         The garbage collector could then free graphs during another recording, which would break that recording.
         """
         if not self._is_ordinary:
-            return self.graph(args, kwargs, borrow=self._borrow)
+            return self.graph(args, kwargs, borrow=self.borrow)
         inputs = tensors_of(args, kwargs) if self._places is None else [args[place] for place in self._places]
         results = [make() for make in self._blanks]
         recorded = None
@@ -108,25 +107,20 @@ class Replays:
                 recorded = self._settle(addresses, args, kwargs, results, record)
         if recorded is None:
             self.graph.run(inputs)
-            if self._borrow:
+            if self.borrow:
                 return self.graph.outputs
             copy_each(results, self._outputs)
             return self._packed(results)
         replay, borrowed = recorded
         replay()
-        for position in self.graph.written:
+        for position in self.written:
             if not inputs[position].is_inference():  # such tensors have no version counter
                 torch.autograd.graph.increment_version(inputs[position])
-        return borrowed if self._borrow else self._packed(results)
-
-    @property
-    def written(self) -> Sequence[int]:
-        """Positions of the inputs that calls write to."""
-        return self.graph.written
+        return borrowed if self.borrow else self._packed(results)
 
     def drop(self) -> None:
         """Free the graphs. It must not be called afterwards."""
-        self.dropped = True
+        super().drop()
         self._in_place.clear()
         self._outputs, self._blanks, self._packed = [], [], list
         self.graph = Graph(_do_nothing, [], None, [])
@@ -147,7 +141,7 @@ class Replays:
         if not all(map(_is_ordinary, tensors_of(args, kwargs))):
             return None
         try:
-            recorded = self._in_place[addresses] = record(args, kwargs, None if self._borrow else results)
+            recorded = self._in_place[addresses] = record(args, kwargs, None if self.borrow else results)
         except Exception as error:  # after any error the graph that copies answers
             logger.debug("torchwise: a call is replayed with copies, as recording it in place failed", exc_info=error)
             self._settling = 0

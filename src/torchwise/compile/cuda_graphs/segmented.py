@@ -18,7 +18,7 @@ and run the Python code in between. Trace trees (Gal & Franz, UCI ICS-TR-06-16),
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.cuda_graphs.graph_pool import warm_up
 from torchwise.compile.cuda_graphs.host_values import HostValues
+from torchwise.compile.cuda_graphs.in_place_replay import RecordedAnswers
 from torchwise.compile.cuda_graphs.module_buffers import KeptBuffer, buffers_of
 from torchwise.compile.cuda_graphs.recorded_graph import GraphKey, copy_outputs, static_inputs, tensors_of
 from torchwise.compile.cuda_graphs.segments import Path, record_path
@@ -53,14 +54,12 @@ _DRAWS = (
 )
 
 
-class SegmentedPaths:
-    """The recorded paths for calls of one signature. It is used like `Replays`.
+class SegmentedPaths(RecordedAnswers):
+    """The recorded paths for calls of one signature. A call that writes to inputs is refused.
 
     `record` records the path for the values in the inputs, and leaves its results in the outputs. `call` answers if
     there are too many paths, or one cannot be recorded, or none may be.
     """
-
-    written: Sequence[int] = ()  # a call that writes to inputs is refused
 
     def __init__(
         self,
@@ -72,12 +71,10 @@ class SegmentedPaths:
         *,
         borrow: bool = False,
     ) -> None:
-        self.settled = settled
-        self.dropped = False
+        super().__init__(settled, borrow=borrow)
         self._inputs = inputs
         self._record = record
         self._call = call
-        self._borrow = borrow
         self.paths = [first]  # the path of the last call comes first
         self._refused: set[tuple[Hashable, ...]] = set()
         self._passed = self._to_pass = 0
@@ -98,11 +95,11 @@ class SegmentedPaths:
             self._passed = min(2 * self._passed + 1, MAX_PASSED)
             return self._call(*args, **kwargs)
         self._passed = 0
-        return path.outputs if self._borrow else copy_outputs(path.outputs)
+        return path.outputs if self.borrow else copy_outputs(path.outputs)
 
     def drop(self) -> None:
         """Free the paths. It must not be called afterwards."""
-        self.dropped = True
+        super().drop()
         self.paths, self._inputs, self._record = [], [], _raise_freed
 
     def _follow(self) -> Path | None:
