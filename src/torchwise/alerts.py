@@ -94,11 +94,7 @@ MAX_MESSAGES = 20
 
 
 class OnceLog:
-    """The messages that one place has logged.
-
-    Args:
-        limit: maximum number of messages.
-    """
+    """The messages that one place has logged."""
 
     def __init__(self, limit: int = MAX_MESSAGES) -> None:
         self._limit = limit

@@ -50,11 +50,7 @@ class Environment:
     )
 
     def check_read(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            InputError: the number of CPUs is negative, no CPU is allowed, or the device is unknown.
-        """
+        """Refuse a negative number of CPUs, a limit that allows none, and an unknown device."""
         if self.cpus < 0:
             raise InputError(f"cpus is {self.cpus}, but must be at least 0")
         if self.cores_allowed is not None and not 0 < self.cores_allowed < math.inf:

@@ -42,6 +42,8 @@ FORMER = {
     "torchwise.records.approval": "torchwise.records.decision",
     "torchwise.records.batchfit": "torchwise.records.scale",
     "torchwise.records.cores": "torchwise.records.measurement",
+    "torchwise.records.cost_model": "torchwise.records.trial",
+    "torchwise.records.inspection": "torchwise.records.measurement",
     "torchwise.training.ranks": "torchwise.runtime.training.distributed",
     "torchwise.foreign.denoisers": "torchwise_models.libraries.wrappers",
     "torchwise.foreign.language": "torchwise_models.libraries.wrappers",

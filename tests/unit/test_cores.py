@@ -17,8 +17,8 @@ from torchwise.environment import cpu_quota, read_throttled_s, usable_cpus
 from torchwise.measure import quality as module
 from torchwise.measure.quality import MIN_S, CoreWatch, _load
 from torchwise.records import CoreUse, Measurement, codec
-from torchwise.records.cost_model import eager_measured
 from torchwise.records.measurement import describe_contention
+from torchwise.records.trial import eager_measured
 
 FREE = CoreUse(cpus=2, threads=2, others=0.05, waited=0.001, preempted=1.0, pressure=0.01)
 HELD = replace(FREE, others=1.02, waited=0.4, pressure=0.9)

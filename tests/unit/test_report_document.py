@@ -37,9 +37,9 @@ from torchwise.report.document import (
     Tone,
     figures_table,
 )
-from torchwise.report.render.html import render_page, render_part
-from torchwise.report.render.markdown import render_markdown
-from torchwise.report.render.terminal import render_terminal
+from torchwise.report.html import render_page, render_part
+from torchwise.report.markdown import render_markdown
+from torchwise.report.terminal import render_terminal
 
 TABLE = Table(
     "a caption",

@@ -35,9 +35,9 @@ from torchwise.records import (
 from torchwise.records import format as show
 from torchwise.records.answer import QUIET_HALF_WIDTH, Reliability
 from torchwise.records.candidates import Row, rows
-from torchwise.records.cost_model import CostModel
 from torchwise.records.reasons import Cost, baseline_cost, cost_of, workload_of
 from torchwise.records.study_diff import times_of
+from torchwise.records.trial import CostModel
 from torchwise.report.plots.study import series_of
 from torchwise.report.study import inspection_facts, notes
 from torchwise.study.decision import decide

@@ -15,7 +15,7 @@ from torchwise.records import Standing, Study, StudyState
 from torchwise.records.candidates import Row, rows
 from torchwise.report.explanation import render_explanation_part
 from torchwise.report.facts import when
-from torchwise.report.render.html import Theme
+from torchwise.report.html import Theme
 from torchwise.report.studies import progress, render_approvals, render_history, render_studies, render_study_diff
 from torchwise.report.study import render_html_part
 from torchwise.study.apply_approvals import apply_approvals, make_approval

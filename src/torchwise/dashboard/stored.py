@@ -8,7 +8,7 @@ import streamlit as st
 
 from torchwise.dashboard.serve import READ_ONLY
 from torchwise.records import Study
-from torchwise.report.render.html import Theme
+from torchwise.report.html import Theme
 from torchwise.store import Storage, StudySummary, default_url, open_storage
 
 MAX_COUNT = 200

@@ -131,11 +131,7 @@ class Choice:
     detectors: tuple[tuple[Trait, Code], ...] = ()
 
     def __post_init__(self) -> None:
-        """Take traits by their values, too, as a plug-in may name them.
-
-        Raises:
-            PlanError: a trait is unknown.
-        """
+        """Take traits by their values, too, as a plug-in may name them."""
         named = ((field, getattr(self, field)) for field in ("required_traits", "quick_with"))
         found: dict[str, Any] = {field: tuple(check_trait(one, field) for one in traits) for field, traits in named}
         for field in ("excluded_by", "implies_for", "detectors"):

@@ -73,11 +73,7 @@ MOST = "thorough"
 
 
 def check_effort(effort: object) -> None:
-    """Refuse what is no effort.
-
-    Raises:
-        InputError: gives the value and the efforts.
-    """
+    """Refuse what is no effort with an `InputError` that gives the value and the efforts."""
     if not isinstance(effort, str) or effort not in EFFORTS:
         near = did_you_mean(effort, EFFORTS) if isinstance(effort, str) else ""
         raise InputError(f"effort is {short_repr(effort)}, but must be one of {', '.join(EFFORTS)}{near}")

@@ -22,13 +22,7 @@ _WAY_OUT = "or describe it with torchwise.plan.register"
 
 
 def check_known(plan: Plan) -> None:
-    """Refuse a plan that names an unknown backend, transform or option of Inductor.
-
-    Numbers that no machine could follow are refused, too.
-
-    Raises:
-        PlanError: with the value, the known ones, and near misses.
-    """
+    """Refuse a plan that names an unknown backend, transform or option of Inductor, or a number beyond any machine."""
     for problem in _problems(plan):
         raise PlanError(problem)
 

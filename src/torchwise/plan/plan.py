@@ -210,11 +210,7 @@ EAGER = Plan()
 
 
 def check_is_plan(given: object) -> None:
-    """Refuse any other object in a plan's place, such as its text.
-
-    Raises:
-        PlanError: it is no plan.
-    """
+    """Refuse any other object in a plan's place, such as its text."""
     if not isinstance(given, Plan):
         raise PlanError(
             f"plan is {given!r}, but must be a Plan, such as Plan(backend='inductor'); Plan.from_json reads {EXAMPLE}"

@@ -34,21 +34,13 @@ def list_allowed(field: str) -> tuple[str, ...]:
 
 
 def check(plan: Plan) -> None:
-    """Refuse a plan that is illegal or means nothing.
-
-    Raises:
-        PlanError: with the value and the rule.
-    """
+    """Refuse a plan that is illegal or means nothing with a `PlanError` that gives the value and the rule."""
     for problem in _problems(plan):
         raise PlanError(problem)
 
 
 def check_containers(transforms: Any, options: Any) -> None:
-    """Refuse transforms that are no names and options that are no pairs of a name and a value, each name once.
-
-    Raises:
-        PlanError: with the value and the rule.
-    """
+    """Refuse transforms that are no names and options that are no pairs of a name and a value, each name once."""
     if not isinstance(transforms, (tuple, list)) or not all(isinstance(name, str) and name for name in transforms):
         raise PlanError(f"transforms is {transforms!r}, but must hold the names of rewrites")
     if not isinstance(options, (tuple, list)) or not all(_is_pair(option) for option in options):

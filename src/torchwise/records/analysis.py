@@ -14,13 +14,10 @@ from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.codec import Document
-from torchwise.records.cost_model import CostModel, eager_measured
-from torchwise.records.inspection import Inspection
-from torchwise.records.measurement import Measurement
+from torchwise.records.measurement import Inspection, Measurement
 from torchwise.records.statistics import Amount, Count, Duration, Interval, Positive, Seconds
-from torchwise.records.trial import Costs, Trial
+from torchwise.records.trial import CostModel, Costs, Trial, eager_measured
 
-SCHEMA = "torchwise.analysis/1"
 FAR_OUT = 3.0
 """Interquartile ranges above the third quartile beyond which a call is an outlier: Tukey's outer fence (Exploratory
 Data Analysis, 1977)."""
@@ -88,11 +85,9 @@ class Memory:
     """Memory held by a process that runs the plan, in bytes.
 
     Attributes:
-        model: parameters and buffers.
         inputs: the largest example.
         start: peak of the first calls of a warm start, above the memory held before, or None if not measurable.
         call: peak of a steady call, above the memory held before it, or None if not measurable.
-        baseline_call: the same for eager.
     """
 
     model: Count
@@ -120,8 +115,6 @@ class Steady:
     Attributes:
         warm_s: seconds that its first calls took beyond steady ones.
         plan: each call of the plan.
-        baseline: each call of eager, alternating with the plan's in turns.
-        memory: held by the process.
     """
 
     warm_s: Seconds
@@ -142,9 +135,7 @@ class Batch:
     """The plan on inputs of one batch size.
 
     Attributes:
-        size: batch size.
         measurement: against eager at this size, or None if there is none.
-        costs: cost of compiling for this size.
         reason: why it was not timed, in words.
     """
 
@@ -156,13 +147,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """One batch size on one scale.
-
-    Attributes:
-        size: batch size.
-        eager_s: seconds per call of eager at this size.
-        speedup: over eager at this size.
-    """
+    """One batch size on one scale."""
 
     size: int
     eager_s: float
@@ -186,12 +171,7 @@ class BatchFigures:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A piece of advice that follows from the figures.
-
-    Attributes:
-        rule: name of the advice, for programs.
-        text: the advice in words, with the figures.
-    """
+    """A piece of advice that follows from the figures."""
 
     rule: str
     text: str
@@ -231,7 +211,7 @@ class Analysis(Document):
     seconds: Seconds = 0.0
     batch_size: Positive | None = None
     trust: Trust | None = field(default=None, compare=False)
-    schema: str = SCHEMA
+    schema: str = "torchwise.analysis/1"
 
     @property
     def plan(self) -> Plan:

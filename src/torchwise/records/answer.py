@@ -150,7 +150,6 @@ class Timing:
 
     Attributes:
         time: seconds per call, on the scale of the times that the output shows.
-        speedup: over eager.
     """
 
     time: Interval
@@ -185,11 +184,7 @@ class Judge:
     confidence: float
 
     def __post_init__(self) -> None:
-        """Refuse an invalid threshold.
-
-        Raises:
-            InputError: it is not at least 0.
-        """
+        """Refuse an invalid threshold."""
         if not 0 <= self.threshold < math.inf:
             raise InputError(f"threshold is {self.threshold}, but must be at least 0: 0.05 is 5 %")
 

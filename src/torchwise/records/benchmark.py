@@ -18,7 +18,6 @@ from torchwise.records.statistics import Amount, Interval, Rate, Seconds
 from torchwise.records.trial import Costs, Failure
 from torchwise.records.verdict import Outcome, Verdict
 
-SCHEMA = "torchwise.bench/1"
 EAGER = "eager"
 TORCHWISE = "torchwise"
 """The contender that chooses a plan."""
@@ -57,8 +56,6 @@ class Performance:
     """A worker's findings about one contender.
 
     Attributes:
-        costs: cold and warm first call, peak memory.
-        verdict: on values, dtypes, strides, inputs written to.
         measurement: against eager, in alternation.
         overwrites: whether the next call overwrites an answer. If not, the answer may be kept.
         dtype: of the workload's numbers.
@@ -85,14 +82,10 @@ class Row:
     """One contender on one target.
 
     Attributes:
-        workload: the target, device, mode and objective.
-        contender: its name.
         precision: class of its numeric precision: "native", or that of a plan which lowers it. Ratios stay within a
             class.
-        state: its outcome.
         reason: why it was not timed, in words.
         performance: the worker's findings, if it was timed.
-        failure: how it ended, if it failed.
         plan: for Torchwise, the chosen plan.
         search_s: for Torchwise, seconds of search, or None if the request listed the plans.
         searched: for Torchwise, every plan that was tried or left out, with its outcome or the reason.
@@ -197,10 +190,8 @@ class Benchmark(Document):
     """A whole run: the machine, its hardware peaks, and every row.
 
     Attributes:
-        environment: the machine and its software.
         created_at: seconds since the epoch.
         peaks: the hardware's peaks, or None if they were not measured.
-        rows: every row.
         trust: how far its figures could be trusted when it was written (`records/scale.py`), for readers of JSON alone,
             or None in those of earlier versions.
     """
@@ -210,7 +201,7 @@ class Benchmark(Document):
     peaks: Peaks | None = None
     rows: tuple[Row, ...] = ()
     trust: Trust | None = field(default=None, compare=False)
-    schema: str = SCHEMA
+    schema: str = "torchwise.bench/1"
 
     def select_rows(self, workload: WorkloadSpec) -> tuple[Row, ...]:
         """Return the rows of one target, in the order in which they ran."""
@@ -222,11 +213,7 @@ class Benchmark(Document):
         return tuple(dict.fromkeys(row.workload for row in self.rows))
 
     def check_read(self) -> None:
-        """Refuse rows without samples, which give no time.
-
-        Raises:
-            InputError: a row has no samples.
-        """
+        """Refuse rows without samples, which give no time."""
         for row in self.rows:
             if not all(one.candidate_s for one in row.measurements):
                 raise InputError(

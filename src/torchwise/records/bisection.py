@@ -13,8 +13,6 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.codec import Document
 from torchwise.records.statistics import Count, Positive, Seconds
 
-SCHEMA = "torchwise.bisection/1"
-
 Stage = Literal["eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "plan"]
 """How far a call goes: the model itself, then each stage of `torch.compile` with all before it, or one of our plans."""
 
@@ -40,7 +38,6 @@ class Observation:
 
     Attributes:
         symptom: of the candidate. Eager itself was right in the same process.
-        detail: a sentence with the figures.
         kind: signal or exception of a crash. Two crashes of different kinds are two faults.
     """
 
@@ -61,13 +58,7 @@ class Observation:
 @renamed_fields(observation="sighting")
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the search, in a process of its own.
-
-    Attributes:
-        what: description of the attempt.
-        observation: the observation.
-        seconds: wall time, including the worker's start.
-    """
+    """One step of the search, in a process of its own."""
 
     what: str
     observation: Observation
@@ -81,7 +72,6 @@ class Cause:
     Attributes:
         kind: "option", "pass", "decomposition", "lowering" or "choice" (of a plan).
         name: the option with the value that fixes the fault, the pass, or the operator.
-        detail: how it was found.
         place: which application of a pass, decomposition or lowering it is, from 1, or None if there is no count.
         of: how many applications there are.
         workaround: options of `torch.compile` with which the fault was observed to be gone.
@@ -100,11 +90,9 @@ class Operation:
     """One operation of a graph that Dynamo captured.
 
     Attributes:
-        name: name of its value in the graph.
         operator: its operator, such as "torch.add".
         code: the whole operation, such as "add = torch.add(x, mask)".
         source: file and line that it comes from, if known.
-        line: the text of that line.
     """
 
     name: str
@@ -120,7 +108,6 @@ class Subgraph:
 
     Attributes:
         graph: index of the captured graph, from 0.
-        operations: operations of the part.
         of: number of operations in the whole graph.
         complete: whether the search for it came to its end. The budget may cut it short.
     """
@@ -139,7 +126,6 @@ class Repro:
         file: its path. Its inputs are in the same folder.
         confirmed: whether it was run in a fresh process, and showed the fault.
         standalone: whether it needs torch alone. Otherwise it loads the target, or Torchwise for its plan.
-        output: the end of what it printed.
     """
 
     file: str
@@ -180,7 +166,7 @@ class Bisection(Document):
     steps: tuple[Step, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: Seconds = 0.0
-    schema: str = SCHEMA
+    schema: str = "torchwise.bisection/1"
 
     @property
     def found(self) -> bool:

@@ -26,8 +26,6 @@ class Row:
 
     Attributes:
         number: of the trial, or None for eager, which has an inspection and no trial.
-        plan: the candidate.
-        name: the plan, as text.
         standing: "decided", "baseline", "verified", or "ineligible" for a plan that cannot be chosen.
         is_decided: whether the decision is for this row. Eager can be both baseline and decided.
         state: of the trial, or "inspected" for eager.

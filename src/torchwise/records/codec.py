@@ -81,11 +81,7 @@ def from_json(text: str | bytes, kind: type[T]) -> T:
 
 
 def parse(text: str | bytes, kind: type) -> Any:
-    """Return the plain data of a record's text.
-
-    Raises:
-        InputError: it is no JSON.
-    """
+    """Return the plain data of a record's text. Text that is no JSON raises an `InputError`."""
     try:
         return parse_json(text)
     except InputError as error:
@@ -113,11 +109,7 @@ class Document:
 
 
 def check_schema(data: Any, kind: type, known: str) -> None:
-    """Refuse data of another schema, before reporting any error that may follow from it.
-
-    Raises:
-        InputError: the data have another schema, or name none.
-    """
+    """Refuse data of another schema, before reporting any error that may follow from it."""
     if not isinstance(data, dict):
         raise InputError(f"this is no {kind.__name__}: it is {short_repr(data)}, but must be an object")
     if "schema" not in data:

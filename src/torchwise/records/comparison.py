@@ -20,8 +20,6 @@ from torchwise.records.codec import Document
 from torchwise.records.scale import scale_of
 from torchwise.records.statistics import CONFIDENCE, Amount, Share
 
-SCHEMA = "torchwise.comparison/1"
-
 
 @dataclass(frozen=True, slots=True)
 class RowComparison:
@@ -29,7 +27,6 @@ class RowComparison:
 
     Attributes:
         target: the target. It is the first part of the row's `Row.key`, and the next four fields are the rest.
-        change: its change.
         time: B's time per call over A's, each in its own process, or None if it was not judged by time.
         speedup: B's speed-up over eager, divided by A's, or None likewise.
         detail: the figures or the reason, in words.
@@ -63,7 +60,7 @@ class Comparison(Document):
     differences: tuple[str, ...]
     rows: tuple[RowComparison, ...]
     trust: Trust | None = None
-    schema: str = SCHEMA
+    schema: str = "torchwise.comparison/1"
 
     def select_rows(self, change: Change) -> tuple[RowComparison, ...]:
         """Return the rows of one kind."""
@@ -91,11 +88,6 @@ class Comparison(Document):
 
 def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Comparison:
     """Compare two benchmarks row by row, A before and B after.
-
-    Args:
-        a: before.
-        b: after.
-        threshold: relative change to ignore.
 
     Raises:
         InputError: the threshold is not at least 0, or the two share no row.

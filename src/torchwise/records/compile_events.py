@@ -9,8 +9,6 @@ from torchwise.former_names import renamed_fields
 from torchwise.records.codec import Document
 from torchwise.records.statistics import Amount, Count, Positive, Seconds
 
-SCHEMA = "torchwise.watched/1"
-
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -30,9 +28,7 @@ class CodeFix:
 
     Attributes:
         kind: the class of fix, such as "print" or "branch".
-        text: instructions for the line at hand.
         setting: a setting of PyTorch that fixes it without a change of the code, or empty if there is none.
-        consequence: side effects of that setting.
         line: replacement for the line, or empty if it is unknown. `explain` runs it before it recommends it.
         condition: the line's condition as a tensor, likewise.
     """
@@ -58,18 +54,14 @@ class Break:
 
     Attributes:
         file: of the user's own code: the innermost frame that is neither torch's nor an installed library's.
-        line: in that file.
-        function: around that line.
         code: PyTorch's registry code, such as "GB0059", or empty if it gives none. It is explained at
             https://meta-pytorch.org/compile-graph-break-site/.
         reason: PyTorch's name of the kind of break.
-        explanation: PyTorch's own words.
         hints: PyTorch's own advice, without its requests for a bug report.
         context: the object that PyTorch was tracing, for its developers.
         stack: the frames of the program down to the break, outermost first, without those of torch's compiler.
         library: the innermost frame, if it lies in an installed library and not in the user's code.
         excerpt: the source line as it stands, or empty if it cannot be read.
-        fix: the replacement code, or None if none is known.
         count: how often it was met while compiling.
         whole: whether PyTorch could not go on after it, and runs the whole function without compiling it.
     """
@@ -100,8 +92,6 @@ class Recompile:
     """A function that was compiled again, because a guard of its compiled code failed.
 
     Attributes:
-        function: its name.
-        file: where it stands.
         line: its first line.
         guard: the guard that failed, as PyTorch writes it.
         varies: the difference from call to call, in words.
@@ -129,12 +119,10 @@ class Compilation:
     Attributes:
         compile_id: PyTorch's "frame/compilation", such as "0/1", the same for forward and backward.
         function: its name. A part after a graph break has a name that includes the function it is a part of.
-        file: its file.
         line: its first line.
         seconds: total duration.
         phases: seconds by phase, as PyTorch names them. They are nested: "inductor_code_gen" lies within "inductor",
             that within "aot_autograd", that within "dynamo". "triton" is the C++ compiler on a CPU.
-        guards: number of guards.
         guard_us: microseconds for one check of all guards, as PyTorch measured it, or None if it did not.
         graph_ops: number of operations in the captured graph.
         graph_nodes: number of nodes in it, inputs and outputs included.
@@ -177,10 +165,7 @@ class UncompiledPart:
     """Something that does not run compiled, and that PyTorch says little or nothing about.
 
     Attributes:
-        kind: the reason.
         what: details in words: the operators, or PyTorch's reason.
-        function: the function in which it happens.
-        file: the function's file.
         line: its first line.
         count: how often it was met while compiling.
         graph_break: the place of the graph break that left the function uncompiled, or None.
@@ -216,7 +201,7 @@ class CompileEvents(Document):
     fallbacks: tuple[UncompiledPart, ...] = ()
     trace_s: Seconds = 0.0
     notes: tuple[str, ...] = ()
-    schema: str = SCHEMA
+    schema: str = "torchwise.watched/1"
 
     @property
     def compile_s(self) -> float:

@@ -66,11 +66,7 @@ class Decision(Document):
         return self.answer is Answer.INCONCLUSIVE
 
     def check_read(self) -> None:
-        """Refuse an error below 0.
-
-        Raises:
-            InputError: the error is below 0.
-        """
+        """Refuse an error below 0."""
         if self.error is not None and self.error < 0:
             raise InputError(f"error is {self.error}, but must be at least 0")
 

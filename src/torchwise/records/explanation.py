@@ -29,10 +29,7 @@ class SourceLocation:
     """A line of a user's program.
 
     Attributes:
-        file: its path.
         line: counted from 1, or 0 if unknown.
-        function: the function around it.
-        excerpt: text of the line.
     """
 
     file: str
@@ -53,8 +50,6 @@ class FixTrial:
 
     Attributes:
         fix: the change, as code if it is code.
-        helps: whether it is recommended.
-        seen: result, in words.
         saving: its saving, or None if it could not be timed.
         compilations: how often the function was compiled with it.
     """
@@ -101,7 +96,6 @@ class Stage:
         name: "graph capture" to "caching and execution".
         seconds: its duration, once, or that of one call for execution.
         went_in: its input, in words with counts.
-        came_out: its output, likewise.
         artifacts: names of the files that show it, if they were requested.
     """
 
@@ -117,14 +111,12 @@ class Kernel:
     """Code that runs on the device, or a library's or compiler's function on the CPU.
 
     Attributes:
-        name: its name in the profiler.
         calls: number of calls in one call of the model.
         seconds: total in one call of the model.
         nbytes: bytes of the tensors that they are given and return, each counted once, or None if unknown.
         flops: of matrix products, convolutions, attention and RNNs; 0 for pure data movement; None if unknown.
         share: of the roofline: the minimum time on this hardware over the actual time, or None if bytes or FLOPs are
             unknown, or the profile is rough.
-        generated: whether the compiler wrote it.
     """
 
     name: str
@@ -174,7 +166,6 @@ class Execution:
         busy_s: seconds of it in which a kernel runs.
         guards_s: seconds of looking up compiled code and checking guards.
         guards: number of guard checks in a call.
-        regions: compiled graphs that run in one call.
         inflation: profiled over timed duration of the call. The profiler's times were divided by it.
     """
 
@@ -202,7 +193,6 @@ class Capturable:
 
     Attributes:
         answer: None if there is no device to try it on.
-        reasons: one for each obstacle.
     """
 
     answer: bool | None

@@ -16,11 +16,7 @@ STDOUT = Path("/dev/stdout")
 
 
 def write_json(record: Study | Document, path: str | Path) -> Path:
-    """Write a record to `path`, which holds either all of it or its old contents. Return the path.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write a record to `path`, which holds either all of it or its old contents. Return the path."""
     return write_atomically(record.to_json() + "\n", path)
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torchwise.plan.workload_spec import WorkloadSpec
     from torchwise.records.benchmark import Benchmark, Row
     from torchwise.records.bisection import Step
-    from torchwise.records.inspection import Inspection
+    from torchwise.records.measurement import Inspection
     from torchwise.records.statistics import Interval
     from torchwise.records.trial import Trial
 

@@ -1,12 +1,16 @@
-"""Raw timing samples of a candidate and of the baseline, taken in alternation, and how the CPUs were shared."""
+"""Raw timing samples of a candidate and of the baseline, how the CPUs were shared, and what inspecting found.
+
+Samples are taken in alternation. The plain model is inspected once per study, in a worker, before any candidate.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torchwise.errors import InputError
+from torchwise.plan import Trait
 from torchwise.records.format import seconds
 from torchwise.records.statistics import (
     Amount,
@@ -14,6 +18,7 @@ from torchwise.records.statistics import (
     Duration,
     Interval,
     Positive,
+    Seconds,
     Share,
     median_interval,
     ratio_interval,
@@ -80,9 +85,9 @@ class Measurement:
 
     def __post_init__(self) -> None:
         """Move notes of earlier versions that name no disturbance into their fields."""
-        for field, beginning in _FORMER_NOTES.items():
+        for name, beginning in _FORMER_NOTES.items():
             for note in (note for note in self.notes if note.startswith(beginning)):
-                object.__setattr__(self, field, note)
+                object.__setattr__(self, name, note)
                 object.__setattr__(self, "notes", tuple(other for other in self.notes if other != note))
 
     @property
@@ -91,11 +96,7 @@ class Measurement:
         return (*self.notes, *filter(None, (self.width_note, self.not_cold)))
 
     def check_read(self) -> None:
-        """Refuse rounds that are no pairs.
-
-        Raises:
-            InputError: the rounds are no pairs.
-        """
+        """Refuse rounds that are no pairs."""
         for cold in ("", "cold_"):
             count, expected = (len(getattr(self, f"{cold}{side}_s")) for side in ("candidate", "baseline"))
             if count != expected:
@@ -226,3 +227,66 @@ def describe_contention(cores: CoreUse, seconds_by_threads: Mapping[int, float],
 
 def _pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The work of one training step.
+
+    Attributes:
+        tokens: elements of the batch if it holds whole numbers, or None if it does not.
+        flops: floating-point operations of its matrix products and convolutions, forward and backward, or None if they
+            could not be counted.
+        peak_flops: such operations per second that this device does at its best, at the step's own precision.
+    """
+
+    samples: Positive
+    tokens: Count | None
+    flops: Amount | None
+    peak_flops: Amount | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Properties of the plain model.
+
+    Attributes:
+        identity: of the workload, as `torchwise.workload.identity.identity` gives it.
+        structure: of the model alone, as `torchwise.workload.identity.structure` gives it.
+        description: the model in a line, such as "Sequential, 25.6 M parameters, float32".
+        inputs: one line per example, as `describe_example` gives it.
+        traits: traits that choices may need, and that verification must know. Of `Trait.CONTENDED_CORES`,
+            `measurement.cores` is the evidence.
+        first_call_s: seconds of the first call beyond a steady one.
+        peak_memory: bytes at the peak of one call above those held before it, or None if not measurable.
+        shares: share of eager's time by kind of work, from PyTorch's profiler. "gemm" is a share of the operators'
+            time, convolutions included, and "conv" too. "launch" is the share of the call in which no kernel runs.
+        operators: number of operators in a call, the most over the examples, or None if they could not be counted.
+        notes: notes for the user, such as on a model left in training mode.
+        work: of one step, if a training step is tuned.
+        structure_details: the parts of the structure, as decisions keep them.
+    """
+
+    identity: str
+    structure: str
+    description: str
+    inputs: tuple[str, ...]
+    traits: frozenset[Trait]
+    measurement: Measurement
+    first_call_s: Seconds
+    peak_memory: Count | None = None
+    shares: dict[str, Amount] = field(default_factory=dict)
+    operators: Count | None = None
+    notes: tuple[str, ...] = ()
+    work: StepWork | None = None
+    structure_details: str = ""
+
+    @property
+    def time_by_kind(self) -> dict[str, float]:
+        """Parts of eager's call by kind of work, the largest first. Unlike `shares`, no two of them overlap."""
+        idle, conv = self.shares.get("launch", 0.0), self.shares.get("conv", 0.0)
+        parts = {
+            name: share if name == "launch" else (max(share - conv, 0.0) if name == "gemm" else share) * (1 - idle)
+            for name, share in self.shares.items()
+        }
+        return dict(sorted(parts.items(), key=lambda item: -item[1]))

@@ -1,10 +1,8 @@
-"""The rows of a benchmark on one scale, so that no two figures of an output disagree.
+"""The rows of a benchmark on one scale, so that no two figures of an output disagree, and the batch sizes that fitted.
 
 Each contender is timed against eager in a process of its own, and eager's time differs from one to the next. The pairs
 give the row's speed-up. Its time per call is eager's overall time, divided by that speed-up. If Torchwise and its rival
 were timed in one process, that duel gives their ratio, and their speed-ups over eager agree with it.
-
-Also here: how large a batch may be: the sizes tried, those that fitted, and the one with the highest throughput.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Row
 from torchwise.records.codec import Document
-from torchwise.records.cost_model import eager_peak_memory
 from torchwise.records.processes import is_level_across
 from torchwise.records.statistics import Amount, Count, Interval, Positive, ratio_of
+from torchwise.records.trial import eager_peak_memory
 
 EXACT = Interval(1.0, 1.0, 1.0)
 
@@ -31,7 +29,6 @@ class ScaledRow:
     """The figures of one timed row.
 
     Attributes:
-        row: the row.
         speedup: over eager, exactly 1 for eager.
         time: seconds per call: eager's over the speed-up.
     """
@@ -69,7 +66,6 @@ class Scale:
     Attributes:
         eager_s: seconds per call of eager, the median over the processes that timed it, or None if none did.
         eager_memory: bytes at the peak of a call of eager, or None if unknown.
-        rows: figures of the timed rows.
     """
 
     eager_s: float | None
@@ -213,15 +209,11 @@ def may_be_faster(other: ScaledRow, best: ScaledRow) -> bool:
     return exceeds(ratio_of(best.speedup, other.speedup)) is Answer.INCONCLUSIVE
 
 
-SCHEMA = "torchwise.batchfit/1"
-
-
 @dataclass(frozen=True, slots=True)
 class SizeTried:
     """One batch size.
 
     Attributes:
-        size: batch size.
         samples_per_s: throughput at this size, or None if it failed.
         peak_memory: bytes at the peak of a call, beyond those held before it, or None if unknown.
         problem: why it does not fit, or empty if it does.
@@ -248,7 +240,7 @@ class BatchFit(Document):
     plan: Plan
     tried: tuple[SizeTried, ...]
     memory_limit: Count | None = None
-    schema: str = SCHEMA
+    schema: str = "torchwise.batchfit/1"
 
     @property
     def largest(self) -> int | None:

@@ -1,9 +1,6 @@
-"""Intervals from raw samples, used to stop measuring, to decide and to report.
+"""Intervals from raw samples, and types for the numbers in records' fields, whose bounds are checked on reading.
 
 They stand here, below everything that uses them, so that no two places derive different numbers from the same samples.
-
-Also here: types for the numbers in records' fields: a value read is checked against its type, and an error names the
-bound.
 """
 
 from __future__ import annotations
@@ -59,11 +56,7 @@ class Interval:
         return Interval(self.low * factor, self.mid * factor, self.high * factor)
 
     def check_read(self) -> None:
-        """Refuse ends that are not in order.
-
-        Raises:
-            InputError: the ends are not in order.
-        """
+        """Refuse ends that are not in order."""
         if self.low > self.mid or self.mid > self.high:
             raise InputError(f"an interval is {self.low}, {self.mid}, {self.high}, but must be low, middle and high")
 

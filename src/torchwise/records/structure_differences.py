@@ -66,7 +66,6 @@ class DetailName:
     """The name of a detail, taken apart. Decisions keep names as texts, and no other code reads those.
 
     Attributes:
-        kind: its kind.
         path: the path of the part, attribute, weight or buffer, or the whole name of another detail.
         is_mode: whether the detail is the mode of that part.
     """

@@ -17,12 +17,10 @@ from torchwise.plan.effort import check_effort
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import codec
 from torchwise.records.answer import Reliability, Trust, judge_trust
-from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory
 from torchwise.records.decision import Decision
-from torchwise.records.inspection import Inspection
-from torchwise.records.measurement import Measurement
+from torchwise.records.measurement import Inspection, Measurement
 from torchwise.records.statistics import Amount, Count, Seconds
-from torchwise.records.trial import Trial, TrialState
+from torchwise.records.trial import CostModel, Trial, TrialState, eager_measured, eager_peak_memory
 
 SCHEMA = "torchwise.study/1"
 
@@ -68,11 +66,7 @@ class Study:
     seconds: Seconds = 0.0
 
     def check_read(self) -> None:
-        """Refuse unknown words.
-
-        Raises:
-            InputError: a word is unknown.
-        """
+        """Refuse unknown words."""
         check_effort(self.effort)
 
     @property
@@ -197,9 +191,6 @@ def _check_derived(data: dict[str, Any], derived: dict[str, Any]) -> None:
     Args:
         data: the data read.
         derived: the data that `Study.to_dict` derives from them.
-
-    Raises:
-        InputError: a figure does not follow. The error names its place.
     """
     for place, stored in _find_derived(data):
         if not _is_consistent(stored, _value_at(derived, place)):

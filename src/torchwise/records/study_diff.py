@@ -24,12 +24,9 @@ class PlanDiff:
     """One plan in both studies, or in one of them.
 
     Attributes:
-        name: the plan, as text.
         first: its row in the first study, or None if that study did not try it.
         second: its row in the second study, or None likewise.
-        change: from the first to the second.
         time: the second's time per call over the first's, or None if it was not verified and timed in both.
-        figures: the figures of the change, as text.
     """
 
     name: str
@@ -128,8 +125,6 @@ class Point:
     """One study of a line.
 
     Attributes:
-        study: the study.
-        row: the decided row.
         change: relative to the study before it, NOT_COMPARED for the first.
         figures: the figures of the change, as text.
         note: other changes, as text, or empty if there are none.
@@ -149,7 +144,6 @@ class Line:
     Attributes:
         name: mode, objective and numerics, as text.
         hardware: the machine, as text.
-        points: one for each study.
     """
 
     name: str

@@ -19,7 +19,6 @@ class Mean:
     """A geometric mean of ratios over targets (Fleming & Wallace, How not to lie with statistics, CACM 1986).
 
     Attributes:
-        contender: the contender.
         precision: class of its numeric precision.
         ratio: the mean, 1 for equal.
         targets: number of targets in it: those with correct answers and a reliable ratio.
@@ -38,7 +37,6 @@ class Summary:
     """Result of a benchmark.
 
     Attributes:
-        targets: number of targets.
         tried: number of targets on which each contender ran so far, in each precision class.
         speedups: over eager, by contender and precision class, best first, without eager against itself.
         duels: Torchwise over the best alternative, by precision class.

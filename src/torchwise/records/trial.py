@@ -1,4 +1,11 @@
-"""A trial of one candidate plan: its outcome and its costs."""
+"""A trial of one candidate plan: its outcome, and what the plan costs over its life, from intervals rather than points.
+
+    cost = cold compile + (restarts - 1) * warm compile + calls * seconds per call
+
+The first process start pays the cold compile, and every later one the warm compile. Seconds per call are eager's
+divided by the paired speed-up. Candidates were timed in different processes at different times, so only their ratio to
+eager in the same minute compares them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +16,7 @@ from enum import StrEnum
 from torchwise.former_names import OpenEnum
 from torchwise.plan import Plan
 from torchwise.records.answer import Answer
-from torchwise.records.measurement import Measurement
+from torchwise.records.measurement import INTERFERENCE_FACTOR, Measurement
 from torchwise.records.processes import cold_speedup_across, is_faster_across, speedup_across
 from torchwise.records.statistics import Amount, Count, Interval, Seconds
 from torchwise.records.verdict import Outcome, Verdict
@@ -73,7 +80,6 @@ class Failure:
     """Why a worker ended without a result.
 
     Attributes:
-        kind: the way it ended.
         stage: the worker's stage then.
         message: the exception, the signal's name, or the limit that was exceeded.
         traceback: of the exception, or of the worker's current code when its time was up, if there is one.
@@ -118,7 +124,6 @@ class Duel:
     Attributes:
         rival: the leader at that time.
         measurement: of the plan, with the rival in eager's place, or None if the duel did not finish.
-        failure: why it did not finish.
         seconds: wall time of the duel, without waiting for other processes that had the device.
     """
 
@@ -134,13 +139,8 @@ class Trial:
 
     Attributes:
         number: position in the study, from 0.
-        plan: the candidate.
-        state: its current state.
         reason: why it was proposed, and later why it ended as it did, in words.
         failure: set for FAIL when the worker ended without a result.
-        measurement: set once timed.
-        verdict: set once verified.
-        costs: set once compiled.
         seconds: wall time of the trial, with the worker's start, without waiting for other processes that had the
             device.
         started_at: seconds since the epoch.
@@ -233,3 +233,87 @@ def relative_speeds(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]
                 found[other] = Interval(so_far.low * ratio.low, so_far.mid * ratio.mid, so_far.high * ratio.high)
                 border.append(other)
     return {other: ratio for other, ratio in found.items() if other != plan}
+
+
+def eager_measured(inspected: Measurement, in_trials: Iterable[Measurement]) -> Measurement:
+    """Return the measurement that gives eager's time.
+
+    Args:
+        inspected: from the inspection. It counts unless eager was far quicker in a trial: then it was disturbed.
+        in_trials: from the trials. If the inspection was disturbed, the one in which eager was quickest counts.
+
+    If threads wait for cores, eager's time varies from one moment to the next, and that is its real time. If they
+    waited in most of the measurements, the median of those counts. If they waited in a few, the others count.
+    """
+    timed = [measurement for measurement in (inspected, *in_trials) if measurement.baseline_s]
+    waited = sorted((m for m in timed if m.is_contended), key=lambda m: m.baseline_time.mid)
+    if inspected.is_contended and 2 * len(waited) > len(timed):
+        return waited[len(waited) // 2]
+    timed = [measurement for measurement in timed if not measurement.is_contended] or timed
+    quickest = min(timed, key=lambda measurement: measurement.baseline_time.mid, default=inspected)
+    if not inspected.baseline_s or inspected.baseline_time.mid <= INTERFERENCE_FACTOR * quickest.baseline_time.mid:
+        return inspected
+    return quickest
+
+
+def eager_peak_memory(inspected: int | None, in_trials: Iterable[int | None]) -> int | None:
+    """Return the peak bytes of an eager call, or None if that was never measured.
+
+    The peak is measured in the inspection and in every trial. The least counts, since anything else that a process does
+    at that time can only add.
+    """
+    return min((peak for peak in (inspected, *in_trials) if peak is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Costs of plans over a number of calls and restarts.
+
+    Attributes:
+        baseline_s: seconds per call of eager.
+        restarts: process starts over the lifetime, at least 1.
+    """
+
+    baseline_s: float
+    calls: int
+    restarts: int = 1
+
+    @property
+    def baseline_cost(self) -> float:
+        """Seconds that eager takes for all calls."""
+        return self.calls * self.baseline_s
+
+    def overhead(self, trial: Trial) -> float:
+        """Return the seconds of compiling over all restarts. An unknown warm cost counts as cold."""
+        assert trial.costs is not None, "only a compiled trial has costs"
+        warm = trial.costs.cold_s if trial.costs.warm_s is None else trial.costs.warm_s
+        return trial.costs.cold_s + (self.restarts - 1) * warm
+
+    def seconds_per_call(self, trial: Trial) -> Interval:
+        """Return the seconds per call of the plan, on the scale of the baseline."""
+        speedup = trial.speedup
+        assert speedup is not None, "only a timed trial has a speed"
+        return Interval(*(self.baseline_s / factor for factor in (speedup.high, speedup.mid, speedup.low)))
+
+    def cost(self, trial: Trial) -> Interval:
+        """Return the expected seconds for everything: compiling, and all calls."""
+        each, fixed = self.seconds_per_call(trial), self.overhead(trial)
+        return Interval(*(fixed + self.calls * seconds for seconds in (each.low, each.mid, each.high)))
+
+    def break_even_calls(self, trial: Trial) -> Interval | None:
+        """Return the calls after which the plan has paid for its compilation, or None if it may never."""
+        each, fixed = self.seconds_per_call(trial), self.overhead(trial)
+        gains = [self.baseline_s - seconds for seconds in (each.low, each.mid, each.high)]
+        if gains[-1] <= 0:
+            return None
+        return Interval(*(fixed / gain for gain in gains))
+
+    def compute_saving(self, trial: Trial) -> float:
+        """Return the seconds saved over all calls, or their lower bound if the speed-up names no figure."""
+        assert trial.speedup is not None, "only a timed trial has a speed"
+        cost = self.cost(trial)
+        return self.baseline_cost - (cost.mid if trial.speedup.is_usable else cost.high)
+
+    def surely_pays(self, trial: Trial) -> bool:
+        """Whether the plan costs less than eager even at the slow end of its interval."""
+        return self.cost(trial).high < self.baseline_cost

@@ -25,8 +25,8 @@ from torchwise.report.facts import (
     is_live,
     name_report,
 )
-from torchwise.report.render.html import render_page
-from torchwise.report.render.terminal import render_terminal
+from torchwise.report.html import render_page
+from torchwise.report.terminal import render_terminal
 
 
 def render_analysis(analysis: Analysis, store: str | None = None) -> RenderableType:
@@ -115,12 +115,7 @@ def notes(analysis: Analysis) -> list[str]:
 
 
 def next_steps(analysis: Analysis, store: str | None = None) -> list[doc.Step]:
-    """Return the next commands, the most useful first.
-
-    Args:
-        analysis: the results.
-        store: location of the store for these commands, or None for the default store.
-    """
+    """Return the next commands, the most useful first."""
     spec, live = analysis.workload, is_live(analysis.workload)
     store_option = () if store is None else ("--store", store)
     plan = ("--plan", analysis.plan.to_json())

@@ -17,8 +17,8 @@ from torchwise.records.scale import Scale, ScaledRow, scale_of, trust_of
 from torchwise.records.suite_summary import describe_summary, summarize, why_no_duel
 from torchwise.report import document as doc
 from torchwise.report.facts import environment_section, hot_and_cold, name_report, place, when
-from torchwise.report.render.html import render_page
-from torchwise.report.render.terminal import render_terminal
+from torchwise.report.html import render_page
+from torchwise.report.terminal import render_terminal
 
 WIDE, MEDIUM = 124, 80
 """Widths of a terminal from which the table has every figure, and from which it has all except costs and memory."""
@@ -128,17 +128,7 @@ class Line:
     """One contender on one target, as text.
 
     Attributes:
-        row: the row behind it.
         is_best: whether it is the fastest with correct answers in its precision class.
-        contender: its name.
-        precision: class of its numeric precision.
-        time: time per call.
-        speedup: over eager, with its interval.
-        cold: first call with empty caches.
-        warm: first call with full caches.
-        memory: peak memory, with its ratio to eager's.
-        roofline: share of the roofline.
-        answers: "passed", "passed, overwritten", "not right", "not comparable", "failed" or "missing".
         why: reason for the answers' state, unless they passed.
         choice: for Torchwise its plan, the seconds of search, and its speed against the best alternative.
         search: for Torchwise, if another contender is faster, the outcome of every plan that it could have chosen.
@@ -188,8 +178,6 @@ class TargetLines:
     """One target with its lines, in the order in which they ran.
 
     Attributes:
-        workload: the target.
-        lines: of its contenders.
         note: a note if several contenders are correct and none is clearly the fastest, or empty.
     """
 

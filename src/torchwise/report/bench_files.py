@@ -18,7 +18,7 @@ from torchwise.records.suite_summary import describe_summary, summarize, why_no_
 from torchwise.report import document as doc
 from torchwise.report.bench import LEGEND, Line, TargetLines, blocks, describe_machine, line_of
 from torchwise.report.document import Row as TableRow
-from torchwise.report.render.markdown import render_markdown
+from torchwise.report.markdown import render_markdown
 
 FIGURES = doc.figure_columns("per call", "speed-up over eager", "cold", "warm", "peak memory", "roofline")
 COLUMNS = (*doc.text_columns("contender", "precision"), *FIGURES, *doc.text_columns("answers"))
@@ -38,11 +38,7 @@ def export(benchmark: Benchmark, path: str | Path) -> Path:
 
 
 def check_exportable(path: str | Path) -> None:
-    """Refuse a file whose suffix names no format to write.
-
-    Raises:
-        InputError: the suffix names no format.
-    """
+    """Refuse a file whose suffix names no format to write with an `InputError`."""
     suffix = Path(path).suffix
     if suffix not in WRITERS:
         raise InputError(

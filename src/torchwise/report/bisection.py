@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from torchwise.records import format as show
 from torchwise.records.bisection import Bisection, Observation, Operation, Symptom
 from torchwise.report import document as doc
-from torchwise.report.render.terminal import render_terminal
+from torchwise.report.terminal import render_terminal
 
 STAGES = {
     "dynamo": "Dynamo, which turns Python into a graph",

@@ -12,7 +12,7 @@ from rich.console import Console
 from torchwise.records import format as show
 from torchwise.records.compile_events import Break, Compilation, CompileEvents, Recompile, UncompiledPart
 from torchwise.report import document as doc
-from torchwise.report.render.terminal import render_terminal
+from torchwise.report.terminal import render_terminal
 
 MAX_COUNT = 20
 """Maximum entries shown of each kind. The JSON has all."""

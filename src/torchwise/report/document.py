@@ -41,7 +41,6 @@ class Text:
     """A paragraph.
 
     Attributes:
-        text: its words.
         lead: words before it that stand out, such as "Fix: ".
         tone: its emphasis.
         link: address that its words lead to on a page, or empty.
@@ -97,9 +96,7 @@ class Column:
     """A column of a table.
 
     Attributes:
-        name: its heading.
         is_figure: whether it holds figures, which are aligned at the right and never cut.
-        is_wrapped: whether its texts may take several lines.
         least_width: width of a terminal from which it is shown.
         title: longer heading for a page, or empty.
         medium: the only output that has it, or None for all.
@@ -118,7 +115,6 @@ class Cell:
     """A cell that is more than a value.
 
     Attributes:
-        text: its text.
         tone: its emphasis.
         link: address that it leads to on a page, or empty.
         detail: text that only a page has room for.
@@ -138,8 +134,6 @@ class Row:
 
     Attributes:
         cells: one for each column. A value stands for a cell with nothing else.
-        tone: emphasis of the row.
-        name: name of the row in its notes.
         notes: remarks on it, which are shown below the table.
     """
 
@@ -161,9 +155,7 @@ class Table:
     """A table.
 
     Attributes:
-        caption: its subject.
         columns: from left to right. The first names the rows.
-        rows: from top to bottom.
         note: a warning about the whole table, or empty.
         notes_title: heading of the notes below it, or empty.
         limit: maximum number of rows on a terminal, or None.
@@ -201,11 +193,8 @@ class Plot:
 
     Attributes:
         key: short name, unique on the page.
-        title: its subject.
         summary: its message in a sentence, which screen readers use.
-        caption: explanation of its elements.
         svg: the drawing, safe to insert into a page.
-        header: of the table behind it.
         table: the data drawn, as text.
     """
 
@@ -247,9 +236,7 @@ class Entry:
     """One of several things that are described alike.
 
     Attributes:
-        title: its name.
         remark: the gist of it, beside the name.
-        blocks: its description.
         key: id that cells can link to.
         is_folded: whether a page shows the description only on demand.
     """
@@ -284,7 +271,6 @@ class Document:
     """A whole report.
 
     Attributes:
-        title: its subject.
         blocks: its contents, the result first.
         brand: kind of report, and its date.
         subtitles: lines below the title of a page.

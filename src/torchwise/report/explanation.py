@@ -14,8 +14,8 @@ from torchwise.records.files import write_atomically, write_json
 from torchwise.records.saving import UNMEASURED, describe_saving
 from torchwise.report import document as doc
 from torchwise.report.facts import command_line, environment_section, is_live, name_report, place, when
-from torchwise.report.render.html import Theme, render_page, render_part
-from torchwise.report.render.terminal import render_terminal
+from torchwise.report.html import Theme, render_page, render_part
+from torchwise.report.terminal import render_terminal
 
 MAX_KERNELS = 12
 MAX_FILES = 2
@@ -48,11 +48,7 @@ def render_explanation_part(explanation: Explanation, theme: Theme) -> str:
 def write_explanation(
     explanation: Explanation, *, html: Path | None = None, json: Path | None = None, store: str | None = None
 ) -> None:
-    """Write a page, or schema `torchwise.explanation/1`, each whole or not at all. `store` is as in `next_steps`.
-
-    Raises:
-        StorageError: a file cannot be written.
-    """
+    """Write a page, or schema `torchwise.explanation/1`, each whole or not at all. `store` is as in `next_steps`."""
     if html:
         write_atomically(render_explanation_html(explanation, store), html)
     if json:

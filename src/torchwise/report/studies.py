@@ -12,7 +12,7 @@ from torchwise.records.candidates import Row as Candidate
 from torchwise.records.study_diff import Line, PlanDiff, Point, compare_studies, differences, history, incomparable
 from torchwise.report import document as doc
 from torchwise.report.facts import when
-from torchwise.report.render.html import Theme, render_part
+from torchwise.report.html import Theme, render_part
 
 if TYPE_CHECKING:
     from torchwise.store import StudySummary
@@ -50,15 +50,7 @@ def _format_elapsed(then: float, now: float) -> str:
 def render_studies(
     summaries: Sequence[StudySummary], place: str, theme: Theme, *, target: str | None, max_count: int
 ) -> str:
-    """Return studies as a part of a page. See `render_part`.
-
-    Args:
-        summaries: newest first.
-        place: location of the store.
-        theme: light or dark.
-        target: the only target shown, or None for any.
-        max_count: the maximum number of studies, so that older ones may be missing.
-    """
+    """Return studies as a part of a page. See `render_part`."""
     blocks: list[doc.Block] = [doc.Table("Newest first", STUDIES, tuple(map(_study_row, summaries)))]
     if not summaries:
         of_target = f" of {target}" if target else ""

@@ -32,8 +32,8 @@ from torchwise.report.facts import (
     throughput,
     when,
 )
-from torchwise.report.render.html import Theme, render_page, render_part
-from torchwise.report.render.terminal import render_terminal
+from torchwise.report.html import Theme, render_page, render_part
+from torchwise.report.terminal import render_terminal
 
 MAX_EXCLUDED = 6
 WIDE, MEDIUM = 130, 80

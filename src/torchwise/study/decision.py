@@ -9,10 +9,9 @@ from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.plan.space import complexity_of, numerics_of
 from torchwise.records import Decision, Outcome, Trial
 from torchwise.records.answer import Answer
-from torchwise.records.cost_model import CostModel
 from torchwise.records.format import count, seconds
 from torchwise.records.measurement import describe_contention
-from torchwise.records.trial import relative_speeds
+from torchwise.records.trial import CostModel, relative_speeds
 from torchwise.study.history import TIE, History, sets_threads_alone
 from torchwise.study.pairwise import cheapest
 

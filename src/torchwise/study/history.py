@@ -12,7 +12,7 @@ from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import compile_factor_of
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import CheckName, FailureKind, Inspection, Outcome, Trial, WorkerStage
-from torchwise.records.cost_model import CostModel, eager_measured, eager_peak_memory
+from torchwise.records.trial import CostModel, eager_measured, eager_peak_memory
 
 PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 4.0}
 """Seconds of a plain compile, until one was seen (small models: 10 to 20 s on two cores, 2 to 5 s on an H200)."""

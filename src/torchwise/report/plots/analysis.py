@@ -189,15 +189,7 @@ def _scale_bytes(axes: Axes, largest: float) -> None:
 
 
 def distribution_plot(own: Samples, eager: Samples, *, title: str, unit: str, caption: str) -> Plot:
-    """Return the distributions of a plan's samples and of eager's.
-
-    Args:
-        own: samples of the plan.
-        eager: samples of eager.
-        title: title of the plot.
-        unit: the timed unit of a sample, such as "call".
-        caption: text to add to the caption.
-    """
+    """Return the distributions of a plan's samples and of eager's."""
     sides = (own, eager)
     half, p99 = (show.seconds(float(np.quantile(own.seconds, share))) for share in (0.5, 0.99))
     summary = f"Half of the {unit}s of {own.name} take at most {half}, 99 % at most {p99}."

@@ -38,12 +38,8 @@ class Palette:
     """Colours of a picture. Eager and Torchwise have the same ones in every picture.
 
     Attributes:
-        ink: of names and of the reference line.
-        muted: of the legend.
         background: fills hollow marks.
-        colors: of the other series.
         fixed: of eager and Torchwise.
-        legend_columns: number of series beside each other in the legend.
     """
 
     ink: str
@@ -96,7 +92,6 @@ class Picture:
 
     Attributes:
         groups: one for each target, from the top down.
-        label: label of the axis.
         note: text below the label.
         unit: unit that follows each figure on the axis.
         line: value of the reference line.

@@ -13,7 +13,7 @@ from torchwise.records.answer import EXIT_INCONCLUSIVE, Trust
 from torchwise.records.statistics import Amount, Share
 from torchwise.report.document import Block, Document, Items, Section, Text, Tone, trust_text
 from torchwise.report.progress import AnalyzeProgress
-from torchwise.report.render.terminal import render_terminal
+from torchwise.report.terminal import render_terminal
 
 SCHEMA = "torchwise.check/1"
 
