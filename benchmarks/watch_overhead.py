@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from torchwise.diagnose.watch import watch
+from torchwise.diagnose.trace import watch
 from torchwise.environment import detect
 from torchwise.records.statistics import Interval, ratio_interval
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from torchwise import environment
-from torchwise.diagnose.evidence import Evidence, Fix
+from torchwise.diagnose.evidence import Code, Evidence, Fix
 from torchwise.diagnose.kernels import Profiled
 from torchwise.diagnose.op_trace import OpTrace
-from torchwise.diagnose.stages import Code
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval, Measurement

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchwise.diagnose.batches import fit_batch
     from torchwise.diagnose.bisect import bisect
     from torchwise.diagnose.explain import explain
-    from torchwise.diagnose.watch import watch
+    from torchwise.diagnose.trace import watch
     from torchwise.errors import TorchwiseError
     from torchwise.plan import EAGER, Numerics, Plan
     from torchwise.records import Decision
@@ -60,7 +60,7 @@ _HOMES = {
     "tune": "runtime.api",
     "unfreeze": "runtime.serving",
     "unwrap": "runtime.serving",
-    "watch": "diagnose.watch",
+    "watch": "diagnose.trace",
 }
 
 __all__ = [

@@ -21,7 +21,7 @@ from explain_samples import COMPILATION, make_finding, price
 from torchwise import environment
 from torchwise.artifact import package
 from torchwise.artifact.package import Manifest
-from torchwise.bench.suite import read_suite
+from torchwise.bench.request import read_suite
 from torchwise.parsing import parse_json
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Approval, Decision, Duel, Interval, Study, Trial, codec

@@ -17,7 +17,7 @@ from builders import samples
 from consistency_of_answers import check_benchmark
 from torchwise.bench import BenchRequest
 from torchwise.bench.contender_worker import contend, warm
-from torchwise.bench.job import ContenderJob
+from torchwise.bench.request import ContenderJob
 from torchwise.bench.run import run_benchmark
 from torchwise.cli import app
 from torchwise.errors import InputError

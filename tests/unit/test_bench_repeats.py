@@ -11,7 +11,7 @@ import pytest
 from bench_samples import HANG, Heard, Workers, a_benchmark, a_performance, a_row, a_spec, ours
 from builders import EAGER_S, WRONG, a_measurement, samples
 from torchwise.bench import BenchRequest, run_benchmark
-from torchwise.bench.repeats import next_duel, next_repeat
+from torchwise.bench.run import next_duel, next_repeat
 from torchwise.plan import EAGER
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Measurement

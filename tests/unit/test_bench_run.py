@@ -17,7 +17,7 @@ from torchwise.bench import BenchRequest, run_benchmark
 from torchwise.bench import run as bench_run
 from torchwise.bench.contenders import BUILT_IN, DEFAULT, load_contenders
 from torchwise.bench.contenders.contender import Setting
-from torchwise.bench.job import ContenderJob
+from torchwise.bench.request import ContenderJob
 from torchwise.errors import BaselineError, InputError, TargetError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.effort import EFFORTS

@@ -12,7 +12,7 @@ from torchwise.bench.contender_worker import ContenderCandidate, adapt_decision
 from torchwise.bench.contenders import Setting, load_contenders
 from torchwise.bench.contenders.contender import with_model
 from torchwise.bench.contenders.torchwise import Torchwise, check_served
-from torchwise.bench.job import ContenderJob
+from torchwise.bench.request import ContenderJob
 from torchwise.errors import StalePlanError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec

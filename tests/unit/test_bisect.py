@@ -11,7 +11,7 @@ import pytest
 from torchwise.cli.bisect import exit_code
 from torchwise.diagnose.bisect import BisectRequest, run_bisection
 from torchwise.diagnose.bisect.isolate import OPTIONS, first, is_plain, minimal, plan_of
-from torchwise.diagnose.bisect.job import Graphs, Probe, ProbeResult, Written
+from torchwise.diagnose.bisect.probe_runner import Graphs, Probe, ProbeResult, Written
 from torchwise.errors import BaselineError, InputError, PlanError
 from torchwise.plan import Plan
 from torchwise.plan.rules import iter_changes
@@ -43,7 +43,7 @@ class Rehearsed:
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         assert isinstance(job, Probe)
         on_stage(job.stage)
-        if job.to == "capture:list_graphs":
+        if job.to == "probe:list_graphs":
             quiet = tuple(Operation(name, f"torch.{name}", name) for name in ("exp", "log"))
             return codec.to_json(Graphs((quiet, tuple(Operation(n, f"torch.{n}", n, "m.py:7") for n in NAMES))))
         self.orders.append(job)
@@ -370,7 +370,7 @@ def test_a_wrong_answer_is_not_all_clear_for_who_looks_for_a_crash() -> None:
 def test_the_fault_lies_between_graphs_only_where_there_are_several(graphs: int, said: str) -> None:
     class OfGraphs(Rehearsed):
         def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
-            if isinstance(job, Probe) and job.to == "capture:list_graphs":
+            if isinstance(job, Probe) and job.to == "probe:list_graphs":
                 return codec.to_json(Graphs(((Operation("cos", "torch.cos", "cos"),),) * graphs + ((),)))
             return super().run(job, limits, on_stage)
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.diagnose.bisect.capture import Captured, capture, extract_subgraph, list_graphs
-from torchwise.diagnose.bisect.job import Part, Probe
+from torchwise.diagnose.bisect.probe import Captured, capture, extract_subgraph, list_graphs
+from torchwise.diagnose.bisect.probe_runner import Part, Probe
 from torchwise.diagnose.bisect.repro import write
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import Job

@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 
 from torchwise.cli.doctor import doctor
 from torchwise.diagnose import doctor as package
-from torchwise.diagnose.doctor import Finding, Status, SystemInfo, child, compiler, judge, probe, system_info
-from torchwise.diagnose.doctor.compiler import Compiler
-from torchwise.diagnose.doctor.probe import Step, read_cost, time_threads
+from torchwise.diagnose.doctor import Finding, Status, SystemInfo, judge, probe, system_info
+from torchwise.diagnose.doctor.probe import Compiler, Step, read_cost, time_threads
 from torchwise.diagnose.doctor.system_info import GIB, MIB, Folder
 from torchwise.errors import InputError
 
@@ -254,16 +253,16 @@ def test_a_check_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_compiler_here_is_tried_for_real(tmp_path: Path) -> None:
-    tried = compiler.try_compiler()
+    tried = probe.try_compiler()
     assert (tried.error, tried.openmp_error) == ("", "")
-    missing = compiler.try_compiler({"CXX": "no-such-compiler"})
+    missing = probe.try_compiler({"CXX": "no-such-compiler"})
     assert missing.command == "no-such-compiler"
     assert "does not start" in missing.error
     without_openmp = tmp_path / "cxx"
     refuse = 'for a; do [ "$a" = -fopenmp ] && echo "omp.h: not found" >&2 && exit 1; done'
     without_openmp.write_text(f'#!/bin/sh\n{refuse}\nexec g++ "$@"\n')
     without_openmp.chmod(0o755)
-    tried = compiler.try_compiler({"CXX": str(without_openmp)})
+    tried = probe.try_compiler({"CXX": str(without_openmp)})
     assert tried.error == ""
     assert tried.openmp_error == "omp.h: not found"
 
@@ -272,25 +271,28 @@ def test_a_compiler_whose_output_does_not_load_is_found_out(tmp_path: Path) -> N
     fake = tmp_path / "cxx"
     fake.write_text('#!/bin/sh\nfor last; do :; done\necho "no library" > "$last"\n')
     fake.chmod(0o755)
-    assert compiler.try_compiler({"CXX": str(fake)}).error.startswith("the built library does not load")
+    assert probe.try_compiler({"CXX": str(fake)}).error.startswith("the built library does not load")
 
 
 def test_a_child_that_hangs_is_ended_with_its_own_children(tmp_path: Path) -> None:
     mark = tmp_path / "alive"
     script = f"(sleep 2; touch {mark}) & echo started; sleep 60"
     start = time.monotonic()
-    ended = child.run(["sh", "-c", script], 0.5)
+    ended = probe.run_command(["sh", "-c", script], 0.5)
     assert time.monotonic() - start < 2
-    assert ended == child.Ended(None, "started\n", "it exceeded 0.5 s")
+    assert ended == probe.Ended(None, "started\n", "it exceeded 0.5 s")
     time.sleep(2)
     assert not mark.exists()
 
 
 def test_a_child_that_crashes_names_its_signal() -> None:
-    assert child.run(["sh", "-c", "kill -SEGV $$"], 10).error == "it was killed by SIGSEGV"
-    assert child.run(["sh", "-c", "echo 'a.c: error: bad' >&2; echo done >&2; exit 3"], 10).error == "a.c: error: bad"
-    assert child.run(["sh", "-c", "exit 3"], 10).error == "it exited with status 3"
-    assert "does not start" in child.run(["/nowhere/at/all"], 10).error
+    assert probe.run_command(["sh", "-c", "kill -SEGV $$"], 10).error == "it was killed by SIGSEGV"
+    assert (
+        probe.run_command(["sh", "-c", "echo 'a.c: error: bad' >&2; echo done >&2; exit 3"], 10).error
+        == "a.c: error: bad"
+    )
+    assert probe.run_command(["sh", "-c", "exit 3"], 10).error == "it exited with status 3"
+    assert "does not start" in probe.run_command(["/nowhere/at/all"], 10).error
 
 
 def test_a_probe_that_crashes_says_where() -> None:
@@ -300,9 +302,9 @@ def test_a_probe_that_crashes_says_where() -> None:
         {"step": "cuda"},
     ]
     out = "noise\n" + "".join(f"{probe.PREFIX}{json.dumps(line)}\n" for line in lines)
-    steps = probe.read(child.Ended(-11, out, "it was killed by SIGSEGV"))
+    steps = probe.read(probe.Ended(-11, out, "it was killed by SIGSEGV"))
     assert steps == {"import": Step("2.13.0", seconds=1.0), "cuda": Step("it was killed by SIGSEGV", failed=True)}
-    assert probe.read(child.Ended(1, "", "No module named torchwise"))["import"].failed
+    assert probe.read(probe.Ended(1, "", "No module named torchwise"))["import"].failed
 
 
 def test_the_probe_survives_a_broken_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,13 @@ import pytest
 
 from explain_samples import CALL_S, COMPILATION, FixedPrices, evidence, potential_saving, price
 from torchwise.diagnose import findings
-from torchwise.diagnose.evidence import Evidence
+from torchwise.diagnose.evidence import Code, Evidence
 from torchwise.diagnose.explain_worker import judge_capture
 from torchwise.diagnose.findings import find_guards, find_host_time, find_slow_kernels, find_slower_run, find_waits
 from torchwise.diagnose.findings_recompiles import find_recompile_limits, find_repeated
 from torchwise.diagnose.findings_uncompiled import find_breaks, find_complex_numbers, find_fallbacks, find_rnn
 from torchwise.diagnose.kernels import Profiled
 from torchwise.diagnose.op_trace import OpTrace, ReadKind, Wait
-from torchwise.diagnose.stages import Code
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval, Measurement
 from torchwise.records.compile_events import (

@@ -11,8 +11,8 @@ from rich.console import Console
 from torch import nn
 
 from consistency import check_explanation
+from torchwise.diagnose.evidence import CAPTURE, EXECUTION, GENERATION
 from torchwise.diagnose.explain import explain
-from torchwise.diagnose.stages import CAPTURE, EXECUTION, GENERATION
 from torchwise.errors import BaselineError, PlanError
 from torchwise.plan import EAGER
 from torchwise.records.answer import Answer, Reliability

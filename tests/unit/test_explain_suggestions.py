@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from targets import break_gallery, suggested
-from torchwise.diagnose import suggestions
-from torchwise.diagnose.fix_trials import patched, read_added_value
-from torchwise.diagnose.suggestions import Checked, check_suggestions
+from torchwise.diagnose import fix_trials
+from torchwise.diagnose.fix_trials import Checked, check_suggestions, patched, read_added_value
 from torchwise.diagnose.tensor_code import as_tensor
 from torchwise.diagnose.trace import Trace
 from torchwise.records.compile_events import Break
@@ -163,5 +162,5 @@ def test_every_example_in_the_texts_runs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_nothing_is_run_where_nothing_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suggestions, "fresh_copy", None)
+    monkeypatch.setattr(fix_trials, "fresh_copy", None)
     assert run(torch.nn.Linear(3, 3)).breaks == ()

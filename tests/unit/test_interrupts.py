@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from torchwise.cli import app
-from torchwise.diagnose.doctor import child
+from torchwise.diagnose.doctor import probe
 from torchwise.trial import ProcessLauncher
 from torchwise.trial.launcher import _start_server
 
@@ -47,7 +47,7 @@ def test_a_child_of_the_doctor_ends_with_an_interruption(tmp_path: Path) -> None
     timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        child.run(["sh", "-c", f"(sleep 2; touch {mark}) & sleep 60"], 60)
+        probe.run_command(["sh", "-c", f"(sleep 2; touch {mark}) & sleep 60"], 60)
     time.sleep(2)
     assert not mark.exists()
 

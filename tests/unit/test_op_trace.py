@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.diagnose import kernels, stages
+from torchwise.diagnose import evidence, kernels
 from torchwise.diagnose.code_copies import copy_with_fresh_code
 from torchwise.diagnose.op_trace import ReadKind, Work, observe
 from torchwise.diagnose.savings import patched
@@ -45,7 +45,7 @@ def span(name: str, start: float, seconds: float, compile_id: str = "0/0") -> Sp
 
 
 def test_a_span_counts_without_those_inside_it() -> None:
-    found = stages.times(
+    found = evidence.times(
         [
             span("bytecode_tracing", 0.5, 1.5),
             span("_recursive_post_grad_passes", 3.0, 1.0),
@@ -56,29 +56,29 @@ def test_a_span_counts_without_those_inside_it() -> None:
             span("entire_frame_compile", 0.0, 10.0),
         ]
     )
-    assert found[stages.CAPTURE] == pytest.approx(3.0)
-    assert found[stages.OPTIMISATION] == pytest.approx(3.0), "its own passes, and what is new inside them"
-    assert found[stages.GENERATION] == pytest.approx(2.0)
-    assert found[stages.COMPILATION] == pytest.approx(2.0)
+    assert found[evidence.CAPTURE] == pytest.approx(3.0)
+    assert found[evidence.OPTIMISATION] == pytest.approx(3.0), "its own passes, and what is new inside them"
+    assert found[evidence.GENERATION] == pytest.approx(2.0)
+    assert found[evidence.COMPILATION] == pytest.approx(2.0)
     assert sum(found.values()) == pytest.approx(10.0), "every second once"
 
 
 def test_spans_of_other_threads_do_not_count() -> None:
-    assert stages.times([span("compile_file", 0.0, 5.0, compile_id="")]) == {}
+    assert evidence.times([span("compile_file", 0.0, 5.0, compile_id="")]) == {}
 
 
 def test_nodes_are_counted_and_code_is_read() -> None:
     artifacts = [Artifact("inductor_post_grad_graph", "0/0", GRAPH), Artifact("inductor_output_code", "0/0", WRAPPER)]
-    assert stages.nodes(artifacts, "inductor_post_grad_graph") == 2
-    code = stages.code_of(artifacts)
+    assert evidence.nodes(artifacts, "inductor_post_grad_graph") == 2
+    code = evidence.code_of(artifacts)
     assert (code.generated, dict(code.library), dict(code.fallbacks)) == (1, {"mm": 1}, {"aten.exp": 1})
 
 
 def test_artifacts_become_files_by_stage(tmp_path: Path) -> None:
     both = [Artifact("inductor_output_code", "0/0", "forward"), Artifact("inductor_output_code", "0/0", "backward")]
-    files = stages.write(both, tmp_path / "new")
-    assert len(files[stages.GENERATION]) == 2
-    assert {(tmp_path / "new" / name).read_text() for name in files[stages.GENERATION]} == {"forward", "backward"}
+    files = evidence.write(both, tmp_path / "new")
+    assert len(files[evidence.GENERATION]) == 2
+    assert {(tmp_path / "new" / name).read_text() for name in files[evidence.GENERATION]} == {"forward", "backward"}
 
 
 def test_a_kernel_is_given_the_bytes_of_its_tensors() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_target import own_imports as own_imports
 
-from torchwise.diagnose.bisect.job import Probe
+from torchwise.diagnose.bisect.probe_runner import Probe
 from torchwise.diagnose.bisect.repro import _describe_target
 from torchwise.errors import TargetError, WorkloadError
 from torchwise.plan.workload_spec import WorkloadSpec, check_form, split

@@ -19,8 +19,7 @@ from torch import Tensor
 from torchwise._torch import trace_log
 from torchwise._torch.private_name import PrivateName
 from torchwise.diagnose import events, messages
-from torchwise.diagnose.trace import Trace
-from torchwise.diagnose.watch import Watch, watch
+from torchwise.diagnose.trace import Trace, Watch, watch
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records.compile_events import CompileEvents, UncompiledKind
 
@@ -389,7 +388,7 @@ def test_a_watch_that_is_never_stopped_prints_when_the_process_ends(tmp_path: Pa
     """Runs in a process of its own, once beside the user's own TORCH_TRACE, which must be as complete as without."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import torch\nfrom torchwise.diagnose.watch import watch\nwatch()\n"
+        "import torch\nfrom torchwise.diagnose.trace import watch\nwatch()\n"
         "def f(x):\n    y = x + 1\n    print('hello')\n    return y * 2\n"
         "torch.compile(f, backend='eager')(torch.ones(3))\n"
     )

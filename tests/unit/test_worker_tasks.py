@@ -14,8 +14,8 @@ from torchwise.trial.job import DerivedJob
 from torchwise.trial.worker import TASKS
 
 MODULES = (
-    *("artifact.build", "runtime.background.aot_worker", "bench.job", "diagnose.explain", "diagnose.analyze"),
-    "diagnose.bisect.job",
+    *("artifact.build", "runtime.background.aot_worker", "bench.request", "diagnose.explain", "diagnose.analyze"),
+    "diagnose.bisect.probe_runner",
 )
 
 

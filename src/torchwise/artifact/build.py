@@ -79,11 +79,7 @@ def save(
 
 
 def _folder(path: str | Path, limit_bytes: int | None) -> Folder | None:
-    """Return the folder that a URL names, or None for a file.
-
-    Raises:
-        InputError: the file cannot be written, or the arguments do not fit together.
-    """
+    """Return the folder that a URL names, or None for a file."""
     if is_url(path):
         if not is_folder(path):
             raise InputError(
@@ -171,14 +167,7 @@ def collect(folder: Path) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Build(DerivedJob):
-    """Instructions for a worker.
-
-    Attributes:
-        step: "compile" into the job's empty folder, or "start" from the results in it.
-        job: workload, settings and folder.
-        decision: as JSON.
-        checks: for the start, the known results about the instruction sets.
-    """
+    """A worker's order: to compile into the job's empty folder, or to start from the results and checks of that."""
 
     FUNCTION = "torchwise.artifact.build:{0.step}"
     step: Literal["compile", "start"]
@@ -193,7 +182,6 @@ class BuildResult:
 
     Attributes:
         seconds: time of the first calls beyond steady ones.
-        checks: results of the instruction sets' checks.
         compiled: number of graphs that Inductor compiled because it did not find them.
     """
 
@@ -218,11 +206,7 @@ def start(build: Build, stage: Callable[[str], None]) -> BuildResult:
 
 
 def _first_calls(build: Build) -> float:
-    """Make the first calls, and return the seconds they took beyond steady ones.
-
-    Raises:
-        UnsupportedError: the plan did not answer, and why.
-    """
+    """Make the first calls, and return the seconds they took beyond steady ones."""
     from torchwise.runtime import OptimizedFunction, OptimizedModule
     from torchwise.trial.harness import Harness
 

@@ -39,12 +39,7 @@ MAX_BYTES = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One file in the artifact.
-
-    Attributes:
-        size: bytes when unpacked.
-        sha256: hash of the unpacked bytes.
-    """
+    """One file in the artifact, with the size and SHA-256 of its unpacked bytes."""
 
     size: int
     sha256: str
@@ -110,13 +105,7 @@ class Package:
 
 
 def pack(manifest: Manifest, decision: Decision, code: Mapping[str, bytes]) -> tuple[Info, bytes]:
-    """Return an artifact and its description.
-
-    Args:
-        manifest: everything but its members, which are filled in here.
-        decision: the decision that the code was compiled for.
-        code: files of compiled code by name.
-    """
+    """Return an artifact and its description. The members of the manifest are filled in here."""
     members = {DECISION: decision.to_json().encode(), **code}
     described = {name: Member(len(data), _digest(data)) for name, data in members.items()}
     manifest = replace(manifest, members=described)
@@ -193,11 +182,7 @@ def put(path: Path, data: bytes) -> None:
 
 
 def _members(archive: zipfile.ZipFile) -> tuple[Manifest, dict[str, bytes]]:
-    """Return the contents of the archive, every byte checked against the manifest.
-
-    Raises:
-        InputError: the archive holds a file that the manifest does not name, or that differs from it.
-    """
+    """Return the contents of the archive, every byte checked against the manifest."""
     entries = {entry.filename: entry for entry in archive.infolist()}
     if len(entries) != len(archive.infolist()):
         raise InputError("a name is in it twice")

@@ -86,11 +86,7 @@ class RemoteFolder:
         self._root: str = root.rstrip("/")
 
     def check(self) -> None:
-        """Refuse a missing folder on a disk, as it would seem empty. Other stores have no folders.
-
-        Raises:
-            InputError: it is not there, or is a file.
-        """
+        """Refuse a missing folder on a disk, as it would seem empty. Other stores have no folders."""
         if self._scheme in DISK and not Path(self._root).is_dir():
             what = "it is a file" if Path(self._root).exists() else "there is no such folder"
             raise InputError(f"{self.url} cannot be listed: {what}")
@@ -180,8 +176,6 @@ class Entry:
     """One artifact in a folder.
 
     Attributes:
-        url: its URL.
-        size: bytes.
         used: when it was last saved or loaded, or None if it was removed meanwhile.
         device: "cuda" or "cpu" if it is for this machine and its software, else None.
     """
@@ -199,11 +193,7 @@ class Folder:
         self.place = RemoteFolder(url)
 
     def prepare(self, decision: Decision) -> None:
-        """Check that an artifact can be written, before minutes are spent on making it.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Check that an artifact can be written, before minutes are spent on making it."""
         self.place.write(name_of(decision) + USED, b"\n")
 
     def save(self, decision: Decision, data: bytes, limit_bytes: int | None = None) -> str:
@@ -220,7 +210,11 @@ class Folder:
         home = _home(device)
         begins = f"{home}/{structure}-" if structure else f"{home}/"
         names = [name for name in self.place.sizes(home) if name.startswith(begins) and name.endswith(SUFFIX)]
-        return sorted(names, key=self._modification_time, reverse=True) if len(names) > 1 else names
+        return (
+            sorted(names, key=lambda name: self.place.modification_time(name) or NEVER, reverse=True)
+            if len(names) > 1
+            else names
+        )
 
     def entries(self) -> list[Entry]:
         """List every artifact for any machine, the most recently used first."""
@@ -263,9 +257,6 @@ class Folder:
 
     def _last_use(self, artifact: str) -> datetime | None:
         return self.place.modification_time(artifact + USED) or self.place.modification_time(artifact)
-
-    def _modification_time(self, name: str) -> datetime:
-        return self.place.modification_time(name) or NEVER
 
 
 def name_of(decision: Decision) -> str:

@@ -1,4 +1,4 @@
-"""The worker's side: build, verify and time a contender against eager, or two contenders against each other."""
+"""The worker's side: build, verify and time contenders, and measure the peaks of the hardware."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 
 from torchwise.bench.contenders import Setting, load_contenders
 from torchwise.bench.contenders.torchwise import check_served
-from torchwise.bench.job import ContenderJob
+from torchwise.bench.request import ContenderJob, HardwareSurvey
+from torchwise.measure import device_lock
+from torchwise.measure.profile import bandwidth, matrix_rate
 from torchwise.records import Costs, Decision, Measurement, WorkerStage
-from torchwise.records.benchmark import Performance
+from torchwise.records.benchmark import Peaks, Performance
 from torchwise.trial.experiment import Experiment, hold_duel
 from torchwise.trial.harness import Harness
 from torchwise.trial.job import Job, Restart
@@ -20,15 +22,12 @@ from torchwise.workload import Workload
 from torchwise.workload.identity import structure
 from torchwise.workload.train_step import TrainStep
 
+DTYPES = {"cpu": ("float32", "bfloat16", "float64"), "cuda": ("float32", "bfloat16", "float16", "float64")}
+
 
 @dataclass(frozen=True, slots=True)
 class ContenderCandidate:
-    """A contender as a candidate.
-
-    Attributes:
-        name: the contender's name.
-        setting: the conditions of its run.
-    """
+    """A contender as a candidate."""
 
     name: str
     setting: Setting
@@ -110,3 +109,14 @@ def _dtype(workload: Workload) -> str:
     found = next((t for t in tensors if t.is_floating_point() or t.is_complex()), None)
     dtype = torch.get_default_dtype() if found is None else found.dtype
     return str(dtype.to_real()).removeprefix("torch.")
+
+
+def survey(job: HardwareSurvey, stage: Callable[[str], None]) -> Peaks:
+    """Measure the device's bandwidth and matrix rates, with PyTorch's default settings."""
+    device = job.job.workload.device
+    device_lock.join(device)
+    with device_lock.alone():
+        stage("bandwidth")
+        bytes_per_s = bandwidth(device)
+        stage("matrix products")
+        return Peaks(bytes_per_s, {name: matrix_rate(getattr(torch, name), device) for name in DTYPES[device]})

@@ -1,15 +1,28 @@
-"""One request to benchmark."""
+"""The request to benchmark, the jobs of its workers, and suites of targets from TOML files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
-from torchwise.errors import InputError
+from msgspec import Meta
+
+from torchwise import parsing
+from torchwise.bench import contenders
+from torchwise.bench.contenders import Setting
+from torchwise.errors import InputError, did_you_mean
+from torchwise.parsing import parse_toml
 from torchwise.plan import Numerics, Plan
-from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec
+from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec, check_form
+from torchwise.records import codec
 from torchwise.records.benchmark import TORCHWISE
 from torchwise.study import Request
 from torchwise.study.request import check_times_calls
+from torchwise.trial import DerivedJob, Job
+from torchwise.zoo.catalogue import SIZES
+from torchwise.zoo.registry import DEFAULT_SIZE, Zoo, load_zoo
 
 LIMIT_S = 300.0
 """Time limit for one contender on one target. The longest compilation of a reference workload took 238 s."""
@@ -70,20 +83,12 @@ class BenchRequest:
         self.study(self.workload(self.targets[0]))
 
     def study(self, workload: WorkloadSpec) -> Request:
-        """Return the request for Torchwise's study of one target.
-
-        Raises:
-            InputError: a plan is not permitted or not supported.
-        """
+        """Return the request for Torchwise's study of one target."""
         limit_s = self.limit_s if self.plans else None  # a search has its effort's limits
         return Request(workload, self.allow, self.effort, plans=self.plans or None, limit_s=limit_s)
 
     def workload(self, target: str) -> WorkloadSpec:
-        """Return the specification of the workload for one target.
-
-        Raises:
-            WorkloadError: device, mode, calls or objective are invalid.
-        """
+        """Return the specification of the workload for one target."""
         return WorkloadSpec(
             target,
             device=self.device,  # type: ignore[arg-type]
@@ -92,3 +97,115 @@ class BenchRequest:
             calls=self.calls,
             seed=self.seed,
         )
+
+
+Step = Literal["contend", "warm", "duel"]
+
+
+@dataclass(frozen=True, slots=True)
+class ContenderJob(DerivedJob):
+    """The job of timing one contender: first, again from warm caches, or in a duel by Torchwise's decision."""
+
+    FUNCTION = "torchwise.bench.contender_worker:{0.step}"
+    step: Step
+    job: Job
+    contender: str
+    decision: str = ""
+    rival: str = ""
+
+    @property
+    def setting(self) -> Setting:
+        """The conditions of the contender's run."""
+        return Setting(self.job.workload.device, self.job.workload.mode, self.decision)
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareSurvey(DerivedJob):
+    """The job of measuring the hardware peaks of its device."""
+
+    FUNCTION = "torchwise.bench.contender_worker:survey"
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A list of targets with the settings of their benchmark.
+
+    Attributes:
+        targets: as `resolve_targets` takes them.
+        device: "cpu" or "cuda".
+        sizes: sizes for targets of the zoo that name none.
+        mode: "inference" or "training".
+        objective: "latency" or "throughput".
+        contenders: names of the contenders.
+        about: the purpose of the suite, in one line.
+    """
+
+    targets: Annotated[tuple[str, ...], Meta(min_length=1)]
+    device: str = ""
+    sizes: tuple[str, ...] = (DEFAULT_SIZE,)
+    mode: str = "inference"
+    contenders: tuple[str, ...] = ()
+    objective: str = "latency"
+    about: str = ""
+
+    def check_read(self) -> None:
+        """Refuse names that do not exist.
+
+        Raises:
+            InputError: there is no such target, size, contender, device, mode or objective. The message names similar
+                ones.
+        """
+        contenders.find(self.contenders)
+        targets = tuple(resolve_targets(self.targets, self.sizes))
+        BenchRequest(targets, self.contenders, self.device or "cpu", self.mode, self.objective)
+
+
+def resolve_targets(names: Iterable[str], sizes: Iterable[str]) -> list[str]:
+    """Resolve the user's names to targets, in order and without duplicates.
+
+    Args:
+        names: families of the zoo ("ivhl"), its workloads, "zoo" for all of it, or any other targets, unchanged. A
+            workload is "ivhl.mera_layer", with or without "zoo:" and a size.
+        sizes: sizes for workloads of the zoo that name none.
+
+    Raises:
+        InputError: there is no such family, workload or size. The message names similar ones.
+    """
+    sizes = list(sizes)
+    for size in sizes:
+        if size not in SIZES:
+            raise InputError(f"size is {size!r}, but must be one of {', '.join(SIZES)}")
+    zoo = load_zoo()
+    return list(dict.fromkeys(target for name in names for target in _targets(name, sizes, zoo)))
+
+
+def read_suite(file: Path) -> Suite:
+    """Read a suite from a TOML file, whose keys are the fields of `Suite`.
+
+    Raises:
+        InputError: the file cannot be read, a key is unknown, missing or of another type, or a name does not exist.
+    """
+    return parsing.read(file, lambda text: codec.from_builtins(parse_toml(text), Suite))
+
+
+def _targets(name: str, sizes: list[str], zoo: Zoo) -> list[str]:
+    scheme, colon, rest = name.partition(":")
+    if colon and scheme != "zoo":
+        check_form(name)
+        return [name]
+    base, _, size = (rest if colon else name).partition("@")
+    entries = {entry.name: entry.family for entry in zoo.entries}
+    # Training steps need another mode than the rest of the zoo, so they must be named explicitly.
+    steps = {entry.name for entry in zoo.entries if entry.is_step}
+    found = [n for n, family in entries.items() if base in (n, family) or (base == "zoo" and n not in steps)]
+    if not found:
+        if reason := zoo.explain(base):
+            raise InputError(reason)
+        hint = did_you_mean(base, [*zoo.families, *entries])
+        problem = f"{name!r} is no family or workload of the zoo{hint or '.'} Families are {', '.join(zoo.families)}"
+        others = "other targets are package.module:factory, path/file.py:factory or SCHEME:name"
+        raise InputError("; ".join([problem, *zoo.explain_rest(), others]))
+    if size and size not in SIZES:
+        raise InputError(f"size is {size!r}, but must be one of {', '.join(SIZES)}")
+    return [f"zoo:{full}@{chosen}" for full in found for chosen in ([size] if size else sizes)]

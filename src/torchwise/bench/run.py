@@ -1,30 +1,35 @@
-"""The loop of a benchmark over targets and contenders. A failure affects only one row."""
+"""The loop of a benchmark over targets and contenders. A failure affects only one row.
+
+A ratio differs between processes by more than its interval within one process (`records/processes.py`). So contenders
+that may be the fastest are timed in further processes, until the fastest is known.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
-from torchwise.bench.job import ContenderJob, HardwareSurvey, Step
-from torchwise.bench.repeats import next_duel, next_repeat
-from torchwise.bench.request import BenchRequest
+from torchwise.bench.request import BenchRequest, ContenderJob, HardwareSurvey
 from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan import Plan
-from torchwise.plan.effort import EFFORTS
+from torchwise.plan.effort import EFFORTS, EffortProfile
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, Measurement, WorkerStage
 from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Peaks, Performance, Row, RowState, rivals_of
 from torchwise.records.listener import Listener
+from torchwise.records.processes import is_plain
 from torchwise.records.reasons import why
-from torchwise.records.scale import scale_of
+from torchwise.records.scale import Scale, ScaledRow, may_be_faster, scale_of
+from torchwise.records.statistics import Interval
 from torchwise.study import Caches, run_study
 from torchwise.trial import Job, Launcher, Limits, ask_worker, inspect_workload, own_caches
 from torchwise.trial.job import Restart
@@ -81,13 +86,6 @@ def _refuse_other_requests(request: BenchRequest, earlier: Benchmark | None) -> 
                 f"the benchmark to resume ran {before.target} for {before.calls:,} calls with seed {before.seed}, "
                 f"but the request has {now.calls:,} calls and seed {now.seed}: write to another file"
             )
-
-
-def _measure_peaks(request: BenchRequest, launcher: Launcher, listener: Listener) -> Peaks | None:
-    spec = WorkloadSpec("peaks", device=request.device)  # type: ignore[arg-type]
-    survey = HardwareSurvey(Job("inspect", spec))
-    found = ask_worker(launcher, survey, Peaks, Limits.from_free_memory(request.limit_s), listener.stage)
-    return None if isinstance(found, Failure) else found
 
 
 class _Loop:
@@ -151,8 +149,10 @@ class _Loop:
         """Measure the hardware once, after the first target has run, so that a misspelt target fails at once."""
         if not self._is_surveyed:
             self._is_surveyed = True
-            peaks = _measure_peaks(self._request, self._launcher, self._listener)
-            self._benchmark = replace(self._benchmark, peaks=peaks)
+            spec = WorkloadSpec("peaks", device=self._request.device)  # type: ignore[arg-type]
+            survey = HardwareSurvey(Job("inspect", spec))
+            peaks = ask_worker(self._launcher, survey, Peaks, self._limits(), self._listener.stage)
+            self._benchmark = replace(self._benchmark, peaks=None if isinstance(peaks, Failure) else peaks)
 
     def _row(self, workload: WorkloadSpec, contender: Contender, contender_jobs: dict[str, ContenderJob]) -> Row:
         """Run one contender with its own caches. A duel also uses the caches of its rival."""
@@ -233,7 +233,7 @@ class _Loop:
         """
         if row.performance is None:
             return row
-        found, performance = self._ask(_with_step("warm", contender_job), Restart), row.performance
+        found, performance = self._ask(replace(contender_job, step="warm"), Restart), row.performance
         if isinstance(found, Failure):
             which = "from warm caches" if keeps_seconds else "in another process"
             return replace(row, state=RowState.FAILED, failure=found, reason=f"{which}: {found}")
@@ -259,16 +259,13 @@ class _Loop:
         return row
 
     def _duel(self, contender_jobs: Mapping[str, ContenderJob], rival: str) -> Measurement | Failure:
-        """Time both in one process.
-
-        They reuse their compiled code, whose kernels were timed before.
-        """
+        """Time both in one process. They reuse their compiled code, whose kernels were timed before."""
         contender_job = contender_jobs[TORCHWISE]
         with own_caches(
             contender_jobs[name].job.cache_dir for name in (TORCHWISE, rival) if name in contender_jobs
         ) as folder:
             job = replace(contender_job.job, cache_dir=folder)
-            return self._ask(replace(_with_step("duel", contender_job), rival=rival, job=job), Measurement)
+            return self._ask(replace(contender_job, step="duel", rival=rival, job=job), Measurement)
 
     def _ask(self, contender_job: ContenderJob, kind: type[T]) -> T | Failure:
         """Have a worker do a job. If it fails while timing cold caches, it is done again without that."""
@@ -293,10 +290,6 @@ class _Loop:
         self._benchmark = replace(self._benchmark, rows=rows)
 
 
-def _with_step(step: Step, contender_job: ContenderJob) -> ContenderJob:
-    return replace(contender_job, step=step)
-
-
 def _with_reason(row: Row, reason: str) -> Row:
     return replace(row, reason="; ".join(filter(None, [row.reason, reason])))
 
@@ -311,3 +304,50 @@ def _copy_caches(folders: Sequence[str], cache_dir: str) -> bool:
         Path(cache_dir).mkdir(exist_ok=True)
         return False
     return bool(folders)
+
+
+def next_duel(scale: Scale, effort: EffortProfile, repeatable: Collection[str]) -> Row | None:
+    """Return Torchwise's row if it needs another duel with its rival in a new process, or None."""
+    for row in (one.row for one in scale.rows):
+        ratio, count = row.speed_over_rival, len(row.duels)
+        if ratio is None or row.is_its_rival or not row.is_right or row.contender not in repeatable:
+            continue
+        if count < effort.processes and not is_plain(ratio, _distance(ratio), count, effort.half_width):
+            return row
+    return None
+
+
+def next_repeat(scale: Scale, effort: EffortProfile, repeatable: Collection[str]) -> Row | None:
+    """Return the row to time against eager in another process, or None once the fastest is known."""
+    right = [one for one in scale.rows if one.row.is_right and not _is_eager(one.row)]
+    for precision in dict.fromkeys(one.row.precision for one in right):  # precisions are never compared
+        same_precision = [one for one in right if one.row.precision == precision]
+        leader, *others = sorted(same_precision, key=lambda one: -one.speedup.mid)
+        close = [one for one in others if may_be_faster(one, leader)][: effort.duels]
+        if not close and is_plain(leader.speedup, _distance(leader.speedup), _processes(leader), effort.half_width):
+            continue
+        waiting = [one for one in (leader, *close) if one.row.contender in repeatable and _may_have_more(one, effort)]
+        if waiting:
+            return min(waiting, key=_processes).row
+    return None
+
+
+def _is_eager(row: Row) -> bool:
+    """Return whether a row runs eager, as its contender or by its decision."""
+    return row.contender == EAGER or (row.plan is not None and row.plan.is_eager)
+
+
+def _may_have_more(one: ScaledRow, effort: EffortProfile) -> bool:
+    ratio = one.row.speedup
+    is_narrow = ratio is not None and ratio.half_width <= effort.half_width and _processes(one) > 1
+    return _processes(one) < effort.processes and not is_narrow
+
+
+def _processes(one: ScaledRow) -> int:
+    return len(one.row.performance.processes) if one.row.performance else 0
+
+
+def _distance(ratio: Interval) -> float:
+    """Return the log-distance of a ratio from 1, in half-widths of its interval."""
+    width = math.log(ratio.high / ratio.low) / 2
+    return abs(math.log(ratio.mid)) / width if width else math.inf

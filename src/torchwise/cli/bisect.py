@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchwise.records.bisection import Bisection
 
 LIMIT_S = 300.0
-"""The same as `torchwise.diagnose.bisect.job.LIMIT_S`, whose import would load the launcher."""
+"""The same as `torchwise.diagnose.bisect.probe_runner.LIMIT_S`, whose import would load the launcher."""
 NOT_COMPARABLE = 5
 """Exit code if the answers cannot be compared. A script must not take that for "nothing found"."""
 PlanOrStudy = Annotated[

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import sys
 import time
 
 import streamlit as st
 
-from torchwise.dashboard import stored
+from torchwise.dashboard.serve import READ_ONLY
 from torchwise.errors import TorchwiseError
 from torchwise.plan import Plan
 from torchwise.records import Standing, Study, StudyState
@@ -18,8 +19,11 @@ from torchwise.report.facts import when
 from torchwise.report.html import Theme
 from torchwise.report.studies import progress, render_approvals, render_history, render_studies, render_study_diff
 from torchwise.report.study import render_html_part
+from torchwise.store import Storage, StudySummary, default_url, open_storage
 from torchwise.study.apply_approvals import apply_approvals, make_approval
 
+MAX_COUNT = 200
+"""Maximum number of studies in a list. A filter by target finds older ones."""
 LIST_EVERY_S = 5
 STUDY_EVERY_S = 2
 AUTOMATIC = "automatic"
@@ -31,6 +35,59 @@ MEANINGS = {
 }
 MAX_DRAWN = 40
 """Maximum number of studies to draw. Each is read with all its samples."""
+
+
+def open_store() -> Storage:
+    """Return the store of this server."""
+    return _storage(default_url())
+
+
+@st.cache_resource(show_spinner=False)
+def _storage(url: str) -> Storage:
+    return open_storage(url)
+
+
+def is_read_only() -> bool:
+    """Return whether approvals cannot be changed here."""
+    return READ_ONLY in sys.argv[1:]
+
+
+def read_theme() -> Theme:
+    """Return the visitor's chosen theme, or their system's."""
+    return "dark" if st.context.theme.type == "dark" else "light"
+
+
+def list_studies(target: str | None = None) -> list[StudySummary]:
+    """Return the newest studies, of `target` or of all targets."""
+    return open_store().list_studies(target, limit=MAX_COUNT)
+
+
+def choose_study(label: str, found: list[StudySummary], parameter: str, default: int = 0) -> Study:
+    """Let the visitor choose a study. The URL of the page keeps the choice, so that it can be shared.
+
+    Args:
+        label: label of the choice.
+        found: the studies to choose from, at least one.
+        parameter: parameter of the URL, which may name another study.
+        default: position of the first choice.
+    """
+    names = {summary.id: name_of(summary) for summary in found}
+    requested = st.query_params.get(parameter, "")
+    if requested.isdecimal() and int(requested) not in names:
+        names = {int(requested): f"study {requested}"} | names
+    ids = list(names)
+    first = ids.index(int(requested)) if requested.isdecimal() else min(default, len(ids) - 1)
+    chosen = st.selectbox(label, ids, index=first, format_func=names.__getitem__, key=f"choose-{parameter}")
+    assert isinstance(chosen, int)
+    st.query_params[parameter] = str(chosen)
+    return open_store().get_study(chosen)
+
+
+def name_of(summary: StudySummary) -> str:
+    """Return a short name of a study, for a choice."""
+    found = summary.speedup
+    speed = f", {f'{found.mid:.3g}×' if found.is_usable else 'inconclusive'}" if found else ""
+    return f"{summary.id}: {summary.target}, {summary.mode} on {summary.device}{speed}"
 
 
 def main() -> None:
@@ -59,30 +116,30 @@ def show_studies() -> None:
 
 
 def _draw_list(target: str | None) -> None:
-    found = stored.summaries(target)
-    st.html(render_studies(found, stored.storage().place, stored.theme(), target=target, max_count=stored.MAX_COUNT))
+    found = list_studies(target)
+    st.html(render_studies(found, open_store().place, read_theme(), target=target, max_count=MAX_COUNT))
 
 
 def show_study() -> None:
     """Draw the study in the URL, or the newest one. A running study is redrawn as it progresses."""
-    found = stored.summaries()
+    found = list_studies()
     if not found:
         st.text("The store holds no study yet: torchwise tune TARGET creates one.")
         return
-    study = stored.choose_study("Study", found, "study")
+    study = choose_study("Study", found, "study")
     show_approvals(study)
     if study.state is StudyState.RUNNING:
         st.fragment(run_every=STUDY_EVERY_S)(_draw_live)(study.id)
     else:
-        st.html(_render_page(study, stored.theme()))
+        st.html(_render_page(study, read_theme()))
 
 
 def _draw_live(number: int) -> None:
-    study = stored.storage().get_study(number)
+    study = open_store().get_study(number)
     if study.state is not StudyState.RUNNING:
         st.rerun()
     st.text(progress(study, time.time()))
-    st.html(_render_page(study, stored.theme()))
+    st.html(_render_page(study, read_theme()))
 
 
 def _cache_key(study: Study) -> tuple[str, ...]:
@@ -101,11 +158,11 @@ def _render_page(study: Study, theme: Theme) -> str:
 def show_approvals(study: Study) -> None:
     """Show the approvals for the study's target on its kind of machine, and a form, if changes are permitted."""
     workload, hardware = study.workload, study.environment.hardware
-    found = stored.storage().approvals(workload.target, workload.mode, hardware)
+    found = open_store().approvals(workload.target, workload.mode, hardware)
     if found:
-        in_force = apply_approvals(study.decision, stored.storage()).decision.reason if study.decision else ""
-        st.html(render_approvals(found, in_force, stored.theme()))
-    if stored.is_read_only():
+        in_force = apply_approvals(study.decision, open_store()).decision.reason if study.decision else ""
+        st.html(render_approvals(found, in_force, read_theme()))
+    if is_read_only():
         st.caption("Read-only: plans cannot be pinned, approved or rejected here.")
         return
     with st.expander("Pin, approve or reject a plan"), st.form("approval", border=False):
@@ -127,7 +184,7 @@ def _store_approval(study: Study, plan: Plan, standing: str | None, by: str, rea
     if standing is None:
         st.text("Choose a status first.")
         return
-    storage, workload = stored.storage(), study.workload
+    storage, workload = open_store(), study.workload
     try:
         if standing == AUTOMATIC:
             storage.withdraw_approval(workload.target, workload.mode, study.environment.hardware, plan.id)
@@ -147,22 +204,22 @@ def _login() -> str:
 
 def show_compare() -> None:
     """Draw the two studies in the URL, or the newest study and the one before it of the same target."""
-    found = stored.summaries()
+    found = list_studies()
     if len(found) < 2:
         st.text("The store holds fewer than two studies: torchwise tune TARGET creates one.")
         return
     earlier = next((i for i, summary in enumerate(found) if i and summary.target == found[0].target), 1)
     left, right = st.columns(2)
     with left:
-        first = stored.choose_study("First", found, "first", earlier)
+        first = choose_study("First", found, "first", earlier)
     with right:
-        second = stored.choose_study("Second", found, "second")
-    st.html(render_study_diff(first, second, stored.theme()))
+        second = choose_study("Second", found, "second")
+    st.html(render_study_diff(first, second, read_theme()))
 
 
 def show_history() -> None:
     """Draw the history of the target in the URL, or of the newest study's target."""
-    targets = list(dict.fromkeys(summary.target for summary in stored.summaries()))
+    targets = list(dict.fromkeys(summary.target for summary in list_studies()))
     requested = st.query_params.get("target")
     if requested and requested not in targets:
         targets.insert(0, requested)
@@ -172,19 +229,19 @@ def show_history() -> None:
     target = st.selectbox("Target", targets, index=targets.index(requested) if requested else 0)
     assert target is not None
     st.query_params["target"] = target
-    decided = [summary for summary in stored.summaries(target) if summary.state is StudyState.DECIDED]
+    decided = [summary for summary in list_studies(target) if summary.state is StudyState.DECIDED]
     if not decided:
         st.text(f"No study of {target} is decided yet.")
         return
     if len(decided) > MAX_DRAWN:
         st.text(f"These are the newest {MAX_DRAWN} of {len(decided)} studies.")
-    studies = [stored.storage().get_study(summary.id, target) for summary in decided[:MAX_DRAWN]]
-    st.html(render_history(target, studies, stored.theme()))
+    studies = [open_store().get_study(summary.id, target) for summary in decided[:MAX_DRAWN]]
+    st.html(render_history(target, studies, read_theme()))
 
 
 def show_kernels() -> None:
     """Draw the explanation in the URL, or the newest one."""
-    found = stored.storage().explanations(limit=stored.MAX_COUNT)
+    found = open_store().explanations(limit=MAX_COUNT)
     if not found:
         st.text("The store holds no explanation yet: torchwise explain TARGET creates one.")
         return
@@ -196,7 +253,7 @@ def show_kernels() -> None:
     chosen = st.selectbox("Explanation", list(names), index=first, format_func=names.__getitem__)
     assert isinstance(chosen, int)
     st.query_params["explanation"] = str(chosen)
-    st.html(render_explanation_part(stored.storage().get_explanation(chosen), stored.theme()))
+    st.html(render_explanation_part(open_store().get_explanation(chosen), read_theme()))
 
 
 if __name__ == "__main__":

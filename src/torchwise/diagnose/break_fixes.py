@@ -48,12 +48,7 @@ _NUMPY = {
 
 
 class BreakSite:
-    """The texts about one break.
-
-    Attributes:
-        message: PyTorch's reason, explanation and context, in one text.
-        line: the source line.
-    """
+    """PyTorch's reason, explanation and context of one break, as one message, and the source line."""
 
     def __init__(self, graph_break: Break) -> None:
         self.message = "\n".join((graph_break.reason, graph_break.explanation, graph_break.context))
@@ -114,12 +109,10 @@ class Pattern:
     """A class of breaks with the same fix, whatever the line computes.
 
     Attributes:
-        kind: the class.
         text: the instructions, with the line in place of `{line}`.
         says: pattern of PyTorch's message, or empty.
         reads: pattern of the source line, or empty. One of the two must match.
-        setting: a setting of PyTorch that fixes it, or empty.
-        consequence: side effects of that setting.
+        consequence: side effects of the setting.
     """
 
     kind: str
@@ -137,10 +130,7 @@ class Pattern:
 
 
 def add_fix(graph_break: Break) -> Break:
-    """Return a break with its fix.
-
-    For a break in a library, the fix says that the call into it can change.
-    """
+    """Return a break with its fix. For a break in a library, the fix says that the call into it can change."""
     site = BreakSite(graph_break)
     fix = next(fix for rule in _RULES if (fix := rule(site)))
     if graph_break.library:

@@ -134,7 +134,7 @@ class Events:
             lowered.is_complex = True
             lowered.complex_operators = list_complex_operators(text)
         elif name == "inductor_output_code":
-            lowered.eager_operators = list_eager_operators(text)
+            lowered.eager_operators = tuple(dict.fromkeys(hit["op"] for hit in _CALL.finditer(text)))
 
     def _add_break(self, compile_id: str, text: str) -> None:
         graph_break = messages.read_break(text)
@@ -203,10 +203,7 @@ class Events:
         self.fallbacks[key] = replace(found, count=before.count + found.count) if before else found
 
     def _add_step(self, text: str) -> None:
-        """Add the beginning ("B") or the end ("E") of a step.
-
-        Steps are nested, and the innermost ends first.
-        """
+        """Add the beginning ("B") or the end ("E") of a step. Steps are nested, and the innermost ends first."""
         if not self._keeps_spans:
             return
         step = json.loads(text)
@@ -229,10 +226,7 @@ def _compile_id(metadata: dict[str, Any]) -> str:
 
 
 def read_compilation(metrics: Mapping[str, Any], known: Frame | None) -> Compilation:
-    """Return a compilation from PyTorch's metrics.
-
-    `known` is its function if the metrics name none.
-    """
+    """Return a compilation from PyTorch's metrics. `known` is its function if the metrics name none."""
     name = metrics.get("co_name")
     frame = known or Frame("", 0)
     if name:
@@ -284,11 +278,6 @@ def list_complex_operators(graph: str) -> frozenset[str]:
     return frozenset(
         node["op"] for node in nodes if node["name"] in names or names & set(re.findall(r"\w+", node["rest"]))
     )
-
-
-def list_eager_operators(code: str) -> tuple[str, ...]:
-    """Return the names of the operators that generated code calls one by one, as eager does."""
-    return tuple(dict.fromkeys(hit["op"] for hit in _CALL.finditer(code)))
 
 
 def _make_part(kind: UncompiledKind, what: str, place: Compilation | Break) -> UncompiledPart:

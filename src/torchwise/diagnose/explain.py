@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from torchwise.trial.launcher import OnStage
 
 BUDGET_S = 45.0
-"""Seconds for measuring potential savings.
-
-Compiling, measuring the run and finishing a begun fix come on top.
-"""
+"""Seconds for measuring potential savings. Compiling, measuring the run and finishing a begun fix come on top."""
 EFFORT = replace(EFFORTS["quick"], half_width=0.01, measure_s=4.0)
 """A potential saving is a small difference of two times: both need a narrow interval, or the saving is noise."""
 LIMIT_S = 900.0
@@ -35,14 +32,7 @@ LIMIT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Inquiry(DerivedJob):
-    """One job for a worker.
-
-    Attributes:
-        job: workload, settings and caches.
-        plan: the plan to explain, or None for `torch.compile` with its defaults.
-        budget_s: seconds for measuring potential savings.
-        folder: where artifacts go, or "" for nowhere.
-    """
+    """A job for a worker: explain a plan, or `torch.compile` if it is None. `folder` is for artifacts, or ""."""
 
     FUNCTION = "torchwise.diagnose.explain_worker:explain_target"
     job: Job
@@ -112,11 +102,7 @@ def explain(
 
 
 def _make_folder(artifacts: str | Path | None) -> str:
-    """Create the folder in this process, so that an unusable one is refused before anything runs.
-
-    Raises:
-        InputError: it is a file, or cannot be created.
-    """
+    """Create the folder in this process, so that an unusable one is refused before anything runs."""
     if artifacts is None:
         return ""
     folder = Path(artifacts).resolve()

@@ -15,14 +15,12 @@ from torchwise.compile import compile_plan
 from torchwise.compile.transforms.isolate_rnn import has_rnn
 from torchwise.compile.transforms.static_form import has_static_form
 from torchwise.diagnose import findings, kernels
-from torchwise.diagnose.evidence import Evidence
+from torchwise.diagnose.evidence import FILES, Evidence, code_of, stages, write
 from torchwise.diagnose.explain import Inquiry
-from torchwise.diagnose.fix_trials import find_varying_sizes
+from torchwise.diagnose.fix_trials import check_suggestions, find_varying_sizes
 from torchwise.diagnose.kernels import profiler_options, with_profiler
 from torchwise.diagnose.op_trace import OpTrace, observe
 from torchwise.diagnose.savings import Savings, measure_with_retry
-from torchwise.diagnose.stages import FILES, code_of, stages, write
-from torchwise.diagnose.suggestions import check_suggestions
 from torchwise.diagnose.trace import Trace
 from torchwise.diagnose.work import KnownWork, bytes_of_kernels
 from torchwise.errors import InternalError, format_error
@@ -57,12 +55,7 @@ _STAYS = "the numbers that are read from the GPU can stay there (numbers_on_gpu)
 
 
 def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
-    """Explain one run.
-
-    Raises:
-        InputError: the target cannot be loaded.
-        BaselineError: the model raises on its own inputs.
-    """
+    """Explain one run."""
     created_at, started = time.time(), time.perf_counter()
     harness = _load_harness(inquiry)
     with harness.gradients():
@@ -102,13 +95,7 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanatio
 
 
 def _load_harness(inquiry: Inquiry) -> Harness:
-    """Load the workload and run it once unchanged.
-
-    Raises:
-        InputError: it cannot be loaded.
-        BaselineError: it raises.
-        InternalError: Torchwise cannot run it, though it does not raise by itself.
-    """
+    """Load the workload and run it once unchanged."""
     from torchwise.errors import TorchwiseError
 
     try:
@@ -232,13 +219,7 @@ def _dtype(workload: Workload) -> torch.dtype:
 
 
 def judge_capture(evidence: Evidence, findings: Iterable[Finding], failures: Mapping[Plan | str, str]) -> Capturable:
-    """Return whether the call can be captured, with every known obstacle.
-
-    Args:
-        evidence: of the run.
-        findings: of the run. One of them may have tried the capture.
-        failures: how the tried fixes failed, by plan. The texts do not name the plans.
-    """
+    """Return whether the call can be captured, with every known obstacle. `failures` are of tried fixes, by plan."""
     reasons = [f"{wait.place}: {wait.what}" for wait in evidence.observed.waits]
     reasons += [one.what for one in evidence.watched.fallbacks if one.kind is UncompiledKind.CUDAGRAPH_SKIP]
     if evidence.device != "cuda":

@@ -41,10 +41,7 @@ MIN_HOST_SHARE = 0.10
 
 
 def find(evidence: Evidence, savings: Savings) -> list[Finding]:
-    """Return all findings.
-
-    No saving exceeds the call, and none is claimed without a measurement.
-    """
+    """Return all findings. No saving exceeds the call, and none is claimed without a measurement."""
     call_s, trust = evidence.execution.call_s.mid, judge_measurement(evidence.measurement)
     is_timed = trust.reliability is not Reliability.UNUSABLE
     found = [finding for finder in FROM_EVIDENCE if is_timed or finder not in BY_TIME for finding in finder(evidence)]
@@ -180,10 +177,7 @@ def _estimate_host_saving(evidence: Evidence, savings: Savings, plan: Plan | Non
 
 
 def find_waits(evidence: Evidence, savings: Savings) -> Iterator[Finding]:
-    """Find each line once.
-
-    If a graph break lies on the same line, its finding has the saving.
-    """
+    """Find each line once. If a graph break lies on the same line, its finding has the saving."""
     plan = _find_static_plan(evidence) or _find_capture_plan(evidence, savings)
     broken = {(one.file, one.line) for one in evidence.watched.breaks}
     for wait in evidence.observed.waits:

@@ -9,7 +9,7 @@ from torchwise.diagnose.evidence import Evidence, estimate_compile_saving, make_
 from torchwise.diagnose.savings import Savings
 from torchwise.records import format as show
 from torchwise.records.compile_events import Break, UncompiledKind, UncompiledPart
-from torchwise.records.explanation import Finding, FixTrial, Kernel, Saving, SourceLocation
+from torchwise.records.explanation import Finding, FixTrial, Saving, SourceLocation
 
 MIN_FALLBACK_SHARE = 0.02
 _EXPECTED = re.compile(r"aten\.(\w*(convolution|attention|fft|embedding_bag|sort|pool)\w*|(add|badd)?b?mm|(add)?mv)$")
@@ -19,27 +19,19 @@ _OWN_FINDINGS = (UncompiledKind.COMPLEX, UncompiledKind.RECOMPILE_LIMIT)
 
 
 def find_breaks(evidence: Evidence, savings: Savings) -> Iterator[Finding]:
-    """Find every break.
-
-    The finding of an RNN has the saving of the RNN's breaks.
-    """
+    """Find every break. The finding of an RNN has the saving of the RNN's breaks."""
     found = [one for one in evidence.watched.breaks if not (evidence.has_rnn and one.whole)]
     for one in found:
-        tried = _try_fixes(one, savings)
+        tried, cause = _try_fixes(one, savings), one.explanation or "PyTorch could not trace this line."
         yield Finding(
             "graph break",
             f"the graph breaks: {one.reason}",
-            _describe_cause(one),
+            f"{cause} It leaves the whole function uncompiled." if one.whole else cause,
             _describe_fix(one, tried),
             _find_best(tried) or _estimate_break_cost(one, evidence, savings, len(found)),
             (SourceLocation(one.file, one.line, one.function, one.excerpt),),
             tried=tuple(tried.values()),
         )
-
-
-def _describe_cause(one: Break) -> str:
-    cause = one.explanation or "PyTorch could not trace this line."
-    return f"{cause} It leaves the whole function uncompiled." if one.whole else cause
 
 
 def _try_fixes(one: Break, savings: Savings) -> dict[str, FixTrial]:
@@ -64,10 +56,7 @@ def _find_best(tried: dict[str, FixTrial]) -> Saving | None:
 
 
 def _describe_fix(one: Break, tried: dict[str, FixTrial]) -> str:
-    """Say how to fix it.
-
-    A setting that was tried without gain is not recommended.
-    """
+    """Say how to fix it. A setting that was tried without gain is not recommended."""
     if one.fix is None:
         return " ".join(one.hints) or "use only tensor operators here, without other Python code between them"
     words, setting = one.fix.words, one.fix.setting
@@ -77,19 +66,14 @@ def _describe_fix(one: Break, tried: dict[str, FixTrial]) -> str:
     return f"{words.removesuffix('.')}. Or set {setting}{untried}. {one.fix.consequence}".rstrip()
 
 
-def _has_hit_recompile_limit(evidence: Evidence) -> bool:
-    """Return whether it was compiled too often, and so runs in eager without a graph that could break."""
-    limited = any(one.kind is UncompiledKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
-    return limited and not evidence.execution.regions
-
-
 def _estimate_break_cost(one: Break, evidence: Evidence, savings: Savings, breaks: int) -> Saving | None:
     """Estimate the cost of a break by itself.
 
     It is the measured cost of a break between tiny graphs, times the resumed graphs in a call. The upper end adds the
     guards of these graphs, and the saving from fusion across the break: at most half the time of the generated kernels.
     """
-    if one.whole or _has_hit_recompile_limit(evidence):
+    limited = any(part.kind is UncompiledKind.RECOMPILE_LIMIT for part in evidence.watched.fallbacks)
+    if one.whole or (limited and not evidence.execution.regions):  # it runs in eager, without a graph that could break
         return estimate_compile_saving(evidence, breaks)
     if (alone := savings.measure_break()) is None:
         return None
@@ -174,12 +158,8 @@ def _is_covered_by_break(part: UncompiledPart, evidence: Evidence) -> bool:
 
 
 def _estimate_fallback_saving(name: str, evidence: Evidence) -> Saving | None:
-    kernel = _find_kernel(name, evidence.kernels)
+    operator = name.replace("aten.", "aten::").partition(".")[0]
+    kernel = next((kernel for kernel in evidence.kernels if kernel.name == operator), None)
     if kernel is None or kernel.seconds < MIN_FALLBACK_SHARE * evidence.execution.call_s.mid:
         return None
     return make_estimate(0.0, kernel.seconds / 2, kernel.seconds, "at most its whole time can be saved")
-
-
-def _find_kernel(name: str, kernels: tuple[Kernel, ...]) -> Kernel | None:
-    operator = name.replace("aten.", "aten::").partition(".")[0]
-    return next((kernel for kernel in kernels if kernel.name == operator), None)

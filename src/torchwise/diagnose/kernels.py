@@ -22,15 +22,9 @@ from torchwise.plan import Plan
 from torchwise.records.explanation import Kernel, Limits, is_rough
 
 PROFILED = "cpp.enable_kernel_profile"
-"""Inductor's option that makes generated C++ report itself to the profiler.
-
-Its cost is too small to measure.
-"""
+"""Inductor's option that makes generated C++ report itself to the profiler. Its cost is too small to measure."""
 CALLS = 5
-"""Profiled calls.
-
-The call whose time is closest to the timed call represents it, as the other calls were disturbed.
-"""
+"""Profiled calls. The call whose time is closest to the timed call represents it, as the other calls were disturbed."""
 LIMITS_S = 0.25
 """Seconds for each of the two limits."""
 _CALL = "torchwise.call"
@@ -63,10 +57,7 @@ class Profiled:
 
 @dataclass
 class _Sum:
-    """The sum of all kernels of one name.
-
-    Its work is known if the work of each kernel is known.
-    """
+    """The sum of all kernels of one name. Its work is known if the work of each kernel is known."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -94,14 +85,11 @@ def with_profiler(plan: Plan, device: str) -> Plan:
 
 
 def profile(call: Callable[[], Any], device: str, call_s: float, limits: Limits | None, known: KnownWork) -> Profiled:
-    """Run `call` a few times under PyTorch's profiler.
+    """Run `call`, which is warm, a few times under PyTorch's profiler.
 
     Args:
-        call: the call, already warm.
-        device: "cpu" or "cuda".
         call_s: seconds of the call by the clock, without a profiler.
         limits: of the hardware, or None if the call could not be timed. Without them, no kernel has a share.
-        known: the known work of kernels and operators.
     """
     window, events = _closest(_events(call, device), call_s)
     if window is None:

@@ -63,14 +63,9 @@ def plain_name(function: str) -> str:
     return plain_name(hit["function"]) if hit else function
 
 
-def innermost_users(frames: Iterable[Frame]) -> Frame | None:
-    """Return the innermost frame of the user's own code, or None if all are libraries'."""
-    return next((frame for frame in reversed(tuple(frames)) if not is_library(frame.file)), None)
-
-
 def is_compiler(file: str) -> bool:
     """Return whether a file belongs to the compiler, whose frames say nothing about the program."""
-    return _is_within(file, _compiler())
+    return _is_within(file, [str(_torch() / dynamo.FOLDER)])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -79,18 +74,8 @@ def is_library(file: str) -> bool:
     return _is_within(file, _libraries()) and not _is_within(file, _programs())
 
 
-def read_excerpt(frame: Frame) -> str:
-    """Return the source line, without its indent, or empty if it cannot be read."""
-    return linecache.getline(frame.file, frame.line).strip()
-
-
 def _is_within(file: str, folders: Iterable[str]) -> bool:
     return file.startswith("<frozen ") or any(file.startswith(folder + os.sep) for folder in folders)
-
-
-@functools.cache
-def _compiler() -> tuple[str, ...]:
-    return (str(_torch() / dynamo.FOLDER),)
 
 
 @functools.cache
@@ -105,6 +90,7 @@ def _programs() -> tuple[str, ...]:
     return find_program_folders()
 
 
+@functools.cache
 def _torch() -> Path:
     import torch  # here, as `torchwise.watch` is imported where there may be no torch
 
@@ -119,7 +105,7 @@ def read_break(text: str) -> Break | None:
     if not stack:
         return None
     innermost = stack[-1]
-    frame = innermost_users(stack) or innermost
+    frame = next((frame for frame in reversed(stack) if not is_library(frame.file)), innermost)
     sections = _split_sections(reason)
     code = _CODE.search(reason)
     return add_fix(
@@ -134,7 +120,7 @@ def read_break(text: str) -> Break | None:
             context=" ".join(sections["Developer debug context"]),
             stack=stack,
             library=innermost if innermost != frame else None,
-            excerpt=read_excerpt(frame),
+            excerpt=linecache.getline(frame.file, frame.line).strip(),
             whole=skipped or text.find(_WHOLE[0], 0, 2000) >= 0 or text.find(_WHOLE[1], 0, 2000) >= 0,
         )
     )
@@ -181,13 +167,11 @@ class Failed:
     """One guard that failed.
 
     Attributes:
-        guard: as PyTorch writes it.
         source: the expression that it checks, or empty if that is unknown.
         subject: the varying value, in words.
         want: the value that the code was compiled for, or empty if the guard names none.
         got: the value of this call, or empty if PyTorch does not report it.
         stack: the code that needs the guard.
-        function: the function with that code.
     """
 
     guard: str
@@ -228,9 +212,10 @@ def _parse_failure(text: str) -> Failed:
 def _describe_guard(guard: str) -> tuple[str, str, str, str]:
     """Return a guard's expression, the varying value in words, the expected value, and the value of this call."""
     for pattern, words in _WORDS:
-        if hit := pattern.match(guard):
+        if hit := re.match(pattern, guard):
             found = hit.groupdict()
-            return found.get("source") or "", words(hit), found.get("want") or "", found.get("got") or ""
+            subject = words.format(guard=guard, **found) if isinstance(words, str) else words(hit)
+            return found.get("source") or "", subject, found.get("want") or "", found.get("got") or ""
     return "", f"this no longer holds: {guard}", "", ""
 
 
@@ -245,52 +230,33 @@ def _describe_global_state(hit: re.Match[str]) -> str:
     return "the state of PyTorch: " + ", ".join(known.get(name, name) for name in hit["names"].split())
 
 
-_WORDS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
+_WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (
-        re.compile(
-            r"tensor '(?P<source>[^\n]+?)' (?P<what>\w+) mismatch(?: at index (?P<index>\d+))?\. "
-            r"expected (?P<want>[^,\n]+), actual (?P<got>.+)"
-        ),
+        r"tensor '(?P<source>[^\n]+?)' (?P<what>\w+) mismatch(?: at index (?P<index>\d+))?\. "
+        r"expected (?P<want>[^,\n]+), actual (?P<got>.+)",
         _describe_mismatch,
     ),
+    (r"tensor '(?P<source>[^\n]+?)' requires_grad mismatch", "whether {source} requires a gradient"),
     (
-        re.compile(r"tensor '(?P<source>[^\n]+?)' requires_grad mismatch"),
-        lambda hit: f"whether {hit['source']} requires a gradient",
+        r"(?i)tensor '(?P<source>[^\n]+?)' (?P<what>[\w ]+?) mismatch",
+        "the {what} of {source} (its device or its kind of tensor)",
     ),
+    (r"expected type of '(?P<source>[^\n]+?)' to be .*but found (?P<got>.+)", "the type of {source}"),
+    (r"GLOBAL_STATE changed: (?P<names>.+)", _describe_global_state),
+    (r"len\((?P<source>.+)\) == (?P<want>\d+)$", "the length of {source}"),
+    (r"not (?P<source>[\w.\[\]']+)$", "the length of {source}"),
     (
-        re.compile(r"(?i)tensor '(?P<source>[^\n]+?)' (?P<what>[\w ]+?) mismatch"),
-        lambda hit: f"the {hit['what']} of {hit['source']} (its device or its kind of tensor)",
+        r"___check_(?:obj|type)_id\((?P<source>.+?), \d+\), type=(?P<type>.+)",
+        "which object {source} is (it was {type})",
     ),
+    (r"___check_(?:obj|type)_id\((?P<source>.+?), \d+\)", "which object {source} is"),
+    (r"(?P<source>[^\n]+) is (?P<other>[^\n]+)$", "whether {source} and {other} are one object"),
+    (r"(?P<source>[^=<>\n]+)\.training == (?:True|False)$", "the mode of {source}: train() or eval()"),
     (
-        re.compile(r"expected type of '(?P<source>[^\n]+?)' to be .*but found (?P<got>.+)"),
-        lambda hit: f"the type of {hit['source']}",
+        r"2 <= (?P<source>[^=<>\n]+\.size\(\)\[\d+\])",
+        "{source} is 0 or 1, which PyTorch compiles separately",
     ),
-    (re.compile(r"GLOBAL_STATE changed: (?P<names>.+)"), _describe_global_state),
-    (re.compile(r"len\((?P<source>.+)\) == (?P<want>\d+)$"), lambda hit: f"the length of {hit['source']}"),
-    (re.compile(r"not (?P<source>[\w.\[\]']+)$"), lambda hit: f"the length of {hit['source']}"),
-    (
-        re.compile(r"___check_(?:obj|type)_id\((?P<source>.+?), \d+\)(?:, type=(?P<type>.+))?"),
-        lambda hit: f"which object {hit['source']} is" + (f" (it was {hit['type']})" if hit["type"] else ""),
-    ),
-    (
-        re.compile(r"(?P<source>[^\n]+) is (?P<other>[^\n]+)$"),
-        lambda hit: f"whether {hit['source']} and {hit['other']} are one object",
-    ),
-    (
-        re.compile(r"(?P<source>[^=<>\n]+)\.training == (?:True|False)$"),
-        lambda hit: f"the mode of {hit['source']}: train() or eval()",
-    ),
-    (
-        re.compile(r"2 <= (?P<source>[^=<>\n]+\.size\(\)\[\d+\])"),
-        lambda hit: f"{hit['source']} is 0 or 1, which PyTorch compiles separately",
-    ),
-    (re.compile(r"(?P<source>[^=<>%()+*\n]+) == (?P<want>[^\n]+)$"), lambda hit: f"the value of {hit['source']}"),
-    (
-        re.compile(r".*?(?P<source>[\w.\[\]']+\.size\(\)\[\d+\])"),
-        lambda hit: f"{hit['source']}: this no longer holds: {hit.string}",
-    ),
+    (r"(?P<source>[^=<>%()+*\n]+) == (?P<want>[^\n]+)$", "the value of {source}"),
+    (r".*?(?P<source>[\w.\[\]']+\.size\(\)\[\d+\])", "{source}: this no longer holds: {guard}"),
 )
-"""Forms of guards, each with its varying value.
-
-The first that fits counts.
-"""
+"""Forms of guards, each with its varying value. The first that fits counts."""

@@ -78,14 +78,7 @@ class ReadKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A line at which the host waits for data.
-
-    Attributes:
-        what: the cause of the wait.
-        place: the line.
-        times: number of waits in one call.
-        reads: the kind of value.
-    """
+    """A line at which the host waits for data: why, how often in one call, and the kind of value that it reads."""
 
     what: str
     place: SourceLocation
@@ -103,14 +96,7 @@ class Work:
 
 @dataclass
 class OpTrace:
-    """The observations of one call.
-
-    Attributes:
-        work: by operator and the shapes of its tensors.
-        waits: by cause and line.
-        complex_operators: number of operators with complex numbers.
-        operators: number of operators.
-    """
+    """The observations of one call: work by operator and the shapes of its tensors, and waits by cause and line."""
 
     work: dict[tuple[str, Shapes], Work] = field(default_factory=dict)
     waits: list[Wait] = field(default_factory=list)
@@ -185,7 +171,7 @@ class _TraceMode(TorchDispatchMode):
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run the operators within a composite operator, which inference mode would pass on as a whole."""
-        if not torch.is_inference_mode_enabled() or is_counted(func):
+        if not torch.is_inference_mode_enabled() or func._overloadpacket in flop_registry:
             return NotImplemented
         with self:
             return func.decompose(*args, **kwargs)
@@ -225,11 +211,6 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
         return None
 
 
-def is_counted(func: Any) -> bool:
-    """Return whether there is a formula for an operator as a whole."""
-    return func._overloadpacket in flop_registry
-
-
 def product_flops(name: str, shapes: tuple[Shape, ...], is_complex: bool) -> float | None:
     """Return the operations of a matrix product from its shapes, or None for another operator."""
     operands = shapes[: 3 if "add" in name else 2]
@@ -246,68 +227,6 @@ def _register(*names: str, get_raw: bool = False) -> Callable[[Callable[..., int
     return register_flop_formula(missing, get_raw=get_raw)
 
 
-_register("_addmm_activation", get_raw=True)(flop_registry[torch.ops.aten.addmm])
-_register("addbmm", get_raw=True)(flop_registry[torch.ops.aten.baddbmm])
-
-
-@_register("mv", "dot", "vdot")
-def _count_vector_flops(left: Shape, *_args: Any, **_kwargs: Any) -> int:
-    return 2 * math.prod(left)
-
-
-@_register("addmv")
-def _add_by_vector(_added: Shape, left: Shape, *_args: Any, **_kwargs: Any) -> int:
-    return 2 * math.prod(left)
-
-
-@_register("addr")
-def _outer(_added: Shape, left: Shape, right: Shape, *_args: Any, **_kwargs: Any) -> int:
-    return 2 * math.prod(left) * math.prod(right)
-
-
-@_register("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
-def _attention(query: Shape, key: Shape, value: Shape, *_args: Any, **_kwargs: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-@_register("_scaled_dot_product_flash_attention_for_cpu_backward")
-def _attention_backward(_grad: Shape, query: Shape, key: Shape, value: Shape, *_args: Any, **_kwargs: Any) -> int:
-    """Count the scores once more, and the gradients of four products: five products in place of two."""
-    return int(sdpa_flop_count(query, key, value)) * 5 // 2
-
-
-@_register("_native_multi_head_attention")
-def _multi_head(query: Shape, key: Shape, _value: Shape, width: int, _heads: int, *_args: Any, **_kwargs: Any) -> int:
-    return _multi_head_count(query[0], query[1], key[1], width)
-
-
-@_register("_transformer_encoder_layer_fwd")
-def _encoder_layer(src: Shape, width: int, *args: Any, **_kwargs: Any) -> int:
-    """Count attention, and a feed-forward part of two products."""
-    batch, length, inner = math.prod(src[:-2]), src[-2], int(args[_FEED_FORWARD][0])
-    return _multi_head_count(batch, length, length, width) + 4 * batch * length * width * inner
-
-
-@_register("mkldnn_rnn_layer")
-def _rnn_layer(x: Shape, *weights: Any, **_kwargs: Any) -> int:
-    return _rnn_count(x, weights[:2])
-
-
-@_register("mkldnn_rnn_layer_backward")
-def _rnn_layer_backward(x: Shape, *weights: Any, **_kwargs: Any) -> int:
-    return 2 * _rnn_count(x, weights[:2])
-
-
-@_register("_cudnn_rnn", "miopen_rnn")
-def _rnn(x: Shape, weights: Any, *_args: Any, **_kwargs: Any) -> int:
-    return _rnn_count(x, weights)
-
-
-@_register("_cudnn_rnn_backward", "miopen_rnn_backward")
-def _rnn_backward(x: Shape, weights: Any, *_args: Any, **_kwargs: Any) -> int:
-    return 2 * _rnn_count(x, weights)
-
-
 def _multi_head_count(batch: int, queries: int, keys: int, width: int) -> int:
     """Count the four projections, the scores, and their product with the values."""
     projections = 2 * width * width * (2 * queries + 2 * keys)
@@ -318,6 +237,34 @@ def _rnn_count(x: Shape, weights: Any) -> int:
     """Count every weight of a matrix once at each step of each sequence."""
     used: int = sum(math.prod(shape) for shape in weights if len(shape) == 2)
     return 2 * math.prod(x[:-1]) * used
+
+
+_register("_addmm_activation", get_raw=True)(flop_registry[torch.ops.aten.addmm])
+_register("addbmm", get_raw=True)(flop_registry[torch.ops.aten.baddbmm])
+_register("mv", "dot", "vdot")(lambda left, *_, **__: 2 * math.prod(left))
+_register("addmv")(lambda _added, left, *_, **__: 2 * math.prod(left))
+_register("addr")(lambda _added, left, right, *_, **__: 2 * math.prod(left) * math.prod(right))
+_register("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")(
+    lambda query, key, value, *_, **__: int(sdpa_flop_count(query, key, value))
+)
+# The scores once more, and the gradients of four products: five products in place of two.
+_register("_scaled_dot_product_flash_attention_for_cpu_backward")(
+    lambda _grad, query, key, value, *_, **__: int(sdpa_flop_count(query, key, value)) * 5 // 2
+)
+_register("_native_multi_head_attention")(
+    lambda query, key, _value, width, *_, **__: _multi_head_count(query[0], query[1], key[1], width)
+)
+_register("mkldnn_rnn_layer")(lambda x, *weights, **__: _rnn_count(x, weights[:2]))
+_register("mkldnn_rnn_layer_backward")(lambda x, *weights, **__: 2 * _rnn_count(x, weights[:2]))
+_register("_cudnn_rnn", "miopen_rnn")(lambda x, weights, *_, **__: _rnn_count(x, weights))
+_register("_cudnn_rnn_backward", "miopen_rnn_backward")(lambda x, weights, *_, **__: 2 * _rnn_count(x, weights))
+
+
+@_register("_transformer_encoder_layer_fwd")
+def _encoder_layer(src: Shape, width: int, *args: Any, **_kwargs: Any) -> int:
+    """Count attention, and a feed-forward part of two products."""
+    batch, length, inner = math.prod(src[:-2]), src[-2], int(args[_FEED_FORWARD][0])
+    return _multi_head_count(batch, length, length, width) + 4 * batch * length * width * inner
 
 
 _PRODUCTS = {

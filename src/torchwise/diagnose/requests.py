@@ -20,17 +20,7 @@ _ID = re.compile(r"[0-9a-f]{12}")
 
 
 def make_spec(model: Any, workload: Workload | None, device: str | None, **options: Any) -> WorkloadSpec:
-    """Return the specification of the run.
-
-    Args:
-        model: the model or the name of a target.
-        workload: of a live model, or None for a target.
-        device: by default the device of a live model and its inputs, and for a target "cuda" if available.
-        **options: other fields of the spec.
-
-    Raises:
-        InputError: one of them cannot be used.
-    """
+    """Return the specification of the run, by default on the device of the live workload, or for a target on "cuda"."""
     device_name = device or (device_of(workload) if workload else default_device())
     return WorkloadSpec(name_of(model), device=device_name, **options)  # type: ignore[arg-type]
 

@@ -17,9 +17,8 @@ from torchwise._torch import dynamo
 from torchwise.compile import compile_plan
 from torchwise.diagnose.code_copies import copy_with_fresh_code
 from torchwise.diagnose.evidence import Fix, place_of_line
-from torchwise.diagnose.fix_trials import patched, settle
+from torchwise.diagnose.fix_trials import NOTHING, Checked, patched, settle
 from torchwise.diagnose.kernels import profiler_options, with_profiler
-from torchwise.diagnose.suggestions import NOTHING, Checked
 from torchwise.errors import first_line, format_error
 from torchwise.measure.clock import Clock
 from torchwise.measure.paired_timing import PAUSE_S, Mix, Precision, measure_pair
@@ -62,11 +61,9 @@ class Savings:
         failures: how tried fixes failed, by fix. The texts do not name the fix.
 
     Args:
-        harness: the harness with the workload.
         run: the explained calls, already compiled.
         call_s: seconds of one of these calls. Savings are shares of it.
         budget_s: seconds after which no further fix is tried.
-        stage: called with the name of each trial.
         suggested: the suggested code against graph breaks that was run.
     """
 
@@ -259,10 +256,7 @@ def _more_compilations() -> Any:
 
 
 def share_saved_anywhere(measured: Measurement) -> Interval:
-    """Return the candidate's saving as a share of the baseline's call, in any process.
-
-    See `share_saved`.
-    """
+    """Return the candidate's saving as a share of the baseline's call, in any process. See `share_saved`."""
     here = share_saved(measured)
     return Interval(here.low - BETWEEN_PROCESSES, here.mid, here.high + BETWEEN_PROCESSES)
 

@@ -1,4 +1,4 @@
-"""Read PyTorch's structured trace in a live process, and return the compiler's actions as typed events.
+"""Read PyTorch's structured trace in a live process, as typed events, or as the summary of `torchwise.watch()`.
 
 PyTorch logs its compiler's actions to `torch.__trace` (the source of TORCH_TRACE and tlparse:
 https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html). A logging handler reads it there. It needs no
@@ -8,16 +8,23 @@ nothing.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
 from typing import Self
 
+from rich.console import Console
+
 from torchwise._torch import dynamo, trace_log
 from torchwise.diagnose.events import Artifact, Events, Span
+from torchwise.errors import InputError
 from torchwise.records.compile_events import Break, Compilation, CompileEvents, Frame, Recompile, UncompiledPart
+from torchwise.report.compile_events import print_compile_events
 
 __all__ = ["Artifact", "Break", "Compilation", "CompileEvents", "Frame", "Recompile", "Span", "Trace", "UncompiledPart"]
 
@@ -45,13 +52,7 @@ class Trace:
         self._ended_s: float | None = None
 
     def start(self) -> Self:
-        """Begin to collect events.
-
-        A second call does nothing.
-
-        Raises:
-            UnsupportedError: this version of torch has no structured trace.
-        """
+        """Begin to collect events. A second call does nothing."""
         if self._logger is None:
             self._logger = trace_log.get_logger()
             self._skips_before = dynamo.count_cudagraph_skips()
@@ -63,10 +64,7 @@ class Trace:
         return self
 
     def stop(self) -> None:
-        """Stop collecting events.
-
-        A second call does nothing. The collected events stay.
-        """
+        """Stop collecting events. A second call does nothing. The collected events stay."""
         if self._logger is None or self._ended_s is not None:
             return
         self._ended_s = time.perf_counter()
@@ -194,3 +192,102 @@ def _detach(logger: logging.Logger, handler: logging.Handler) -> None:
 
 
 _handlers = threading.Lock()
+
+
+class Watch:
+    """Collects the compiler's events. `torchwise.watch()` returns a started one."""
+
+    def __init__(self, *, print_summary: bool = True) -> None:
+        self._trace = Trace()
+        self._prints = print_summary
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def start(self) -> Self:
+        """Begin.
+
+        Raises:
+            UnsupportedError: this version of torch has no structured trace.
+        """
+        self._trace.start()
+        atexit.register(self._stop_at_exit)
+        return self
+
+    def stop(self) -> CompileEvents:
+        """End, print the summary (the first time), and return the record."""
+        with self._lock:
+            first, self._stopped = not self._stopped, True
+        if first:
+            self._trace.stop()
+            atexit.unregister(self._stop_at_exit)
+            if self._prints:
+                self._print()
+        return self.seen
+
+    @property
+    def seen(self) -> CompileEvents:
+        """The record up to now."""
+        return self._trace.to_record()
+
+    def summary(self) -> str:
+        """Return the summary up to now, as plain text."""
+        console = Console(width=120, color_system=None, file=None)
+        with console.capture() as captured:
+            print_compile_events(self.seen, console)
+        return captured.get()
+
+    def to_json(self) -> str:
+        """Return the record up to now, in schema `torchwise.watched/1`."""
+        return self.seen.to_json()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def _stop_at_exit(self) -> None:
+        if os.getpid() == self._process:  # a forked child has no events of its own
+            self.stop()
+
+    def _print(self) -> None:
+        try:
+            print_compile_events(self.seen, Console(stderr=True))
+        except Exception as error:  # stderr may be closed or replaced, and the program must end as without Torchwise
+            _report_error(error)
+
+
+def watch(*, print: bool = True) -> Watch:
+    """Watch PyTorch's compiler from now on, in every thread of this process.
+
+        with torchwise.watch(): train()
+
+    or, without a block::
+
+        seen = torchwise.watch()
+        ...
+        seen.stop()
+
+    It collects graph breaks with their fixes, and recompilations with the failed guard and the varying value. It also
+    collects the seconds of every compilation, and the code that unexpectedly runs uncompiled. It changes nothing in
+    PyTorch and sets no environment variable. A call that compiles nothing takes no longer than before. One summary goes
+    to stderr when it is stopped, or when the process ends.
+
+    Args:
+        print: whether to print the summary. `summary()`, `to_json()` and `seen` return it in any case.
+
+    Raises:
+        InputError: `print` is no bool.
+        UnsupportedError: this version of torch has no structured trace.
+    """
+    if not isinstance(print, bool):
+        raise InputError(f"print is {print!r}, but must be True or False")
+    return Watch(print_summary=print).start()
+
+
+def _report_error(error: Exception) -> None:
+    try:
+        sys.stderr.write(f"torchwise: the summary could not be printed: {error}\n")
+    except Exception:  # there is no other place to report it
+        return

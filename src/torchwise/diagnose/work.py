@@ -34,21 +34,13 @@ _KEEPS_DTYPE = re.compile(r"^extern_kernels\.|attention")
 _BUFFER = re.compile(r"buf\d+$")
 
 Buffer = tuple[float, int]
-"""Number of elements, and bytes of each.
-
-The number is NaN if a size is symbolic or unknown.
-"""
+"""Number of elements, and bytes of each. The number is NaN if a size is symbolic or unknown."""
 UNKNOWN: Buffer = (math.nan, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownWork:
-    """The work that is known before profiling.
-
-    Attributes:
-        nbytes: bytes of generated kernels, by name.
-        operators: work of the original model's operators, by name and shapes.
-    """
+    """Work that is known before profiling: bytes of generated kernels, and the work of operators by name and shapes."""
 
     nbytes: Mapping[str, float]
     operators: Mapping[tuple[str, Shapes], Work]

@@ -14,11 +14,7 @@ from torchwise.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A mode of `torch.compile`.
-
-    Attributes:
-        name: the mode: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs".
-    """
+    """A mode of `torch.compile`, by its name."""
 
     name: str
 

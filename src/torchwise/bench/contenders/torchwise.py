@@ -39,11 +39,7 @@ class Torchwise:
 
 
 def check_served(call: Callable[..., Any]) -> None:
-    """Check that the plan ran every call, so that the timings are the plan's. Other contenders have no plan.
-
-    Raises:
-        StalePlanError: the original model ran some calls.
-    """
+    """Check that the plan ran every call, so that the timings are the plan's. Other contenders have no plan."""
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
 
     if not isinstance(call, (OptimizedModule, OptimizedFunction, OptimizedStep)) or call.decision.plan.is_eager:

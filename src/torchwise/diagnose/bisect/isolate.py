@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from torchwise.diagnose.bisect.job import Option, Probe, ProbeResult
-from torchwise.diagnose.bisect.probe_runner import ProbeRunner
+from torchwise.diagnose.bisect.probe_runner import Option, Probe, ProbeResult, ProbeRunner
 from torchwise.plan import Plan
 from torchwise.plan.plan import OptionValue
 from torchwise.plan.rules import iter_changes
@@ -22,11 +21,8 @@ _OVERLOAD = re.compile(r"<OpOverload\(op='(?P<op>[^']*)', overload='(?P<overload
 def minimal(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
     """Return a part of `items` that has the property, but not without any one of its items.
 
+    As a whole they have it. It is checked once for each part, in their order.
     Source: Zeller and Hildebrandt, Simplifying and isolating failure-inducing input, IEEE TSE 28(2), 2002 (`ddmin`).
-
-    Args:
-        items: as a whole they have the property, which is not checked again.
-        holds: whether some items, in their order, have the property. It is called once for each part.
     """
     known: dict[tuple[int, ...], bool] = {}
 
@@ -91,10 +87,7 @@ PASSES = tuple(Candidate(name) for name in ("post_grad_passes", "joint_graph_pas
 """Kinds of pass that PyTorch's own `CompilerBisector` can leave out, in its words."""
 DECOMPOSITIONS = Candidate("decomposition")
 LOWERINGS = Candidate("lowerings")
-"""The lowerings to code that Inductor generates.
-
-Without them, operators run as in eager.
-"""
+"""The lowerings to code that Inductor generates. Without them, operators run as in eager."""
 
 OPTIONS = (
     *_turn_off("triton.cudagraphs", "freezing", "max_autotune", "max_autotune_gemm", "coordinate_descent_tuning"),
@@ -115,11 +108,7 @@ OPTIONS = (
 
 
 def plan_of(choices: tuple[tuple[str, object], ...], backend: str) -> Plan:
-    """Return the plan of these choices.
-
-    Raises:
-        PlanError: a choice needs another one that was removed.
-    """
+    """Return the plan of these choices, or raise PlanError if one needs another that was removed."""
     fields: dict[str, object] = {name: value for name, value in choices if name not in ("transforms", "options")}
     transforms = tuple(str(value) for name, value in choices if name == "transforms")
     options: tuple[tuple[str, OptionValue], ...] = tuple(

@@ -1,20 +1,147 @@
-"""The parent's side of a probe: each has its own worker, and each ends in an observation."""
+"""One request to bisect, the jobs of its workers, and the parent's side of a probe, which ends in an observation."""
 
 from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
-from torchwise.diagnose.bisect.job import BisectRequest, Probe, ProbeResult
-from torchwise.errors import BaselineError, TorchwiseError, UnsupportedError
-from torchwise.plan import Plan
+from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, is_positive
+from torchwise.plan import EAGER, Plan, check_is_plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, WorkerStage
-from torchwise.records.bisection import Observation, Stage, Step, Symptom
+from torchwise.records.bisection import Observation, Operation, Stage, Step, Symptom
 from torchwise.records.listener import Listener
-from torchwise.trial import Job, Launcher, Limits, ask_worker
+from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessSettings, ask_worker
 from torchwise.trial.error_origin import make_failure_error
+
+LIMIT_S = 300.0
+"""Seconds for one probe: anything that compiles for longer counts as a hang."""
+AUTO = "auto"
+MARKS = {
+    Symptom.WRONG: "FAULT: value",
+    Symptom.NAN: "FAULT: value",
+    Symptom.CRASH: "FAULT: the compiled call raises",
+    Symptom.HANG: "Timeout (",  # printed by Python's faulthandler
+    Symptom.SLOW: "FAULT: a call takes",
+}
+"""Beginning of the line that a repro prints for each fault. A program that cannot be imported prints no such line."""
+_NO_FAULTS = (Symptom.NONE, Symptom.NOT_COMPARABLE)
+Task = Literal["probe:run_probe", "probe:list_graphs", "repro:write"]
+Option = bool | int | str
+
+
+@dataclass(frozen=True, slots=True)
+class BisectRequest:
+    """One request to bisect.
+
+    Attributes:
+        workload: the model and its inputs.
+        what: the symptom to find, or "auto" for any of them except "slow".
+        plan: a plan of Torchwise to bisect, or `EAGER` for plain `torch.compile`.
+        limit_s: seconds after which one probe is ended, and counts as a hang.
+        budget_s: seconds after which no further probe starts, or None for no limit.
+        repro: .py file to write the repro to, or None for no repro.
+        source: file with a live Python model, written by this very run, or None to load the target.
+        settings: PyTorch's settings in the user's process, or None for its defaults.
+    """
+
+    workload: WorkloadSpec
+    what: str = AUTO
+    plan: Plan = EAGER
+    limit_s: float = LIMIT_S
+    budget_s: float | None = None
+    repro: str | None = None
+    source: str | None = None
+    settings: ProcessSettings | None = None
+
+    def __post_init__(self) -> None:
+        known = [AUTO, *(symptom.value for symptom in Symptom if symptom not in _NO_FAULTS)]
+        if self.what not in known:
+            raise InputError(f"what is {self.what!r}, but must be one of {', '.join(known)}")
+        check_is_plan(self.plan)
+        for name in ("limit_s", "budget_s"):
+            value = getattr(self, name)
+            if value is not None and not is_positive(value):
+                raise InputError(f"{name.removesuffix('_s')} is {value!r} s, but must be above 0")
+        if self.repro is not None and not self.repro.endswith(".py"):
+            raise InputError(f"the repro is {self.repro!r}, but must be a .py file")
+
+    def wants(self, symptom: Symptom) -> bool:
+        """Return whether the user is looking for this symptom.
+
+        A slow-down counts only on request: a small function is slow under any compiler.
+        """
+        return self.what == symptom.value or (self.what == AUTO and symptom not in (*_NO_FAULTS, Symptom.SLOW))
+
+    @property
+    def compares(self) -> bool:
+        """Whether the answers must be compared to recognise the symptom. A crash needs no comparison."""
+        return self.what in (AUTO, Symptom.WRONG, Symptom.NAN)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Operations of a captured graph, by name. The values of its other operations become inputs of the part."""
+
+    graph: int
+    operations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(DerivedJob):
+    """One job for a worker: to probe, to list the graphs, or to write a repro.
+
+    Attributes:
+        stage: the last stage of PyTorch's compiler that a call passes through.
+        options: options of Inductor, on top of the plan's own.
+        most: by kind of pass, the maximum number of applications. Kinds that are not named have no maximum.
+        part: probe this part of a graph alone, or None for the whole model.
+        timed: whether a right answer is timed against eager as well.
+        stochastic: whether the model draws random numbers. Inductor then draws the same numbers as eager.
+        file: for a repro, the file to write.
+        about: for a repro, the lines of its docstring, which describe the fault.
+        to_load: for a repro, whether it loads the target before its part, because the target's code causes the fault.
+    """
+
+    FUNCTION = "torchwise.diagnose.bisect.{0.to}"
+    job: Job
+    stage: Stage
+    options: dict[str, Option] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
+    part: Part | None = None
+    timed: bool = False
+    stochastic: bool = False
+    to: Task = "probe:run_probe"
+    file: str = ""
+    about: tuple[str, ...] = ()
+    fault: Observation | None = None
+    to_load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """The observed symptom, the applications of each kind of pass, and whether the model draws random numbers."""
+
+    observation: Observation
+    applied: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    stochastic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """The operations of every graph that Dynamo captured."""
+
+    graphs: tuple[tuple[Operation, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Whether a repro is a program that needs only torch."""
+
+    standalone: bool
+
 
 T = TypeVar("T")
 PATIENCE = 3.0
@@ -30,7 +157,6 @@ class ProbeRunner:
 
     Attributes:
         fault: the fault to find, once it is known.
-        steps: every probe so far.
         notes: open questions, with the reason.
         spent: whether the budget has ended the search.
     """
@@ -48,11 +174,7 @@ class ProbeRunner:
         self._end = time.monotonic() + (request.budget_s or float("inf"))
 
     def begin(self) -> None:
-        """Probe the model itself.
-
-        Raises:
-            BaselineError: it fails, or does not agree with its own float64 reference.
-        """
+        """Probe the model itself."""
         result = self.run_probe("the original model", self.make_probe("eager", self._job.plan))
         if result.observation.is_fault:
             raise BaselineError(
@@ -69,21 +191,12 @@ class ProbeRunner:
         return self._request.wants(observation.symptom)
 
     def is_gone(self, observation: Observation) -> bool:
-        """Return whether this shows that the known fault is gone.
-
-        For a wrong answer, only a compared answer does.
-        """
+        """Return whether this shows that the known fault is gone. For a wrong answer, only a compared answer does."""
         compared = self.fault.symptom in (Symptom.WRONG, Symptom.NAN)
         return observation.symptom is Symptom.NONE or (not compared and not observation.is_fault)
 
     def run_probe(self, name: str, probe: Probe) -> ProbeResult:
-        """Run one probe.
-
-        Raises:
-            InputError: the target cannot be used.
-            BaselineError: the original model fails.
-            UnsupportedError: this torch lacks a feature that the probe needs.
-        """
+        """Run one probe, and raise if the target, the original model or this torch is at fault."""
         self.listener.start_step(name)
         start = time.monotonic()
         answer = self._ask(replace(probe, timed=self._is_timed), ProbeResult)
@@ -99,10 +212,7 @@ class ProbeRunner:
         return result is not None and result.observation.is_same(self.fault)
 
     def try_probe(self, name: str, probe: Probe) -> ProbeResult | None:
-        """Run one probe if the budget allows.
-
-        Return None if the subject cannot run by itself.
-        """
+        """Run one probe if the budget allows. Return None if the subject cannot run by itself."""
         if self._is_out_of_time():
             return None
         try:
@@ -145,13 +255,7 @@ class ProbeRunner:
 
 
 def _classify_failure(failure: Failure) -> ProbeResult:
-    """Turn a failed worker into an observation.
-
-    Raises:
-        BaselineError: it ended before the probed code ran.
-        InternalError: likewise, and the model is not the cause.
-        UnsupportedError: this torch lacks a feature that the probe needs.
-    """
+    """Turn a failed worker into an observation."""
     if failure.kind is FailureKind.UNSUPPORTED:
         raise UnsupportedError(failure.message)
     if failure.stage in BEFORE:

@@ -14,18 +14,15 @@ import jinja2
 import torch
 from torch import fx
 
-from torchwise.diagnose.bisect.job import MARKS, Probe, Written
 from torchwise.diagnose.bisect.probe import BACKENDS, inductor_options, load_subject
+from torchwise.diagnose.bisect.probe_runner import MARKS, Probe, Written
 from torchwise.errors import UnsupportedError
 from torchwise.plan.workload_spec import split
 from torchwise.records.bisection import Symptom
 from torchwise.workload import pytree
 
 HANGS_AFTER_S = 60
-"""Seconds after which a repro of a hang ends.
-
-For other faults, it is a limit far above any of their calls.
-"""
+"""Seconds after which a repro of a hang ends. For other faults, it is a limit far above any of their calls."""
 RUNS_AT_MOST_S = 600
 _PROGRAM = jinja2.Template(
     Path(__file__).with_name("repro.py.j2").read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True
@@ -34,11 +31,7 @@ _DROPPED = re.compile(r";\s*(?:\w+ = )+None(?=\s|$)| : torch\._subclasses\.fake_
 
 
 def write(probe: Probe, stage: Callable[[str], None]) -> Written:
-    """Write the program to the probe's file.
-
-    Raises:
-        UnsupportedError: the part cannot be written as a program, or the file cannot be written.
-    """
+    """Write the program to the probe's file."""
     stage("write")
     fault = probe.fault.symptom if probe.fault else Symptom.NONE
     text = _PROGRAM.render(
@@ -82,11 +75,7 @@ def _holds_graphs(module: fx.GraphModule) -> bool:
 
 
 def _function(module: fx.GraphModule, used: dict[str, Any]) -> str:
-    """Return the code of a graph as a method, and add the names that it uses.
-
-    Raises:
-        UnsupportedError: it calls a module.
-    """
+    """Return the code of a graph as a method, and add the names that it uses."""
     if any(node.op == "call_module" for node in module.graph.nodes):
         raise UnsupportedError("the part calls a module, and no code says how to construct it")
     code = module.graph.python_code("self")
@@ -96,11 +85,7 @@ def _function(module: fx.GraphModule, used: dict[str, Any]) -> str:
 
 
 def _classes(module: fx.GraphModule, name: str, used: dict[str, Any]) -> list[str]:
-    """Return the code of a graph and of those within it, a class each, the innermost first.
-
-    Raises:
-        UnsupportedError: a nested value is not a graph.
-    """
+    """Return the code of a graph and of those within it, a class each, the innermost first."""
     names = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
     parts = {child: getattr(module, child) for child in names}
     if non_graphs := [child for child, part in parts.items() if not isinstance(part, fx.GraphModule)]:
@@ -121,11 +106,7 @@ def _as_saved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _imports(names: Mapping[str, Any]) -> str:
-    """Return the import of every name that the code of a graph uses.
-
-    Raises:
-        UnsupportedError: one of them comes from neither Python nor torch.
-    """
+    """Return the import of every name that the code of a graph uses."""
     lines = []
     for name, value in sorted(names.items()):
         if isinstance(value, float):
@@ -153,11 +134,7 @@ def _describe_candidate(probe: Probe) -> dict[str, str]:
 
 
 def _describe_target(probe: Probe) -> dict[str, str]:
-    """Return the target as code, with the absolute path of a file, as a repro may run anywhere.
-
-    Raises:
-        UnsupportedError: the model is a live object, which no program can load.
-    """
+    """Return the target as code, with the absolute path of a file, as a repro may run anywhere."""
     workload = probe.job.workload
     if probe.job.source is not None:
         raise UnsupportedError(

@@ -13,8 +13,18 @@ from typing import Any
 
 from torchwise import environment
 from torchwise.diagnose.bisect.isolate import describe_choice, find_cause, is_plain, minimal, plan_of
-from torchwise.diagnose.bisect.job import AUTO, LIMIT_S, MARKS, BisectRequest, Graphs, Part, Probe, ProbeResult, Written
-from torchwise.diagnose.bisect.probe_runner import ProbeRunner
+from torchwise.diagnose.bisect.probe_runner import (
+    AUTO,
+    LIMIT_S,
+    MARKS,
+    BisectRequest,
+    Graphs,
+    Part,
+    Probe,
+    ProbeResult,
+    ProbeRunner,
+    Written,
+)
 from torchwise.diagnose.requests import make_spec
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
@@ -89,22 +99,11 @@ def bisect(
 
 
 def run_bisection(request: BisectRequest, launcher: Launcher, listener: Listener) -> Bisection:
-    """Find where a fault enters.
-
-    Raises:
-        InputError: the target cannot be used, or nothing of it is compiled.
-        BaselineError: the original model fails, or does not agree with its own float64 reference.
-        UnsupportedError: this torch lacks a feature that bisecting or the plan needs.
-    """
+    """Find where a fault enters. Raises as `bisect` does."""
     start = time.monotonic()
     with own_caches() as folder:
         job = Job(
-            "try",
-            request.workload,
-            request.plan,
-            source=request.source,
-            cache_dir=folder,
-            settings=request.settings,
+            "try", request.workload, request.plan, source=request.source, cache_dir=folder, settings=request.settings
         )
         bisection = _BisectionSearch(request, ProbeRunner(request, launcher, listener, job)).run()
     return replace(bisection, seconds=time.monotonic() - start)
@@ -196,7 +195,7 @@ class _BisectionSearch:
         if probe.stage == "dynamo":
             runner.note("the graph is not reduced: Dynamo alone causes the fault, so its graph is already wrong")
             return None
-        listed = runner.run_task("list the graphs", replace(probe, to="capture:list_graphs"), Graphs)
+        listed = runner.run_task("list the graphs", replace(probe, to="probe:list_graphs"), Graphs)
         if isinstance(listed, Failure):
             runner.note(f"the graph is not reduced: the graphs could not be listed ({listed})")
             return None

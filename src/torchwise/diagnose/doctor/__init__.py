@@ -6,7 +6,6 @@ imports torch or uses a GPU. A child process does, so that the doctor works even
 
 from collections.abc import Callable, Iterable
 
-from torchwise.diagnose.doctor.finding import Finding, Status, warn
 from torchwise.diagnose.doctor.machine_checks import check_cpu, check_gpu, check_storage
 from torchwise.diagnose.doctor.software_checks import (
     check_compiler,
@@ -15,7 +14,7 @@ from torchwise.diagnose.doctor.software_checks import (
     check_torch,
     check_variables,
 )
-from torchwise.diagnose.doctor.system_info import SystemInfo, gather
+from torchwise.diagnose.doctor.system_info import Finding, Status, SystemInfo, gather, warn
 
 __all__ = ["Finding", "Status", "SystemInfo", "diagnose", "gather", "judge"]
 
@@ -33,10 +32,7 @@ CHECKS: tuple[Callable[[SystemInfo], Iterable[Finding]], ...] = (
 
 
 def diagnose() -> list[Finding]:
-    """Inspect this machine and return all findings.
-
-    This takes about 10 seconds, as it tests the compilers.
-    """
+    """Inspect this machine and return all findings. This takes about 10 seconds, as it tests the compilers."""
     return judge(gather())
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from torchwise.diagnose.doctor.finding import Finding, bad, ok, warn
 from torchwise.diagnose.doctor.probe import read_cost
-from torchwise.diagnose.doctor.system_info import GIB, MIB, Folder, SystemInfo
+from torchwise.diagnose.doctor.system_info import GIB, MIB, Finding, Folder, SystemInfo, bad, ok, warn
 from torchwise.records.measurement import describe_contention
 
 BUSY_MIB = 2048
@@ -147,41 +146,28 @@ def _check_load(facts: SystemInfo) -> Finding:
 
 def check_storage(facts: SystemInfo) -> Iterator[Finding]:
     """Judge each folder for compilation."""
-    yield _check_folder(
-        "compile cache",
-        facts.cache,
-        "set TORCHINDUCTOR_CACHE_DIR to a writable folder",
-        "free space there, or set TORCHINDUCTOR_CACHE_DIR to a larger disk",
-    )
-    yield _check_folder(
-        "temporary files",
-        facts.temporary,
-        "set TMPDIR to a writable folder",
-        "free space there, or set TMPDIR to a larger disk",
-    )
+    for topic, folder, variable in (
+        ("compile cache", facts.cache, "TORCHINDUCTOR_CACHE_DIR"),
+        ("temporary files", facts.temporary, "TMPDIR"),
+    ):
+        found, full = _describe_folder(folder), f"free space there, or set {variable} to a larger disk"
+        if folder.error:
+            yield bad(topic, found, f"set {variable} to a writable folder")
+        elif folder.free < MIN_REQUIRED:
+            yield bad(topic, found, full)
+        else:
+            yield warn(topic, found, full) if folder.free < MIN_RECOMMENDED else ok(topic, found)
     if facts.shared is not None:
-        yield _check_shared_memory(facts.shared)
+        found = _describe_folder(facts.shared)
+        advice = "start the container with more, such as docker run --shm-size=1g: processes exchange tensors there"
+        is_low = facts.shared.error or facts.shared.free < MIN_SHARED
+        yield warn("shared memory", found, advice) if is_low else ok("shared memory", found)
 
 
-def _check_folder(topic: str, folder: Folder, unwritable: str, full: str) -> Finding:
+def _describe_folder(folder: Folder) -> str:
     if folder.error:
-        return bad(topic, f"{folder.path} cannot be written: {folder.error}", unwritable)
-    found = f"{folder.path}, {_show_size(folder.free)} free"
-    if folder.free < MIN_REQUIRED:
-        return bad(topic, found, full)
-    if folder.free < MIN_RECOMMENDED:
-        return warn(topic, found, full)
-    return ok(topic, found)
-
-
-def _check_shared_memory(folder: Folder) -> Finding:
-    found = f"{folder.path}, {_show_size(folder.free)} free"
-    advice = "start the container with more, such as docker run --shm-size=1g: processes exchange tensors there"
-    if folder.error:
-        return warn("shared memory", f"{folder.path} cannot be written: {folder.error}", advice)
-    if folder.free < MIN_SHARED:
-        return warn("shared memory", found, advice)
-    return ok("shared memory", found)
+        return f"{folder.path} cannot be written: {folder.error}"
+    return f"{folder.path}, {_show_size(folder.free)} free"
 
 
 def _show_size(count: int) -> str:

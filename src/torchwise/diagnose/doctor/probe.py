@@ -1,4 +1,4 @@
-"""Test in a child process whether torch imports, compiles and reaches the GPU, and what threads cost there.
+"""Test in child processes whether the C++ compiler works, and whether torch imports, compiles and reaches the GPU.
 
 `python -m torchwise.diagnose.doctor.probe` runs the steps one by one, and prints a line before and after each. So the
 parent knows the step in which the child crashed or hung.
@@ -6,19 +6,137 @@ parent knows the step in which the child crashed or hung.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from torchwise.diagnose.doctor import child
 from torchwise.measure.quality import CoreWatch
 from torchwise.records import CoreUse
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The exit status of a command, or None if it did not start or ended too late, its output, and the error or ""."""
+
+    code: int | None
+    out: str
+    error: str
+
+
+def run_command(command: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None) -> Ended:
+    """Run `command` for at most `limit_s` seconds, in its own session so that its children end with it."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environ,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Ended(None, "", f"{command[0]} does not start: {error.strerror or error}")
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, _ = process.communicate()
+        return Ended(None, out, f"it exceeded {limit_s:g} s")
+    except BaseException:  # such as Ctrl-C, which does not reach the child
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return Ended(process.returncode, out, _reason(process.returncode, err))
+
+
+def _reason(code: int, err: str) -> str:
+    if code == 0:
+        return ""
+    if code < 0:
+        return f"it was killed by {signal.Signals(-code).name}"
+    return find_error_line(err) or f"it exited with status {code}"
+
+
+def find_error_line(text: str) -> str:
+    """Return the most informative line of an error text: the first that mentions an error, or else the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    informative = [line for line in lines if "error:" in line.lower() or "not found" in line.lower()]
+    return (informative or lines[-1:] or [""])[0][:300]
+
+
+BUILD_LIMIT_S = 60.0
+
+PLAIN = """\
+#include <vector>
+extern "C" int answer() {
+  std::vector<int> numbers(42, 1);
+  int sum = 0;
+  for (int n : numbers) sum += n;
+  return sum;
+}
+"""
+
+OPENMP = """\
+#include <omp.h>
+extern "C" int answer() {
+  int sum = 0;
+  #pragma omp parallel for reduction(+ : sum)
+  for (int i = 0; i < 42; i++) sum += omp_get_num_threads() > 0;
+  return sum;
+}
+"""
+
+# In a separate process: this one may load torch later, and must not have a second OpenMP runtime.
+LOAD = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).answer() != 42)"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """The compiler that Inductor calls, and why a plain program and one with OpenMP fail with it, or ""."""
+
+    command: str
+    error: str = ""
+    openmp_error: str = ""
+
+
+def try_compiler(environ: Mapping[str, str] | None = None) -> Compiler:
+    """Build and run both programs with the compiler that Inductor would call."""
+    environ = os.environ if environ is None else environ
+    command = environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    try:
+        with tempfile.TemporaryDirectory(prefix="torchwise-doctor-") as folder:
+            error = _build(command, Path(folder), PLAIN)
+            openmp_error = error or _build(command, Path(folder), OPENMP, "-fopenmp")
+    except OSError as problem:
+        error = openmp_error = f"no temporary folder can be created: {problem}"
+    return Compiler(command, error, openmp_error)
+
+
+def _build(command: str, folder: Path, source: str, *flags: str) -> str:
+    """Build and call a library from `source`, and return the error, or ""."""
+    name = folder / f"program{len(flags)}"
+    name.with_suffix(".cpp").write_text(source)
+    library = str(name.with_suffix(".so"))
+    build = [command, "-O1", "-shared", "-fPIC", *flags, str(name.with_suffix(".cpp")), "-o", library]
+    built = run_command(build, BUILD_LIMIT_S)
+    if built.error:
+        return built.error
+    loaded = run_command([sys.executable, "-I", "-c", LOAD, library], BUILD_LIMIT_S)
+    return f"the built library does not load: {loaded.error}" if loaded.error else ""
+
 
 LIMIT_S = 300.0
 PREFIX = "torchwise-probe "
@@ -33,13 +151,7 @@ TIMED_S, MIN_ROUNDS = 1.0, 3
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of one step.
-
-    Attributes:
-        detail: its result, such as a version, or the reason for its failure.
-        failed: whether it raised, crashed, or exceeded its limit.
-        seconds: its duration.
-    """
+    """The result of one step: a detail such as a version, or why it raised, crashed or exceeded its limit."""
 
     detail: str
     failed: bool = False
@@ -58,13 +170,13 @@ def run_probe() -> Probe:
             caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
             threads = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compile workers for one kernel
             command = [sys.executable, "-P", "-m", "torchwise.diagnose.doctor.probe"]
-            ended = child.run(command, LIMIT_S, {**variables, **caches, **threads})
+            ended = run_command(command, LIMIT_S, {**variables, **caches, **threads})
     except OSError as error:
         return {"import": Step(f"no temporary folder can be created: {error}", failed=True)}
     return read(ended)
 
 
-def read(ended: child.Ended) -> Probe:
+def read(ended: Ended) -> Probe:
     """Read the child's output. A step without an end crashed."""
     steps: dict[str, Step] = {}
     current = "import"
@@ -102,7 +214,7 @@ def _step(name: str, action: Callable[[], str]) -> bool:
     try:
         step = Step(action(), seconds=time.perf_counter() - start)
     except Exception as error:  # the probe exists to find such errors
-        step = Step(f"{type(error).__name__}: {child.find_error_line(str(error))}", failed=True)
+        step = Step(f"{type(error).__name__}: {find_error_line(str(error))}", failed=True)
     _report(step=name, **asdict(step))
     return not step.failed
 
@@ -143,12 +255,7 @@ def _compile(device: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ThreadCost:
-    """The timings of a small model.
-
-    Attributes:
-        cores: the use of the CPUs during the timings.
-        seconds: mean seconds per call by number of threads, PyTorch's own number first.
-    """
+    """The timings of a small model: seconds per call by number of threads, PyTorch's own number first."""
 
     cores: CoreUse
     seconds: dict[int, float]

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torchwise._torch import dynamo, inductor
-from torchwise.diagnose.doctor.finding import Finding, Status, bad, ok, warn
-from torchwise.diagnose.doctor.system_info import SystemInfo
+from torchwise.diagnose.doctor.system_info import Finding, Status, SystemInfo, bad, ok, warn
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
@@ -125,13 +124,9 @@ def check_compiler(facts: SystemInfo) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """An environment variable that affects a study.
+    """An environment variable with an effect:
 
-    Attributes:
-        name: its name.
-        effect: its effect on a study.
-        status: the severity.
-        when: "on" for any value but `OFF`, "off" for one of them, "set" for any value at all.
+    when it is "on", when it is "off" (`OFF`), or with any value at all ("set").
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Collect facts about this machine and its software."""
+"""The facts about this machine and its software, and the findings that checks make of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,48 @@ import sysconfig
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from torchwise import environment
-from torchwise.diagnose.doctor.compiler import Compiler, try_compiler
-from torchwise.diagnose.doctor.probe import Probe, run_probe
+from torchwise.diagnose.doctor.probe import Compiler, Probe, run_probe, try_compiler
 from torchwise.environment import cpu_quota, read_text
+
+
+class Status(StrEnum):
+    """The severity of a finding."""
+
+    OK = "ok"
+    WARN = "warn"
+    """Plans work, but are slower or noisier than possible, or have fewer options."""
+    BAD = "bad"
+    """Compiled plans cannot work, or measurements are useless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding: the subject of a check, the observation, and advice, or "" if none is needed."""
+
+    topic: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+def ok(topic: str, found: str) -> Finding:
+    """Make a finding that needs no action."""
+    return Finding(topic, Status.OK, found)
+
+
+def warn(topic: str, found: str, advice: str) -> Finding:
+    """Make a finding that reduces speed, precision of timings, or the choice of plans."""
+    return Finding(topic, Status.WARN, found, advice)
+
+
+def bad(topic: str, found: str, advice: str) -> Finding:
+    """Make a finding that needs a fix."""
+    return Finding(topic, Status.BAD, found, advice)
+
 
 GPU_FIELDS = ("name", "driver_version", "compute_cap", "memory.used", "memory.total", "utilization.gpu", "uuid")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
@@ -73,10 +109,7 @@ class SystemInfo:
 
 
 def gather() -> SystemInfo:
-    """Inspect this machine.
-
-    The load is read before the compilers run, and the GPU before the probe uses it.
-    """
+    """Inspect this machine. The load is read before the compilers run, and the GPU before the probe uses it."""
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     load, gpu = _load(), _gpu()
     return SystemInfo(
@@ -126,13 +159,7 @@ def _load() -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that compilation writes to.
-
-    Attributes:
-        path: its path, which may not exist yet.
-        free: free bytes, or 0 if unknown.
-        error: why it is not writable, or "".
-    """
+    """A folder that compilation writes to, its free bytes, and why it is not writable, or "". It may not exist yet."""
 
     path: str
     free: int
