@@ -21,9 +21,9 @@ from tape import Machine
 import torchwise
 from live_decisions import make_decision
 from torchwise.compile.cuda_graphs import capture_errors
+from torchwise.compile.cuda_graphs.call_state import find_difference, read_python_state
 from torchwise.compile.cuda_graphs.capture_errors import capture_error, record_waits
 from torchwise.compile.cuda_graphs.loop_graph import iterations
-from torchwise.compile.cuda_graphs.module_buffers import find_difference, read_python_state
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.runtime.rollout import Rollout

@@ -15,7 +15,7 @@ from step_samples import a_step, batch, collect_step_state, same
 import torchwise
 from live_decisions import make_decision
 from torchwise.compile import train_step as realize_step
-from torchwise.compile.cuda_graphs.module_buffers import buffers_of, kept_buffers
+from torchwise.compile.cuda_graphs.call_state import buffers_of, kept_buffers
 from torchwise.compile.cuda_graphs.training_state import TrainingState
 from torchwise.errors import InputError
 from torchwise.plan import Plan

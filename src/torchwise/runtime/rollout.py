@@ -15,10 +15,10 @@ from torch.autograd import forward_ad
 
 from torchwise._torch.guards import make_settings_check
 from torchwise.alerts import OnceLog
+from torchwise.compile.cuda_graphs.call_state import find_difference, read_python_state
 from torchwise.compile.cuda_graphs.capture_errors import make_wait_error, record_waits
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.loop_graph import MAX_ITERATIONS, CapturedLoop, find_overlaps, iterations, span
-from torchwise.compile.cuda_graphs.module_buffers import find_difference, read_python_state
 from torchwise.compile.cuda_graphs.recorded_graph import GraphKey, graph_key_of, is_on_gpu, is_unavailable
 from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.module_guard import ModuleGuard

@@ -11,12 +11,12 @@ import torch
 
 from torchwise._torch import cuda_graphs
 from torchwise._torch.guards import make_settings_check
+from torchwise.compile.cuda_graphs.call_state import kept_buffers
 from torchwise.compile.cuda_graphs.capture_errors import capture_error, is_of_capture
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_in_frozen_call
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.in_place_replay import Recorded, RecordedAnswers, Replays
-from torchwise.compile.cuda_graphs.module_buffers import kept_buffers
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, GraphKey, flat_places, graph_key_of, overlap, tensors_of
 from torchwise.compile.guards.module_guard import ModuleGuard, Reads
 from torchwise.compile.recompiles import Recompiles

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from torchwise._torch.dispatch import ONLY_LIFT_CPU, READ_SCALAR, TorchDispatchMode
+from torchwise.compile.cuda_graphs.call_state import generators
 from torchwise.compile.cuda_graphs.capture_errors import is_of_capture
 from torchwise.compile.cuda_graphs.host_operators import (
     LIFT,
@@ -38,7 +39,6 @@ from torchwise.compile.cuda_graphs.host_operators import (
     with_brought,
     write_where_masked,
 )
-from torchwise.compile.cuda_graphs.module_buffers import generators
 from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree

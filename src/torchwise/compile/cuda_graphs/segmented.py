@@ -25,11 +25,11 @@ import torch
 
 from torchwise._torch.dispatch import copy_each
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
+from torchwise.compile.cuda_graphs.call_state import KeptBuffer, buffers_of
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.cuda_graphs.graph_pool import warm_up
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.in_place_replay import RecordedAnswers
-from torchwise.compile.cuda_graphs.module_buffers import KeptBuffer, buffers_of
 from torchwise.compile.cuda_graphs.recorded_graph import GraphKey, copy_outputs, static_inputs, tensors_of
 from torchwise.compile.cuda_graphs.segments import Path, record_path
 from torchwise.compile.uncompiled_reason import no_effect

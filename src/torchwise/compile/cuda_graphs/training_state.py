@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from torchwise.compile.cuda_graphs.call_state import buffers_of, find_difference, read_python_state
 from torchwise.compile.cuda_graphs.capture_errors import make_wait_error, record_waits
-from torchwise.compile.cuda_graphs.module_buffers import buffers_of, find_difference, read_python_state
 from torchwise.compile.cuda_graphs.recorded_graph import is_on_gpu
 from torchwise.compile.guards.module_guard import ModuleGuard
 from torchwise.compile.signature import is_plain, plain_key

@@ -77,7 +77,7 @@ class LoopRolling:
 
     @contextlib.contextmanager
     def assert_applied(self) -> Iterator[None]:
-        """Watch a first call, and the reasons of the inner backend (see `noop_check.assert_transform_applied`)."""
+        """Watch a first call, and the reasons of the inner backend (see `assert_transform_applied`)."""
         inner = getattr(self._inner, "assert_applied", contextlib.nullcontext)
         with assert_transform_applied(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
             yield

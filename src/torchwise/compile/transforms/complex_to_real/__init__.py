@@ -72,7 +72,7 @@ class ComplexToReal:
             )
 
     def assert_applied(self) -> AbstractContextManager[None]:
-        """Watch a first call (see `noop_check.assert_transform_applied`)."""
+        """Watch a first call (see `assert_transform_applied`)."""
         return assert_transform_applied(("transforms", "complex_to_real"), lambda: self.rewritten, self.reasons)
 
     def _compile_graph(self, module: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
