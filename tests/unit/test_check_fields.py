@@ -17,7 +17,7 @@ from torchwise.diagnose.bisect.probe import classify_verdict
 from torchwise.records import Check, CheckCause, CheckName, Figure, Measurement, Outcome, Verdict
 from torchwise.records.bisection import Symptom
 from torchwise.records.codec import from_builtins, from_json, to_builtins, to_json
-from torchwise.verify.compare import compare
+from torchwise.verify.compare import Sides, compare
 from torchwise.verify.gradients import IDLE, Gradients
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, observation_of, observe
@@ -36,7 +36,7 @@ def seen(value: object) -> Observation:
 
 
 def values_of(ours: torch.Tensor, eager: torch.Tensor) -> Check:
-    return compare(seen(ours), seen(eager), seen(eager), None, None, Sensitivity())[-1]
+    return compare(Sides(seen(ours), seen(eager), seen(eager), None), None, Sensitivity())[-1]
 
 
 def test_nothing_in_the_package_names_a_check_by_text() -> None:

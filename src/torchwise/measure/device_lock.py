@@ -149,10 +149,8 @@ def configure_lock(report_wait: Callable[[bool], None] | None) -> None:
     """Have this process use the lock from when it joins a device, or with None use no lock, as before.
 
     Only workers use it, on one device each, and their end releases it. A program that measures parts of itself must
-    not. Its timed call may wait for another of its processes, which would wait for the lock.
-
-    Args:
-        report_wait: called when this process begins (True) and ceases (False) to wait.
+    not. Its timed call may wait for another of its processes, which would wait for the lock. `report_wait` is called
+    when this process begins (True) and ceases (False) to wait.
     """
     global _joined, _report_wait, _may_step_aside
     _joined, _report_wait, _may_step_aside = None, report_wait, False

@@ -101,9 +101,6 @@ CPUS = Path("/sys/devices/system/cpu")
 def make_eviction(device: str) -> Callable[[], None]:
     """Return a callable that evicts all other data from a device's caches. On a GPU it is only enqueued.
 
-    Args:
-        device: "cpu" or "cuda".
-
     Raises:
         UnsupportedError: too little memory is free for the buffer.
     """

@@ -93,25 +93,14 @@ SPEND_S = 1.0
 
 
 def bandwidth(device: str, spend_s: float = SPEND_S) -> float:
-    """Return the bytes read plus written per second by a large copy.
-
-    Args:
-        device: "cpu" or "cuda".
-        spend_s: seconds for it, although one copy is always made.
-    """
+    """Return the bytes read plus written per second by a large copy, which is made at least once."""
     source = torch.ones(COPY_BYTES[device] // 4, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _best(lambda: target.copy_(source), device, spend_s)
 
 
 def matrix_rate(dtype: torch.dtype, device: str, spend_s: float = SPEND_S) -> float:
-    """Return the floating-point operations per second of a large matrix product.
-
-    Args:
-        dtype: of its numbers.
-        device: "cpu" or "cuda".
-        spend_s: seconds for it, although one product is always made.
-    """
+    """Return the floating-point operations per second of a large matrix product, which is made at least once."""
     side = SIDE[device]
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return float(2 * side**3 / _best(lambda: left @ right, device, spend_s))

@@ -159,12 +159,7 @@ class _Counters:
 
 
 class CoreWatch:
-    """Counts from its creation. See `CoreUse`.
-
-    Args:
-        proc: the folder with the system's counters.
-        groups: the folder of control groups, and the file that names those of this process.
-    """
+    """Counts from its creation. See `CoreUse`."""
 
     def __init__(self, proc: Path = PROC, groups: tuple[Path, Path] = (CGROUP_ROOT, CGROUP_OWN)) -> None:
         self._proc, self._groups = proc, groups

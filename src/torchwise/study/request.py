@@ -10,7 +10,8 @@ from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec
-from torchwise.trial import ProcessSettings
+from torchwise.trial import Job, ProcessSettings
+from torchwise.trial.job import Task
 
 INSPECTIONS = 3
 """Multiple of the effort's trial limit that the inspection may take, as the plain model's speed is not known yet."""
@@ -89,6 +90,18 @@ class Request:
             None if options.plans is None else tuple(options.plans),
             fresh=options.fresh,
             cold=options.cold,
+        )
+
+    def make_job(self, task: Task) -> Job:
+        """Return the order for a worker to do a task on the workload."""
+        return Job(
+            task,
+            self.workload,
+            source=self.source,
+            effort=EFFORTS[self.effort],
+            settings=self.settings,
+            structure=self.structure,
+            structure_details=self.structure_details,
         )
 
     @property

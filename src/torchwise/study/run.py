@@ -39,7 +39,7 @@ from torchwise.study.history import History
 from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, prune_below
 from torchwise.study.request import Request
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
-from torchwise.trial import Job, Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan
+from torchwise.trial import Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan
 
 BUSY = 3.0
 """Ratio of eager's time beside a stored plan to its time now, from which the machine was too busy to time that plan."""
@@ -74,7 +74,7 @@ def run_study(
     listener.start_inspection()
     spent = Stopwatch(listener.stage)
     inspection = inspect_workload(
-        launcher, _job(request, "inspect"), Limits.from_free_memory(request.inspection_s), spent.stage
+        launcher, request.make_job("inspect"), Limits.from_free_memory(request.inspection_s), spent.stage
     )
     listener.finish_inspection(inspection)
     draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())
@@ -84,18 +84,6 @@ def run_study(
     study = storage.create_study(key, draft)
     with Caches() if caches is None else nullcontext(caches) as kept:
         return _Loop(request, storage, launcher, listener, study.id, here, inspection, spent, kept).run()
-
-
-def _job(request: Request, task: str) -> Job:
-    return Job(
-        task,  # type: ignore[arg-type]
-        request.workload,
-        source=request.source,
-        effort=EFFORTS[request.effort],
-        settings=request.settings,
-        structure=request.structure,
-        structure_details=request.structure_details,
-    )
 
 
 def _has_ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
@@ -214,7 +202,7 @@ class _Loop:
         self.listener.start_trial(trial.number, trial.plan, trial.reason)
         history = self._history()
         job = replace(
-            _job(self.request, "try"),
+            self.request.make_job("try"),
             traits=self._traits(history),
             prune_below=self._bound(history),
             baseline_s=history.economics.baseline_s,
@@ -251,7 +239,7 @@ class _Loop:
 
     def _measure_again(self, trial: Trial, history: History) -> None:
         self.listener.start_comparison(trial.plan, EAGER)
-        job = replace(_job(self.request, "warm"), plan=trial.plan, traits=self._traits(history))
+        job = replace(self.request.make_job("warm"), plan=trial.plan, traits=self._traits(history))
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
         limits = Limits.from_free_memory(self._limit_s(history))
         found = measure_again(self.launcher, job, limits, self.spent.stage, self.caches.list_folders(trial.plan))
@@ -268,7 +256,7 @@ class _Loop:
 
     def _hold_duel(self, challenger: Trial, leader: Trial, history: History) -> None:
         self.listener.start_comparison(challenger.plan, leader.plan)
-        job = _job(self.request, "duel")
+        job = self.request.make_job("duel")
         usual = _seconds_per_call(challenger), _seconds_per_call(leader)
         job = replace(job, plan=challenger.plan, traits=self._traits(history), expected_s=usual)
         limits = Limits.from_free_memory(2 * self._limit_s(history))  # two plans compile

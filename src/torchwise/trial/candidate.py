@@ -27,12 +27,7 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class PlanCandidate:
-    """A plan as a candidate.
-
-    Attributes:
-        plan: the plan.
-        backend: compiles the model, if it is not the plan's own backend. For a training step it is not used.
-    """
+    """A plan as a candidate. A backend compiles a model, but no step, in place of the plan's own."""
 
     plan: Plan
     backend: Backend | None = None
@@ -66,13 +61,7 @@ class PlanCandidate:
 
 
 def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = None) -> Attempt:
-    """Compile the job's plan, verify it, and only then time it against eager.
-
-    Args:
-        job: the order, with its plan.
-        stage: called with each stage.
-        backend: compiles the model, if it is not the plan's own backend.
-    """
+    """Compile the job's plan, verify it, and only then time it against eager. A backend is as for `PlanCandidate`."""
     trial = PlanExperiment(job, PlanCandidate(job.plan, backend))
     with trial.harness.gradients():
         stage(WorkerStage.COMPILE)

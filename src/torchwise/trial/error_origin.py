@@ -53,9 +53,6 @@ class Instruments:
 
     Attributes:
         notes: the facts that are unknown because an instrument failed, and why.
-
-    Args:
-        plain: runs the model without instruments.
     """
 
     def __init__(self, plain: Callable[[], Any]) -> None:
@@ -65,10 +62,7 @@ class Instruments:
     def use(self, what: str, instrument: Callable[[], T], otherwise: T) -> T:
         """Return the result of `instrument`, or `otherwise` if only the instrument raises.
 
-        Args:
-            what: the name of the result, for the note.
-            instrument: returns the result.
-            otherwise: the value for an unknown result.
+        `what` is the name of the result, for the note.
 
         Raises:
             BaselineError: the model raises without it, too.
@@ -104,9 +98,7 @@ def run_checks(judge: Callable[[], T], judge_eager: Callable[[], Any]) -> T:
 def make_failure_error(failure: Failure, run_again: Callable[[], str | Failure] | None = None) -> TorchwiseError:
     """Return the exception to raise if a worker on the plain model ended without an answer.
 
-    Args:
-        failure: how it ended.
-        run_again: runs the model without instruments in another worker, or None if that is impossible.
+    `run_again` runs the model without instruments in another worker. It is None if that is impossible.
     """
     if failure.kind is not FailureKind.RAISED:  # an error that the model raises by itself comes as a `BaselineError`
         if failure.stage not in PLAIN and run_again is not None:

@@ -48,13 +48,7 @@ class Candidate(Protocol):
 
 
 class Experiment:
-    """A candidate, its verdict and its timings, in this process.
-
-    Attributes:
-        harness: the workload, its device and its clock.
-        call: the candidate, once it is built.
-        calls: its calls in the form that is timed.
-    """
+    """A candidate, its verdict and its timings, in this process. `calls` has its calls in the form that is timed."""
 
     call: Callable[..., Any]
     calls: Calls

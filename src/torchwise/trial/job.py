@@ -18,16 +18,7 @@ Task = Literal["inspect", "check", "try", "warm", "duel"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """Settings of PyTorch in the user's process that change eager's results or speed, copied to the worker.
-
-    Attributes:
-        matmul_precision: `torch.get_float32_matmul_precision()`.
-        default_dtype: such as "float32".
-        threads: `torch.get_num_threads()`.
-        cudnn_benchmark: `torch.backends.cudnn.benchmark`.
-        cudnn_tf32: `torch.backends.cudnn.allow_tf32`.
-        deterministic: `torch.are_deterministic_algorithms_enabled()`.
-    """
+    """Settings of PyTorch in the user's process that change eager's results or speed, copied to the worker."""
 
     matmul_precision: str
     default_dtype: str
@@ -157,11 +148,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The result of a verified plan in one more fresh process.
+    """The result of a verified plan in one more fresh process: its measurement against eager there.
 
     Attributes:
         warm_s: seconds that the first calls took beyond steady ones, from the existing caches.
-        measurement: of the plan against eager, in this process.
     """
 
     warm_s: Seconds

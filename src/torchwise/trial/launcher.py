@@ -64,12 +64,7 @@ OnStage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The resources that a worker may use before it is ended.
-
-    Attributes:
-        time_s: wall seconds.
-        memory_bytes: resident memory of the worker and its children.
-    """
+    """The resources of a worker until it is ended: wall seconds, and resident memory, that of its children included."""
 
     time_s: float
     memory_bytes: int

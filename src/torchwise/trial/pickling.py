@@ -110,14 +110,11 @@ _WAYS: dict[type, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A function in a class.
+    """A function in a class, which a worker imports.
 
     Attributes:
-        cls: the class, which a worker imports.
-        name: of the attribute.
         digest: of its code, and of the functions that it closes over.
-        written: the function, pickled, or None if that failed.
-        error: the reason.
+        written: the function, pickled, or None if that failed, for the reason in `error`.
     """
 
     cls: type

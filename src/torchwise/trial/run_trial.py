@@ -96,15 +96,15 @@ def try_plan(
 def hold_duel(
     launcher: Launcher, job: Job, rival: Plan, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
 ) -> Duel:
-    """Time `job.plan` against a rival, both in one worker.
+    """Time `job.plan` against a rival that was verified as well, both in one worker.
 
     Args:
         launcher: where the worker runs.
         job: of the plan's trial, with both plans' times in their trials.
-        rival: the other plan, which was verified as well.
+        rival: the other plan.
         limits: of the worker.
         on_stage: called with each stage as it begins.
-        caches: folders left by the trials of both. Code that is in none is compiled again.
+        caches: folders left by their trials. Code that is in none is compiled again.
     """
     spent = Stopwatch(on_stage)
     with own_caches(caches) as folder:
@@ -156,15 +156,7 @@ def in_second_process(failure: Failure) -> Failure:
 def measure_again(
     launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
 ) -> Measurement | Failure:
-    """Time the job's verified plan against eager in one more fresh process.
-
-    Args:
-        launcher: where the worker runs.
-        job: of the plan's trial.
-        limits: of the worker.
-        on_stage: called with each stage as it begins.
-        caches: folders left by the plan's trial. Code that is in none is compiled again.
-    """
+    """Time the job's verified plan against eager in one more fresh process. `caches` are as for `hold_duel`."""
     with own_caches(caches) as folder:
         restart = _restart(launcher, replace(job, cache_dir=folder), limits, on_stage)
     if isinstance(restart, Failure):
@@ -220,11 +212,7 @@ def own_caches(filled_from: Iterable[str] = ()) -> Iterator[str]:
 
 
 class Stopwatch:
-    """Counts seconds from its creation, except for stages in which a worker waits for others.
-
-    Args:
-        on_stage: called with each stage, too.
-    """
+    """Counts seconds from its creation, except for stages in which a worker waits for others."""
 
     def __init__(self, on_stage: OnStage) -> None:
         self._on_stage = on_stage

@@ -53,12 +53,7 @@ class MessageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UserError:
-    """An error of the user's target or inputs.
-
-    Attributes:
-        kind: name of its class in `torchwise.errors`.
-        message: its message.
-    """
+    """An error of the user's target or inputs, by its class in `torchwise.errors`."""
 
     kind: str
     message: str
@@ -104,11 +99,7 @@ class Assignment(Protocol):
 def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str, TimedCheck]) -> None:
     """Run `job` in this process, which is the worker's own, with all its output in the file `log`.
 
-    Args:
-        job: the order.
-        connection: leads to the parent.
-        log: path of a file.
-        checks: checks of the CPU's instruction sets that earlier workers made (`_torch/cpu_isa_cache.py`).
+    `checks` are those of the CPU's instruction sets that earlier workers made (`_torch/cpu_isa_cache.py`).
     """
     _become_leader()
     threading.Thread(target=_follow_parent, args=(connection,), daemon=True).start()

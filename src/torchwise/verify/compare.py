@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,33 +16,45 @@ import torch
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.deviation import Errors
 from torchwise.verify.leaves import is_same_code, is_unread, is_value
-from torchwise.verify.noise_floor import BLIND, Bounds, Sensitivity, judge
+from torchwise.verify.noise_floor import BLIND, Bounds, NoiseFloor, Sensitivity
 from torchwise.verify.observe import Observation
 
 
-def compare(
-    candidate: Observation,
-    native: Observation,
-    floor: Observation,
-    reference: Observation | None,
-    epsilon: float | None,
-    moved: Sensitivity,
-) -> list[Check]:
-    """Compare a candidate's observation with the others.
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """One call, as each side made it.
 
-    Args:
+    Attributes:
         candidate: the observation to judge.
         native: eager as it is: decides structure, dtypes, shapes, strides and aliases.
         floor: eager at the candidate's precision: decides how large an error is normal.
         reference: the model in float64, or None if it cannot run. Then `native` replaces it.
+    """
+
+    candidate: Observation
+    native: Observation
+    floor: Observation
+    reference: Observation | None
+
+    @property
+    def exact(self) -> dict[str, Any]:
+        """The leaves to compare with, by name."""
+        return dict((self.reference or self.native).leaves)
+
+
+def compare(sides: Sides, epsilon: float | None, moved: Sensitivity) -> list[Check]:
+    """Compare a candidate's observation with the others.
+
+    Args:
+        sides: the observations.
         epsilon: spacing at 1 of the precision that the candidate computes in, or None for each tensor's own dtype.
         moved: how far eager at the candidate's precision moves by rounding.
     """
-    structure = check_structure(candidate, native)
+    structure = check_structure(sides.candidate, sides.native)
     if structure.outcome is not Outcome.PASS:
         return [structure]
-    values = _values(candidate, native, floor, reference, epsilon, moved)
-    if values.outcome is Outcome.NOT_COMPARABLE and is_eagers_own(candidate, native):
+    values = _values(sides, epsilon, moved)
+    if values.outcome is Outcome.NOT_COMPARABLE and is_eagers_own(sides.candidate, sides.native):
         values = Check(CheckName.VALUES, Outcome.PASS, f"equal to eager bit by bit, where {values.detail}", 0.0, 0.0)
     return [structure, values]
 
@@ -128,18 +141,12 @@ def _strides(tensor: torch.Tensor) -> list[int]:
     return [s for size, s in zip(tensor.shape, tensor.stride(), strict=True) if size > 1] if tensor.numel() else []
 
 
-def _values(
-    candidate: Observation,
-    native: Observation,
-    floor: Observation,
-    reference: Observation | None,
-    epsilon: float | None,
-    moved: Sensitivity,
-) -> Check:
+def _values(sides: Sides, epsilon: float | None, moved: Sensitivity) -> Check:
+    candidate, has_reference = sides.candidate, sides.reference is not None
     worst: Errors | None = None
     normal, limit, unseen, count = Errors(0.0, 0.0), 0.0, "", 0
     undecided: Check | None = None
-    plain, floors, references = dict(native.leaves), dict(floor.leaves), dict((reference or native).leaves)
+    plain, floors, references = dict(sides.native.leaves), dict(sides.floor.leaves), sides.exact
     for name, leaf in candidate.leaves:
         if not isinstance(leaf, torch.Tensor):
             if problem := _plain_problem(leaf, plain[name]):
@@ -150,8 +157,8 @@ def _values(
         against = references.get(name)
         if not isinstance(against, torch.Tensor) or against.shape != leaf.shape:
             return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, f"{name} has no counterpart in the reference")
-        bounds = Bounds.from_tensor(leaf, epsilon, has_reference=reference is not None)
-        judged = judge(name, leaf, floors[name], against, bounds, moved)
+        bounds = Bounds.from_tensor(leaf, epsilon, has_reference=has_reference)
+        judged = NoiseFloor(name, against, bounds, moved).judge(leaf, floors[name])
         if judged.outcome is not Outcome.PASS:
             detail, figures = f"{name} {judged.detail}", {Figure.LIMIT: judged.limit}
             check = Check(
@@ -171,7 +178,7 @@ def _values(
         return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, unseen)
     if worst is None:
         return Check(CheckName.VALUES, Outcome.PASS, "every value is equal (there is no tensor among them)")
-    compared_with = "the float64 reference" if reference else "eager (there is no float64 reference)"
+    compared_with = "the float64 reference" if has_reference else "eager (there is no float64 reference)"
     detail = f"error {worst.rms:.2g} against {compared_with}, eager's own is {normal.rms:.2g}"
     figures = {Figure.LIMIT: limit, Figure.SAMPLES: count}
     return Check(CheckName.VALUES, Outcome.PASS, detail, worst.rms, normal.rms, figures=figures)

@@ -118,12 +118,7 @@ def _other_infinity(candidate: torch.Tensor, floor: torch.Tensor, reference: tor
 def errors_of(tensor: torch.Tensor, reference: torch.Tensor, scale: float | None = None) -> Errors:
     """Return the errors of `tensor` over the elements that are finite in both.
 
-    If the reference is zero throughout, errors are absolute.
-
-    Args:
-        tensor: the tensor to judge.
-        reference: the right values.
-        scale: the size that errors are relative to, or None for the reference's root mean square.
+    They are relative to `scale`, or else to the reference's root mean square. If that is zero, they are absolute.
     """
     if not is_rounded(tensor):
         return Errors(float((tensor != reference.to(tensor.dtype)).sum()) / max(tensor.numel(), 1), 0.0)

@@ -31,7 +31,7 @@ from torchwise.verify.deviation import (
     problem_of,
     projection_ratio,
 )
-from torchwise.verify.noise_floor import Bounds, Sensitivity, why_in_doubt
+from torchwise.verify.noise_floor import Bounds, NoiseFloor, Sensitivity
 from torchwise.verify.observe import Observation
 
 NEGLIGIBLE = 1e-5
@@ -86,11 +86,7 @@ class _GradientErrors:
 
 
 class Gradients:
-    """Gathers losses and gradients, draw by draw, and judges them.
-
-    Args:
-        epsilon: spacing at 1 of the precision that the candidate computes in, or None for each tensor's own dtype.
-    """
+    """Gathers losses and gradients, draw by draw, and judges them. `epsilon` is as for `compare`."""
 
     def __init__(self, epsilon: float | None) -> None:
         self._epsilon = epsilon
@@ -108,15 +104,7 @@ class Gradients:
         reference: Observation | None,
         moved: Sensitivity | None = None,
     ) -> None:
-        """Add a draw.
-
-        Args:
-            candidate: the candidate's observation.
-            native: eager's: decides structure, dtypes and shapes.
-            floor: eager's at the candidate's precision: decides how large an error is normal.
-            reference: in float64, or None if there is none. Then `native` replaces it.
-            moved: how far rounding moves eager's at the candidate's precision.
-        """
+        """Add a draw: the observations as for `compare.Sides`, and how far rounding moves eager's."""
         structure = check_structure(candidate, native)
         if structure.outcome is not Outcome.PASS:
             hint = IDLE if structure.cause == CheckCause.NONE_IN_EAGER else ""
@@ -129,20 +117,21 @@ class Gradients:
         for name, leaf in _replace_roundings(candidate, usual, exact, rounding).leaves:
             if (true := exact[name]) is not None:
                 bounds = Bounds.from_tensor(leaf, self._epsilon, has_reference=reference is not None)
-                self._compare(name, leaf, usual[name], true, bounds, moved or Sensitivity())
+                self._compare(NoiseFloor(name, true, bounds, moved or Sensitivity()), leaf, usual[name])
         self._scales.add(dict(candidate.leaves), usual, exact)
 
-    def _compare(self, name: str, candidate: Any, floor: Any, exact: Any, bounds: Bounds, moved: Sensitivity) -> None:
+    def _compare(self, noise: NoiseFloor, candidate: Any, floor: Any) -> None:
+        name, exact, bounds = noise.name, noise.exact, noise.bounds
         if problem := finiteness_problem(candidate, floor, exact):
             detail, cause = f"{name} {problem}", CheckCause.NOT_FINITE
             self._problem = Check(CheckName.GRADIENTS, Outcome.FAIL, detail, cause=cause)
         record = self._seen.setdefault(name, _GradientErrors(bounds.granted))
         errors, usual = errors_of(candidate, exact), errors_of(floor, exact)
         if bounds.is_own and problem_of(candidate, errors, usual, bounds.granted):
-            usual = usual.or_larger(moved.measure_rounding_move(name, exact))
+            usual = usual.or_larger(noise.moved.measure_rounding_move(name, exact))
         is_doubtful = usual.rms > bounds.plausible or problem_of(candidate, errors, usual, bounds.granted)
         if is_doubtful and record.is_open_to_doubt:
-            record.void.append(why_in_doubt(name, candidate, floor, exact, (errors, usual), bounds, moved))
+            record.void.append(noise.why_in_doubt(candidate, floor, errors, usual))
         record.candidate.append(errors)
         record.usual.append(usual)
 

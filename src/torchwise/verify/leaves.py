@@ -45,12 +45,9 @@ class Leaves:
 
 
 def leaves_of(tree: Any, prefix: str = "", *, objects: bool = True) -> Leaves:
-    """Return the leaves of a tree of tensors, arrays and objects.
+    """Return the leaves of a tree of tensors, arrays and objects, with a prefix on every path.
 
-    Args:
-        tree: an answer, or inputs.
-        prefix: prefix of every path.
-        objects: whether to take objects apart. Arrays always are.
+    `objects` says whether to take objects apart. Arrays always are.
     """
     found = Leaves(form=[pytree.form(tree)])
     _gather(tree, prefix, found, (), objects)

@@ -69,8 +69,7 @@ class Move:
 class Sensitivity:
     """How far eager moves when its roundings are perturbed. It is measured on demand.
 
-    Args:
-        run: runs eager at the candidate's precision, each time from the same state, or None if that is impossible.
+    `run` runs eager at the candidate's precision, each time from the same state. It is None if that is impossible.
     """
 
     def __init__(self, run: Run | None = None) -> None:
@@ -173,132 +172,96 @@ class Judgement:
     cause: CheckCause | None = None
 
 
-def judge(
-    name: str, candidate: torch.Tensor, floor: torch.Tensor, exact: torch.Tensor, bounds: Bounds, moved: Sensitivity
-) -> Judgement:
-    """Judge one tensor of a candidate.
+@dataclass(frozen=True, slots=True)
+class NoiseFloor:
+    """Eager's error as the noise floor of one tensor. It is examined only in case of doubt.
 
-    Args:
+    Attributes:
         name: the tensor's name.
-        candidate: the candidate's tensor.
-        floor: eager's tensor at the candidate's precision.
         exact: the reference's tensor.
         bounds: the bounds to judge by.
-        moved: how far eager moves by rounding.
+        moved: how far eager at the candidate's precision moves by rounding.
     """
-    errors, usual = errors_of(candidate, exact), errors_of(floor, exact)
-    if problem := finiteness_problem(candidate, floor, exact):
-        cause = CheckCause.NOT_FINITE
-        return Judgement(
-            Outcome.FAIL, problem, Errors(1.0, 1.0), usual, limit_of(candidate, usual, bounds.granted), cause
-        )
-    problem = problem_of(candidate, errors, usual, bounds.granted)
-    if bounds.is_own and problem:
-        usual = usual.or_larger(moved.measure_rounding_move(name, exact))
-        problem = problem_of(candidate, errors, usual, bounds.granted)
-    why = why_in_doubt(name, candidate, floor, exact, (errors, usual), bounds, moved)
-    outcome = Outcome.NOT_COMPARABLE if why else Outcome.FAIL if problem else Outcome.PASS
-    return Judgement(outcome, why or problem or "", errors, usual, limit_of(candidate, usual, bounds.granted))
 
+    name: str
+    exact: torch.Tensor
+    bounds: Bounds
+    moved: Sensitivity
 
-def why_in_doubt(
-    name: str,
-    candidate: torch.Tensor,
-    floor: torch.Tensor,
-    exact: torch.Tensor,
-    errors: tuple[Errors, Errors],
-    bounds: Bounds,
-    moved: Sensitivity,
-) -> str | None:
-    """Say why a tensor cannot be judged, or return None if it can. Eager runs for it only in case of doubt.
+    def judge(self, candidate: torch.Tensor, floor: torch.Tensor) -> Judgement:
+        """Judge a candidate's tensor by eager's at its precision."""
+        granted = self.bounds.granted
+        errors, usual = errors_of(candidate, self.exact), errors_of(floor, self.exact)
+        if problem := finiteness_problem(candidate, floor, self.exact):
+            limit = limit_of(candidate, usual, granted)
+            return Judgement(Outcome.FAIL, problem, Errors(1.0, 1.0), usual, limit, CheckCause.NOT_FINITE)
+        problem = problem_of(candidate, errors, usual, granted)
+        if self.bounds.is_own and problem:
+            usual = usual.or_larger(self.moved.measure_rounding_move(self.name, self.exact))
+            problem = problem_of(candidate, errors, usual, granted)
+        why = self.why_in_doubt(candidate, floor, errors, usual)
+        outcome = Outcome.NOT_COMPARABLE if why else Outcome.FAIL if problem else Outcome.PASS
+        return Judgement(outcome, why or problem or "", errors, usual, limit_of(candidate, usual, granted))
 
-    Args:
-        name: the tensor's name.
-        candidate: the candidate's tensor.
-        floor: eager's tensor at the candidate's precision.
-        exact: the reference's tensor.
-        errors: the candidate's errors, and eager's.
-        bounds: the bounds to judge by.
-        moved: how far eager moves by rounding.
-    """
-    mine, usual = errors
-    if usual.rms > bounds.plausible and not _is_near(candidate, floor, bounds):
-        return why_void(name, floor, exact, usual, bounds, moved)
-    return (
-        why_unsteady(name, exact, mine, bounds, moved) if problem_of(candidate, mine, usual, bounds.granted) else None
-    )
+    def why_in_doubt(self, candidate: torch.Tensor, floor: torch.Tensor, errors: Errors, usual: Errors) -> str | None:
+        """Say why a candidate's tensor with these errors cannot be judged, or return None if it can."""
+        if usual.rms > self.bounds.plausible and not self._is_near(candidate, floor):
+            return self.why_unexplained(usual) or self._why_blind(floor, usual)
+        return self.why_unsteady(errors) if problem_of(candidate, errors, usual, self.bounds.granted) else None
 
+    def _is_near(self, candidate: torch.Tensor, floor: torch.Tensor) -> bool:
+        """Whether a tensor is eager's own but for roundings, so that it needs no noise floor."""
+        apart = errors_of(candidate, floor)
+        return apart.rms <= self.bounds.plausible and apart.worst <= WORST_FACTOR * self.bounds.plausible
 
-def _is_near(candidate: torch.Tensor, floor: torch.Tensor, bounds: Bounds) -> bool:
-    """Whether a tensor is eager's own but for roundings, so that it needs no noise floor."""
-    apart = errors_of(candidate, floor)
-    return apart.rms <= bounds.plausible and apart.worst <= WORST_FACTOR * bounds.plausible
-
-
-def why_void(
-    name: str, floor: torch.Tensor, exact: torch.Tensor, usual: Errors, bounds: Bounds, moved: Sensitivity
-) -> str | None:
-    """Say why eager's error is no noise floor for a candidate, or return None if it is one.
-
-    Args:
-        name: the tensor's name.
-        floor: eager's at the candidate's precision.
-        exact: the reference's.
-        usual: eager's errors.
-        bounds: the bounds to judge by.
-        moved: how far eager moves by rounding.
-    """
-    return why_unexplained(name, exact, usual, bounds, moved) or _why_blind(name, floor, exact, usual, moved)
-
-
-def why_unexplained(name: str, exact: torch.Tensor, usual: Errors, bounds: Bounds, moved: Sensitivity) -> str | None:
-    """Say why eager's error is not that of rounding, or return None if it is. The arguments are as for `why_void`."""
-    scale, own = _scale_of(exact), f"cannot be judged: eager itself is off by {usual.rms:.2g}"
-    if not moved.is_known:
-        return None
-    if why := why_unsteady(name, exact, usual, bounds, moved):
-        return why
-    explained = 0.0
-    for move in _runs(moved, name, 1.0, scale):
-        explained = max(explained, EXPLAINED * move.errors.rms)
-        if usual.rms <= explained + bounds.plausible:
+    def why_unexplained(self, usual: Errors) -> str | None:
+        """Say why eager's error is not that of rounding, or return None if it is."""
+        own = f"cannot be judged: eager itself is off by {usual.rms:.2g}"
+        if not self.moved.is_known:
             return None
-    if not explained:  # it does not run in our mode, or is computed beyond the reach of any mode
-        return f"{own}, and how much of that is rounding cannot be measured" if usual.rms >= BLIND else None
-    return f"{own} from its reference, and rounding explains no more than {explained:.1g} of it: one of them is wrong"
+        if why := self.why_unsteady(usual):
+            return why
+        explained = 0.0
+        for move in self._runs(1.0):
+            explained = max(explained, EXPLAINED * move.errors.rms)
+            if usual.rms <= explained + self.bounds.plausible:
+                return None
+        if not explained:  # it does not run in our mode, or is computed beyond the reach of any mode
+            return f"{own}, and how much of that is rounding cannot be measured" if usual.rms >= BLIND else None
+        return (
+            f"{own} from its reference, and rounding explains no more than {explained:.1g} of it: one of them is wrong"
+        )
 
+    def why_unsteady(self, off: Errors) -> str | None:
+        """Say that eager differs each time, by enough to explain an error `off`, or return None if it does not."""
+        again = self.moved.move(self.name, 0.0, 1, self._scale)
+        if again is None or again.errors.rms <= max(self.bounds.plausible, off.rms / EXPLAINED):
+            return None
+        return (
+            f"cannot be judged: eager itself is off by {again.errors.rms:.2g} when it is run again: it keeps state "
+            "that is not put back"
+        )
 
-def why_unsteady(name: str, exact: torch.Tensor, off: Errors, bounds: Bounds, moved: Sensitivity) -> str | None:
-    """Say that eager differs each time, by enough to explain an error `off`, or return None if it does not."""
-    again = moved.move(name, 0.0, 1, _scale_of(exact))
-    if again is None or again.errors.rms <= max(bounds.plausible, off.rms / EXPLAINED):
-        return None
-    apart = f"{again.errors.rms:.2g}"
-    return f"cannot be judged: eager itself is off by {apart} when it is run again: it keeps state that is not put back"
+    def _why_blind(self, floor: torch.Tensor, usual: Errors) -> str | None:
+        """Say why no wrong answer would be noticed, or return None if one would be."""
+        first = next(self._runs(1.0), None)
+        if first is None or not first.errors.rms or (not is_rounded(floor) and usual.rms < BLIND):
+            return None
+        most, most_in_middle = most_flipped(usual), math.inf
+        if is_rounded(floor):
+            most = RMS_FACTOR * max(usual.rms, first.errors.rms)
+            most_in_middle = NOTICED_IN_THE_MIDDLE * max(median_error(floor, self.exact, self._scale), first.middle)
+        if any(move.errors.rms > most or move.middle > most_in_middle for move in self._runs(COARSE)):
+            return None
+        return (
+            f"cannot be judged: eager itself is off by {usual.rms:.2g}, rounding alone moves it by "
+            f"{first.errors.rms:.2g}, and rounding {COARSE:.0f} times as coarse looks the same, as a wrong answer would"
+        )
 
+    @property
+    def _scale(self) -> float:
+        return scale_of(self.exact) if is_rounded(self.exact) else 1.0
 
-def _why_blind(name: str, floor: torch.Tensor, exact: torch.Tensor, usual: Errors, moved: Sensitivity) -> str | None:
-    """Say why no wrong answer would be noticed, or return None if one would be."""
-    scale = _scale_of(exact)
-    first = next(_runs(moved, name, 1.0, scale), None)
-    if first is None or not first.errors.rms or (not is_rounded(floor) and usual.rms < BLIND):
-        return None
-    most, most_in_middle = most_flipped(usual), math.inf
-    if is_rounded(floor):
-        most = RMS_FACTOR * max(usual.rms, first.errors.rms)
-        most_in_middle = NOTICED_IN_THE_MIDDLE * max(median_error(floor, exact, scale), first.middle)
-    if any(move.errors.rms > most or move.middle > most_in_middle for move in _runs(moved, name, COARSE, scale)):
-        return None
-    return (
-        f"cannot be judged: eager itself is off by {usual.rms:.2g}, rounding alone moves it by {first.errors.rms:.2g}, "
-        f"and rounding {COARSE:.0f} times as coarse looks the same, as a wrong answer would"
-    )
-
-
-def _scale_of(exact: torch.Tensor) -> float:
-    return scale_of(exact) if is_rounded(exact) else 1.0
-
-
-def _runs(moved: Sensitivity, name: str, roundings: float, scale: float) -> Iterator[Move]:
-    found = (moved.move(name, roundings, run, scale) for run in range(1, RUNS + 1))
-    return (move for move in found if move is not None)
+    def _runs(self, roundings: float) -> Iterator[Move]:
+        found = (self.moved.move(self.name, roundings, run, self._scale) for run in range(1, RUNS + 1))
+        return (move for move in found if move is not None)

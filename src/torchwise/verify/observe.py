@@ -62,7 +62,7 @@ def observe(
     Args:
         call: the callable to run.
         original: the model, whose state the call changes, and whose gradients it gives.
-        example: inputs, which are never written to.
+        example: the inputs.
         seed: seed of all of PyTorch's generators.
         training: whether to run a backward pass too, from `torchwise.workload.step_state.loss_of` the outputs.
         under: a context for the calls themselves.
@@ -114,11 +114,7 @@ def _name_in_call(name: str, number: int) -> str:
 def state_leaves(state: State, original: Any, inputs: Any, outputs: Any) -> list[tuple[str, Any]]:
     """Return the state that a call changed besides buffers and input tensors, and the outputs in its memory.
 
-    Args:
-        state: the state before the call.
-        original: the model.
-        inputs: inputs of the call, `(args, kwargs)`.
-        outputs: the call's result.
+    `state` is that before the call of the model `original` on `inputs`, which are `(args, kwargs)`.
     """
     module = original if isinstance(original, torch.nn.Module) else None
     shown = {name for name, _ in module.named_buffers()} if module is not None else set()

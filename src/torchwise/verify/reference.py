@@ -96,11 +96,9 @@ class Reference:
 def find_context(
     run: Callable[[AbstractContextManager[None]], Any], *, is_wide: bool
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Run a reference once, and return the context that it has to run in: the least that it needs.
+    """Run a reference once in a context, and return the context that it has to run in: the least that it needs.
 
-    Args:
-        run: runs it in a context.
-        is_wide: whether it computes in float64 as it is written.
+    `is_wide` says that it computes in float64 as it is written.
     """
     noise = MatchedNoise()
     run(as_reference(noise))
@@ -131,10 +129,6 @@ def is_alike(plain: Observation, inside: Observation) -> bool:
 def float64_of(call: Callable[..., Any], device: str | None = None) -> Callable[..., Any]:
     """Return a copy of a module in float64 / complex128, or a function as it is, as its inputs decide its precision.
 
-    Args:
-        call: a module or a function.
-        device: the device of the copy, or None for the module's own.
-
     Raises:
         WorkloadError: it cannot be copied. The caller falls back to eager.
     """
@@ -157,11 +151,7 @@ def widen(example: Example) -> Example:
 
 @contextlib.contextmanager
 def as_reference(noise: MatchedNoise | None = None) -> Iterator[None]:
-    """Run the body in float64 throughout, with random numbers drawn in float32 and then widened.
-
-    Args:
-        noise: the mode that draws, or None for a new one.
-    """
+    """Run the body in float64 throughout, with random numbers drawn in float32 and then widened."""
     with in_float64(), noise or MatchedNoise():
         yield
 
@@ -265,10 +255,7 @@ NOTHING = 1e-6
 def is_doubtful(check: Check, example: Example, tensors: Iterable[torch.Tensor]) -> bool:
     """Whether a check failed over numbers of a device other than the CPU, for a model that the host can hold.
 
-    Args:
-        check: any check.
-        example: the inputs of the model.
-        tensors: parameters and buffers.
+    `tensors` are the model's parameters and buffers.
     """
     if check.outcome is not Outcome.FAIL or check.name not in NUMBERS:
         return False
@@ -295,11 +282,7 @@ def compare_with_cpu(
 ) -> Check:
     """Return a failed check, with the CPU's answer in its detail if that speaks against the device.
 
-    Args:
-        check: the check that failed.
-        observe_candidate: observes the candidate on an example.
-        observe_here: observes float64 on the device, or returns None if it cannot run.
-        observe_on_cpu: observes float64 on the CPU.
+    The last two functions observe float64, on the device and on the CPU, or return None if it cannot run.
     """
     try:
         start = time.perf_counter()

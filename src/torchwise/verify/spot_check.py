@@ -147,15 +147,9 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 class FirstAnswer:
-    """A call that keeps its first answer, in the host's memory.
+    """A call that keeps its first answer, in the host's memory, and the time of that answer.
 
-    Attributes:
-        observation: the observation of that answer, or None before it.
-        at: the time of that answer.
-
-    Args:
-        call: the call to make.
-        observe: makes an observation of an answer, by default of its outputs alone.
+    `observe` makes an observation of an answer, by default of its outputs alone.
     """
 
     def __init__(self, call: Callable[[], Any], observe: Callable[[Any], Observation] | None = None) -> None:
@@ -186,12 +180,9 @@ def very_first(answers: Sequence[FirstAnswer]) -> tuple[int, Observation] | None
 
 
 def check_first(first: Observation, later: Observation, error: float) -> Check:
-    """Compare the answer of a first call with that of a later one, which was found right.
+    """Compare the answer of a first call with that of a later one, which was found right with this error.
 
-    Args:
-        first: the first call's answer.
-        later: a later call's answer, on the same inputs and from the same state.
-        error: the later answer's error.
+    Both are on the same inputs and from the same state.
     """
     known = dict(later.leaves)
     for name, leaf in first.leaves:

@@ -68,11 +68,7 @@ def name_gradient(parameter: str) -> str:
 
 
 class StepRunner:
-    """A copy of a training step, and how it is taken.
-
-    Attributes:
-        step: the copy.
-        call: takes its next step.
+    """A copy of a training step, and how its next step is taken.
 
     Args:
         base: the step to copy, which is never stepped. Its optimizer has its state already.
@@ -236,10 +232,6 @@ class StepRunner:
 class ReferenceStepRunner(StepRunner):
     """The step in float64, without autocast and scaler, drawing the random numbers that eager draws on its device.
 
-    Args:
-        base: the step to copy.
-        device: the device to run on, or None for its own.
-
     Raises:
         Exception: any error of the copy. There is no reference then.
     """
@@ -252,13 +244,7 @@ class ReferenceStepRunner(StepRunner):
     def from_step(cls, base: TrainStep, example: Example, device: str | None = None) -> ReferenceStepRunner | None:
         """Return the step in float64, without a mode that it can do without (see `verify.reference.Reference`).
 
-        Args:
-            base: the step to copy.
-            example: the example to try it on.
-            device: the device to run on, or None for its own.
-
-        Returns:
-            The step, or None if it cannot be taken, or needs a mode in which eager answers otherwise.
+        It is tried on the example, and None if it cannot be taken, or needs a mode in which eager answers otherwise.
         """
         try:
             found = cls(base, device)

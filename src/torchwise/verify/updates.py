@@ -26,7 +26,7 @@ import torch
 
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.deviation import RMS_FACTOR, Errors, projection_ratio, widen_tensor
-from torchwise.verify.noise_floor import Bounds, Sensitivity, why_unexplained, why_unsteady
+from torchwise.verify.noise_floor import Bounds, NoiseFloor, Sensitivity
 from torchwise.verify.step_runner import StateAfter, form_of
 from torchwise.workload import pytree
 
@@ -37,25 +37,14 @@ ASTRAY = 0.5
 
 
 def bounds_of(*, is_own: bool, in_float64: bool) -> Bounds:
-    """Return the granted errors.
-
-    Args:
-        is_own: whether eager is its own reference.
-        in_float64: whether the step computes in float64.
-    """
+    """Return the errors granted to state: by whether eager is its own reference, and whether all is in float64."""
     granted = GRANTED_IN_FLOAT64 if in_float64 else GRANTED
     return Bounds(granted, 10 * granted, is_own or in_float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The state after some steps, on each side.
-
-    Attributes:
-        candidate: state of the candidate.
-        floor: state of eager at the candidate's precision.
-        reference: state in float64.
-    """
+    """The state after some steps: of the candidate, of eager at its precision, and in float64."""
 
     candidate: StateAfter
     floor: StateAfter
@@ -177,10 +166,10 @@ class _Comparison:
 
     def _why_in_doubt(self, name: str, exact: torch.Tensor, errors: tuple[float, float], apart: float) -> str | None:
         off, normal = errors
+        noise = NoiseFloor(name, exact, self._bounds, self._moved)
         if normal > self._bounds.plausible and not apart <= self._bounds.plausible:
-            return why_unexplained(name, exact, Errors(normal, 0.0), self._bounds, self._moved)
-        is_off = self._is_off(off, normal)
-        return why_unsteady(name, exact, Errors(off, 0.0), self._bounds, self._moved) if is_off else None
+            return noise.why_unexplained(Errors(normal, 0.0))
+        return noise.why_unsteady(Errors(off, 0.0)) if self._is_off(off, normal) else None
 
     def _is_off(self, off: float, normal: float) -> bool:
         return off > self._limit_of(normal)
@@ -234,12 +223,9 @@ MARGIN, MARGIN_REDUCED = 0.01, 0.02
 
 
 def check_trajectories(candidate_losses: list[list[float]], eager_losses: list[list[float]], *, reduced: bool) -> Check:
-    """Compare the losses of a candidate and of eager, one list for each seed.
+    """Compare the losses of a candidate and of eager on the same batches, by seed and step.
 
-    Args:
-        candidate_losses: losses of the candidate, by seed and step.
-        eager_losses: losses of eager, on the same batches.
-        reduced: whether the candidate computes in a lower precision than the step as written.
+    `reduced` says that the candidate computes in a lower precision than the step as written.
     """
     from scipy.special import stdtrit  # takes a sixth of a second, and only training steps need it
 

@@ -12,7 +12,7 @@ import torch
 
 from torchwise.errors import format_error
 from torchwise.records import Check, CheckCause, CheckName, Outcome, Verdict
-from torchwise.verify.compare import check_structure, compare
+from torchwise.verify.compare import Sides, check_structure, compare
 from torchwise.verify.deviation import errors_of
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, draws, observe
@@ -74,10 +74,8 @@ class Subject:
 def verify(subject: Subject, *, extra_draws: int = 2, noise_budget_s: float = 5.0) -> Verdict:
     """Judge a candidate, without changing the model.
 
-    Args:
-        subject: the candidate, and everything it is compared with.
-        extra_draws: draws of the inputs beyond the examples themselves.
-        noise_budget_s: seconds for the calls that the distribution tests need.
+    `extra_draws` are draws of the inputs beyond the examples themselves, and `noise_budget_s` the seconds for the calls
+    that the distribution tests need.
     """
     checks: list[Check] = []
     with kept_state(subject.workload.call):
@@ -113,7 +111,7 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
         observation = _observe_call(subject, candidate, example, position, native.calls)
         exact = reference.observe_example(example, position, native.calls)
         moved = Sensitivity(partial(_run_in_context, subject, example, position, native.calls))
-        checks = compare(observation, native, floor, exact, EPSILON.get(subject.precision), moved)
+        checks = compare(Sides(observation, native, floor, exact), EPSILON.get(subject.precision), moved)
         yield from (_recheck_on_cpu(subject, check, reference, example, position) for check in checks)
         if checks[-1].outcome is Outcome.NOT_COMPARABLE and checks[-1].error is not None:
             return  # nothing can be compared, and finding that out takes many runs

@@ -22,9 +22,7 @@ _ATOMS = (bool, int, float, complex, str, bytes, range, types.NoneType, types.El
 def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
     """Return a function that closes over copies, as `copy.deepcopy` makes them. Return any other object as it is.
 
-    Args:
-        thing: any object, perhaps a function.
-        memo: that of `copy.deepcopy`. Objects copied already are not copied again.
+    Objects that are copied already, by the memo of `copy.deepcopy`, are not copied again.
 
     Raises:
         WorkloadError: it closes over an object that cannot be copied.
@@ -65,11 +63,8 @@ def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
 def closes_over_state(function: types.FunctionType, opaque: tuple[type, ...]) -> bool:
     """Whether a function closes over objects that a deep copy copies. Objects found by global names do not count.
 
-    PyTorch's own functions, such as compiled ones, hold machinery and are not searched.
-
-    Args:
-        function: any function.
-        opaque: types of objects that do not count either.
+    Neither do objects of `opaque` types. PyTorch's own functions, such as compiled ones, hold machinery and are not
+    searched.
     """
     if function.__code__.co_filename.startswith(_torchs_own()):
         return False

@@ -61,10 +61,7 @@ _OF_THE_INTERPRETER = (
 def identity(workload: Workload, mode: str, structure_digest: str | None = None) -> str:
     """Return 16 hex digits of SHA-256 over everything the module docstring lists.
 
-    Args:
-        workload: the workload.
-        mode: "inference" or "training".
-        structure_digest: `structure` of the callable if it was taken elsewhere, such as in the user's own process.
+    `structure_digest` is the callable's `structure` if it was taken elsewhere, such as in the user's own process.
     """
     inputs = [[float(example.weight), describe_example(example)] for example in workload.examples]
     if structure_digest is None:
@@ -75,9 +72,7 @@ def identity(workload: Workload, mode: str, structure_digest: str | None = None)
 def structure(call: Callable[..., Any], attributes: Attributes | None = None) -> str:
     """Return 16 hex digits for the model alone. They must be equal for a plan to fit it, with any inputs.
 
-    Args:
-        call: the model.
-        attributes: replacements for the attributes of its parts.
+    `attributes` are replacements for the attributes of its parts.
     """
     return Describer(attributes).digest_of(call)[:16]
 

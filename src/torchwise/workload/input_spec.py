@@ -57,13 +57,7 @@ class LeafSpec:
 
 @dataclass(frozen=True, slots=True)
 class OverlapSpec:
-    """Two tensors that share memory.
-
-    Attributes:
-        path: the place of the later one.
-        first: the place of the first tensor that it overlaps with.
-        offset: bytes by which it begins behind that one.
-    """
+    """A tensor that begins in the memory of the first tensor that it overlaps with, by so many bytes behind it."""
 
     path: str
     first: str
@@ -75,12 +69,7 @@ class OverlapSpec:
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """The inputs of a call. Its `str()` is the line that a decision stores.
-
-    Attributes:
-        leaves: all leaves, in order.
-        overlaps: the tensors that share memory with an earlier one.
-    """
+    """The inputs of a call: all leaves, and the tensors that share memory. Its `str()` is the line of a decision."""
 
     leaves: tuple[LeafSpec, ...]
     overlaps: tuple[OverlapSpec, ...] = ()

@@ -121,11 +121,8 @@ class State:
     def _explore(self, places: list[Place] | None = None) -> dict[str, Any]:
         """Follow all references. Return tensors and values by path, and containers by the path that led there first.
 
-        A tensor is listed under each of its paths, as a compiler may well make one of two that are equal, or two of
-        one.
-
-        Args:
-            places: receives every place that a call may write to.
+        A tensor is listed under each of its paths: a compiler may make one of two that are equal, or two of one.
+        `places` receives every place that a call may write to.
         """
         leaves: dict[str, Any] = {}
         without = {id(thing) for thing in self._without}
@@ -165,11 +162,7 @@ def from_one_state(
 ) -> Callable[[], Any]:
     """Return a call that begins from the present state each time, for a model whose calls change its state.
 
-    Args:
-        call: the model itself, or a plan's form of it.
-        original: the model, whose state it changes.
-        args: positional arguments, which may hold state, too.
-        kwargs: keyword arguments, which may hold state, too.
+    The call is of the model itself, or of a plan's form of it. The arguments may hold state, too.
     """
     state: State | None = State.from_call(original, args, kwargs)
     put_back: Callable[[], None] | None = None

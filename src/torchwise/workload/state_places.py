@@ -100,9 +100,7 @@ class TensorPlace:
 class ContentPlace:
     """Any other place that changes in place, with functions that read and write its contents.
 
-    Args:
-        read: returns its present contents, in a container of their own.
-        write: restores such contents.
+    `read` returns the present contents, in a container of their own.
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
@@ -171,12 +169,7 @@ class ItemsPlace(ContentPlace):
 
 
 class SlotPlace(ContentPlace):
-    """The value of one name.
-
-    Args:
-        get: returns the value, or raises if the name is not bound.
-        put: binds the name to a value, or unbinds it for `MISSING`.
-    """
+    """The value of one name, which `get` returns unless it is not bound. `put` unbinds it for `MISSING`."""
 
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
         def read() -> list[Any]:

@@ -55,12 +55,7 @@ class Contents:
 
 
 def contents_of(path: str, thing: Any) -> Contents:
-    """Return the contents of one object.
-
-    Args:
-        path: its name.
-        thing: anything but plain data (`trees.PLAIN`).
-    """
+    """Return the contents of one object that is no plain data (`pytree.PLAIN`), under its name."""
     return next((look for kinds, look in _listers_by_type() if isinstance(thing, kinds)), _any)(path, thing)
 
 

@@ -25,83 +25,76 @@ HUNG = {"step", "zero_grad", "add_param_group"}
 """Methods that others, and plans, wrap on the very optimizer."""
 
 
-class StepState:
-    """The parameters, buffers, optimizer state, schedules, scales, averages and all other state of a training step.
+def take_snapshot(step: TrainStep) -> Callable[[], None]:
+    """Copy the parameters, buffers, optimizer state, schedules, scales, averages and all other state of a step.
 
-    Values are restored in place, so that addresses in recorded code (a CUDA graph) stay valid. State that an optimizer
-    created later is removed. The form of an optimizer stays that of the time of restoring. A plan may have changed it,
-    and with it the device of step counts and whether a rate is a tensor. Gradients are not part of it, as a step begins
-    by clearing them.
+    Return a function that restores it, in place, so that addresses in recorded code (a CUDA graph) stay valid. State
+    that an optimizer created later is removed. The form of an optimizer stays that of the time of restoring. A plan may
+    have changed it, and with it the device of step counts and whether a rate is a tensor. Gradients are not part of it,
+    as a step begins by clearing them.
     """
+    parameters = [_copy_value(p) for module in step.modules().values() for p in module.parameters()]
+    others = _keep_others(step, parameters)
+    own = ItemsPlace(vars(step.optimizer), _attributes_to_skip(step.optimizer))
+    states = {p: _copy_value(state) for p, state in step.optimizer.state.items()}
+    groups = [
+        {k: _copy_value(v) for k, v in group.items() if k not in ("params", *FORM)}
+        for group in step.optimizer.param_groups
+    ]
+    schedules = [copy.deepcopy(scheduler.state_dict()) for scheduler in step.schedulers]
+    scale = copy.deepcopy(step.scaler.state_dict()) if step.scaler is not None else None
 
-    def __init__(self, step: TrainStep) -> None:
-        self._step = step
+    def restore() -> None:
+        with torch.no_grad():
+            for parameter in parameters:
+                _put_back(parameter.itself, parameter)
+            others.restore()
+            if own.has_changed():
+                own.put_back()
+            for trained in list(step.optimizer.state):
+                if trained not in states:
+                    del step.optimizer.state[trained]
+            for trained, state in states.items():
+                step.optimizer.state[trained] = _put_back(step.optimizer.state.get(trained), state)
+            for group, kept in zip(step.optimizer.param_groups, groups, strict=True):
+                group.update({k: _put_back(group.get(k), v) for k, v in kept.items()})
+        for scheduler, saved in zip(step.schedulers, schedules, strict=True):
+            scheduler.load_state_dict(copy.deepcopy(saved))
+        if step.scaler is not None and scale:
+            step.scaler.scale(step.trained()[0].new_ones(1))  # or it has no scale yet that could be set
+            step.scaler.update(scale["scale"])  # forgets a step that broke off on its way
+            step.scaler.load_state_dict(copy.deepcopy(scale))
 
-    def snapshot(self) -> Callable[[], None]:
-        """Copy the state. Return a function that restores it."""
-        step = self._step
-        modules = list(step.modules().values())
-        parameters = [_copy_value(p) for module in modules for p in module.parameters()]
-        others = self._others(parameters)
-        own = ItemsPlace(vars(step.optimizer), _attributes_to_skip(step.optimizer))
-        states = {p: _copy_value(state) for p, state in step.optimizer.state.items()}
-        groups = [
-            {k: _copy_value(v) for k, v in group.items() if k not in ("params", *FORM)}
-            for group in step.optimizer.param_groups
-        ]
-        schedules = [copy.deepcopy(scheduler.state_dict()) for scheduler in step.schedulers]
-        scale = copy.deepcopy(step.scaler.state_dict()) if step.scaler is not None else None
+    return restore
 
-        def restore() -> None:
-            with torch.no_grad():
-                for parameter in parameters:
-                    _put_back(parameter.itself, parameter)
-                others.restore()
-                if own.has_changed():
-                    own.put_back()
-                for trained in list(step.optimizer.state):
-                    if trained not in states:
-                        del step.optimizer.state[trained]
-                for trained, state in states.items():
-                    step.optimizer.state[trained] = _put_back(step.optimizer.state.get(trained), state)
-                for group, kept in zip(step.optimizer.param_groups, groups, strict=True):
-                    group.update({k: _put_back(group.get(k), v) for k, v in kept.items()})
-            for scheduler, saved in zip(step.schedulers, schedules, strict=True):
-                scheduler.load_state_dict(copy.deepcopy(saved))
-            if step.scaler is not None and scale:
-                step.scaler.scale(step.trained()[0].new_ones(1))  # or it has no scale yet that could be set
-                step.scaler.update(scale["scale"])  # forgets a step that broke off on its way
-                step.scaler.load_state_dict(copy.deepcopy(scale))
 
-        return restore
+def _keep_others(step: TrainStep, parameters: list[_Tensor]) -> State:
+    """Keep all other state of the step's parts.
 
-    def _others(self, parameters: list[_Tensor]) -> State:
-        """Keep all other state of the step's parts.
+    It is in buffers and attributes of modules, in objects that a loss closes over, and in the counts that a custom
+    optimizer or scheduler keeps on itself.
+    """
+    optimizer, known = step.optimizer, _attributes_to_skip(step.optimizer)
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in known}
+    own = [s for s in step.schedulers if not type(s).__module__.startswith("torch.")]
+    usual = [s for s in step.schedulers if type(s).__module__.startswith("torch.")]
+    things = {"": list(step.modules().values()), "loss": step.loss, "optimizer": attributes, "scheduler": own}
+    excluded = [*(p.itself for p in parameters), optimizer, optimizer.state, optimizer.param_groups]
+    return State(things, without=[*excluded, *usual, step.scaler, step])
 
-        It is in buffers and attributes of modules, in objects that a loss closes over, and in the counts that a custom
-        optimizer or scheduler keeps on itself.
-        """
-        step, optimizer = self._step, self._step.optimizer
-        known = _attributes_to_skip(optimizer)
-        attributes = {name: value for name, value in vars(optimizer).items() if name not in known}
-        own = [s for s in step.schedulers if not type(s).__module__.startswith("torch.")]
-        usual = [s for s in step.schedulers if type(s).__module__.startswith("torch.")]
-        things = {"": list(step.modules().values()), "loss": step.loss, "optimizer": attributes, "scheduler": own}
-        excluded = [*(p.itself for p in parameters), optimizer, optimizer.state, optimizer.param_groups]
-        return State(things, without=[*excluded, *usual, step.scaler, step])
 
-    def move_to(self, device: str) -> None:
-        """Move the optimizer's state to `device`. Step counts stay on the device that their optimizer needs."""
-        for group in self._step.optimizer.param_groups:
-            counts_there = bool(group.get("capturable") or group.get("fused"))
-            for parameter in group["params"]:
-                state = self._step.optimizer.state.get(parameter, {})
-                for key, value in state.items():
-                    if key != "step" or counts_there:
-                        state[key] = pytree.map_tensors(lambda t: t.to(device), value)
-            for key, value in group.items():
-                if isinstance(value, torch.Tensor):
-                    group[key] = value.to(device)
+def move_state(step: TrainStep, device: str) -> None:
+    """Move the optimizer's state to `device`. Step counts stay on the device that their optimizer needs."""
+    for group in step.optimizer.param_groups:
+        counts_there = bool(group.get("capturable") or group.get("fused"))
+        for parameter in group["params"]:
+            state = step.optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if key != "step" or counts_there:
+                    state[key] = pytree.map_tensors(lambda t: t.to(device), value)
+        for key, value in group.items():
+            if isinstance(value, torch.Tensor):
+                group[key] = value.to(device)
 
 
 def _attributes_to_skip(optimizer: Any) -> frozenset[str]:

@@ -17,11 +17,10 @@ from typing import Any
 import torch
 
 from torchwise.errors import WorkloadError
-from torchwise.workload import pytree
+from torchwise.workload import pytree, step_state
 from torchwise.workload.closure import copy_with_closures
 from torchwise.workload.deep_copy import Memo, deep_copy
 from torchwise.workload.step_state import (
-    StepState,
     are_hooked,
     check,
     check_inputs,
@@ -286,7 +285,7 @@ class TrainStep:
 
     def snapshot(self) -> Callable[[], None]:
         """Copy all state that a step changes. Return a function that restores it, in place and bit by bit."""
-        return StepState(self).snapshot()
+        return step_state.take_snapshot(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint, loadable without Torchwise: each part's own `state_dict`, unprefixed, by its name."""
@@ -323,7 +322,7 @@ class TrainStep:
         """Move all of it to `device`, in place."""
         for module in self.modules().values():
             module.to(device)
-        StepState(self).move_to(device)
+        step_state.move_state(self, device)
         return self
 
 

@@ -61,8 +61,7 @@ class Example:
     def clone(self, convert: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Example:
         """Copy everything except modules, so that a call that changes its inputs does not change this example.
 
-        Args:
-            convert: as for `deep_copy`.
+        `convert` is as for `deep_copy`.
 
         Raises:
             WorkloadError: an input holds something that cannot be copied.

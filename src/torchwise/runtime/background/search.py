@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from torchwise.plan import Plan
-from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import find_choices, iter_changes
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.records.listener import Listener
@@ -27,7 +26,7 @@ from torchwise.runtime.background.protocol import Message, Order
 from torchwise.store import open_storage
 from torchwise.study import Caches, Request, run_study
 from torchwise.study.apply_approvals import ApprovalPolicy, apply_approvals
-from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ask_worker
+from torchwise.trial import Launcher, Limits, ProcessLauncher, ask_worker
 from torchwise.trial.job import Attempt
 
 MAX_PREPARED = 3
@@ -143,16 +142,7 @@ def _compile_and_verify(
     request: Request, study: Study, plan: Plan, file: Path, launcher: Launcher
 ) -> tuple[AotCode | None, CheckResult] | str:
     """Compile the plan in one worker, and verify and time it in another, or return the reason for its rejection."""
-    job = Job(
-        "try",
-        request.workload,
-        plan,
-        source=request.source,
-        traits=study.inspection.traits,
-        effort=EFFORTS[request.effort],
-        settings=request.settings,
-        structure=request.structure,
-    )
+    job = replace(request.make_job("try"), plan=plan, traits=study.inspection.traits)
     limits = Limits.from_free_memory(request.trial_s)
     made: AotCode | None = None
     preparation = Preparation("check", job, "")
