@@ -102,13 +102,7 @@ class Environment:
         return self.describe_differences(other, "there", "here")
 
     def describe_differences(self, other: Environment, one: str, another: str) -> list[str]:
-        """List each difference, such as "torch: 2.11.0 before, 2.13.0 now".
-
-        Args:
-            other: the other environment.
-            one: the word for this environment, such as "before".
-            another: the word for the other, such as "now".
-        """
+        """List each difference with the words for the two, such as "torch: 2.11.0 before, 2.13.0 now"."""
         return [
             f"{_label(name)}: {self._format_field(name)} {one}, {other._format_field(name)} {another}"
             for name in self.list_different_fields(other)

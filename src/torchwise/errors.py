@@ -139,10 +139,7 @@ def is_count(value: object) -> bool:
 def did_you_mean(word: str, known: Iterable[str], meaning: Callable[[str], str] = str) -> str:
     """Return the end of a message about an unknown word, with similar known words, or "" if there are none.
 
-    Args:
-        word: the unknown word.
-        known: the known words.
-        meaning: maps a known word to its displayed name.
+    Each known word is shown by its meaning.
     """
     close = dict.fromkeys(map(meaning, difflib.get_close_matches(word, list(known), n=3)))
     return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -18,10 +18,9 @@ _FIELDS: dict[type, dict[str, str]] = {}
 
 
 def renamed_fields(**names: str) -> Callable[[C], C]:
-    """Decorate a dataclass whose fields had other names. They work as arguments and attributes, and in stored data.
+    """Decorate a dataclass whose fields had other names, given as present=former.
 
-    Args:
-        names: the former name of each field, by the name that it has now.
+    They work as arguments and attributes, and in stored data.
     """
     current = {former: name for name, former in names.items()}
 
@@ -47,11 +46,7 @@ def renamed_fields(**names: str) -> Callable[[C], C]:
 
 
 def renamed_arguments(**names: str) -> Callable[[F], F]:
-    """Decorate a function whose keyword arguments had other names.
-
-    Args:
-        names: the former name of each argument, by the name that it has now.
-    """
+    """Decorate a function whose keyword arguments had other names, given as present=former."""
     current = {former: name for name, former in names.items()}
 
     def decorate(function: F) -> F:

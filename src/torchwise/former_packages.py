@@ -127,13 +127,7 @@ def install() -> None:
 def load_attributes(
     package: str, homes: Mapping[str, str], former: Mapping[str, str] | None = None
 ) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package.
-
-    Args:
-        package: its `__name__`.
-        homes: the module within it for each of its names.
-        former: the names that some had before, with those that they have now.
-    """
+    """Return the `__getattr__` of a package: from the module within it for each name, and by former names."""
 
     def load(name: str) -> Any:
         if former and name in former:

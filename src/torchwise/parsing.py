@@ -73,11 +73,7 @@ def read_bytes(file: str | Path) -> bytes:
 
 
 def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """Return the data in a JSON text.
-
-    Args:
-        text: the JSON.
-        constants: whether it may hold NaN, Infinity and -Infinity, as Python writes them.
+    """Return the data in a JSON text. With `constants` it may hold NaN, Infinity and -Infinity, as Python writes them.
 
     Raises:
         InputError: it is no JSON, or has duplicate keys or numbers that are not finite. The message names the location.
@@ -104,11 +100,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
 
 
 def parse_toml(text: str | bytes, *, constants: bool = False) -> dict[str, Any]:
-    """Return the data in a TOML text.
-
-    Args:
-        text: the TOML.
-        constants: whether it may hold nan and inf.
+    """Return the data in a TOML text. With `constants` it may hold nan and inf.
 
     Raises:
         InputError: it is no TOML, or has a number that is not finite. The message names the location.

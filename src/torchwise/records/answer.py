@@ -85,13 +85,10 @@ def any_of(*answers: Answer) -> Answer:
 def judge_trust(
     ratios: Iterable[Interval], causes: Iterable[str] = (), observed: Iterable[Interval] | None = None
 ) -> Trust:
-    """Return how far an output's ratios can be trusted.
+    """Return how far an output's ratios can be trusted. The first of the causes of disturbance is quoted.
 
-    Args:
-        ratios: the intervals of all ratios that the output shows.
-        causes: causes of disturbance, such as "another program held 1 of 2 cores". The first is quoted.
-        observed: the intervals that show how disturbed measuring was. Give them if the shown intervals are wider, since
-            those include the spread between processes on the quietest machine.
+    Give the observed intervals too if the shown ones are wider, as those include the spread between processes on the
+    quietest machine.
     """
     widths = sorted(ratio.half_width for ratio in ratios)
     if not widths:

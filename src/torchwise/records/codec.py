@@ -46,8 +46,6 @@ def from_builtins(data: Any, kind: type[T], *, stored: bool = False) -> T:
     """Read the output of `to_builtins`.
 
     Args:
-        data: dicts, lists, strings and numbers.
-        kind: class of the record.
         stored: whether it is from a store, which other versions and programs with plug-ins share. Then fields that a
             later version added are ignored, except in plans, and plans may name choices unknown here.
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from torchwise.errors import InputError
 from torchwise.plan import Trait
-from torchwise.records.format import seconds
+from torchwise.records.format import pluralize, seconds
 from torchwise.records.statistics import (
     Amount,
     Count,
@@ -23,6 +23,77 @@ from torchwise.records.statistics import (
     median_interval,
     ratio_interval,
 )
+
+HELD = 0.25
+"""CPU time per second from which other programs count. Every machine has less than that in the background."""
+WAITED = 0.1
+"""Share of the time, spent ready to run and without a CPU, from which cores count as contended."""
+THROTTLED = 0.01
+"""Share of the time, stopped by a control group, from which cores count as contended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreUse:
+    """How the CPUs were shared between this process and others. Fields are None if the platform does not tell.
+
+    An operator on several threads is done when the last of them is. If one thread waits, all others wait for it,
+    operator by operator. It may wait for a core that another program holds, or for the next period of a quota.
+
+    Attributes:
+        cpus: logical CPUs that this process may be scheduled on.
+        threads: threads per operator, unless a plan says otherwise.
+        others: CPU time per second that other processes took of these CPUs.
+        waited: share of the time in which the timing thread was ready to run and had no CPU.
+        preempted: involuntary context switches per second: a CPU was taken from this process.
+        pressure: share of the time in which some process of the machine waited for a CPU (Linux's PSI).
+        quota: CPU time per second that the control groups allow, or None also if they set no limit.
+        throttled: share of the time in which a control group was stopped because its quota was spent.
+    """
+
+    cpus: Positive
+    threads: Positive
+    others: Amount | None = None
+    waited: Share | None = None
+    preempted: Amount | None = None
+    pressure: Share | None = None
+    quota: Amount | None = None
+    throttled: Share | None = None
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether threads of one operator waited for a core, or will."""
+        return self.cause is not None
+
+    @property
+    def cause(self) -> str | None:
+        """Why threads wait for a core, as the beginning of a sentence, or None if they do not."""
+        is_stopped = (self.throttled or 0) > THROTTLED
+        if self.quota is not None and self.quota < self.cpus and (self.quota < self.threads or is_stopped):
+            stopped = f", and was stopped for {self.throttled:.0%} of the time" if is_stopped else ""
+            return f"The container may use {self.quota:.3g} of {pluralize(self.cpus, 'core')}{stopped}"
+        if self.threads > self.cpus:
+            return f"{self.threads} threads share {pluralize(self.cpus, 'core')}"
+        if self.has_other_load:
+            return f"Other programs hold {self.others:.1f} of {pluralize(self.cpus, 'core')}"
+        if (self.waited or 0) > WAITED:
+            return f"Threads waited for one of {pluralize(self.cpus, 'core')} for {self.waited:.0%} of the time"
+        return None
+
+    @property
+    def has_other_load(self) -> bool:
+        """Whether other programs hold cores that the threads would use."""
+        return self.others is not None and self.others > HELD and self.threads + self.others > self.cpus + HELD
+
+
+def describe_contention(cores: CoreUse, seconds_by_threads: Mapping[int, float], model: str = "eager") -> str:
+    """Describe why threads wait for a core, and how long a call takes as a result. No full stop ends the text.
+
+    The seconds per call, by number of threads, are on one scale, and those of the default number come first.
+    """
+    (first, taken), *others = [(pluralize(n, "thread"), seconds(each)) for n, each in seconds_by_threads.items()]
+    costs = "".join(f", with {threads} {each}" for threads, each in others)
+    return f"{cores.cause or 'All cores are free'}: {model} with {first} takes {taken} a call{costs}"
+
 
 INTERFERENCE_FACTOR = 1.5
 """Ratio to its usual time from which eager counts as disturbed. Another program on one core delays a computation on all
@@ -130,11 +201,7 @@ class Measurement:
         return median_interval(self.baseline_s)
 
     def times_as_long(self, expected_s: tuple[float | None, float | None]) -> float:
-        """Return the larger of both sides' ratios of seconds per call to their usual seconds per call.
-
-        Args:
-            expected_s: of the candidate and of the baseline, at another time, or None if unknown.
-        """
+        """Return the larger of both sides' ratios of seconds per call to their usual seconds per call, where known."""
         taken = self.candidate_time.mid, self.baseline_time.mid
         return max((now / usual for now, usual in zip(taken, expected_s, strict=True) if usual), default=1.0)
 
@@ -149,84 +216,6 @@ class Measurement:
         if self.busy_s is None:
             return 0.0
         return min(max(1.0 - self.busy_s / self.candidate_time.mid, 0.0), 1.0)
-
-
-HELD = 0.25
-"""CPU time per second from which other programs count. Every machine has less than that in the background."""
-WAITED = 0.1
-"""Share of the time, spent ready to run and without a CPU, from which cores count as contended."""
-THROTTLED = 0.01
-"""Share of the time, stopped by a control group, from which cores count as contended."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoreUse:
-    """How the CPUs were shared between this process and others. Fields are None if the platform does not tell.
-
-    An operator on several threads is done when the last of them is. If one thread waits, all others wait for it,
-    operator by operator. It may wait for a core that another program holds, or for the next period of a quota.
-
-    Attributes:
-        cpus: logical CPUs that this process may be scheduled on.
-        threads: threads per operator, unless a plan says otherwise.
-        others: CPU time per second that other processes took of these CPUs.
-        waited: share of the time in which the timing thread was ready to run and had no CPU.
-        preempted: involuntary context switches per second: a CPU was taken from this process.
-        pressure: share of the time in which some process of the machine waited for a CPU (Linux's PSI).
-        quota: CPU time per second that the control groups allow, or None also if they set no limit.
-        throttled: share of the time in which a control group was stopped because its quota was spent.
-    """
-
-    cpus: Positive
-    threads: Positive
-    others: Amount | None = None
-    waited: Share | None = None
-    preempted: Amount | None = None
-    pressure: Share | None = None
-    quota: Amount | None = None
-    throttled: Share | None = None
-
-    @property
-    def is_contended(self) -> bool:
-        """Whether threads of one operator waited for a core, or will."""
-        return self.cause is not None
-
-    @property
-    def cause(self) -> str | None:
-        """Why threads wait for a core, as the beginning of a sentence, or None if they do not."""
-        is_stopped = (self.throttled or 0) > THROTTLED
-        if self.quota is not None and self.quota < self.cpus and (self.quota < self.threads or is_stopped):
-            stopped = f", and was stopped for {self.throttled:.0%} of the time" if is_stopped else ""
-            return f"The container may use {self.quota:.3g} of {_pluralize(self.cpus, 'core')}{stopped}"
-        if self.threads > self.cpus:
-            return f"{self.threads} threads share {_pluralize(self.cpus, 'core')}"
-        if self.has_other_load:
-            return f"Other programs hold {self.others:.1f} of {_pluralize(self.cpus, 'core')}"
-        if (self.waited or 0) > WAITED:
-            return f"Threads waited for one of {_pluralize(self.cpus, 'core')} for {self.waited:.0%} of the time"
-        return None
-
-    @property
-    def has_other_load(self) -> bool:
-        """Whether other programs hold cores that the threads would use."""
-        return self.others is not None and self.others > HELD and self.threads + self.others > self.cpus + HELD
-
-
-def describe_contention(cores: CoreUse, seconds_by_threads: Mapping[int, float], model: str = "eager") -> str:
-    """Describe why threads wait for a core, and how long a call takes as a result. No full stop ends the text.
-
-    Args:
-        cores: how the CPUs were shared.
-        seconds_by_threads: seconds per call by number of threads, the default number first, on one scale.
-        model: name of the model that is called.
-    """
-    (first, taken), *others = [(_pluralize(n, "thread"), seconds(each)) for n, each in seconds_by_threads.items()]
-    costs = "".join(f", with {threads} {each}" for threads, each in others)
-    return f"{cores.cause or 'All cores are free'}: {model} with {first} takes {taken} a call{costs}"
-
-
-def _pluralize(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,7 @@ def speedup_across(processes: Sequence[Measurement], device: str | None = None) 
     """Return the speed-up that fresh processes agree on, with an interval for the mean over all processes.
 
     Processes that contradict each other give a wide interval. A single process claims no less than the prior spread.
-
-    Args:
-        processes: measurements of one plan, one for each process; at least one.
-        device: "cpu" or "cuda", where the measurements do not say it themselves.
+    Give the device, "cpu" or "cuda", where the measurements do not say it themselves.
     """
     ratios = tuple(measurement.speedup for measurement in processes)
     return ratio_across(ratios, device or processes[0].device)
@@ -95,9 +92,7 @@ def is_plain(ratio: Interval, distance: float, processes: int, half_width: float
     """Whether one more process would hardly change on which side of a bound a ratio lies.
 
     Args:
-        ratio: from the processes so far.
         distance: between the ratio and the bound, in half-widths.
-        processes: how many there were.
         half_width: relative half-width that is narrow enough by itself.
     """
     if ratio.half_width <= half_width and processes > 1:
@@ -107,12 +102,7 @@ def is_plain(ratio: Interval, distance: float, processes: int, half_width: float
 
 @functools.lru_cache(maxsize=2048)
 def ratio_across(ratios: tuple[Interval, ...], device: str) -> Interval:
-    """Return the ratio that fresh processes agree on. See `speedup_across`.
-
-    Args:
-        ratios: one for each process, from its own samples, at least one.
-        device: "cpu" or "cuda".
-    """
+    """Return the ratio that fresh processes agree on, one ratio for each. See `speedup_across`."""
     if not all(ratio.low > 0 and math.isfinite(ratio.high) for ratio in ratios):  # beyond what a float can hold
         return ratios[0]
     values = [math.log(ratio.mid) for ratio in ratios]

@@ -68,9 +68,7 @@ def format_saving(decision: Decision) -> str:
 def own_fault(trial: Trial, *, memory: bool = False) -> str:
     """Explain why a finished trial cannot be chosen, or return an empty string if it can.
 
-    Args:
-        trial: a finished trial.
-        memory: whether memory is the objective. Then a plan need not be faster, only not slower.
+    If memory is the objective, a plan need not be faster, only not slower.
     """
     verdict, measurement = trial.verdict, trial.measurement
     if trial.failure:

@@ -124,13 +124,8 @@ def ratio_of(now: Interval, then: Interval, confidence: float = CONFIDENCE) -> I
     """Return `now` over `then` with its interval, from two independent estimates above 0 with their 95 % intervals.
 
     On a logarithmic scale a ratio is a difference, and the arms of two intervals add up by their squares. For another
-    confidence the arms are stretched like those of a normal distribution.
-
-    Args:
-        now: the numerator.
-        then: the denominator.
-        confidence: of the interval, above 0 and below 1. If k intervals must hold together, each takes 1 - 0.05 / k
-            (Bonferroni).
+    confidence the arms are stretched like those of a normal distribution. If k intervals must hold together, each takes
+    a confidence of 1 - 0.05 / k (Bonferroni).
 
     Source: Zou & Donner, Construction of confidence limits about effect measures, Statistics in Medicine 27 (2008).
     """

@@ -186,12 +186,7 @@ def _drop_value(data: Any, path: str) -> Any:
 
 
 def _check_derived(data: dict[str, Any], derived: dict[str, Any]) -> None:
-    """Refuse figures that do not follow from the samples in the same data.
-
-    Args:
-        data: the data read.
-        derived: the data that `Study.to_dict` derives from them.
-    """
+    """Refuse figures in data that do not follow from its samples, from which `Study.to_dict` derives them."""
     for place, stored in _find_derived(data):
         if not _is_consistent(stored, _value_at(derived, place)):
             raise InputError(f"$.{place} is {short_repr(stored)}, but must follow from the samples")

@@ -238,9 +238,8 @@ def relative_speeds(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]
 def eager_measured(inspected: Measurement, in_trials: Iterable[Measurement]) -> Measurement:
     """Return the measurement that gives eager's time.
 
-    Args:
-        inspected: from the inspection. It counts unless eager was far quicker in a trial: then it was disturbed.
-        in_trials: from the trials. If the inspection was disturbed, the one in which eager was quickest counts.
+    That is the inspection's, unless eager was far quicker in a trial. Then the inspection was disturbed, and the trial
+    in which eager was quickest counts.
 
     If threads wait for cores, eager's time varies from one moment to the next, and that is its real time. If they
     waited in most of the measurements, the median of those counts. If they waited in a few, the others count.

@@ -22,12 +22,7 @@ APPROVALS = doc.text_columns("plan", "status", "by", "reason", "time")
 
 
 def progress(study: Study, now: float) -> str:
-    """Describe the progress of a search in a sentence.
-
-    Args:
-        study: a running study.
-        now: seconds since the epoch.
-    """
+    """Describe the progress of a search in a sentence, at a time in seconds since the epoch."""
     finished = [trial for trial in study.trials if trial.state.is_finished]
     running = [
         f"{trial.plan} for {_format_elapsed(trial.started_at, now)}" for trial in study.trials if trial not in finished
@@ -78,13 +73,7 @@ def _study_row(found: StudySummary) -> doc.Row:
 
 
 def render_approvals(approvals: Sequence[Approval], in_force: str, theme: Theme) -> str:
-    """Return approvals as a part of a page. See `render_part`.
-
-    Args:
-        approvals: those for one target, mode and kind of hardware.
-        in_force: their effect on a decision, in words, or empty if there is none.
-        theme: light or dark.
-    """
+    """Return approvals, and their effect on a decision in words, as a part of a page. See `render_part`."""
     effect = [doc.Text(in_force, "In force: ")] if in_force else []
     table = doc.Table("Approvals", APPROVALS, tuple(map(_approval_row, approvals)))
     return render_part(doc.Document("", (table, *effect)), theme)

@@ -61,10 +61,7 @@ ANSWERS = {Outcome.PASS: doc.Tone.GOOD, Outcome.FAIL: doc.Tone.BAD, Outcome.NOT_
 def render_study(study: Study, name: str | None = None, store: str | None = None) -> RenderableType:
     """Return a study for a terminal: decision, candidates with reasons, untried choices, notes, and the next commands.
 
-    Args:
-        study: the results.
-        name: name of the study in the next commands. See `next_steps`.
-        store: location of the study's store in those commands.
+    The arguments are as for `next_steps`.
     """
     return render_terminal(study_document(study, name, store))
 

@@ -63,11 +63,7 @@ _XLINK = "{http://www.w3.org/1999/xlink}href"
 def draw(key: str, label: str, height: float, paint: Callable[[Axes], None]) -> str:
     """Return the SVG of one pair of axes, `height` inches high, that `paint` fills.
 
-    Args:
-        key: unique on the page. It makes the ids unique too.
-        label: description of the picture, in words.
-        height: in inches.
-        paint: function that fills the axes.
+    The key is unique on the page, and makes the ids unique too. The label describes the picture in words.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
