@@ -54,6 +54,7 @@ FORMER = {
     "torchwise.workload.differences": "torchwise.records.structure_differences",
     "torchwise.workload.spec": "torchwise.plan.workload_spec",
     "torchwise.workload.step": "torchwise.workload.train_step",
+    "torchwise.zoo.entry": "torchwise.zoo.catalogue",
     "torchwise.zoo.tutorial.branch": "torchwise.zoo.tutorial.basics",
     "torchwise.zoo.tutorial.fusion": "torchwise.zoo.tutorial.basics",
     "torchwise.zoo.tutorial.launches": "torchwise.zoo.tutorial.basics",

@@ -1,9 +1,4 @@
-"""The statements of `Storage` for trials. Each runs in the caller's transaction.
-
-Also here: the owner of a running trial, and whether its process is alive.
-
-Also here: One clock for all processes that share a store, for heartbeats of owners and dates of decisions.
-"""
+"""The statements of `Storage` for trials and for their owners. Each runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -30,6 +25,9 @@ from torchwise.store.schema import dump, load, studies, trials
 
 MAX_ID = 2**31 - 1
 """Maximum id of a study. Databases raise their own errors for larger ones."""
+HEARTBEAT_LIMIT_S = 600.0
+"""Seconds without a heartbeat after which a process on another host counts as dead."""
+_START_TOLERANCE_S = 1.0  # psutil derives the start from the boot time, which the kernel corrects by fractions
 _RUNNING = TrialState.RUNNING.value
 
 
@@ -74,10 +72,7 @@ def claim(
 def _is_free(row: Row[Any], at: float, again: Trial | None) -> bool:
     if row.state == _RUNNING:
         return not _owner(row).is_alive(at - row.heartbeat)
-    if again is None:
-        return False
-    name = f"trial {row.number} of study {row.study_id}"
-    return load(row.record, Trial, row=name, written=row.format, known=FORMAT).started_at == again.started_at
+    return again is not None and _read(row).started_at == again.started_at
 
 
 def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str, Any]) -> None:
@@ -198,12 +193,6 @@ def _read(row: Row[Any]) -> Trial:
 
 def _owner(row: Row[Any]) -> LeaseOwner:
     return LeaseOwner(row.owner_host, row.owner_pid, row.owner_started)
-
-
-HEARTBEAT_LIMIT_S = 600.0
-"""Seconds without a heartbeat after which a process on another host counts as dead."""
-
-_START_TOLERANCE_S = 1.0  # psutil derives the start from the boot time, which the kernel corrects by fractions
 
 
 @cache
