@@ -420,10 +420,10 @@ def ran(*words: object) -> str:
 
 
 def test_the_command_saves_into_a_folder_with_a_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchwise.cli import lookup
+    from torchwise.cli import common
 
     study = type("Found", (), {"decision": a_decision(), "workload": replace(a_decision().workload, target="m:f")})
-    monkeypatch.setattr(lookup, "find_study", lambda name, store: study)
+    monkeypatch.setattr(common, "find_study", lambda name, store: study)
     given: dict[str, Any] = {}
 
     def save(path: str, target: str, decision: Decision, **options: Any) -> Any:

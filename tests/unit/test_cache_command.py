@@ -89,9 +89,9 @@ class Found:
 
 
 def patch_find_study(monkeypatch: pytest.MonkeyPatch, target: str, decision: Any) -> None:
-    from torchwise.cli import lookup
+    from torchwise.cli import common
 
-    monkeypatch.setattr(lookup, "find_study", lambda name, store: Found(target, decision))
+    monkeypatch.setattr(common, "find_study", lambda name, store: Found(target, decision))
 
 
 def test_save_compiles_what_the_study_decided_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
