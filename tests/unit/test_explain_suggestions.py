@@ -162,5 +162,5 @@ def test_every_example_in_the_texts_runs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_nothing_is_run_where_nothing_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fix_trials, "fresh_copy", None)
+    monkeypatch.setattr(fix_trials, "copy_with_fresh_code", None)
     assert run(torch.nn.Linear(3, 3)).breaks == ()

@@ -32,18 +32,21 @@ def share(
     """Copy a module's structure. Each parameter and buffer becomes `derive` of the original's, or the original's own.
 
     Plain attributes and dicts of hooks are the original's own, so that later changes to them are seen on both sides. If
-    one holds a module or a weight, it is copied, and only the tensors in lists and dicts are the original's. Without
-    `with_state` all of them are copied so, and a call of the copy leaves no trace there.
+    one holds a module or a weight, it is copied, and only the tensors in lists and dicts are the original's.
+
+    Without `with_state` only the parameters are shared. Then a call of the copy leaves no trace in the original.
 
     Raises:
         UnsupportedError: the module cannot be copied. A plan that changes the model's structure cannot be used then.
     """
-    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+    if with_state and any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise UnsupportedError("the model has a TorchScript module, of which no copy can share weights")
-    plain = [value for part in module.modules() for name, value in vars(part).items() if name not in STANDARD]
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in pytree.tensors(plain)}
-    memo |= {id(value): value for value in _find_independent(module)} if with_state else {}
-    memo |= {id(tensor): derive(tensor) for tensor in _tensors(module)}
+    memo: dict[int, Any] = {}
+    if with_state:
+        plain = [value for part in module.modules() for name, value in vars(part).items() if name not in STANDARD]
+        memo |= {id(tensor): tensor for tensor in pytree.tensors(plain)}
+        memo |= {id(value): value for value in _find_independent(module)}
+    memo |= {id(tensor): derive(tensor) for tensor in (_tensors(module) if with_state else module.parameters())}
     try:
         copied: torch.nn.Module = deep_copy(module, memo)
     except WorkloadError as error:

@@ -16,45 +16,36 @@ from typing import Any
 import torch
 
 from torchwise.compile.shared_copies import share
-from torchwise.workload.deep_copy import deep_copy
 
 Origin = tuple[str, int, str]
 """The origin of a code object: its file, first line and name."""
 
 
-def copy_with_fresh_code(call: Callable[..., Any]) -> Callable[..., Any]:
+def copy_with_fresh_code(call: Callable[..., Any], *, with_state: bool = True) -> Callable[..., Any]:
     """Return a copy of a module, which shares its parameters, or of a function, with a new outermost code object.
 
     Anything else is returned unchanged.
+
+    Args:
+        call: a module or a function.
+        with_state: whether the copy of a module shares all its state. Otherwise it has its own buffers and attributes,
+            and new code in all submodules.
+
+    Raises:
+        UnsupportedError: something in it cannot be copied.
     """
     if isinstance(call, types.FunctionType):
         return _copy_function(call)
-    if not isinstance(call, torch.nn.Module) or "forward" in vars(call):
-        return call
-    kind = type(call)
-    forward = kind.forward
-    if not isinstance(forward, types.FunctionType):
-        return call
-    copied = share(call)
-    copied.__class__ = type(kind.__name__, (kind,), {"forward": _copy_function(forward), "__module__": kind.__module__})
-    return copied
-
-
-def fresh_copy(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a module with its own state and new code objects in all submodules, or of a function.
-
-    The copy of a module shares its parameters.
-
-    Raises:
-        WorkloadError: something in it cannot be copied.
-    """
     if not isinstance(call, torch.nn.Module):
-        return copy_with_fresh_code(call)
-    copied: torch.nn.Module = deep_copy(call, {id(parameter): parameter for parameter in call.parameters()})
+        return call
+    if with_state and ("forward" in vars(call) or not isinstance(type(call).forward, types.FunctionType)):
+        return call
+    copied = share(call, with_state=with_state)
+    parts = [copied] if with_state else [p for p in copied.modules() if not type(p).__module__.startswith("torch.")]
     kinds: dict[type, type] = {}
-    for part in copied.modules():
+    for part in parts:
         kind, forward = type(part), type(part).forward
-        if isinstance(forward, types.FunctionType) and not kind.__module__.startswith("torch."):
+        if isinstance(forward, types.FunctionType):
             body = {"forward": _copy_function(forward), "__module__": kind.__module__}
             part.__class__ = kinds.setdefault(kind, type(kind.__name__, (kind,), body))
     return copied
@@ -93,7 +84,7 @@ def rewritten(call: Callable[..., Any], file: str, line: int, statement: str) ->
         return _copy_function(call, new) if _origin_of(call.__code__) == _origin_of(new) else None
     if not isinstance(call, torch.nn.Module):
         return None
-    copied = fresh_copy(call)
+    copied = copy_with_fresh_code(call, with_state=False)
     assert isinstance(copied, torch.nn.Module)
     changed = [_rewrite(kind, new) for kind in {type(part) for part in copied.modules()}]
     return copied if any(changed) else None

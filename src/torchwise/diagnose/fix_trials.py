@@ -21,7 +21,7 @@ import torch
 
 from torchwise._torch import dynamo
 from torchwise.diagnose.break_fixes import BreakSite
-from torchwise.diagnose.code_copies import fresh_copy, rewritten
+from torchwise.diagnose.code_copies import copy_with_fresh_code, rewritten
 from torchwise.diagnose.evidence import Fix
 from torchwise.diagnose.kernels import profiler_options
 from torchwise.diagnose.trace import Trace
@@ -75,7 +75,7 @@ class Settled:
 def settle(fix: Fix, harness: Harness) -> Settled:
     """Call a copy of the model under a fix, and another copy in eager, until nothing is compiled any more."""
     dynamo.RESET_HISTORY.get("trying a fix")()  # a program with the fix does not run the explained run before
-    model, plain = fresh_copy(harness.workload.call), fresh_copy(harness.workload.call)
+    model, plain = (copy_with_fresh_code(harness.workload.call, with_state=False) for _ in range(2))
     setting = patched(fix.code) if fix.kind == "setting" else contextlib.nullcontext()
     with setting, Trace() as trace:
         calls, eager = harness.runners(_compile_with_fix(fix, model, harness)), harness.runners(plain)
@@ -280,7 +280,7 @@ def _trace_lines(breaks: list[Break], harness: Harness) -> dict[tuple[str, int],
         return trace_line
 
     files = {one.file for one in breaks}
-    copied = fresh_copy(harness.workload.call)
+    copied = copy_with_fresh_code(harness.workload.call, with_state=False)
     with (
         _traced(lambda code: code.co_filename in files, trace_line),
         contextlib.suppress(Exception),  # the model may raise, as it does for its user
@@ -315,7 +315,7 @@ def _try_line(found: Break, harness: Harness) -> Callable[..., Any] | None:
     """Return a copy of the model with the fixed line, if it answers as before and no longer breaks there."""
     assert found.fix is not None
     try:
-        copied, plain = _rewritten(found, harness), fresh_copy(harness.workload.call)
+        copied, plain = _rewritten(found, harness), copy_with_fresh_code(harness.workload.call, with_state=False)
         if copied is None:
             return None
         for number in range(LINE_ROUNDS):
