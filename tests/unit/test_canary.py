@@ -17,9 +17,9 @@ from torchwise.compile import CompiledPlan
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule
+from torchwise.runtime.call_guard import VerifiedInputs
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.input_writes import InputWrites
-from torchwise.runtime.signature_match import VerifiedInputs
 
 PLAN = Plan(backend="inductor")
 X = torch.arange(12.0).reshape(3, 4)

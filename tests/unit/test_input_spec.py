@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.runtime.signature_match import VerifiedInputs
+from torchwise.runtime.call_guard import VerifiedInputs
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example, specify_inputs
 from torchwise.workload.input_spec import InputSpec, LeafSpec, OverlapSpec, TensorSpec, parse_inputs

@@ -16,7 +16,7 @@ from live_decisions import make_decision
 from torchwise.compile import Recognizer, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.runtime import dispatch, signature_match
+from torchwise.runtime import call_guard, dispatch
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 
@@ -198,7 +198,7 @@ def test_a_live_model_answers_alike_by_either_way(monkeypatch: pytest.MonkeyPatc
 
     made: list[int] = []
     fast = torchwise.apply(call, make_decision(call, Plan(threads=torch.get_num_threads() + 1), X, 2.0))  # type: ignore[arg-type]
-    for module in (dispatch, signature_match):
+    for module in (dispatch, call_guard):
         monkeypatch.setattr(module, "signature_of", lambda *given: made.append(1) or signature_of(*given))
     for x, scale in ((X, 2.0), (X, 2.0), (X + 1, 2.0), (X, 3.0), (X[:2], 2.0), (X, 2.0)):
         assert torch.equal(fast(x, scale), x * scale)
@@ -218,7 +218,7 @@ def test_a_live_model_that_is_called_by_name_and_with_containers_is_recognised(m
     given = {"past": [(X, X.clone()), (X.clone(), X.clone())], "scale": 2.0}
     decision = replace(make_decision(call, plan), inputs=(describe_example(Example((), given)),))
     fast = torchwise.apply(call, decision)
-    for module in (dispatch, signature_match):
+    for module in (dispatch, call_guard):
         monkeypatch.setattr(module, "signature_of", lambda *given: made.append(1) or signature_of(*given))
     for _ in range(4):
         assert torch.equal(fast(**given), call(**given))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchwise._torch import trace_log
+from torchwise._torch import dynamo
 from torchwise._torch.private_name import PrivateName
 from torchwise.diagnose import events, messages
 from torchwise.diagnose.trace import Trace, Watch, watch
@@ -323,7 +323,7 @@ def test_a_compilation_without_metrics_is_told() -> None:
 
 
 def test_a_version_without_the_trace_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_log, "TRACE_LOG", PrivateName("torch._logging._internal", "no_such_log"))
+    monkeypatch.setattr(dynamo, "TRACE_LOG", PrivateName("torch._logging._internal", "no_such_log"))
     with pytest.raises(UnsupportedError, match=r"watching the compiler needs .*no_such_log"):
         Trace().start()
 

@@ -3,5 +3,5 @@
 No other folder imports such a name, reads it from a module of PyTorch or prints it: a test refuses that. So support
 for a new release of PyTorch is work in this folder. `tests/unit/test_torch_surface.py` lists what a release lacks.
 
-`dynamo`, `inductor`, `aot_autograd` and `trace_log` need no torch before a name is looked up.
+`dynamo`, `inductor` and `aot_autograd` need no torch before a name is looked up.
 """

@@ -1,4 +1,4 @@
-"""The dispatcher: modes that see operators, transforms of functions, fake tensors, and autocast inside a graph."""
+"""The dispatcher: modes that see operators, transforms, fake tensors and autocast. And CUDA graphs and their memory."""
 
 from __future__ import annotations
 
@@ -43,6 +43,16 @@ NO_FAKES = PrivateName("torch._subclasses.fake_tensor", "unset_fake_temporarily"
 """A context in which tensors are real, for constants. Outside it only fake tensors are made."""
 COPY_EACH = PrivateName("torch", "_foreach_copy_")
 """Read by `copy_each`, without a lookup on each call."""
+
+IS_CAPTURING = PrivateName("torch._C", "_cuda_isCurrentStreamCapturing")
+RAW_STREAM = PrivateName("torch._C", "_cuda_getCurrentRawStream")
+"""Returns the address of the current stream, 20 times quicker than `torch.cuda.current_stream`."""
+CURRENT_DEVICE = PrivateName("torch._C", "_cuda_getDevice")
+END_ALLOCATING = PrivateName("torch._C", "_cuda_endAllocateToPool")
+RELEASE_POOL = PrivateName("torch._C", "_cuda_releasePool")
+EMPTY_STRIDED = PrivateName("torch._C._dynamo.guards", "_empty_strided_cuda")
+"""Allocates a tensor on the current device in a third of the time of `torch.empty_like`, as Inductor's code does."""
+
 _forward_ad, _innermost = torch.autograd.forward_ad, TRANSFORMS.get()
 
 

@@ -1,8 +1,9 @@
-"""Dynamo: it captures graphs from Python's bytecode, guards them, and compiles them again where a guard fails."""
+"""Dynamo: it captures graphs from bytecode, guards them, compiles again where a guard fails, and writes a trace."""
 
 from __future__ import annotations
 
 import importlib
+import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +30,18 @@ HISTORY = PrivateName("torch._dynamo.pgo", "_CODE_STATE")
 """The sizes and numbers that each code object has seen. Those that varied become dynamic."""
 HISTORY_OF_CODE = PrivateName("torch._dynamo.pgo", "CodeState")
 RESET_HISTORY = PrivateName("torch._dynamo.pgo", "reset_code_state")
+
+GLOBAL_STATE = PrivateName("torch._C._dynamo.guards", "GlobalStateGuard")
+TENSOR_GUARDS = PrivateName("torch._C._dynamo.guards", "TensorGuards")
+DICT_VERSION = PrivateName("torch._C._dynamo.guards", "dict_version")
+"""Returns a number that changes with each write to a dict, up to Python 3.11."""
+TRACING = PrivateName("torch._guards", "tracing")
+TRACING_CONTEXT = PrivateName("torch._guards", "TracingContext")
+DETECT_FAKE_MODE = PrivateName("torch._guards", "detect_fake_mode")
+"""Returns the mode in which a backend makes fake tensors: not the mode in which Dynamo captured the graph."""
+
+TRACE_LOG = PrivateName("torch._logging._internal", "trace_log")
+TRACE_SECONDS = PrivateName("torch._logging._internal", "structured_logging_overhead")
 
 CALLBACK_HANDLER = PrivateName("torch._dynamo.callback", "callback_handler")
 CALLBACK_TRIGGER = PrivateName("torch._dynamo.callback", "CallbackTrigger")
@@ -121,3 +134,62 @@ def swap_history(history: Any) -> Any:
     before = HISTORY.get()
     setattr(importlib.import_module(HISTORY.module), HISTORY.attribute, history)
     return before
+
+
+def make_settings_check() -> Callable[[], bool]:
+    """Return a function that checks whether PyTorch's settings (TF32, determinism, default dtype) are unchanged."""
+    check: Callable[[], bool] = GLOBAL_STATE.get()().check
+    return check
+
+
+def make_tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
+    """Return a check that as many tensors are like these, in one step.
+
+    Raises:
+        UnsupportedError: this version lacks those guards.
+    """
+    shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    try:
+        guards = TENSOR_GUARDS.get()(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+    except (AttributeError, TypeError) as error:
+        import torch
+
+        raise UnsupportedError(f"torch {torch.__version__} has no such guards: {error}") from error
+    check: Callable[..., bool] = guards.check
+    return check
+
+
+def trace_context(fake_mode: Any) -> AbstractContextManager[Any]:
+    """Return a tracing context for one compilation.
+
+    AOTAutograd leaves there its knowledge of a graph, and reads it again when it compiles the backward, which is later.
+    Parts that shared a context would read each other's.
+    """
+    context: AbstractContextManager[Any] = TRACING.get()(TRACING_CONTEXT.get()(fake_mode))
+    return context
+
+
+def output_strides() -> list[Any] | None:
+    """Return the list in which Inductor gives AOTAutograd the strides of a forward graph's outputs, to correct them."""
+    context = TRACING_CONTEXT.get().try_get()
+    return None if context is None else context.output_strides
+
+
+def get_trace_logger() -> logging.Logger:
+    """Return the logger of the trace.
+
+    Raises:
+        UnsupportedError: this version has none.
+    """
+    logger: logging.Logger = TRACE_LOG.get("watching the compiler")
+    return logger
+
+
+def get_trace_seconds() -> dict[str, float]:
+    """Return the seconds that the trace has taken so far in this process, by compilation, such as "0/1".
+
+    Raises:
+        UnsupportedError: this version does not count them.
+    """
+    seconds: dict[str, float] = TRACE_SECONDS.get("watching the compiler")
+    return {key.replace("_", "/"): value for key, value in seconds.copy().items()}

@@ -1,4 +1,4 @@
-"""Modules: hooks on all of them, the base classes of kinds, and the classes that parametrizations make."""
+"""Modules: hooks on all, base classes of kinds, classes that parametrizations make, and groups of processes."""
 
 from __future__ import annotations
 
@@ -16,3 +16,5 @@ CALL_IMPL = torch.nn.Module._call_impl
 """Runs a module's hooks and its forward."""
 PARAMETRIZED_CLASS = PrivateName("torch.nn.utils.parametrize", "_inject_new_class")
 PARAMETRIZED_PROPERTY = PrivateName("torch.nn.utils.parametrize", "_inject_property")
+SET_GROUP_TIMEOUT = PrivateName("torch.distributed.distributed_c10d", "_set_pg_timeout")
+"""Sets how long the ranks of a group wait for each other."""

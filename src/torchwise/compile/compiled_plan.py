@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from torchwise._torch.modules import BatchNorm
-from torchwise.compile import regional
 from torchwise.compile.backends import Backend, load_backend
 from torchwise.compile.cuda_graphs import CudaGraph
 from torchwise.compile.cuda_graphs.object_inputs import WithObjects
-from torchwise.compile.forward_entry import entry_of
+from torchwise.compile.forward_entry import compile_blocks, entry_of
 from torchwise.compile.guards.module_guard import Reads
 from torchwise.compile.io_casts import ByForm, IOCasts
 from torchwise.compile.recompiles import Recompiles, count_recompiles
@@ -206,9 +205,7 @@ def _compiler(
     if plan.scope == "regional":
         if not isinstance(inside, torch.nn.Module):
             raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: pass a module")
-        regional.compile_blocks(
-            inside, lambda block: count_recompiles(backend(block, plan), recompiles.make_part_counter())
-        )
+        compile_blocks(inside, lambda block: count_recompiles(backend(block, plan), recompiles.make_part_counter()))
         return lambda wrap_call: wrap_call(inside)
     entry, transforms = entry_of(inside), load_transforms(plan.transforms, Stage.CALL)
     layered = functools.partial(functools.reduce, lambda call, transform: transform(call), transforms)

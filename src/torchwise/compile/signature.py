@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchwise._torch.guards import make_tensor_check
+from torchwise._torch.dynamo import make_tensor_check
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 from torchwise.workload.layouts import Overlap, are_disjoint, overlap_of, reach_of

@@ -19,11 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from torchwise._torch.modules import BatchNorm
 from torchwise.compile.backends.inductor import compile as compiled_by_inductor
 from torchwise.compile.cuda_graphs.step_graph import CapturedStep
-from torchwise.compile.forward_entry import calls_forward_alone
+from torchwise.compile.forward_entry import calls_forward_alone, find_repeated_blocks
 from torchwise.compile.io_casts import AUTOCAST
 from torchwise.compile.optimizer import TunedOptimizer, lay_states
 from torchwise.compile.recompiles import Recompiles, count_recompiles
-from torchwise.compile.regional import find_repeated_blocks
 from torchwise.compile.settings import settings_for
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan

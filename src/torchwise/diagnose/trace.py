@@ -20,7 +20,7 @@ from typing import Self
 
 from rich.console import Console
 
-from torchwise._torch import dynamo, trace_log
+from torchwise._torch import dynamo
 from torchwise.diagnose.events import Artifact, Events, Span
 from torchwise.errors import InputError
 from torchwise.records.compile_events import Break, Compilation, CompileEvents, Frame, Recompile, UncompiledPart
@@ -54,10 +54,10 @@ class Trace:
     def start(self) -> Self:
         """Begin to collect events. A second call does nothing."""
         if self._logger is None:
-            self._logger = trace_log.get_logger()
+            self._logger = dynamo.get_trace_logger()
             self._skips_before = dynamo.count_cudagraph_skips()
             with self._handler.events() as events:
-                events.trace_seconds = trace_log.get_seconds()
+                events.trace_seconds = dynamo.get_trace_seconds()
             self._started_s = time.perf_counter()
             _attach(self._logger, self._handler)
             self._note_if_detached()

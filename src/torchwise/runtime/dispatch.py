@@ -20,14 +20,13 @@ from torchwise.compile.guards.varying_values import ChangedModelError
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Decision
-from torchwise.runtime.call_guard import CallGuard
+from torchwise.runtime.call_guard import CallGuard, Known, VerifiedInputs, is_of, make_recognizer, may_need_gradients
 from torchwise.runtime.canary import Canary
 from torchwise.runtime.circuit_breaker import FROZEN_CHANGED, PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError
 from torchwise.runtime.latency import EVERY, Latency, SpeedMonitor
 from torchwise.runtime.served import LivePlan, Recipe, Served, refusal_of_copy
-from torchwise.runtime.signature_match import Known, VerifiedInputs, is_of, make_recognizer, may_need_gradients
 from torchwise.runtime.statistics import Statistics
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs

@@ -14,8 +14,8 @@ import torch
 
 from torchwise.compile import Signature
 from torchwise.errors import UnsupportedError
+from torchwise.runtime.call_guard import VerifiedInputs
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.signature_match import VerifiedInputs
 from torchwise.workload import pytree
 from torchwise.workload.input_spec import InputSpec
 from torchwise.workload.layouts import count_writes, overlap_of

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from torchwise._torch.guards import make_settings_check
+from torchwise._torch.dynamo import make_settings_check
 from torchwise.alerts import OnceLog
 from torchwise.compile.cuda_graphs.call_state import find_difference, read_python_state
 from torchwise.compile.cuda_graphs.capture_errors import make_wait_error, record_waits
@@ -140,7 +140,7 @@ class Rollout:
         return [*self._watch.versions(), *(served.active_plan for served in self._applied)] if self._applied else []
 
     def _replay_or_record(self, key: GraphKey, progress: LoopProgress) -> None:
-        if self._watch.has_changed() or self._code.find_replaced():
+        if self._watch.has_changed() or self._code.has_changed():
             self._forget()
         if key in self._refused:
             self.reason = self._refused[key]

@@ -10,18 +10,17 @@ from typing import Any
 
 import torch
 
-from torchwise.compile import CompiledPlan, Signature, is_plain, signature_of
+from torchwise.compile import CompiledPlan, Signature, signature_of
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
-from torchwise.compile.signature import opaque_leaves
+from torchwise.compile.signature import is_equal, opaque_leaves
 from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import InputError
 from torchwise.records import Decision
-from torchwise.runtime.call_guard import CallGuard
+from torchwise.runtime.call_guard import CallGuard, VerifiedInputs
 from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites
 from torchwise.runtime.served import LivePlan, Recipe, Served, Wrapper, rebuild, refusal_of_copy
-from torchwise.runtime.signature_match import VerifiedInputs
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
 from torchwise.workload.train_step import TrainStep, unwrap_ddp
@@ -173,7 +172,7 @@ class StepDispatcher(Served):
             made_of = {**made_of, "scaler": self._plan.compiled.call.parts.scaler}  # type: ignore[attr-defined]
         for name, part in made_of.items():
             now = getattr(self.step, name)
-            if now is not part and not (is_plain(now) and type(now) is type(part) and now == part):
+            if now is not part and not is_equal(now, part):
                 return name
         return None
 

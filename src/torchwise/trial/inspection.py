@@ -15,9 +15,9 @@ from torchwise._torch.modules import BatchNorm
 from torchwise.compile import is_plain
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
 from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
+from torchwise.compile.forward_entry import find_repeated_blocks
 from torchwise.compile.loop_rolling.repetitions import covers, repetitions
 from torchwise.compile.optimizer import forms_open
-from torchwise.compile.regional import find_repeated_blocks
 from torchwise.compile.tensor_reads import answering
 from torchwise.compile.transforms.patch_matmul import has_patches
 from torchwise.compile.transforms.static_form import has_static_form

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchwise._torch import cuda_graphs
-from torchwise._torch.guards import make_settings_check
+from torchwise._torch import dispatch
+from torchwise._torch.dynamo import make_settings_check
 from torchwise.compile.cuda_graphs.call_state import kept_buffers
 from torchwise.compile.cuda_graphs.capture_errors import capture_error, is_of_capture
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_in_frozen_call
@@ -88,7 +88,7 @@ class CapturedCall:
         self._holder: int | None = None  # the thread that holds the lock
         self._pool.follow_current_stream()
         self._device = torch.cuda.current_device()
-        self._capturing = cuda_graphs.IS_CAPTURING.get()
+        self._capturing = dispatch.IS_CAPTURING.get()
         self._recompiles = recompiles
         self._guard = ModuleGuard(module, reads or (lambda: None))
         self._writes_state = False

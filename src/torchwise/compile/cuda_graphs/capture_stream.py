@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from torchwise._torch import cuda_graphs
+from torchwise._torch import dispatch
 from torchwise.errors import UnsupportedError
 
 DRIVERS = ("libcuda.so.1", "nvcuda.dll")
@@ -101,7 +101,7 @@ class RecordingStream:
         if _end_anyway(graph, pool):
             self._broken.add(pool)
             with contextlib.suppress(RuntimeError):  # the first error is raised
-                cuda_graphs.RELEASE_POOL.get()(torch.cuda.current_device(), pool)
+                dispatch.RELEASE_POOL.get()(torch.cuda.current_device(), pool)
 
 
 @functools.cache
@@ -175,7 +175,7 @@ def _end_anyway(graph: torch.cuda.CUDAGraph, pool: Any) -> bool:
     """
     try:
         graph.reset()  # as in later versions
-        cuda_graphs.END_ALLOCATING.get()(torch.cuda.current_device(), pool)
+        dispatch.END_ALLOCATING.get()(torch.cuda.current_device(), pool)
     except (AttributeError, UnsupportedError, RuntimeError):
         return False
     return True

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchwise._torch import cuda_graphs
+from torchwise._torch import dispatch
 from torchwise._torch.dispatch import copy_each
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream, recovery_stream, warm_up_stream
 from torchwise.compile.cuda_graphs.compile_freeze import count_capture
@@ -46,7 +46,7 @@ class GraphPool:
         self._last: torch.cuda.Stream | None = None
         self._last_raw: tuple[int, int] | None = None
         try:
-            self._get_raw_stream: Callable[[int], int] = cuda_graphs.RAW_STREAM.get()
+            self._get_raw_stream: Callable[[int], int] = dispatch.RAW_STREAM.get()
         except UnsupportedError:  # as with a build for the CPU
             self._get_raw_stream = lambda device: torch.cuda.current_stream(device).cuda_stream
 

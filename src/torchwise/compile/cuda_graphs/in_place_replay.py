@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchwise._torch import cuda_graphs
+from torchwise._torch import dispatch
 from torchwise._torch.dispatch import copy_each
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, tensors_of
@@ -166,7 +166,7 @@ def blank(output: torch.Tensor) -> Callable[[], torch.Tensor]:
     if allocate is None:
         return usual
     quick = functools.partial(allocate, tuple(output.shape), output.stride(), output.dtype)
-    current, device = cuda_graphs.CURRENT_DEVICE.get(), output.get_device()
+    current, device = dispatch.CURRENT_DEVICE.get(), output.get_device()
     return lambda: quick() if current() == device else usual()
 
 
@@ -192,7 +192,7 @@ def _with(outputs: Any, following: Iterator[torch.Tensor]) -> Any:
 @functools.cache
 def _allocator() -> Callable[..., torch.Tensor] | None:
     try:
-        found: Callable[..., torch.Tensor] = cuda_graphs.EMPTY_STRIDED.get("allocating quickly")
+        found: Callable[..., torch.Tensor] = dispatch.EMPTY_STRIDED.get("allocating quickly")
     except UnsupportedError:
         return None
     return found

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchwise._torch.guards import make_settings_check
+from torchwise._torch.dynamo import make_settings_check
 from torchwise.alerts import OnceLog
 from torchwise.compile.cuda_graphs.capture_errors import explain_failure
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool

@@ -18,7 +18,7 @@ from torchwise.compile.cuda_graphs.call_state import buffers_of, find_difference
 from torchwise.compile.cuda_graphs.capture_errors import make_wait_error, record_waits
 from torchwise.compile.cuda_graphs.recorded_graph import is_on_gpu
 from torchwise.compile.guards.module_guard import ModuleGuard
-from torchwise.compile.signature import is_plain, plain_key
+from torchwise.compile.signature import is_equal, is_plain
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 
@@ -102,7 +102,7 @@ class TrainingState:
         settings = len(self._settings)
         for position, (holder, key, was, name) in enumerate((*self._settings, *self._states)):
             now = holder.get(key)
-            if now is not was and not (is_plain(now) and is_plain(was) and plain_key(now) == plain_key(was)):
+            if now is not was and not is_equal(now, was):
                 text = f"{name} was {_format_value(was)} and is {_format_value(now)}"
                 return StateChange(name, text, is_setting=position < settings)
         if [slot[2].data_ptr() for slot in self._tensors()] != self._pointers:

@@ -17,7 +17,7 @@ import torch
 
 from torchwise.compile.guards.dict_contents import MISSING, DictContents, watch
 from torchwise.compile.guards.reachable_code import ReachableCode, find_enclosed, is_same_code
-from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
+from torchwise.compile.guards.varying_values import Guard, VaryingKind, VaryingValue
 
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _METHODS = (types.FunctionType, staticmethod, classmethod)
@@ -31,7 +31,7 @@ code_of, defaults_of, keywords_of = map(attrgetter, ("__code__", "__defaults__",
 """The code and defaults of a function, which tools that reload changed source may replace."""
 
 
-class CodeGuard:
+class CodeGuard(Guard):
     """A snapshot of the classes, functions and partials behind callables.
 
     For a class it covers the bases, and all attributes other than plain data. For a module it covers attributes that

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_, ne
 from typing import Any
 
-from torchwise._torch.guards import DICT_VERSION
+from torchwise._torch.dynamo import DICT_VERSION
 from torchwise.compile.signature import is_equal
 from torchwise.errors import UnsupportedError
 

@@ -17,7 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchwise.compile.guards.dict_contents import DictContents, watch
-from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue, value_varied
+from torchwise.compile.guards.varying_values import Guard, VaryingKind, VaryingValue, value_varied
 from torchwise.compile.recompiles import Pace
 from torchwise.compile.signature import guards_of, is_strided
 from torchwise.errors import UnsupportedError
@@ -201,7 +201,7 @@ def _always() -> bool:
     return True
 
 
-class ModuleGuard:
+class ModuleGuard(Guard):
     """Detects whether a module changed since the last snapshot, other than by the values of its weights.
 
     Args:

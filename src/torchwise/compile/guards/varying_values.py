@@ -7,6 +7,7 @@ compiled code fits a call. Notes keep no tensor alive.
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -68,6 +69,26 @@ class VaryingValue:
     kind: VaryingKind
     value: str = ""
     is_integer: bool = False
+
+
+class Guard(abc.ABC):
+    """Detects whether something changed since the last snapshot.
+
+    The guards of this package differ in scope: `ModuleGuard` compares a module's structure, mode, attributes and the
+    memory of its weights, and `CodeGuard` the code that a call runs. `DictContents` compares dicts for both.
+    """
+
+    @abc.abstractmethod
+    def take_snapshot(self) -> None:
+        """Take the present state as the reference."""
+
+    @abc.abstractmethod
+    def has_changed(self) -> bool:
+        """Whether something differs from the last snapshot. It runs on every call."""
+
+    @abc.abstractmethod
+    def difference(self) -> VaryingValue:
+        """Return the first difference, in words."""
 
 
 class ChangedModelError(StalePlanError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchwise._torch import dispatch, dynamo, guards
+from torchwise._torch import dispatch, dynamo
 from torchwise._torch import inductor as torch_inductor
 from torchwise._torch.private_name import check
 from torchwise.compile.loop_rolling.graph_index import GraphIndex
@@ -25,9 +25,9 @@ from torchwise.errors import UnsupportedError
 FEATURE = "scope 'rolled'"
 NAMES = (
     torch_inductor.COMPILE_FX,
-    guards.DETECT_FAKE_MODE,
-    guards.TRACING,
-    guards.TRACING_CONTEXT,
+    dynamo.DETECT_FAKE_MODE,
+    dynamo.TRACING,
+    dynamo.TRACING_CONTEXT,
     dispatch.FAKE_TENSOR,
     dispatch.ENTER_AUTOCAST,
     dynamo.TO_FAKE_TENSOR,
@@ -71,7 +71,7 @@ class LoopRolling:
         return compile_parts(flow, cut, functools.partial(self._compile_part, flow.fake_mode))
 
     def _compile_part(self, fake_mode: Any, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        with guards.trace_context(fake_mode):
+        with dynamo.trace_context(fake_mode):
             compiled: Callable[..., Any] = self._inner(module, inputs)
         return compiled
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torchwise._torch import dispatch, guards
+from torchwise._torch import dispatch, dynamo
 from torchwise._torch.dispatch import TorchDispatchMode
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
@@ -189,7 +189,7 @@ _RUNNING = ("running_mean", "running_var")
 def _replay_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Replay:
     if not inputs or not all(isinstance(value, torch.Tensor) for value in inputs):
         raise UnsupportedError("the graph has inputs other than tensors, or no inputs")
-    replay = _Replay(module, guards.DETECT_FAKE_MODE.get()(inputs))
+    replay = _Replay(module, dynamo.DETECT_FAKE_MODE.get()(inputs))
     grad = torch.is_grad_enabled()
     try:
         replay.run(*(dispatch.make_fake(value, replay.fake_mode) for value in inputs), enable_io_processing=False)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from torchwise import errors
-from torchwise._torch import distributed, dynamo
+from torchwise._torch import dynamo, modules
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.plan import Plan
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
@@ -107,7 +107,7 @@ def rehearsing(model: torch.nn.Module, patience: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _patient(model: torch.nn.Module, patience: float) -> Iterator[None]:
-    set_timeout = distributed.SET_TIMEOUT.get(WHO)
+    set_timeout = modules.SET_GROUP_TIMEOUT.get(WHO)
     before = [(group, _timeout(group)) for group in _groups(model)]
     for group, _ in before:
         set_timeout(timedelta(seconds=patience), group)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from torchwise._torch import aot_autograd, inductor
-from torchwise._torch.guards import output_strides
+from torchwise._torch.dynamo import output_strides
 from torchwise._torch.private_name import check
 from torchwise.compile.transforms.complex_to_real.fusion import (
     FEATURE,

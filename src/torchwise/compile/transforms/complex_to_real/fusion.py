@@ -26,7 +26,7 @@ import torch
 
 from torchwise._torch import aot_autograd, dynamo, inductor
 from torchwise._torch.dispatch import NO_AUTOCAST, NO_FAKES, OpOverload
-from torchwise._torch.guards import TRACING_CONTEXT
+from torchwise._torch.dynamo import TRACING_CONTEXT
 from torchwise._torch.inductor import REALIZE_KEY
 
 FEATURE = "complex_to_real"
