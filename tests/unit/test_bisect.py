@@ -10,11 +10,11 @@ import pytest
 
 from torchwise.cli.bisect import exit_code
 from torchwise.diagnose.bisect import BisectRequest, run_bisection
-from torchwise.diagnose.bisect.isolate import OPTIONS, first, is_plain, minimal, plan_of
+from torchwise.diagnose.bisect.isolate import OPTIONS, first, is_plain, minimal
 from torchwise.diagnose.bisect.probe_runner import Graphs, Probe, ProbeResult, Written
 from torchwise.errors import BaselineError, InputError, PlanError
 from torchwise.plan import Plan
-from torchwise.plan.rules import iter_changes
+from torchwise.plan.rules import iter_changes, merge_changes
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, codec
 from torchwise.records.bisection import Bisection, Observation, Operation, Step, Symptom
@@ -270,12 +270,11 @@ def test_a_plan_whose_choices_are_all_innocent_is_bisected_as_plain_compilation(
 
 def test_a_plan_is_the_sum_of_its_choices() -> None:
     plan = Plan(backend="inductor", transforms=("complex_to_real",), threads=2, options=(("max_autotune", True),))
-    choices = tuple(part for part in iter_changes(plan) if part[0] != "backend")
-    assert plan_of(choices, "inductor") == plan
+    assert Plan(**merge_changes(iter_changes(plan))) == plan
     assert is_plain(Plan(backend="inductor", mode="max-autotune"))
     assert not is_plain(plan)
     with pytest.raises(PlanError):
-        plan_of((("shapes", "dynamic"), ("transforms", "complex_to_real")), "inductor")
+        Plan("inductor", **merge_changes((("shapes", "dynamic"), ("transforms", "complex_to_real"))))
 
 
 @pytest.mark.parametrize(

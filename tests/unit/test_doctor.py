@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from torchwise.cli.doctor import doctor
 from torchwise.diagnose import doctor as package
 from torchwise.diagnose.doctor import Finding, Status, SystemInfo, judge, probe, system_info
-from torchwise.diagnose.doctor.probe import Compiler, Step, read_cost, time_threads
+from torchwise.diagnose.doctor.probe import Compiler, Step, ThreadCost, time_threads
 from torchwise.diagnose.doctor.system_info import GIB, MIB, Folder
 from torchwise.errors import InputError
+from torchwise.records import codec
 
 
 def threads_cost(two_s: float, **cores: float) -> Step:
@@ -83,7 +84,7 @@ def test_the_threads_of_a_small_model_are_timed_and_left_as_they_were() -> None:
     import torch
 
     before = torch.get_num_threads()
-    cost = read_cost(time_threads())
+    cost = codec.from_json(time_threads(), ThreadCost)
     assert torch.get_num_threads() == before
     assert set(cost.seconds) == {before, 1}
     assert all(seconds > 0 for seconds in cost.seconds.values())

@@ -199,10 +199,6 @@ def place(code: Mapping[str, bytes]) -> int:
     """Put compiled code into this process's cache folders, and return how many files were not there yet.
 
     Existing files stay: a file of the same name was made from the same source.
-
-    Raises:
-        InputError: a file cannot be written. Those that were written are whole.
-        UnsupportedError: this torch keeps its code elsewhere.
     """
     folders = {"inductor": Path(inductor.CACHE_DIR.get(FEATURE)()), "triton": _triton()}
     new = 0

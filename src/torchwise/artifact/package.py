@@ -138,11 +138,7 @@ def unpack(path: str, data: bytes, sha256: str | None = None) -> Package:
 
     Args:
         path: its source, for messages.
-        data: the artifact.
         sha256: expected hash of all of it, from a trusted source, or None for any.
-
-    Raises:
-        InputError: it is damaged or was tampered with, or has another schema.
     """
     digest = _digest(data)
     if sha256 is not None and sha256.strip().lower() != digest:

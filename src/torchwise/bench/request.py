@@ -33,16 +33,11 @@ class BenchRequest:
     """One request to benchmark.
 
     Attributes:
-        targets: the targets to run.
         contenders: names, as `torchwise.bench.contenders.find` takes them.
-        device: "cpu" or "cuda".
-        mode: "inference" or "training".
-        objective: "latency" or "throughput".
-        effort: "quick", "standard" or "thorough". It sets the width of intervals and the extent of Torchwise's search.
+        effort: sets the width of intervals and the extent of Torchwise's search.
         calls: expected number of calls, for Torchwise's decision.
         allow: the loosest numerics that Torchwise may use.
-        seed: seed of weights and inputs.
-        limit_s: time limit in seconds for one contender on one target.
+        limit_s: time limit for one contender on one target.
         budget_s: seconds after which no further contender starts, or None for no limit.
         warm: whether to measure the first call with warm caches, too, in a second process.
         plans: plans for Torchwise to choose from without a search, or empty for a search.
@@ -133,11 +128,7 @@ class Suite:
 
     Attributes:
         targets: as `resolve_targets` takes them.
-        device: "cpu" or "cuda".
         sizes: sizes for targets of the zoo that name none.
-        mode: "inference" or "training".
-        objective: "latency" or "throughput".
-        contenders: names of the contenders.
         about: the purpose of the suite, in one line.
     """
 
@@ -150,12 +141,7 @@ class Suite:
     about: str = ""
 
     def check_read(self) -> None:
-        """Refuse names that do not exist.
-
-        Raises:
-            InputError: there is no such target, size, contender, device, mode or objective. The message names similar
-                ones.
-        """
+        """Refuse names that do not exist. The message names similar ones."""
         contenders.find(self.contenders)
         targets = tuple(resolve_targets(self.targets, self.sizes))
         BenchRequest(targets, self.contenders, self.device or "cpu", self.mode, self.objective)

@@ -59,13 +59,8 @@ def run_benchmark(
     """Run every contender on every target.
 
     Args:
-        request: the benchmark to run.
-        launcher: runs the workers.
         listener: receives every row as soon as it is done, so that it can be stored.
         earlier: a benchmark to continue. Its rows do not run again.
-
-    Raises:
-        InputError: a contender or a target does not exist, or `earlier` is of another machine or other software.
     """
     here = environment.detect(request.device)
     if earlier and (different := earlier.environment.differences(here)):

@@ -172,16 +172,11 @@ class Evidence:
     """All evidence about one run.
 
     Attributes:
-        device: "cpu" or "cuda".
         plan: of the run, or None for `torch.compile` with its defaults.
         measurement: of the run against eager.
         watched: the compiler's events.
-        code: the calls in the generated code.
-        execution: where the time of a steady call goes.
-        profiled: the profiler's view of a steady call.
+        execution: where the time of a steady call goes, which `profiled` shows in detail.
         observed: the trace of the original model's operators.
-        has_rnn: whether the model has an RNN among its submodules.
-        has_static_form: whether the model declares a static form.
         varying: sizes in which the examples differ: the tensor, as the code names it, and the dimension.
         calls: expected calls in each process. Seconds that are saved once are divided by them.
     """

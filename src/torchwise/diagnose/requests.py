@@ -32,9 +32,6 @@ def plan_of(plan: Plan | Decision | str | None, store: str | None = None) -> Pla
         plan: a plan, a decision, "eager", a mode of `torch.compile`, a plan as JSON, or the id of a plan that a
             decision in the store chose. None stands for the default of `torch.compile`.
         store: URL or file of the store, by default in the user's data directory.
-
-    Raises:
-        InputError: it is none of these, or the store has no such decision.
     """
     if plan is None:
         return DEFAULT

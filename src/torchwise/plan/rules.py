@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -124,3 +124,11 @@ def iter_changes(plan: Plan) -> Iterator[tuple[str, Any]]:
             yield from ((field.name, item) for item in value)
         elif value != field.default:
             yield field.name, value
+
+
+def merge_changes(changes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of the plan with these changes, as `iter_changes` yields them."""
+    merged: dict[str, Any] = {}
+    for field, value in changes:
+        merged[field] = (*merged.get(field, ()), value) if field in ("options", "transforms") else value
+    return merged

@@ -10,7 +10,6 @@ from typing import Literal, TypeVar
 
 from torchwise.diagnose.bisect.probe_runner import Option, Probe, ProbeResult, ProbeRunner
 from torchwise.plan import Plan
-from torchwise.plan.plan import OptionValue
 from torchwise.plan.rules import iter_changes
 from torchwise.records.bisection import Cause, Stage
 
@@ -105,18 +104,6 @@ OPTIONS = (
     Candidate("fallback_random", True),
 )
 """Fusion, layout, vectorisation, memory and tuning. Options that a version of PyTorch lacks are skipped there."""
-
-
-def plan_of(choices: tuple[tuple[str, object], ...], backend: str) -> Plan:
-    """Return the plan of these choices, or raise PlanError if one needs another that was removed."""
-    fields: dict[str, object] = {name: value for name, value in choices if name not in ("transforms", "options")}
-    transforms = tuple(str(value) for name, value in choices if name == "transforms")
-    options: tuple[tuple[str, OptionValue], ...] = tuple(
-        value  # type: ignore[misc]
-        for name, value in choices
-        if name == "options"
-    )
-    return Plan(backend=backend, transforms=transforms, options=options, **fields)  # type: ignore[arg-type]
 
 
 def describe_choice(choice: tuple[str, object]) -> str:

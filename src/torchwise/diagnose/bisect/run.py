@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwise import environment
-from torchwise.diagnose.bisect.isolate import describe_choice, find_cause, is_plain, minimal, plan_of
+from torchwise.diagnose.bisect.isolate import describe_choice, find_cause, is_plain, minimal
 from torchwise.diagnose.bisect.probe_runner import (
     AUTO,
     LIMIT_S,
@@ -28,7 +28,7 @@ from torchwise.diagnose.bisect.probe_runner import (
 from torchwise.diagnose.requests import make_spec
 from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.rules import iter_changes
+from torchwise.plan.rules import iter_changes, merge_changes
 from torchwise.records import Failure
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Stage, Subgraph, Symptom
 from torchwise.records.listener import Listener
@@ -155,7 +155,7 @@ class _BisectionSearch:
 
         def make_probe_of(part: tuple[tuple[str, object], ...]) -> Probe | None:
             try:
-                smaller_plan = plan_of(part, plan.backend)
+                smaller_plan = Plan(**merge_changes((("backend", plan.backend), *part)))
             except PlanError:  # one choice needs another that was removed
                 return None
             return runner.make_probe("inductor" if is_plain(smaller_plan) else "plan", smaller_plan)

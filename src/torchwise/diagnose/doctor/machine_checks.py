@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from torchwise.diagnose.doctor.probe import read_cost
+from torchwise.diagnose.doctor.probe import ThreadCost
 from torchwise.diagnose.doctor.system_info import GIB, MIB, Finding, Folder, SystemInfo, bad, ok, warn
+from torchwise.records import codec
 from torchwise.records.measurement import describe_contention
 
 BUSY_MIB = 2048
@@ -122,7 +123,7 @@ def _check_cores(facts: SystemInfo) -> Iterator[Finding]:
     timed = facts.probe.get("cores")
     if timed is None or timed.failed:
         return
-    cost = read_cost(timed.detail)
+    cost = codec.from_json(timed.detail, ThreadCost)
     found = describe_contention(cost.cores, cost.seconds, "a small model")
     if not cost.cores.is_contended:
         yield ok("CPU cores", found)

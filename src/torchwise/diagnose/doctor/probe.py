@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwise.measure.quality import CoreWatch
-from torchwise.records import CoreUse
+from torchwise.records import CoreUse, codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,13 +278,7 @@ def time_threads() -> str:
                 totals[threads] += _time_calls(lambda: model(x))
     torch.set_num_threads(default)
     seconds = {threads: total / rounds / CALLS for threads, total in totals.items()}
-    return json.dumps({"cores": asdict(watch.read_use(default)), "seconds": seconds})
-
-
-def read_cost(text: str) -> ThreadCost:
-    """Read the output of `time_threads`."""
-    data = json.loads(text)
-    return ThreadCost(CoreUse(**data["cores"]), {int(threads): each for threads, each in data["seconds"].items()})
+    return codec.to_json(ThreadCost(watch.read_use(default), seconds))
 
 
 def _time_calls(call: Callable[[], Any]) -> float:

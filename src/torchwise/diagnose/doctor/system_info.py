@@ -63,28 +63,20 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class SystemInfo:
-    """The input of all checks.
-
-    The defaults describe a healthy machine with two CPUs and no GPU.
+    """The input of all checks. The defaults describe a healthy machine with two CPUs and no GPU.
 
     Attributes:
-        python: the interpreter's version.
         headers: the expected path of Python.h, and whether the file exists.
         torch: version with its build tag, or "absent".
         cuda_build: CUDA version of torch's build, or None for a CPU build.
-        compiler: the results of building programs.
-        probe: the results of importing torch, and of compiling and running with it.
         driver: whether an NVIDIA driver is loaded, with or without visible GPUs.
         gpu: `GPU_FIELDS` of the first visible GPU, or None.
         gpu_processes: `PROCESS_FIELDS` of each process on that GPU.
-        environ: the environment variables.
         cpus: CPUs this process may be scheduled on.
-        host_cpus: CPUs of the whole machine.
         quota: CPU limit of the container, in CPUs, or None if unlimited.
         load: number of processes that run or wait for a CPU, averaged over a minute, or None if unknown.
         governor: the kernel's CPU frequency policy, or None if unknown.
         cache: the folder of Inductor's compile cache.
-        temporary: the folder for temporary files.
         shared: shared memory, or None if the system has no such folder.
     """
 

@@ -15,10 +15,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torchwise.plan import Plan
-from torchwise.plan.rules import find_choices, iter_changes
+from torchwise.plan.rules import find_choices, iter_changes, merge_changes
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.records.listener import Listener
 from torchwise.runtime.background.aot_worker import AotCode, CheckResult, Preparation
@@ -93,10 +92,7 @@ def adapt_to_aot(plan: Plan) -> Plan:
     changed = [choice for choice in find_choices(plan) if choice.ahead_instead is not None]
     dropped = {choice.key for choice in changed}
     kept = [change for change in iter_changes(plan) if change not in dropped]
-    fields: dict[str, Any] = {}
-    for field, value in (*kept, *(new for choice in changed for new in choice.ahead_instead or ())):
-        fields[field] = (*fields.get(field, ()), value) if field in ("options", "transforms") else value
-    return Plan(**fields)
+    return Plan(**merge_changes((*kept, *(new for choice in changed for new in choice.ahead_instead or ()))))
 
 
 def _prepare_plan(
