@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwise.measure.quality import CoreWatch
 from torchwise.records import CoreUse, codec
 
 
@@ -264,6 +263,8 @@ class ThreadCost:
 def time_threads() -> str:
     """Time a small model with PyTorch's own number of threads and with one, in turn, as a `ThreadCost` in JSON."""
     import torch
+
+    from torchwise.measure.quality import CoreWatch  # here, as it imports torch
 
     default = torch.get_num_threads()
     layers = [torch.nn.Linear(FEATURES, FEATURES) for _ in range(LAYERS)]
