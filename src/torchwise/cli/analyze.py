@@ -84,11 +84,7 @@ def analyze(
 
 
 def _resolve_plan(text: str, store: str | None) -> Plan:
-    """Return the plan that `text` names.
-
-    Raises:
-        InputError: there is no such plan, or the study has no decision.
-    """
+    """Return the plan that `text` names."""
     from torchwise.diagnose.requests import is_id, plan_of
 
     if text != "latest" and not text.endswith(".json") and (not text.isdecimal() or is_id(text)):
@@ -97,11 +93,7 @@ def _resolve_plan(text: str, store: str | None) -> Plan:
 
 
 def _parse_sizes(text: str) -> tuple[int, ...]:
-    """Read comma-separated batch sizes.
-
-    Raises:
-        InputError: a size is no whole number.
-    """
+    """Read comma-separated batch sizes."""
     from torchwise.errors import InputError
 
     words = [word.strip() for word in text.split(",") if word.strip()]

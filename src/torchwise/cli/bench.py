@@ -139,11 +139,7 @@ class Files:
         return shlex.quote(str(files[0])) if files else None
 
     def check(self) -> None:
-        """Refuse files that cannot be written, before minutes are spent on their contents.
-
-        Raises:
-            InputError: a file cannot be written. The message names it and the reason.
-        """
+        """Refuse files that cannot be written, before minutes are spent on their contents."""
         from torchwise.errors import InputError
         from torchwise.report.bench_files import check_exportable
 
@@ -257,11 +253,7 @@ def _row_keys(request: BenchRequest) -> set[tuple[str, str, str, str, str]]:
 
 
 def _load_suite(file: Path | None, contenders: str | None, **options: list[str] | str | None) -> Suite:
-    """Return the file's suite, or an empty one, with the command line's values instead of its own.
-
-    Raises:
-        InputError: `contenders` holds no name.
-    """
+    """Return the file's suite, or an empty one, with the command line's values instead of its own."""
     from dataclasses import replace
 
     from torchwise.bench import Suite, read_suite
@@ -293,11 +285,7 @@ def _resolve_targets(suite: Suite) -> list[str]:
 
 
 def _refuse_no_targets() -> None:
-    """Refuse a benchmark without targets.
-
-    Raises:
-        InputError: always. The message names the families.
-    """
+    """Refuse a benchmark without targets."""
     from torchwise.errors import InputError
     from torchwise.zoo.registry import load_zoo
 

@@ -98,11 +98,7 @@ def _describe_interruption(probes: int) -> str:
 
 
 def _resolve_plan(text: str, store: str | None) -> Plan:
-    """Read a plan: JSON, or the decision of a study.
-
-    Raises:
-        InputError: it is neither, or the plan is eager.
-    """
+    """Read a plan: JSON, or the decision of a study."""
     from torchwise.errors import InputError
     from torchwise.plan import Plan
 

@@ -135,11 +135,7 @@ def info(
 
 
 def size_of(text: str) -> int:
-    """Return the number of bytes in "10GiB", "500 MB" or "1000".
-
-    Raises:
-        InputError: the text is no size, or is less than one byte.
-    """
+    """Return the number of bytes in "10GiB", "500 MB" or "1000"."""
     from torchwise.errors import InputError
 
     parts = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]i?B|B)?", text.strip())

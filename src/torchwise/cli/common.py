@@ -32,11 +32,7 @@ class Group(TyperGroup):
 
 @contextlib.contextmanager
 def interruptible(kept: Callable[[], str] = str) -> Iterator[None]:
-    """End with exit code 130 on Ctrl-C, and print the stored results. Typer would end silently.
-
-    Raises:
-        Exit: Typer's error, with code 130.
-    """
+    """End with exit code 130 on Ctrl-C, and print the stored results. Typer would end silently."""
     try:
         yield
     except KeyboardInterrupt:
@@ -45,11 +41,7 @@ def interruptible(kept: Callable[[], str] = str) -> Iterator[None]:
 
 
 def check_writable(file: Path | None) -> None:
-    """Refuse a path that cannot be written, before minutes are spent on its contents.
-
-    Raises:
-        InputError: its folder does not exist or is not writable, or it is a folder itself.
-    """
+    """Refuse a path that cannot be written, before minutes are spent on its contents."""
     if file is None:  # loads nothing, so that `torchwise zoo` is instant
         return
     import os
@@ -103,11 +95,7 @@ def show_study(study: Study, json: Path | None, html: Path | None, **named: str 
 
 
 def find_study(name: str, store: str | None) -> Study:
-    """Return the study that `name` refers to. `latest` is the one with the newest decision.
-
-    Raises:
-        InputError: there is no such study. The message says which studies there are.
-    """
+    """Return the study that `name` refers to. `latest` is the one with the newest decision."""
     from torchwise.store import open_storage
 
     if name.endswith(".json"):
@@ -124,11 +112,7 @@ def find_study(name: str, store: str | None) -> Study:
 
 
 def find_decided(name: str, store: str | None) -> tuple[Study, Decision]:
-    """Return the study that `name` refers to, and its decision.
-
-    Raises:
-        InputError: there is no such study, or it has no decision. The message says how to get one.
-    """
+    """Return the study that `name` refers to, and its decision."""
     study = find_study(name, store)
     if study.decision is None:
         raise InputError(f"study {name} is {study.state}, and has no decision yet: tune it again to continue")
@@ -142,9 +126,6 @@ def find_plan(name: str | None, study: Study, others: Sequence[Plan] = ()) -> Pl
         name: `eager`, or the id of a plan or the beginning of one, or None for the decided plan.
         study: the study with the plans.
         others: plans that `name` may refer to, besides eager and those of the study.
-
-    Raises:
-        InputError: no plan matches, or several do. The message lists the plans.
     """
     from torchwise.plan import EAGER
 
@@ -163,11 +144,7 @@ def find_plan(name: str | None, study: Study, others: Sequence[Plan] = ()) -> Pl
 
 
 def read_study(file: Path) -> Study:
-    """Read a study from JSON.
-
-    Raises:
-        InputError: the file cannot be read, or contains no study.
-    """
+    """Read a study from JSON."""
     from torchwise import parsing
     from torchwise.records import Study
 

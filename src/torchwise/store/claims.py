@@ -35,9 +35,6 @@ def require(connection: Connection, study_id: int, *, lock: bool = False) -> Non
     """Check that a study exists. With `lock`, other writers to it wait for the end of this transaction.
 
     SQLite has no locks on rows. Its writers wait for each other anyway.
-
-    Raises:
-        StorageError: there is no such study.
     """
     query = select(studies.c.id).where(studies.c.id == study_id)
     is_possible = 0 <= study_id <= MAX_ID

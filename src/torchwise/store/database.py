@@ -39,9 +39,6 @@ class Database:
         Args:
             prompt_s: maximum wait in seconds for a connection or a lock, without repetitions. None uses the longer
                 default limits.
-
-        Raises:
-            StorageError: the file is unusable, or the driver is not installed.
         """
         self.file = Path(url.database) if url.drivername == "sqlite" and url.database else None
         self.place = str(self.file or hide_password(url))

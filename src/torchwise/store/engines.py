@@ -54,11 +54,7 @@ def sqlite_engine(path: Path, timeout_s: float | None = None) -> Engine:
 
 
 def prepare(path: Path) -> None:
-    """Check that the file at `path` is readable, and create an empty one if needed.
-
-    Raises:
-        StorageError: the path is a folder, or a permission is missing.
-    """
+    """Check that the file at `path` is readable, and create an empty one if needed."""
     if path.is_dir():
         raise StorageError(f"store {path} is a folder, but must be a file")
     try:

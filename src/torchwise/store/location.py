@@ -30,11 +30,7 @@ def default_url() -> str:
 
 
 def locate(text: str) -> URL:
-    """Return the database URL of `text`, a URL or a path ending in .db. Paths become absolute.
-
-    Raises:
-        StorageError: it is no database that Torchwise can use.
-    """
+    """Return the database URL of `text`, a URL or a path ending in .db. Paths become absolute."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 

@@ -20,11 +20,7 @@ _ADVISORY_LOCK = 0x746F726368  # an arbitrary number that other programs are unl
 
 
 def bring_to_head(database: Database) -> None:
-    """Create or migrate the tables, once, even if many processes call this at the same time.
-
-    Raises:
-        StorageError: the schema is newer, the file belongs to another program, or the store is read-only.
-    """
+    """Create or migrate the tables, once, even if many processes call this at the same time."""
     revision = database.read(revision_of)
     if revision == HEAD:
         return

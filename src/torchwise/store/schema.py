@@ -198,9 +198,6 @@ def load(text: str, kind: type[T], *, row: str, written: str, known: str, way_ou
     Args:
         row: name of the row in a message, such as "trial 3 of study 1".
         written: the row's format.
-
-    Raises:
-        StorageError: the format is another one, or the text is no such record.
     """
     if written != known:
         raise StorageError(f"{row} has format {written!r}, but this version reads {known!r}; {way_out}")
@@ -211,11 +208,7 @@ def load(text: str, kind: type[T], *, row: str, written: str, known: str, way_ou
 
 
 def state_of(text: str, kind: type[State], *, row: str, way_out: str = WAY_OUT) -> State:
-    """Read a state from its own column.
-
-    Raises:
-        StorageError: this version knows no such state.
-    """
+    """Read a state from its own column."""
     try:
         return kind(text)
     except ValueError:

@@ -66,9 +66,6 @@ class Request:
         Args:
             target: the target, or the name of a live model.
             seed: seed of the weights and inputs that a target's factory draws.
-
-        Raises:
-            InputError: an option is invalid. The message names the value and the rule.
         """
         if isinstance(options.plans, Plan):
             raise InputError("plans is a Plan, but must be a list of plans: plans=[plan]")

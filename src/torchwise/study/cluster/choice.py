@@ -50,10 +50,6 @@ def slots(launcher: str, address: str | None, parallel: int | None) -> list[Slot
 
     Args:
         parallel: maximum number of slots, or None for all.
-
-    Raises:
-        InputError: `parallel` is not above 0, or no cluster answers.
-        UnsupportedError: Ray is not installed.
     """
     if parallel is not None and parallel < 1:
         raise InputError(f"parallel is {parallel}, but must be at least 1")

@@ -176,9 +176,6 @@ class RayLauncher:
 
         Returns:
             Its description, or None if it is in use or the node is gone.
-
-        Raises:
-            UnsupportedError: Torchwise cannot run there, or is of another version.
         """
         options: dict[str, Any] = _choose_resources(self._ray, self._device, node)
         options["max_concurrency"] = 2  # allows `close` while `poll` waits

@@ -208,9 +208,6 @@ def retry_while_unreachable(command: Callable[[], None]) -> None:
 
     Elsewhere, opening an unreachable store fails at once, as the address may be wrong. The address of a sweep worked at
     its start.
-
-    Raises:
-        StorageError: the server did not return.
     """
     start, outage = time.monotonic(), db_errors.Outage("of the sweep")
     while True:

@@ -167,11 +167,7 @@ def section_of(entry: Entry) -> dict[str, Any]:
 
 
 def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
-    """Return the entry of a section.
-
-    Raises:
-        InputError: a field was edited, is missing or has another type, or the plan is not permitted or unknown here.
-    """
+    """Return the entry of a section."""
     data = dict(data)
     digest = data.pop("digest", None)
     if digest != (found := _digest(key, data)):
@@ -268,12 +264,7 @@ def _collect_entries(storage: Storage, target: str, store: str | None) -> list[E
 
 
 def _study(storage: Storage, decision: Decision, store: str | None) -> Study:
-    """Return the study behind a decision.
-
-    Raises:
-        InputError: its search was interrupted, so the decision may change. Or the study was deleted. Or the
-            measurements were inconclusive, so a check has no figures to compare with.
-    """
+    """Return the study behind a decision."""
     target = decision.workload.target
     decided = (summary.id for summary in storage.list_studies(target) if summary.plan is not None)
     found = (storage.get_study(study_id, target) for study_id in decided)
