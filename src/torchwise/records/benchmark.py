@@ -140,6 +140,11 @@ class Row:
         return "passed", ""
 
     @property
+    def answer_text(self) -> str:
+        """The state of its answers with the reason for it."""
+        return ": ".join(filter(None, self.answers))
+
+    @property
     def is_its_rival(self) -> bool:
         """Whether Torchwise chose eager, and eager is the rival: then their duel shows only the clock's error."""
         return self.plan is not None and self.plan.is_eager and self.rival == EAGER

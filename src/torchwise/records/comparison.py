@@ -123,19 +123,20 @@ class _Rows:
     def compare_rows(self, a: Row, b: Row) -> RowComparison:
         if _is_judged_by_time(a, b):
             return self._compare_times(a, b)
+        was, now = a.answer_text, b.answer_text
         if a.is_timed and not b.is_timed:
-            return _make_comparison(a, Change.LOST, f"{_state(b)} in B, {_state(a)} in A")
+            return _make_comparison(a, Change.LOST, f"{now} in B, {was} in A")
         if b.is_timed and not a.is_timed:
-            return _make_comparison(a, Change.GAINED, f"{_state(b)} in B, {_state(a)} in A")
+            return _make_comparison(a, Change.GAINED, f"{now} in B, {was} in A")
         if a.is_right and not b.is_right:
-            return _make_comparison(a, Change.WRONG, _state(b))
+            return _make_comparison(a, Change.WRONG, now)
         if b.is_right and not a.is_right:
-            return _make_comparison(a, Change.RIGHT, f"{_state(a)} in A")
+            return _make_comparison(a, Change.RIGHT, f"{was} in A")
         if a.is_timed and a.precision != b.precision:
             return _make_comparison(
                 a, Change.NOT_COMPARED, f"{a.precision} in A, {b.precision} in B: different precisions are not compared"
             )
-        states = f"{_state(a)} in both" if _state(a) == _state(b) else f"{_state(a)} in A, {_state(b)} in B"
+        states = f"{was} in both" if was == now else f"{was} in A, {now} in B"
         return _make_comparison(a, Change.NOT_COMPARED, states)
 
     def _compare_times(self, a: Row, b: Row) -> RowComparison:
@@ -170,10 +171,6 @@ def _make_comparison(
     row: Row, change: Change, detail: str, time: Interval | None = None, speedup: Interval | None = None
 ) -> RowComparison:
     return RowComparison(*row.key, change, time, speedup, show.one_line(detail))
-
-
-def _state(row: Row) -> str:
-    return ": ".join(filter(None, row.answers))
 
 
 def _times_of(benchmark: Benchmark, row: Row) -> Timing:

@@ -161,4 +161,4 @@ def _compare_rival(row: Row, summary: Summary) -> str:
 
 
 def _explain_absence(row: Row) -> str:
-    return why_no_duel(row) if row.is_right else ": ".join(filter(None, row.answers))
+    return why_no_duel(row) if row.is_right else row.answer_text

@@ -24,6 +24,7 @@ from torchwise.report.facts import (
     format_time_by_kind,
     is_live,
     name_report,
+    notes,
 )
 from torchwise.report.html import render_page
 from torchwise.report.terminal import render_terminal
@@ -109,24 +110,18 @@ def _collect_figures(analysis: Analysis) -> tuple[doc.Fact, ...]:
     )
 
 
-def notes(analysis: Analysis) -> list[str]:
-    """Return the notes of the inspection. `Analysis.judge_trust` returns the reliability of times."""
-    return [show.one_line(note) for note in dict.fromkeys(analysis.inspection.notes)]
-
-
 def next_steps(analysis: Analysis, store: str | None = None) -> list[doc.Step]:
     """Return the next commands, the most useful first."""
     spec, live = analysis.workload, is_live(analysis.workload)
-    store_option = () if store is None else ("--store", store)
     plan = ("--plan", analysis.plan.to_json())
-    tune = "torchwise.tune(model, args)" if live else command_line("tune", spec, *store_option)
+    tune = "torchwise.tune(model, args)" if live else command_line("tune", spec, store=store)
     steps = [doc.Step(tune, "tries all plans that may pay back, and chooses one")]
     if not analysis.batches:
         scaled = "torchwise.analyze(model, args, batches=(1, 2, 4, 8))"
-        again = scaled if live else command_line("analyze", spec, *plan, "--batches", "1,2,4,8", *store_option)
+        again = scaled if live else command_line("analyze", spec, *plan, "--batches", "1,2,4,8", store=store)
         steps.append(doc.Step(again, "measures time and throughput by batch size, and compiles for each size"))
     if not live and (analysis.trial.failure or not analysis.trial.is_verified):
-        cause = command_line("bisect", spec, *plan, *store_option)
+        cause = command_line("bisect", spec, *plan, store=store)
         steps.insert(0, doc.Step(cause, "finds the cause of the failure or the wrong answer"))
     return steps
 

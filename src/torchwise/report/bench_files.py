@@ -87,7 +87,7 @@ def _overview_row(row: Row, benchmark: Benchmark) -> TableRow:
     ratio = scale_of(benchmark, row.workload).duel_ratio(row)
     versus = f"{row.rival}: {show.speedup(ratio)}" if row.is_right and ratio else why_no_duel(row)
     plan, line = str(row.plan) if row.plan else show.NONE, line_of(row, benchmark)
-    ending = versus or ": ".join(filter(None, row.answers))
+    ending = versus or row.answer_text
     return TableRow((row.workload.target, plan, line.time, line.speedup, ending))
 
 

@@ -212,21 +212,20 @@ def describe_capture(explanation: Explanation) -> str:
 
 def next_steps(explanation: Explanation, store: str | None = None) -> list[doc.Step]:
     """Return the next commands, the most useful first. They use `store` if one was named."""
-    store_option = () if store is None else ("--store", store)
     spec = explanation.workload
     if is_live(spec):
         return [doc.Step("torchwise.tune(model, inputs)", "verifies and times the proposed plans, and more")]
     plans = [f.plan for f in explanation.findings if f.plan is not None and not f.plan.is_eager and _pays(f)]
     first = [
         doc.Step(
-            command_line("tune", spec, "--plan", p.to_json(), *store_option),
+            command_line("tune", spec, "--plan", p.to_json(), store=store),
             "verifies the fix with the largest potential saving",
         )
         for p in plans[:1]
     ]
     return [
         *first,
-        doc.Step(command_line("tune", spec, *store_option), "tries all plans that may pay back, and chooses one"),
+        doc.Step(command_line("tune", spec, store=store), "tries all plans that may pay back, and chooses one"),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
@@ -10,8 +11,9 @@ from typing import Any
 from torchwise.environment import Environment
 from torchwise.plan import Numerics
 from torchwise.plan.workload_spec import LIVE, WorkloadSpec
-from torchwise.records import Inspection, Interval, StepWork, Trial, Verdict
+from torchwise.records import Inspection, Interval, StepWork, Study, Trial, Verdict
 from torchwise.records import format as show
+from torchwise.records.analysis import Analysis
 from torchwise.records.answer import Answer, exceeds
 from torchwise.report import document as doc
 
@@ -106,11 +108,19 @@ def hot_and_cold(hot: Interval | None, cold: Interval) -> list[str]:
     return [figures, f"With cold caches it is {'slower' if cold.high < 1 else 'no faster'} than eager."]
 
 
-def break_even(calls: Interval | None) -> str:
+def break_even(calls: Interval | float | None) -> str:
     """Return the number of calls after which a plan has saved more time than it took to compile, as text."""
-    if calls is None:
+    mid = calls.mid if isinstance(calls, Interval) else calls
+    if mid is None:
         return show.NONE
-    return "the first call" if calls.mid < 1 else f"{show.count(calls.mid)} calls"
+    if math.isinf(mid):
+        return "never"
+    return "the first call" if mid < 1 else f"{show.count(mid)} calls"
+
+
+def notes(record: Study | Analysis) -> list[str]:
+    """Return the notes of the inspection. The record's trust has the reliability of times."""
+    return [show.one_line(note) for note in dict.fromkeys(record.inspection.notes)]
 
 
 def format_time_by_kind(inspection: Inspection) -> str:
@@ -171,14 +181,16 @@ def options(spec: WorkloadSpec, allow: str = Numerics.SAME_PRECISION) -> dict[st
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 
-def command_line(name: str, spec: WorkloadSpec, *more: str, allow: str = Numerics.SAME_PRECISION) -> str:
-    """Return `torchwise NAME TARGET …` with the options of the request that are not defaults."""
+def command_line(
+    name: str, spec: WorkloadSpec, *more: str, allow: str = Numerics.SAME_PRECISION, store: str | None = None
+) -> str:
+    """Return `torchwise NAME TARGET …` with the options of the request that are not defaults, and the store."""
     words = []
     for option, value in options(spec, allow).items():
         if name in OPTION_COMMANDS.get(option, (name,)):
             text = f"{value / 2**30:.6g}" if option == "memory_limit" else str(value)  # the command line counts in GiB
             words += [f"--{option.replace('_', '-')}", text]
-    words += more
+    words += (*more, *(() if store is None else ("--store", store)))
     # A target that looks like an option goes last, after the mark that ends the options.
     ordered = [*words, "--", spec.target] if spec.target.startswith("-") else [spec.target, *words]
     return shlex.join(["torchwise", name, *ordered])

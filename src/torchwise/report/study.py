@@ -28,6 +28,7 @@ from torchwise.report.facts import (
     hot_and_cold,
     is_live,
     name_report,
+    notes,
     options,
     throughput,
     when,
@@ -213,11 +214,6 @@ def throughputs(study: Study) -> list[str]:
     return [show.one_line(line) for line in lines]
 
 
-def notes(study: Study) -> list[str]:
-    """Return the notes of the inspection. `Study.trust` has the reliability of times."""
-    return [show.one_line(note) for note in dict.fromkeys(study.inspection.notes)]
-
-
 def inspection_facts(study: Study) -> list[doc.Fact]:
     """Return the properties of the original model, as pairs of a name and a value."""
     inspection, measurement = study.inspection, study.inspection.measurement
@@ -247,15 +243,14 @@ def next_steps(study: Study, name: str | None = None, store: str | None = None) 
     spec, decision = workload_of(study), study.decision
     live = is_live(spec)
     effort = () if study.effort == "standard" else ("--effort", study.effort)
-    store_option = () if store is None else ("--store", store)
-    named = shlex.join([str(study.id) if name is None else name, *store_option])
+    named = shlex.join([str(study.id) if name is None else name, *(() if store is None else ("--store", store))])
     steps = []
     if study.state is StudyState.INTERRUPTED:
-        command = command_line("tune", spec, *effort, *store_option, allow=study.allow)
+        command = command_line("tune", spec, *effort, allow=study.allow, store=store)
         again = "the same torchwise.tune(...) call" if live else command
         steps.append(doc.Step(again, "resumes the search, with the finished trials"))
     elif decision and decision.plan.is_eager and _may_be_lowered(study):
-        command = command_line("tune", spec, *effort, *store_option, allow=Numerics.LOWER_PRECISION)
+        command = command_line("tune", spec, *effort, allow=Numerics.LOWER_PRECISION, store=store)
         lower = 'torchwise.tune(..., allow="lower-precision")' if live else command
         steps.append(doc.Step(lower, "also tries lower precision, if your application permits it"))
     if decision and not decision.plan.is_eager:

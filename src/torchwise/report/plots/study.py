@@ -16,7 +16,7 @@ from torchwise.records.candidates import Row, rows
 from torchwise.records.reasons import Cost, baseline_cost, cost_of, workload_of
 from torchwise.records.study_diff import Line, Point
 from torchwise.report.document import Plot
-from torchwise.report.facts import when
+from torchwise.report.facts import break_even, when
 from torchwise.report.plots.drawing import (
     COLORS,
     DASHES,
@@ -269,9 +269,9 @@ def cost_plot(study: Study) -> Plot | None:
         return None
     calls, paying = workload_of(study).calls, [line for line in lines if math.isfinite(line.break_even)]
     first = min(paying, key=lambda line: line.break_even, default=None)
-    summary = (
-        f"{first.name} is the first to pay back, after {_calls(first.break_even)}." if first else "No plan pays back."
-    )
+    summary = "No plan pays back."
+    if first:
+        summary = f"{first.name} is the first to pay back, after {break_even(first.break_even)}."
     starts = workload_of(study).restarts
     warm = "" if starts == 1 else f", {starts - 1:,} times the warm compile"
     summary = f"{summary} {show.pluralize(calls, 'call')} are expected."
@@ -328,21 +328,9 @@ def _paint(axes: Axes, baseline: Cost, lines: list[_Line], calls: int) -> None:
     add_legend(axes, handlelength=3)
 
 
-def _row(name: str, cost: Cost, break_even: float | None, calls: int) -> tuple[str, ...]:
-    paid = show.NONE if break_even is None else _calls(break_even)
-    return (
-        name,
-        show.seconds(cost.fixed_s),
-        show.seconds(cost.per_call_s),
-        paid,
-        show.seconds(cost.seconds_after(calls)),
-    )
-
-
-def _calls(value: float) -> str:
-    if not math.isfinite(value):
-        return "never"
-    return "the first call" if value < 1 else f"{show.count(value)} calls"
+def _row(name: str, cost: Cost, paid_after: float | None, calls: int) -> tuple[str, ...]:
+    each, total = show.seconds(cost.per_call_s), show.seconds(cost.seconds_after(calls))
+    return (name, show.seconds(cost.fixed_s), each, break_even(paid_after), total)
 
 
 def _short(value: float) -> str:
