@@ -29,11 +29,7 @@ MARGIN = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Consistency:
-    """How alike calls are. Raw samples are kept, statistics derived.
-
-    Attributes:
-        calls_s: seconds of each call, in the order in which they were made; each call was waited for.
-    """
+    """How alike calls are. Raw samples in seconds are kept in the order of the calls, each of which was waited for."""
 
     calls_s: Annotated[tuple[Duration, ...], Meta(min_length=1)]
 
@@ -112,9 +108,7 @@ class Memory:
 class Steady:
     """Results of a second process, which started from the caches of the first.
 
-    Attributes:
-        warm_s: seconds that its first calls took beyond steady ones.
-        plan: each call of the plan.
+    `warm_s` are the seconds that its first calls took beyond steady ones.
     """
 
     warm_s: Seconds
@@ -132,12 +126,7 @@ class Steady:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The plan on inputs of one batch size.
-
-    Attributes:
-        measurement: against eager at this size, or None if there is none.
-        reason: why it was not timed, in words.
-    """
+    """The plan on inputs of one batch size, or the reason why it was not timed."""
 
     size: Positive
     measurement: Measurement | None = None

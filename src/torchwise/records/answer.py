@@ -143,11 +143,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The figures of one run.
-
-    Attributes:
-        time: seconds per call, on the scale of the times that the output shows.
-    """
+    """The figures of one run: seconds per call on the scale of the output's times, and speed-up over eager."""
 
     time: Interval
     speedup: Interval
@@ -172,9 +168,8 @@ class Judgement:
 class Judge:
     """Judges by intervals, never by points.
 
-    Attributes:
-        threshold: the relative change to ignore: 0.05 is 5 %.
-        confidence: of each interval. See `ratio_of` for several that must hold together.
+    The threshold is the relative change to ignore: 0.05 is 5 %. The confidence is that of each interval. See `ratio_of`
+    for several that must hold together.
     """
 
     threshold: float

@@ -34,11 +34,9 @@ class Symptom(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Observation of one step.
+    """Observation of one step. Eager itself was right in the same process.
 
-    Attributes:
-        symptom: of the candidate. Eager itself was right in the same process.
-        kind: signal or exception of a crash. Two crashes of different kinds are two faults.
+    The kind is the signal or exception of a crash. Two crashes of different kinds are two faults.
     """
 
     symptom: Symptom

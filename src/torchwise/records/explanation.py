@@ -26,11 +26,7 @@ SCHEMA = "torchwise.explanation/1"
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """A line of a user's program.
-
-    Attributes:
-        line: counted from 1, or 0 if unknown.
-    """
+    """A line of a user's program, counted from 1, or 0 if unknown."""
 
     file: str
     line: Count
@@ -189,11 +185,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Capturable:
-    """Whether the call can be one CUDA graph, and the obstacles.
-
-    Attributes:
-        answer: None if there is no device to try it on.
-    """
+    """Whether the call can be one CUDA graph, and the obstacles. The answer is None without a device to try it on."""
 
     answer: bool | None
     reasons: tuple[str, ...] = ()

@@ -215,9 +215,7 @@ def _memory(trial: Trial, study: Study) -> str:
 class Cost:
     """Seconds spent as a straight line over the number of calls.
 
-    Attributes:
-        fixed_s: compilation, cold at the first start of the process and warm at every later one.
-        per_call_s: median seconds per call.
+    The fixed part is compilation, cold at the first start of the process and warm at every later one.
     """
 
     fixed_s: float

@@ -26,12 +26,7 @@ EXACT = Interval(1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class ScaledRow:
-    """The figures of one timed row.
-
-    Attributes:
-        speedup: over eager, exactly 1 for eager.
-        time: seconds per call: eager's over the speed-up.
-    """
+    """The figures of one timed row: speed-up over eager, 1 for eager itself, and eager's seconds per call over that."""
 
     row: Row
     speedup: Interval
@@ -61,11 +56,9 @@ class ScaledRow:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """All timed rows of one target.
+    """All timed rows of one target, with eager's seconds per call: the median over the processes that timed it.
 
-    Attributes:
-        eager_s: seconds per call of eager, the median over the processes that timed it, or None if none did.
-        eager_memory: bytes at the peak of a call of eager, or None if unknown.
+    Eager's time and the bytes at the peak of its call are None if unknown.
     """
 
     eager_s: float | None

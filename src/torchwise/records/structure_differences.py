@@ -65,9 +65,7 @@ _NAMED_KINDS = {kind.value for kind in DetailKind if kind is not DetailKind.OTHE
 class DetailName:
     """The name of a detail, taken apart. Decisions keep names as texts, and no other code reads those.
 
-    Attributes:
-        path: the path of the part, attribute, weight or buffer, or the whole name of another detail.
-        is_mode: whether the detail is the mode of that part.
+    The path is that of the part, attribute, weight or buffer, or the whole name of another detail.
     """
 
     kind: DetailKind

@@ -139,12 +139,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The comparable studies of one target, oldest first.
-
-    Attributes:
-        name: mode, objective and numerics, as text.
-        hardware: the machine, as text.
-    """
+    """The comparable studies of one target, oldest first. Its name has mode, objective and numerics."""
 
     name: str
     hardware: str

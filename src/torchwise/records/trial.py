@@ -266,12 +266,7 @@ def eager_peak_memory(inspected: int | None, in_trials: Iterable[int | None]) ->
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Costs of plans over a number of calls and restarts.
-
-    Attributes:
-        baseline_s: seconds per call of eager.
-        restarts: process starts over the lifetime, at least 1.
-    """
+    """Costs of plans over a number of calls and process starts. `baseline_s` are the seconds per call of eager."""
 
     baseline_s: float
     calls: int

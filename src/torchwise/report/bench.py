@@ -177,8 +177,7 @@ class Line:
 class TargetLines:
     """One target with its lines, in the order in which they ran.
 
-    Attributes:
-        note: a note if several contenders are correct and none is clearly the fastest, or empty.
+    The note says so if several contenders are correct and none is clearly the fastest.
     """
 
     workload: WorkloadSpec

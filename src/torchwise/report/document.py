@@ -132,9 +132,7 @@ class Cell:
 class Row:
     """A row of a table.
 
-    Attributes:
-        cells: one for each column. A value stands for a cell with nothing else.
-        notes: remarks on it, which are shown below the table.
+    A value stands for a cell with nothing else. The notes are shown below the table.
     """
 
     cells: tuple[Cell | Value, ...]

@@ -166,11 +166,7 @@ class Progress(Listener):
 
 
 class BenchProgress(Progress):
-    """Listener of a benchmark that shows target, contender, stage and time spent, and each finished row.
-
-    Attributes:
-        benchmark: the benchmark so far, or None before the first row.
-    """
+    """Listener of a benchmark that shows target, contender, stage and time spent, and each finished row."""
 
     def __init__(
         self,
@@ -213,11 +209,7 @@ class BenchProgress(Progress):
 
 
 class AnalyzeProgress(Progress):
-    """Listener of an analysis that shows the phase, its stage, and the time spent in it.
-
-    Attributes:
-        leader: words in the place of a leading plan.
-    """
+    """Listener of an analysis that shows the phase, its stage, and the time spent in it, in place of a leading plan."""
 
     leader = "one plan, phase by phase"
 
@@ -228,11 +220,7 @@ class AnalyzeProgress(Progress):
 
 
 class BisectProgress(Progress):
-    """Listener of a bisection that shows the current probe, its duration, and each observation.
-
-    Attributes:
-        steps: the probes so far.
-    """
+    """Listener of a bisection that shows the current probe, its duration, and each observation so far."""
 
     steps: tuple[Step, ...] = ()
 

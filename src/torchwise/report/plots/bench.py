@@ -35,11 +35,9 @@ FILE_WIDTH, FILE_DPI = 9.0, 150
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours of a picture. Eager and Torchwise have the same ones in every picture.
+    """Colours of a picture. Eager and Torchwise have the same fixed ones in every picture.
 
-    Attributes:
-        background: fills hollow marks.
-        fixed: of eager and Torchwise.
+    The background fills hollow marks.
     """
 
     ink: str
