@@ -104,14 +104,10 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
     rows += [_make_comparison(row, Change.NOT_COMPARED, "only in B") for key, row in after.items() if key not in before]
     differences = tuple(a.environment.describe_differences(b.environment, "in A", "in B"))
     ratios = [row.time if row.contender == EAGER else row.speedup for row in rows]
-    observed = [ratio for benchmark in (a, b) for row in benchmark.rows for ratio in row.observed]
-    trust = judge_trust([ratio for ratio in ratios if ratio], _causes(a, b), observed)
+    measured = [one for row in (*a.rows, *b.rows) for one in row.measurements]
+    causes, observed = [note for one in measured for note in one.notes], [one.speedup for one in measured]
+    trust = judge_trust([ratio for ratio in ratios if ratio], causes, observed)
     return Comparison(threshold, judge.confidence, differences, tuple(rows), trust)
-
-
-def _causes(*benchmarks: Benchmark) -> list[str]:
-    rows = (row for benchmark in benchmarks for row in benchmark.rows)
-    return [note for row in rows for one in row.measurements for note in one.notes]
 
 
 @dataclass(frozen=True, slots=True)

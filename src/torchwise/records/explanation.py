@@ -254,14 +254,10 @@ class Explanation(Document):
             self,
             findings=rank_findings(findings, self.workload.calls),
             kernels=tuple(kernels),
-            notes=self._own_notes,
+            # Those of the measurement are part of the trust.
+            notes=tuple(note for note in self.notes if note not in self.measurement.caveats),
             trust=trust,
         )
-
-    @property
-    def _own_notes(self) -> tuple[str, ...]:
-        """The notes that do not repeat those of the measurement, from which `trust` is judged."""
-        return tuple(note for note in self.notes if note not in self.measurement.caveats)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data of schema `torchwise.explanation/1`."""

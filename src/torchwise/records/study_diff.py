@@ -194,8 +194,5 @@ def _point(judge: Judge, before: Study, after: Study) -> Point:
     refused = next((row for row in rows(after) if row.plan == old.plan and row.outcome is Outcome.FAIL), None)
     if refused:
         return Point(after, new, Change.WRONG, figures, f"{old.name} was verified before, and fails now: {refused.why}")
-    return Point(after, new, found.change, figures, _describe_environment_changes(before, after))
-
-
-def _describe_environment_changes(before: Study, after: Study) -> str:
-    return ", ".join(before.environment.describe_differences(after.environment, "before", "now"))
+    changes = before.environment.describe_differences(after.environment, "before", "now")
+    return Point(after, new, found.change, figures, ", ".join(changes))

@@ -128,7 +128,7 @@ def describe_summary(summary: Summary) -> list[str]:
         lines.append(f"torchwise against the best alternative on {show.pluralize(len(compared), 'target')}: {counts}")
     lines += [f"slower on {_name_target(row)}: {_compare_rival(row, summary)}" for row in summary.slower]
     lines += [f"inconclusive on {_name_target(row)}: {_compare_rival(row, summary)}" for row in summary.inconclusive]
-    lines += [f"not compared on {_name_target(row)}: {_explain_absence(row)}" for row in summary.without]
+    lines += [f"not compared on {_name_target(row)}: {why_no_duel(row) or row.answer_text}" for row in summary.without]
     return [show.one_line(text) for text in lines]
 
 
@@ -158,7 +158,3 @@ def _name_target(row: Row) -> str:
 def _compare_rival(row: Row, summary: Summary) -> str:
     ratio = next((ratio for one, ratio in summary.ratios if one is row), None)
     return f"{show.speedup(ratio)} {row.rival}'s speed"
-
-
-def _explain_absence(row: Row) -> str:
-    return why_no_duel(row) if row.is_right else row.answer_text

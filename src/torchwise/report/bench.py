@@ -73,6 +73,7 @@ def _bench_document(benchmark: Benchmark, steps: Sequence[doc.Step], plots: Sequ
         *([doc.Text(NOTHING, tone=doc.Tone.STRONG)] if not benchmark.rows else []),
         *([doc.Section("Summary", (doc.Items(tuple(found)),))] if found else []),
     )
+    tables = [doc.Table(one.title, COLUMNS, tuple(map(_bench_row, one.lines)), one.note) for one in targets]
     machine = describe_machine(benchmark)
     return doc.Document(
         title=f"{show.pluralize(len(targets), 'target')}, side by side",
@@ -83,18 +84,13 @@ def _bench_document(benchmark: Benchmark, steps: Sequence[doc.Step], plots: Sequ
             doc.Only(doc.Medium.TERMINAL, (doc.Text(machine, tone=doc.Tone.MUTED),)),
             doc.Only(doc.Medium.PAGE, (panel,)),
             *doc.plot_section(plots),
-            *(doc.Section(target.title, (_bench_table(target),)) for target in targets),
+            *(doc.Section(table.caption, (table,)) for table in tables),
             *([doc.Text(LEGEND, tone=doc.Tone.MUTED)] if benchmark.rows else []),
             doc.Only(doc.Medium.TERMINAL, ending),
             *([doc.Section("Next", (doc.Commands(tuple(steps)),))] if steps else []),
             doc.Only(doc.Medium.PAGE, (environment_section(benchmark.environment),)),
         ),
     )
-
-
-def _bench_table(target: TargetLines) -> doc.Table:
-    """Return the contenders of one target."""
-    return doc.Table(target.title, COLUMNS, tuple(map(_bench_row, target.lines)), target.note)
 
 
 def _bench_row(line: Line) -> doc.Row:

@@ -16,7 +16,7 @@ from torchwise.records.files import write_atomically
 from torchwise.records.scale import scale_of, trust_of, with_trust
 from torchwise.records.suite_summary import describe_summary, summarize, why_no_duel
 from torchwise.report import document as doc
-from torchwise.report.bench import LEGEND, Line, TargetLines, blocks, describe_machine, line_of
+from torchwise.report.bench import LEGEND, Line, blocks, describe_machine, line_of
 from torchwise.report.document import Row as TableRow
 from torchwise.report.markdown import render_markdown
 
@@ -62,11 +62,12 @@ def read_benchmark(path: str | Path) -> Benchmark:
 
 def to_markdown(benchmark: Benchmark) -> str:
     """Return the whole benchmark: the machine, the summary, and a table for each target."""
+    tables = [doc.Table(one.title, COLUMNS, tuple(map(_target_row, one.lines)), one.note) for one in blocks(benchmark)]
     parts = (
         *([doc.Text(trust_of(benchmark).sentence)] if benchmark.rows else []),
         doc.Text(describe_machine(benchmark)),
         *_overview_blocks(benchmark),
-        *(doc.Section(block.title, (_target_table(block),)) for block in blocks(benchmark)),
+        *(doc.Section(table.caption, (table,)) for table in tables),
         doc.Text(LEGEND),
     )
     return render_markdown(doc.Document("Benchmark", parts))
@@ -89,10 +90,6 @@ def _overview_row(row: Row, benchmark: Benchmark) -> TableRow:
     plan, line = str(row.plan) if row.plan else show.NONE, line_of(row, benchmark)
     ending = versus or row.answer_text
     return TableRow((row.workload.target, plan, line.time, line.speedup, ending))
-
-
-def _target_table(block: TargetLines) -> doc.Table:
-    return doc.Table(block.title, COLUMNS, tuple(map(_target_row, block.lines)), block.note)
 
 
 def _target_row(line: Line) -> TableRow:

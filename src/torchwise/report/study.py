@@ -105,7 +105,7 @@ def study_document(
             _decision_panel(study.decision, caches(study)) if study.decision else _undecided_panel(study),
             describe_request(spec, spec.target, f"numerics up to {study.allow}", f"effort {study.effort}"),
             *(doc.Text(line) for line in throughputs(study)),
-            _candidate_table(candidates),
+            doc.Table("Candidates", COLUMNS, tuple(map(_candidate_row, candidates)), notes_title="Why"),
             *doc.plot_section(plots or ()),
             *doc.list_section("Not tried", study.excluded, MAX_EXCLUDED),
             *doc.list_section("Notes", notes(study)),
@@ -166,10 +166,6 @@ def _describe_costs(decision: Decision) -> str:
     if decision.error is not None:
         words.append(f"error {show.relative_error(decision.error)} against the reference")
     return ", ".join(words)
-
-
-def _candidate_table(candidates: Sequence[Candidate]) -> doc.Table:
-    return doc.Table("Candidates", COLUMNS, tuple(map(_candidate_row, candidates)), notes_title="Why")
 
 
 def _candidate_row(row: Candidate) -> doc.Row:
