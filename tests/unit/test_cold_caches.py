@@ -38,7 +38,7 @@ from torchwise.study.cluster import Task
 from torchwise.study.decision import decide
 from torchwise.study.history import History
 from torchwise.study.pairwise import next_cold
-from torchwise.trial import Job, candidate
+from torchwise.trial import Job, experiment
 
 FAST = Plan(backend="inductor")
 
@@ -184,7 +184,7 @@ def test_a_start_from_warm_caches_times_cold_ones_where_that_is_asked(
     evicted: list[int] = []
     monkeypatch.setattr("torchwise.trial.harness.make_eviction", lambda device: lambda: evicted.append(1))
     job = Job("warm", WorkloadSpec(TARGET), Plan(threads=1), effort=SHORT, cold=cold)
-    found = candidate.start_warm(job, lambda stage: None).measurement
+    found = experiment.start_warm(job, lambda stage: None).measurement
     assert found.candidate_s
     assert len(found.cold_candidate_s) == len(found.cold_baseline_s)
     assert len(evicted) >= 2 * len(found.cold_candidate_s), "and what was disturbed is timed again"
@@ -197,7 +197,7 @@ def test_caches_that_cannot_be_emptied_leave_the_rest_as_it_is(monkeypatch: pyte
 
     monkeypatch.setattr("torchwise.trial.harness.make_eviction", refuse)
     job = Job("warm", WorkloadSpec(TARGET), Plan(threads=1), effort=SHORT, cold=True)
-    found = candidate.start_warm(job, lambda stage: None).measurement
+    found = experiment.start_warm(job, lambda stage: None).measurement
     assert found.candidate_s
     assert found.cold_speedup is None
     assert found.not_cold == "not timed with cold processor caches: no memory"

@@ -21,8 +21,7 @@ from torchwise.records.trial import WorkerStage
 from torchwise.runtime.bucketing import padding_check
 from torchwise.runtime.bucketing.padding import Padding
 from torchwise.trial import Limits, error_origin, experiment, inspect_workload, inspection
-from torchwise.trial.candidate import PlanCandidate
-from torchwise.trial.experiment import Experiment
+from torchwise.trial.experiment import Experiment, PlanCandidate
 from torchwise.trial.inspection import flops_of, inspect
 from torchwise.trial.job import Job
 from torchwise.trial.plain_call import run_plainly

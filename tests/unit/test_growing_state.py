@@ -12,7 +12,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.trial.candidate import PlanCandidate, PlanExperiment
+from torchwise.trial.experiment import PlanCandidate, PlanExperiment
 from torchwise.trial.job import Job
 from torchwise.trial.plain_call import run_plainly
 from torchwise.workload import Example, Workload

@@ -14,7 +14,7 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.trial import Job, ProcessSettings
-from torchwise.trial.candidate import PlanCandidate, PlanExperiment
+from torchwise.trial.experiment import PlanCandidate, PlanExperiment
 from torchwise.verify import StepSubject, Subject, observation_of, verify, verify_step
 from torchwise.verify.spot_check import FirstAnswer
 from torchwise.verify.step_runner import StepRunner

@@ -18,8 +18,7 @@ from torchwise.measure.memory import peak_memory
 from torchwise.plan.workload_spec import BatchDim
 from torchwise.records import WorkerStage
 from torchwise.records.analysis import CALLS_PER_TURN, Consistency, Memory, Steady
-from torchwise.trial.candidate import PlanCandidate
-from torchwise.trial.experiment import Experiment
+from torchwise.trial.experiment import Experiment, PlanCandidate
 from torchwise.trial.loading import load
 from torchwise.workload import Workload, pytree
 from torchwise.workload.layouts import size_of

@@ -34,7 +34,7 @@ from torchwise.trial import worker
 from torchwise.trial.worker import Assignment, MessageKind, UserError
 
 PRELOAD = [
-    *("torch", inductor.COMPILER_MODULE, "torchwise.trial.candidate", "torchwise.trial.inspection"),
+    *("torch", inductor.COMPILER_MODULE, "torchwise.trial.experiment", "torchwise.trial.inspection"),
     "torchwise.trial.server",  # comes last
 ]
 SERVER_VARIABLES = {

@@ -88,7 +88,9 @@ def try_plan(
             finished = replace(trial, state=TrialState.FAIL, failure=answer, reason=str(answer))
         else:
             finished = _record_verdict(trial, answer)
-        if warm and _should_measure_warm(finished):
+        # Only a plan that beat eager may be decided for, and only one that compiles has a warm cost. Further processes
+        # will show whether it beats eager. Here it is enough that it did in its own.
+        if warm and finished.is_promising and finished.plan.backend != "eager":
             finished = _with_warm_cost(launcher, job, finished, limits, spent.stage)
     return replace(finished, seconds=spent.seconds)
 
@@ -129,14 +131,6 @@ def _record_verdict(trial: Trial, attempt: Attempt) -> Trial:
         reason = f"stopped early at {found.speedup}×: it could no longer lead"
         return replace(found, state=TrialState.PRUNED, reason=reason)
     return replace(found, state=TrialState.COMPLETE, reason=f"verified, {found.speedup}× eager's speed")
-
-
-def _should_measure_warm(trial: Trial) -> bool:
-    """Return whether a plan beat eager, so that it may be decided for, and compiles, so that it has a warm cost.
-
-    Further processes will show whether it beats eager. Here it is enough that it did in its own process.
-    """
-    return trial.is_promising and trial.plan.backend != "eager"
 
 
 def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage) -> Trial:

@@ -76,9 +76,9 @@ TELL_WHERE = signal.SIGUSR1
 TASKS = {
     "inspect": "torchwise.trial.inspection:inspect",
     "check": "torchwise.trial.error_origin:check",
-    "try": "torchwise.trial.candidate:attempt",
-    "warm": "torchwise.trial.candidate:start_warm",
-    "duel": "torchwise.trial.candidate:duel",
+    "try": "torchwise.trial.experiment:attempt",
+    "warm": "torchwise.trial.experiment:start_warm",
+    "duel": "torchwise.trial.experiment:duel",
 }
 """The function of each job's task. Any other task names its function itself, as `module:function`."""
 

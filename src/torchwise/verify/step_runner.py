@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,10 @@ class StateAfter:
     quiet: dict[str, torch.Tensor]
     slots: dict[str, Slot] = field(default_factory=dict)
     updates: frozenset[str] = frozenset()
+
+    def drop_slots(self) -> StateAfter:
+        """Return the state that can be compared if the optimizer's state cannot."""
+        return replace(self, state={n: leaf for n, leaf in self.state.items() if n not in self.slots}, slots={})
 
     def forms(self) -> dict[Slot, str]:
         """Return each slot without the numbers in it: the shapes of its tensors, and its counts."""
@@ -174,7 +178,9 @@ class StepRunner:
                 of[update] = name
                 updates.add(update)
             else:
-                found[f"{name}, which is not trained,"] = "moved" if self._has_moved(name, parameter) else "as it was"
+                found[f"{name}, which is not trained,"] = (
+                    "as it was" if pytree.equal(parameter, self._start[name]) else "moved"
+                )
         for name, module in self.step.modules().items():
             parts = [
                 (n + part, t) for n, b in module.named_buffers() for part, t in layouts.list_strided_parts(b.detach())
@@ -187,9 +193,6 @@ class StepRunner:
                     leaf = f"optimizer's {path} of parameter {number}"
                     found[leaf], of[leaf], slots[leaf] = _copy_value(tensor), names.get(number, ""), (number, str(key))
         return StateAfter(found, of, quiet, slots, frozenset(updates))
-
-    def _has_moved(self, name: str, parameter: torch.Tensor) -> bool:
-        return not pytree.equal(parameter, self._start[name])
 
     def _halve_rates(self) -> None:
         for group in self.step.optimizer.param_groups:

@@ -17,7 +17,7 @@ from torchwise.compile.aot import Loader, Maker
 from torchwise.plan import Trait
 from torchwise.runtime.background.protocol import ExtraCalls, read_code, write_code
 from torchwise.trial import DerivedJob, Job
-from torchwise.trial.candidate import attempt
+from torchwise.trial.experiment import attempt
 from torchwise.trial.harness import Harness
 from torchwise.trial.job import Attempt
 from torchwise.trial.loading import load
