@@ -1,6 +1,4 @@
-"""Peak memory of one call, above the memory held before it.
-
-Also here: cold caches: push a call's data out of the processor's caches before the call is timed.
+"""Peak memory of one call, above the memory held before it, and caches that are cold when a call is timed.
 
 A call that is timed over and over finds its inputs and weights in a cache: a GPU's L2, or a CPU's last-level cache. A
 program that does other work between two calls may find them in memory. Writing a buffer larger than the cache recreates

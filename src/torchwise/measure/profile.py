@@ -1,6 +1,6 @@
-"""Profile eager's time roughly: the share that a choice can act on, and so its largest possible saving.
+"""Profile eager's time roughly, and measure the peaks of this hardware: a large copy and a large matrix product.
 
-Also here: measure the peaks of this hardware: a large copy and a large matrix product.
+The profile gives the share that a choice can act on, and so its largest possible saving.
 
 PyTorch's settings stay as they are. The caller takes the device's turn (`torchwise.measure.device_lock`).
 """

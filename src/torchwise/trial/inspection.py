@@ -163,8 +163,6 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
     - A mean is taken over labels of which some may be ignored, or weigh more than others.
     - Python reads a value from the GPU: a yes or no, a count, or numbers.
     """
-    from torchwise._torch.dispatch import TorchDispatchMode
-
     is_complex = has_short_rows = has_uneven_mean = reads_bool = reads_scalar = is_whole = False
     operators = 0
     labels: list[int] = []
@@ -368,12 +366,8 @@ def work_of(workload: Workload, call: Callable[[], Any], instruments: Instrument
     device = parameters[0].device.type if parameters else "cpu"
     with device_lock.alone():
         peak = matrix_rate(dtype, device)
-    return StepWork(
-        samples=rows,
-        tokens=int(first.numel()) if is_text and first is not None else None,
-        flops=flops,
-        peak_flops=peak,
-    )
+    tokens = int(first.numel()) if is_text and first is not None else None
+    return StepWork(samples=rows, tokens=tokens, flops=flops, peak_flops=peak)
 
 
 def flops_of(call: Callable[[], Any]) -> float:

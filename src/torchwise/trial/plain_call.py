@@ -1,6 +1,6 @@
-"""Call the plain model once on each example: whether it runs, and which state a call changes.
+"""Call the plain model once on each example: whether it runs, which state a call changes, and whether it prints.
 
-Also here: find out whether a call prints or logs: its output is lost once the call is a replay of kernels.
+The output of a call is lost once the call is a replay of kernels.
 """
 
 from __future__ import annotations

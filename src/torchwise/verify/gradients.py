@@ -5,8 +5,8 @@ rounding changes such a decision. A whole gradient is then off by far more than 
 candidate's, on other draws. So the draws are judged together: the typical error is compared with eager's typical one,
 and the worst with eager's worst. More draws settle the cases that a few leave open.
 
-Also here: compare the size of each gradient along the reference's: rounding moves it at random, and a wrong factor does
-not.
+The size of each gradient along the reference's is compared as well: rounding moves it at random, and a wrong factor
+does not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Load a workload from a target string.
+"""Read the caller's workload: a target string to load, or a live model with its inputs.
 
 A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-point group `torchwise.targets`, such as
 `zoo`), `package.module:factory`, or `path/file.py:factory`. A factory is called with those of the keywords `device`,
 `dtype` and `seed` that its signature names.
-
-Also here: read the caller's workload: a live model with its inputs, or a target that has its own.
 """
 
 from __future__ import annotations
