@@ -37,7 +37,7 @@ class PlanStudy:
     def inspect(self) -> Inspection:
         """Inspect the plain model. Raises as `inspect_workload` does."""
         job = replace(self.job, task="inspect")
-        inspection = inspect_workload(self._launcher, job, Limits.from_free_memory(self._limit_s), self._on_stage)
+        inspection = inspect_workload(self._launcher, job, self._limits(), self._on_stage)
         self.job = replace(self.job, traits=inspection.traits)
         return inspection
 
@@ -51,9 +51,12 @@ class PlanStudy:
             InputError: the target or its inputs cannot be used.
         """
         trial = Trial(0, self.job.plan, TrialState.RUNNING, started_at=time.time())
-        limits = Limits.from_free_memory(self._limit_s)
-        return try_plan(self._launcher, replace(self.job, **changes), trial, limits, self._on_stage, warm=False)
+        job = replace(self.job, **changes)
+        return try_plan(self._launcher, job, trial, self._limits(), self._on_stage, warm=False)
 
     def ask(self, job: Assignment, kind: type[T]) -> T | Failure:
         """Have a worker do a further job, and return its answer of this kind, or how it failed."""
-        return ask_worker(self._launcher, job, kind, Limits.from_free_memory(self._limit_s), self._on_stage)
+        return ask_worker(self._launcher, job, kind, self._limits(), self._on_stage)
+
+    def _limits(self) -> Limits:
+        return Limits.from_free_memory(self._limit_s)
