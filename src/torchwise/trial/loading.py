@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, WorkloadError, format_error
 from torchwise.measure import device_lock
+from torchwise.trial import pickling
 from torchwise.trial.job import Job
 from torchwise.trial.pickling import methods_put_in, put_in
 from torchwise.workload import Workload, target
@@ -114,9 +115,6 @@ def save(workload: Workload, path: str) -> None:
     Raises:
         WorkloadError: the model or its inputs cannot be pickled, or the loss of a step cannot be copied.
     """
-    from torchwise.errors import WorkloadError, format_error
-    from torchwise.trial import pickling
-
     if workload.step:
         check_loss(workload.step)
     try:

@@ -136,8 +136,6 @@ def put_in(methods: Iterable[Method]) -> None:
     Raises:
         WorkloadError: one of them could not be pickled.
     """
-    import cloudpickle
-
     for method in methods:
         own = vars(method.cls).get(method.name)
         function = _function(own)
@@ -188,8 +186,6 @@ def _digest(function: types.FunctionType) -> str:
 
 
 def _method(cls: type, name: str, value: Any, function: types.FunctionType) -> Method:
-    import cloudpickle
-
     digest = _digest(function)
     try:
         return Method(cls, name, digest, cloudpickle.dumps(value))

@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 
+from torchwise._torch.modules import NormBase
 from torchwise.errors import BaselineError, InternalError, WorkloadError, format_error
 from torchwise.plan import Trait
 from torchwise.trial.error_origin import call_plainly, make_baseline_error
@@ -157,8 +158,6 @@ def _moves(workload: Workload, copy: Example, state: State) -> list[str]:
     )
     known = {f"input {path}" for path in tensors}
     if workload.module is not None:
-        from torchwise._torch.modules import NormBase
-
         norms = (n for n, part in workload.module.named_modules() if isinstance(part, NormBase))
         known |= {f"{name}.{buffer}".lstrip(".") for name in norms for buffer in STATISTICS}
     return [path for path in state.changes() if path not in known]

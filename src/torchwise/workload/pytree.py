@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchwise._torch import pytree as _pytree
 from torchwise.workload import layouts
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ def map_tensors(
 
     Other leaves are kept as they are.
     """
-    from torchwise._torch import pytree as _pytree
 
     def visit(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -55,8 +55,6 @@ def _is_array(leaf: Any) -> bool:
 
 def list_named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """List every leaf with its path, such as `("[0]['logits']", tensor)`. A lone leaf has the path ""."""
-    from torchwise._torch import pytree as _pytree
-
     found: list[tuple[str, Any]] = []
     try:
         leaves = _pytree.tree_flatten_with_path(tree)[0]
@@ -79,7 +77,6 @@ def list_named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 def _list_named_parts(node: Any) -> list[tuple[str, Any]]:
     """List the parts of one node, by their key, or by the attribute in which they lie, or else by their position."""
-    from torchwise._torch import pytree as _pytree
 
     def is_part(thing: Any) -> bool:
         return thing is not node
@@ -99,8 +96,6 @@ def readable(path: str) -> str:
 
 def is_leaf(thing: Any) -> bool:
     """Whether its contents are not traversed."""
-    from torchwise._torch import pytree as _pytree
-
     return _pytree.tree_is_leaf(thing) and leaf_contents(thing) is None
 
 
@@ -136,8 +131,6 @@ def _gather(children: Iterable[Any], found: list[torch.Tensor], tensor: type[tor
 
 def form(tree: Any) -> str:
     """Describe the containers of a tree, empty ones included, with `*` for each leaf."""
-    from torchwise._torch import pytree as _pytree
-
     leaves, spec = _pytree.tree_flatten(tree)
     parts = [form(contents) for leaf in leaves if (contents := leaf_contents(leaf)) is not None]
     return " ".join([_form_of(spec), *parts])
