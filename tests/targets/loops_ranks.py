@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import torchwise
+import torchwise.runtime.training
 from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS

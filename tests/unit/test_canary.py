@@ -194,7 +194,7 @@ def test_an_input_that_cannot_be_copied_costs_the_canary_alone(
 ) -> None:
     fast = serve(double, double, canary=1)
     call_repeatedly(fast, 1)
-    monkeypatch.setattr("torchwise.runtime.canary.Example.clone", lambda _: 1 / 0)
+    monkeypatch.setattr("torchwise.runtime.monitors.Example.clone", lambda _: 1 / 0)
     with caplog.at_level(logging.WARNING, "torchwise"):
         call_repeatedly(fast, 2)
     assert fast.statistics.optimized == 3

@@ -18,11 +18,11 @@ from torchwise.alerts import heard
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records.statistics import Interval
-from torchwise.runtime import latency
+from torchwise.runtime import monitors
 from torchwise.runtime.circuit_breaker import PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.latency import BOUNDS_S, EVERY, RECENT, Histogram, Latency
-from torchwise.runtime.statistics import MAX_ERROR_TYPES, OTHER
+from torchwise.runtime.monitors import EVERY, RECENT, Latency
+from torchwise.runtime.statistics import BOUNDS_S, MAX_ERROR_TYPES, OTHER, Histogram
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
 X = torch.randn(3, 4)
@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         now[0] += took[-1]
         return now[0]
 
-    monkeypatch.setattr(latency.time, "perf_counter", read)
+    monkeypatch.setattr(monitors.time, "perf_counter", read)
     return took
 
 

@@ -21,11 +21,10 @@ from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard, Known, VerifiedInputs, is_of, make_recognizer, may_need_gradients
-from torchwise.runtime.canary import Canary
 from torchwise.runtime.circuit_breaker import FROZEN_CHANGED, PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError
-from torchwise.runtime.latency import EVERY, Latency, SpeedMonitor
+from torchwise.runtime.monitors import EVERY, Canary, Latency, SpeedMonitor
 from torchwise.runtime.served import LivePlan, Recipe, Served, refusal_of_copy
 from torchwise.runtime.statistics import Statistics
 from torchwise.workload import Example

@@ -114,16 +114,14 @@ class Rollout:
             if self._plans() != self._standing:
                 self._forget()
             key = graph_key_of((progress.state,), {})
-            if torch.is_grad_enabled() or find_tied_tensors(
-                progress.state
-            ):  # as in `(u, u)`, which part with the first step
+            # Tensors that share memory, as in `(u, u)`, part with the first step.
+            if torch.is_grad_enabled() or find_tied_tensors(progress.state):
                 progress.advance(self._step)
                 if any(t.requires_grad for t in pytree.tensors(progress.state)):
                     self.reason = "gradients flow through the steps"  # which is intended, and not for the log
                     return
-            self._replay_or_record(
-                key, progress
-            )  # in the grad mode that it is in, which a step may use within (forces)
+            # In the grad mode that it is in, which a step may use within (forces).
+            self._replay_or_record(key, progress)
         except UnsupportedError as error:
             self._refused[key] = self.reason = str(error)
             self._warn_once(self.reason)

@@ -13,8 +13,8 @@ from torchwise.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule
-    from torchwise.runtime.latency import Histogram
     from torchwise.runtime.served import Served
+    from torchwise.runtime.statistics import Histogram
 
 _COUNTERS = {
     "optimized": ("torchwise_optimized_calls", "Calls that the plan answered."),
@@ -164,7 +164,7 @@ class _Collector:
 
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
     """Return cumulated counts by upper bound, and the sum of all durations."""
-    from torchwise.runtime.latency import BOUNDS_S
+    from torchwise.runtime.statistics import BOUNDS_S
 
     buckets, below = [], 0
     for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), histogram.counts, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,6 @@ from torchwise.compile.cuda_graphs.compile_freeze import count_captured_graphs
 from torchwise.compile.recompiles import RecompileLimitError
 from torchwise.records import Decision
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.latency import Histogram
 
 logger = logging.getLogger("torchwise")
 
@@ -24,9 +24,42 @@ MAX_SENTENCES = 10
 """Sentences that are logged for one reason. Details may differ from call to call, and would fill the log."""
 
 EAGER_DECISION = Fallback(FallbackReason.EAGER_DECISION)
+BOUNDS_S = tuple(float(f"{digit}e{power}") for power in range(-6, 2) for digit in (1, 2, 5))
+"""Upper bounds of the histogram's buckets in seconds, 1 microsecond to 50 seconds. Longer durations have a bucket, too.
+"""
 MAX_ERROR_TYPES = 20
 """Types of error that are counted apart. Further ones count as `OTHER`, so that metrics stay bounded."""
 OTHER = "other"
+
+
+class Histogram:
+    """Counts of durations by bucket.
+
+    Attributes:
+        counts: one for each of `BOUNDS_S`, and one for longer durations.
+        sum_s: the sum of all durations.
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.sum_s += seconds
+
+    def quantile(self, share: float) -> float | None:
+        """Return the upper bound of the bucket that this share of the durations reaches, or None without durations.
+
+        The largest bound stands for all longer durations.
+        """
+        total, cumulated = sum(self.counts), 0
+        for count, bound in zip(self.counts, (*BOUNDS_S, BOUNDS_S[-1]), strict=True):
+            cumulated += count
+            if total and cumulated >= share * total:
+                return bound
+        return None
 
 
 @dataclass(slots=True)

@@ -13,37 +13,26 @@ from torchwise.records import Decision
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.runtime.bucketing.dispatch import Buckets
 from torchwise.runtime.bucketing.padding_check import VerifiedPadding
-from torchwise.runtime.served import rebuild, served_of
+from torchwise.runtime.served import Wrapper, rebuild, served_of
 from torchwise.runtime.statistics import Counts
 from torchwise.study.apply_approvals import apply_stored_approvals
 
 
-class BucketedModule(OptimizedModule):
+class BucketsWrapper(Wrapper):
+    """A wrapper around the plans of buckets."""
+
+    def __init__(
+        self, original: Any, decisions: Sequence[Decision], verified: VerifiedPadding, *, canary: int | None = None
+    ) -> None:
+        self._hold(Buckets(original, decisions, verified, canary=canary))
+
+
+class BucketedModule(BucketsWrapper, OptimizedModule):
     """Runs a module by the plans of its buckets (`Buckets`). Otherwise it is like `OptimizedModule`."""
 
-    def __init__(
-        self,
-        original: torch.nn.Module,
-        decisions: Sequence[Decision],
-        verified: VerifiedPadding,
-        *,
-        canary: int | None = None,
-    ) -> None:
-        self._hold(Buckets(original, decisions, verified, canary=canary))
 
-
-class BucketedFunction(OptimizedFunction):
+class BucketedFunction(BucketsWrapper, OptimizedFunction):
     """Runs a function by the plans of its buckets (see `Buckets`)."""
-
-    def __init__(
-        self,
-        original: Callable[..., Any],
-        decisions: Sequence[Decision],
-        verified: VerifiedPadding,
-        *,
-        canary: int | None = None,
-    ) -> None:
-        self._hold(Buckets(original, decisions, verified, canary=canary))
 
     def __repr__(self) -> str:
         return f"<BucketedFunction {self._dispatcher.original!r}: {self._dispatcher.describe()}>"
