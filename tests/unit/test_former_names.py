@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import torchwise
 from fuzz import kinds
+from live_decisions import make_decision
 from torchwise import former_names, former_packages
 from torchwise.artifact import package
 from torchwise.cli import app, main
@@ -24,8 +26,10 @@ from torchwise.records.bisection import Bisection
 from torchwise.records.compile_events import Break
 from torchwise.records.explanation import Explanation, Finding
 from torchwise.records.trial import WorkerStage
-from torchwise.runtime import bucketing
+from torchwise.runtime import bucketing, module
+from torchwise.runtime import step as runtime_step
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
+from torchwise.runtime.served import served_of
 from torchwise.store import open_storage
 from torchwise.study.lock import file as lock_file
 
@@ -167,6 +171,28 @@ def test_a_former_argument_or_function_warns_and_works() -> None:
         assert manager.parts == {}
     with pytest.raises(AttributeError, match="no attribute 'proof'"):
         _ = bucketing.proof
+
+
+@torch.no_grad()
+def test_old_pickles_of_what_is_served_are_read_as_it_is_now() -> None:
+    """They hold a function that makes a wrapper again, and its arguments."""
+    x, call, closed = torch.ones(2, 3), torch.nn.Linear(3, 3).eval(), "it was closed by hand"
+    decision = make_decision(call, Plan(threads=torch.get_num_threads() + 1), x)
+    padded = bucketing.verify_padding(call, (x,), padding=bucketing.Padding({0: 0}), buckets=(2,))
+    for refusal in (None, closed):
+        pickled = [
+            module._rebuilt(module.OptimizedModule, call, decision),
+            module._rebuilt(module.OptimizedModule, call, decision, False, None, refusal, {"_forward_hooks": {}}),
+            bucketing.module._rebuilt(call, (decision,), padded, None, (refusal, None)),
+        ]
+        for fast in pickled[refusal is not None :]:
+            assert torch.equal(fast(x), call(x))
+            assert (fast.statistics.optimized == 1) is (refusal is None)
+            assert list(fast.statistics.sentences.values()) == ([refusal] if refusal else [])
+    step = torchwise.TrainStep(call, torch.nn.functional.mse_loss, torch.optim.SGD(call.parameters(), lr=0.1))
+    decision = make_decision(step, Plan(optimizer="fused"), x, x)
+    assert served_of(runtime_step._rebuilt(step, decision)).refusal is None  # type: ignore[union-attr]
+    assert str(served_of(runtime_step._rebuilt(step, decision, closed)).refusal) == closed  # type: ignore[union-attr]
 
 
 def test_an_old_pickle_of_a_plan_keeps_its_fields() -> None:
