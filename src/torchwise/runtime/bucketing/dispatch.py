@@ -81,7 +81,7 @@ class Buckets(Served):
         self.dispatchers = [route for route in found.values() if route is not None]
         self._buckets, self._padder = verified.buckets, Padder(original, verified.padding)
         self._least, self._device = verified.padding.least, leading.workload.device
-        self._guard = CallGuard(original, inference=True)
+        self._changed = CallGuard(original, inference=True).find_change
         self._watch = ModuleGuard(original if isinstance(original, torch.nn.Module) else None, self._reads)
         self._looked = 0  # first calls until the last check of which attributes plans read
 
@@ -140,7 +140,7 @@ class Buckets(Served):
         The example and the model's buffers are left as they were.
         """
         route = self.routes[self._buckets.index(bucket)]
-        for _ in range(calls if route is not None and self._guard.find_change() is None else 0):
+        for _ in range(calls if route is not None and self._changed() is None else 0):
             example = self._padder.resize(self.verified.example, bucket).clone()  # which the model may write to
             with torch.no_grad(), kept_state(self.original, example.args, example.kwargs):
                 route(*example.args, **example.kwargs)  # type: ignore[misc]
@@ -245,7 +245,7 @@ class Buckets(Served):
             return GRADIENTS
         if is_autocast_enabled(self._device):
             return Fallback(FallbackReason.AUTOCAST_ENABLED)
-        return self._guard.find_change() or self._other_model()
+        return self._changed() or self._other_model()
 
     def _other_model(self) -> Fallback | None:
         """Return that the model differs from the verified one, or None.

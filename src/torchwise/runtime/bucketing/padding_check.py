@@ -249,12 +249,6 @@ def with_outputs(model: Callable[..., Any], padding: Padding, example: Example, 
     return replace(padding, outputs={path: dims for path, dims in found.items() if dims})
 
 
-def make_size_error(size: int, error: Exception) -> BaselineError:
-    """Return the error to raise if the model itself fails at a size."""
-    message = f"the model raised {type(error).__name__} on inputs of size {size}: {error}"
-    return BaselineError(f"{message}; leave out such sizes by least and most of the rule")
-
-
 def answer_at(model: Callable[..., Any], example: Example, size: int) -> Any:
     """Run the original model once on inputs of a size, and restore its state.
 
@@ -266,7 +260,8 @@ def answer_at(model: Callable[..., Any], example: Example, size: int) -> Any:
         try:
             return model(*given.args, **given.kwargs)
         except Exception as error:  # a model may raise any error, and the size may be beyond its limit: name it
-            raise make_size_error(size, error) from error
+            message = f"the model raised {type(error).__name__} on inputs of size {size}: {error}"
+            raise BaselineError(f"{message}; leave out such sizes by least and most of the rule") from error
 
 
 def _shapes(model: Callable[..., Any], example: Example, size: int) -> Shapes:
