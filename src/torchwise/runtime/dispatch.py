@@ -78,10 +78,9 @@ class Dispatcher(Served):
         find_change: Callable[[], Fallback | None] | None = None,
         find_unlike: Callable[[tuple[Any, ...], dict[str, Any]], Fallback | None] | None = None,
     ) -> None:
-        super().__init__(original, decision, refusal, statistics)
+        super().__init__(original, decision, refusal, statistics, answer_instead=answer_instead)
         self.borrow = borrow
         self._said_refusal: Fallback | None = None  # the refusal that calls were counted and logged for
-        self._answer_instead = answer_instead or original
         self._find_unlike = find_unlike
         self._calls: dict[Signature, Callable[..., Any]] = {}
         self._last: Known | None = None  # for the last signature that a plan answered at length
@@ -144,11 +143,6 @@ class Dispatcher(Served):
             return UNREADABLE
         fallback = self._find_fallback(key, args, kwargs) or self._circuits.find_wait(key)
         return fallback or (None if self._may_share_memory(key, args, kwargs) else OVERLAPS)
-
-    def answer_by_original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call that the plan may not answer, and count it."""
-        self.count_fallback(fallback)
-        return self._answer_instead(*args, **kwargs)
 
     def _slow(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call whose signature is new or not verified, or whose state may differ from the verification's."""
@@ -326,10 +320,6 @@ class Dispatcher(Served):
         """Make it again in a copy or from a pickle."""
         effective = refusal_of_copy(original, decision, refusal)
         return cls(original, decision, effective, borrow=borrow, canary=canary)
-
-    def describe(self) -> str:
-        """Name the plan."""
-        return f"plan: {self.decision.plan}"
 
     def _find_fallback(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
         """Return why the plan may not answer: the state, unverified inputs, or a freeze."""

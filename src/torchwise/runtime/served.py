@@ -38,6 +38,7 @@ class Served(ABC):
         refusal: why no plan may answer at all, or None.
         statistics: counts calls, if several share it.
         happens: the beginning of the log's line about a call that the original answers.
+        answer_instead: answers in place of the plan, by default the original.
 
     Attributes:
         is_step: whether it takes training steps, which are neither frozen nor exported as metrics.
@@ -55,8 +56,10 @@ class Served(ABC):
         statistics: Statistics | None = None,
         *,
         happens: str = "the original answers",
+        answer_instead: Callable[..., Any] | None = None,
     ) -> None:
         self.original = original
+        self._answer_instead = answer_instead or original
         self.decision = decision
         self.statistics = Statistics() if statistics is None else statistics
         self.is_frozen = False
@@ -80,9 +83,9 @@ class Served(ABC):
     def get_recipe(self) -> Recipe:
         """Return how a copy or a pickle makes it again: code is compiled anew, and what was refused stays refused."""
 
-    @abstractmethod
     def describe(self) -> str:
-        """Name the plans, for the `repr` of a wrapper."""
+        """Name the plan, for the `repr` of a wrapper."""
+        return f"plan: {self.decision.plan}"
 
     def close(self, fallback: Fallback = CLOSED) -> None:
         """Disable the plans and free their memory. The original answers from now on, with this reason."""
@@ -118,15 +121,11 @@ class Served(ABC):
         return None
 
     def answer_by_original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call that no plan may answer, and count it."""
-        self.count_fallback(fallback)
-        return self.original(*args, **kwargs)
-
-    def count_fallback(self, fallback: Fallback) -> None:
-        """Count a call that the original answers, and log the reason if it is new."""
+        """Answer a call that no plan may answer, count it, and log the reason if it is new."""
         # Another thread may have closed it.
         self.is_eager_only = fallback.reason is FallbackReason.EAGER_DECISION and fallback is self._refusal
         self._fallbacks.count(fallback, self.statistics)
+        return self._answer_instead(*args, **kwargs)
 
 
 class LivePlan:

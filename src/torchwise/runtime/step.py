@@ -149,10 +149,6 @@ class StepDispatcher(Served):
         """Make it again in a copy or from a pickle."""
         return cls(original, decision, refusal_of_copy(original, decision, refusal))
 
-    def describe(self) -> str:
-        """Name the plan."""
-        return f"plan: {self.decision.plan}"
-
     def _find_change(self) -> Fallback | None:
         """Return why the plan takes no step at all now: it is refused, or a part changed since it was made of them."""
         if self._refusal is not None:

@@ -132,7 +132,10 @@ class Buckets(Served):
             return BELOW if size < self._least else BEYOND
         if (route := self.routes[place]) is None:
             return EAGER_HERE
-        return route.can_run(*self._padder.pad(args, kwargs, self._buckets[place] - size))
+        try:
+            return route.can_run(*self._padder.pad(args, kwargs, self._buckets[place] - size))
+        except Exception as error:  # as in a call
+            return Fallback(FallbackReason.PADDING_FAILED, type(error).__name__)
 
     def warm(self, bucket: int, calls: int) -> None:
         """Call a bucket's plan on the example, resized to the bucket. Do nothing if the original serves the bucket.
