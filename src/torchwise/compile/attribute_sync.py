@@ -22,6 +22,7 @@ _USUAL = torch.contiguous_format
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _EXCLUDED = STANDARD | {"forward", "_compiled_call_impl"}
 """Attributes that determine how a module is called. Calls do not set them."""
+_KINDS = ("_buffers", "_modules", "_parameters")
 
 
 class AttributeSync:
@@ -53,14 +54,10 @@ class AttributeSync:
 
     def take_snapshot(self) -> None:
         """Take the present attributes as the reference."""
-        self._copy_state = [_snapshot_module(part) for _, part in self._pairs]
-        self._original_state = [_plain(own) for own, _ in self._pairs]
-        self._registered = [{kind: vars(own)[kind] for kind in REGISTERED} for own, _ in self._pairs]
-        self._copies = [DictContents(vars(part), counts=_is_plain_name) for _, part in self._pairs]
-        self._originals = [DictContents(vars(own), counts=_is_followed_name) for own, _ in self._pairs]
-        registered = [DictContents(vars(part)[kind]) for _, part in self._pairs for kind in REGISTERED]
-        self._find_writes = watch([*self._copies, *registered])
-        self._find_set = watch(self._originals)
+        self._originals = [DictContents(vars(own), counts=_is_followed) for own, _ in self._pairs]
+        self._copies = [DictContents(vars(part), counts=_is_carried) for _, part in self._pairs]
+        self._copies += [DictContents(vars(part)[kind]) for kind in _KINDS for _, part in self._pairs]
+        self._find_set, self._find_writes = watch(self._originals), watch(self._copies)
 
     def has_writes(self) -> bool:
         """Whether anything was set on the copy since the snapshot. It runs on every call."""
@@ -75,23 +72,15 @@ class AttributeSync:
             StalePlanError: the change leads to modules or weights of the original, of which the copy has its own. Or
                 the mode changed, or a submodule that a transform replaced.
         """
-        if not (changed := self._find_set()):
-            return
-        for place in sorted(changed):
-            own, part = self._pairs[place]
-            if any(vars(own)[kind] is not values for kind, values in self._registered[place].items()):
-                raise _change_error("the set of the model's submodules or weights", VaryingKind.STATE)
-            self._follow_one(own, part, self._original_state[place])
-            self._original_state[place], self._copy_state[place] = (
-                _plain(own),
-                (_plain(part), *self._copy_state[place][1:]),
-            )
+        for place, names in sorted(self._find_set().items()):
+            self._follow_one(*self._pairs[place], names)
             self._originals[place].take_snapshot()
             self._copies[place].take_snapshot()
 
-    def _follow_one(self, own: torch.nn.Module, part: torch.nn.Module, given: dict[str, Any]) -> None:
-        now = _plain(own)
-        new = {name: value for name, value in now.items() if given.get(name, MISSING) is not value}
+    def _follow_one(self, own: torch.nn.Module, part: torch.nn.Module, names: list[str]) -> None:
+        new = {name: vars(own)[name] for name in names if name in vars(own)}
+        if not new.keys().isdisjoint(REGISTERED):
+            raise _change_error("the set of the model's submodules or weights", VaryingKind.STATE)
         if type(own) is not type(part) or "training" in new:
             raise _change_error(
                 "the mode of the model, or an attribute of a submodule that the plan replaces,", VaryingKind.STATE
@@ -100,7 +89,7 @@ class AttributeSync:
             raise _change_error(
                 f"`{inside[0]}` of the model, which leads to its modules or weights,", VaryingKind.OBJECT
             )
-        for name in given.keys() - now.keys() - part._buffers.keys():
+        for name in {*names} - new.keys() - part._buffers.keys():
             vars(part).pop(name, None)
         vars(part).update(new)
 
@@ -116,22 +105,27 @@ class AttributeSync:
         Raises:
             UnsupportedError: the call added or removed weights or modules.
         """
-        for (_, part), (_, _, inside) in zip(self._pairs, self._copy_state, strict=True):
-            if other := {**part._modules, **part._parameters}.keys() ^ inside.keys():
+        written, count = self._find_writes(), len(self._pairs)
+        for place, names in sorted(written.items()):
+            one = self._copies[place]
+            if place >= 2 * count and (other := [n for n in names if MISSING in (one.get(n), one.get_now(n))]):
                 raise UnsupportedError(f"the call adds or removes {min(other)!r} in the model, of which a copy runs")
-        for (own, part), (plain, buffers, _) in zip(self._pairs, self._copy_state, strict=True):
-            now = _plain(part)
-            for name in plain.keys() - now.keys() - part._buffers.keys():
-                vars(own).pop(name, None)
-            for name, value in now.items():
-                if plain.get(name, MISSING) is not value and not self._leads_to_weights(value):
-                    vars(own)[name] = carried = as_original(vars(own).get(name), value)
-                    if isinstance(carried, torch.Tensor) and carried.dtype is value.dtype:
-                        vars(part)[name] = carried  # one tensor for both, which a later call may write to
-            for name, buffer in part._buffers.items():
-                if buffers.get(name, MISSING) is not buffer:
-                    self._give_buffer(own, part, name, buffer)
+        for place, (own, part) in enumerate(self._pairs):
+            for name in written.get(place, ()):
+                self._give_attribute(own, part, name)
+            for name in written.get(place + count, ()):
+                if name in part._buffers:
+                    self._give_buffer(own, part, name, part._buffers[name])
         self.take_snapshot()
+
+    def _give_attribute(self, own: torch.nn.Module, part: torch.nn.Module, name: str) -> None:
+        value = vars(part).get(name, MISSING)
+        if value is MISSING and name not in part._buffers:
+            vars(own).pop(name, None)
+        elif value is not MISSING and not self._leads_to_weights(value):
+            vars(own)[name] = carried = as_original(vars(own).get(name), value)
+            if isinstance(carried, torch.Tensor) and carried.dtype is value.dtype:
+                vars(part)[name] = carried  # one tensor for both, which a later call may write to
 
     def _give_buffer(self, own: torch.nn.Module, part: torch.nn.Module, name: str, buffer: torch.Tensor | None) -> None:
         if name not in own._buffers:
@@ -148,11 +142,11 @@ class AttributeSync:
         return not isinstance(value, torch.Tensor) and not is_plain(value) and self._is_own(value)
 
 
-def _is_plain_name(name: str, _value: Any) -> bool:
+def _is_carried(name: str, _value: Any) -> bool:
     return name not in _EXCLUDED
 
 
-def _is_followed_name(name: str, _value: Any) -> bool:
+def _is_followed(name: str, _value: Any) -> bool:
     return name not in _EXCLUDED or name in REGISTERED
 
 
@@ -160,15 +154,6 @@ def _change_error(place: str, kind: VaryingKind) -> ChangedModelError:
     return ChangedModelError(
         f"the plan runs a copy of the model, and {place} changed since it was compiled", VaryingValue("", place, kind)
     )
-
-
-def _snapshot_module(part: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return a module's plain attributes, its buffers, and its modules and weights."""
-    return _plain(part), dict(part._buffers), {**part._modules, **part._parameters}
-
-
-def _plain(part: torch.nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(part).items() if name not in _EXCLUDED}
 
 
 def as_original(kept: Any, value: Any) -> Any:

@@ -236,12 +236,7 @@ class ModuleChangeGuard:
             self._set.follow()
         if not self._watch.has_changed():
             return
-        if (
-            self._set is None
-            or self._values
-            or self._watch.has_new_structure()
-            or self._watch.has_new_tensors(buffers=False)
-        ):
+        if self._set is None or self._values or self._watch.has_new_structure() or self._watch.has_new_parameters():
             raise _stale(self._watch)
         self._set.follow_buffers()
         self._watch.take_snapshot()

@@ -222,7 +222,7 @@ class ModuleGuard(Guard):
         self._state = ModuleState(self._module, self._last_reads)
         self._addresses = frozenset(self._state.addresses)
         self._structure = _structure_of(self._module)
-        self._registered = _locate_tensors(self._module)
+        self._parameters = _locate_parameters(self._module)
         self._is_unchanged = self._state.make_quick_check() if self._module is not None else lambda: True
 
     def has_changed(self) -> bool:
@@ -244,10 +244,9 @@ class ModuleGuard(Guard):
         """Whether more changed than plain attributes, and the address and layout of tensors' memory."""
         return _structure_of(self._module) != self._structure
 
-    def has_new_tensors(self, *, buffers: bool) -> bool:
-        """Whether a parameter (with `buffers` also a buffer) was replaced or moved since the last snapshot."""
-        now = _locate_tensors(self._module)
-        return now != self._registered if buffers else now[0] != self._registered[0]
+    def has_new_parameters(self) -> bool:
+        """Whether a parameter was replaced or moved since the last snapshot."""
+        return _locate_parameters(self._module) != self._parameters
 
     def difference(self) -> VaryingValue:
         """Return the first change, in words."""
@@ -317,23 +316,16 @@ def _structure_of(module: torch.nn.Module | None) -> list[object]:
     found: list[object] = [(id(p), type(p), getattr(p, "training", False), *p._modules.keys()) for p in parts]
     found += [tuple(map(id, hooks)) for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
     first: dict[int, int] = {}
-    for place, (part, name, tensor) in enumerate(_iter_tensors(parts)):
-        tied = None if tensor is None else first.setdefault(id(tensor), place)
-        found.append((id(part), name, tied))
+    dicts = [(id(part), tensors) for part in parts for tensors in (part._parameters, part._buffers)]
+    slots = [(owner, name, tensor) for owner, tensors in dicts for name, tensor in tensors.items()]
+    for place, (owner, name, tensor) in enumerate(slots):
+        found.append((owner, name, None if tensor is None else first.setdefault(id(tensor), place)))
     return found
 
 
-def _locate_tensors(module: torch.nn.Module | None) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the parameters and the buffers, each by its identity and address."""
-    tensors = ([], []) if module is None else ([*module.parameters()], [*module.buffers()])
-    parameters, buffers = ([(id(t), _address(t)) for t in several] for several in tensors)
-    return parameters, buffers
-
-
-def _iter_tensors(parts: list[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor | None]]:
-    for part in parts:
-        for state in (part._parameters, part._buffers):
-            yield from ((part, name, tensor) for name, tensor in state.items())
+def _locate_parameters(module: torch.nn.Module | None) -> list[tuple[int, int]]:
+    """Return the parameters, each by its identity and address."""
+    return [] if module is None else [(id(parameter), _address(parameter)) for parameter in module.parameters()]
 
 
 def _address(tensor: torch.Tensor) -> int:
