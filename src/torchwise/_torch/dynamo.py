@@ -73,11 +73,7 @@ def patch_config(**settings: Any) -> AbstractContextManager[None]:
 
 
 def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile a graph as `torch.compile` does by default.
-
-    Raises:
-        UnsupportedError: this version has no such name.
-    """
+    """Compile a graph as `torch.compile` does by default."""
     compiled: Callable[..., Any] = LOOKUP_BACKEND.get("the backend torchwise")("inductor")(module, inputs)
     return compiled
 
@@ -126,11 +122,7 @@ def is_dynamos_own(target: Any) -> bool:
 
 
 def swap_history(history: Any) -> Any:
-    """Have Dynamo use another history of varied sizes and numbers, and return the one before.
-
-    Raises:
-        UnsupportedError: this version has no such history.
-    """
+    """Have Dynamo use another history of varied sizes and numbers, and return the one before."""
     before = HISTORY.get()
     setattr(importlib.import_module(HISTORY.module), HISTORY.attribute, history)
     return before
@@ -145,8 +137,7 @@ def make_settings_check() -> Callable[[], bool]:
 def make_tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     """Return a check that as many tensors are like these, in one step.
 
-    Raises:
-        UnsupportedError: this version lacks those guards.
+    It may say no in another grad or inference mode. A nested tensor must not come near it: it ends the process.
     """
     shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
     try:
@@ -176,20 +167,12 @@ def output_strides() -> list[Any] | None:
 
 
 def get_trace_logger() -> logging.Logger:
-    """Return the logger of the trace.
-
-    Raises:
-        UnsupportedError: this version has none.
-    """
+    """Return the logger of the trace."""
     logger: logging.Logger = TRACE_LOG.get("watching the compiler")
     return logger
 
 
 def get_trace_seconds() -> dict[str, float]:
-    """Return the seconds that the trace has taken so far in this process, by compilation, such as "0/1".
-
-    Raises:
-        UnsupportedError: this version does not count them.
-    """
+    """Return the seconds that the trace has taken so far in this process, by compilation, such as "0/1"."""
     seconds: dict[str, float] = TRACE_SECONDS.get("watching the compiler")
     return {key.replace("_", "/"): value for key, value in seconds.copy().items()}

@@ -111,9 +111,6 @@ def replace_bisector(is_disabled: Callable[..., bool]) -> None:
     """Have the compiler ask `is_disabled(backend, kind, name)` before each pass, for the life of this process.
 
     Nothing that was compiled is reused: the caches would hide the passes.
-
-    Raises:
-        UnsupportedError: this version does not ask.
     """
     bisector = BISECTOR.get("bisect")
     BISECTED_BACKENDS.get("bisect")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -135,7 +135,7 @@ class Recognizer:
         self._plain = [(place, plain_key(leaf)) for place, leaf in enumerate(leaves) if type(leaf) in PLAIN]
         self._reaches, self._overlap = [*map(reach_of, tensors)], overlap_of(tensors)
         self._addresses = [*map(_address, tensors)]
-        self._check = guards_of(tensors)
+        self._check = make_tensor_check(tensors)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> bool:
         """Whether a call with these arguments certainly has the same signature."""
@@ -169,17 +169,6 @@ class Recognizer:
             return False
         self._addresses = addresses
         return True
-
-
-def guards_of(tensors: list[torch.Tensor]) -> Callable[..., bool]:
-    """Return a check that as many tensors are like these, in one step: PyTorch's guards.
-
-    It may say no in another grad or inference mode. A nested tensor must not come near it: it ends the process.
-
-    Raises:
-        UnsupportedError: this torch lacks those guards.
-    """
-    return make_tensor_check(tensors)
 
 
 def opaque_leaves(tree: Any) -> list[str]:

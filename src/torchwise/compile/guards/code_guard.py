@@ -79,9 +79,10 @@ class CodeGuard(Guard):
 
     def rebound(self) -> str | None:
         """Return the name of a class attribute, global or other entry with replaced code, or None."""
-        for place, names in self._find_differences().items():
-            return f"{self._contents[place].owner}.{names[0]}"
-        return None
+        if not (differences := self._find_differences()):
+            return None
+        place, names = next(iter(differences.items()))
+        return f"{self._contents[place].owner}.{names[0]}"
 
     def rewritten(self) -> str | None:
         """Return the name of a function whose own code or defaults changed, or None."""

@@ -106,13 +106,7 @@ class GuardBypass:
         return [(str(guard.orig_guard.name), guard.value) for guard in self.guards if guard.has_value]
 
     def note_code(self, source: types.CodeType, code: types.CodeType, arguments: Mapping[str, Any]) -> None:
-        """Keep the facts about code that was just compiled, and release the guards, which hold the inputs.
-
-        Args:
-            source: the original code.
-            code: the code compiled from it.
-            arguments: the values of all parameters.
-        """
+        """Keep the facts about code just compiled from `source`, and release the guards, which hold the inputs."""
         if not self.is_of(source) or self.own is None:
             self._reads = None  # parts of it read attributes by other names
         else:
@@ -125,13 +119,9 @@ class GuardBypass:
         self.guards = []
 
     def path(self, steady: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: Finish) -> Call:
-        """Return the fastest callable for calls of this signature, after a call through Dynamo.
+        """Return the fastest callable for calls of this signature, after a call through Dynamo (`steady`).
 
-        Args:
-            steady: calls through Dynamo.
-            args: positional arguments of the call, in their state after it.
-            kwargs: keyword arguments of the call, in their state after it.
-            before: the result of `prepare_bypass` before the call.
+        The arguments are in their state after that call. `before` is the result of `prepare_bypass` before it.
         """
         bypass = before(args, kwargs)
         return steady if bypass is None else fast_path(steady, bypass, self.prepare_bypass)
@@ -205,14 +195,7 @@ _KNOWN: weakref.WeakKeyDictionary[types.CodeType, CodeFacts] = weakref.WeakKeyDi
 
 
 def facts_of(guards: Sequence[Any], own: str | None, arguments: Mapping[str, Any], *, broke: bool) -> CodeFacts:
-    """Return the facts about code by its guards.
-
-    Args:
-        guards: all of its guards.
-        own: the parameter for the module.
-        arguments: the values of all parameters.
-        broke: whether the graph broke.
-    """
+    """Return the facts about code by all of its guards, where `own` is the parameter for the module."""
     arguments = {name: value for name, value in arguments.items() if name != own}
     uncovered = next((name_of(guard) for guard in guards if not is_covered(guard, own, arguments)), None)
     if uncovered is not None:
@@ -271,8 +254,8 @@ def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> boo
     attribute = name.rpartition(".")[2]
     if name == own or attribute.startswith(("_modules", "_parameters", "_buffers", "_forward", "_backward")):
         return True
-    if guard.guard_type == "HASATTR" and not guard.has_value and _attribute_of(guard) is None:
-        return True  # it is missing, as `reads_of` notes
+    if guard.guard_type == "HASATTR" and _attribute_of(guard) is None:
+        return True  # `reads_of` notes the attribute
     return is_frozen(guard.value) or isinstance(guard.value, _CODE)
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from torchwise._torch.dynamo import make_tensor_check
 from torchwise.compile.guards.dict_contents import DictContents, watch
 from torchwise.compile.guards.varying_values import Guard, VaryingKind, VaryingValue, value_varied
 from torchwise.compile.recompiles import Pace
-from torchwise.compile.signature import guards_of, is_strided
+from torchwise.compile.signature import is_strided
 from torchwise.errors import UnsupportedError
 from torchwise.workload.layouts import count_writes
 
@@ -189,9 +190,9 @@ def _make_tensor_guards(tensors: list[torch.Tensor]) -> tuple[Callable[..., bool
     if not all(type(t) in (torch.Tensor, torch.nn.Parameter) and is_strided(t) for t in tensors):
         return None
     try:
-        here = guards_of(tensors)
+        here = make_tensor_check(tensors)
         with torch.inference_mode(not torch.is_inference_mode_enabled()), torch.no_grad():
-            there = guards_of(tensors)
+            there = make_tensor_check(tensors)
     except UnsupportedError:
         return None
     return here, there

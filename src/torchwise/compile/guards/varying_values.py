@@ -109,13 +109,7 @@ def note(values: Iterable[tuple[str, Any]]) -> Noted:
 
 
 def find_varied(noted: Noted, scope: Mapping[str, Any], owner: str | None) -> list[VaryingValue]:
-    """Return the values that differ now.
-
-    Args:
-        noted: values of before.
-        scope: "L" and "G": the local and the global variables.
-        owner: the local variable of the model.
-    """
+    """Return the noted values that differ now, in a scope of local (L) and global (G) variables."""
     found = []
     for name, before in noted.items():
         try:
@@ -124,15 +118,8 @@ def find_varied(noted: Noted, scope: Mapping[str, Any], owner: str | None) -> li
             continue
         if now != before:
             kind = now[0] if now[0] == before[0] else VaryingKind.OBJECT
-            found.append(
-                VaryingValue(
-                    name,
-                    place_of(name, owner, scope["L"]),
-                    kind,
-                    _format_value(now),
-                    _is_integer(before) and _is_integer(now),
-                )
-            )
+            place, is_integer = place_of(name, owner, scope["L"]), _is_integer(before) and _is_integer(now)
+            found.append(VaryingValue(name, place, kind, _format_value(now), is_integer))
     return found
 
 
@@ -143,13 +130,7 @@ def value_varied(place: str, now: Any) -> VaryingValue:
 
 
 def place_of(name: str, owner: str | None, variables: Mapping[str, Any]) -> str:
-    """Return the place of an expression of Dynamo's, in words.
-
-    Args:
-        name: the expression.
-        owner: the local variable of the model.
-        variables: the local ones.
-    """
+    """Return the place of an expression of Dynamo's, in words, where `owner` is the local variable of the model."""
     if hit := _OF_MODULE.fullmatch(name):
         return f"`{hit[2]}` of {hit[1].replace('_dot_', '.')}"
     if hit := _OF_CLASS.fullmatch(name):
