@@ -22,6 +22,40 @@ from typing import Any
 
 from torchwise.records import CoreUse, codec
 
+LIMIT_S = 300.0
+PREFIX = "torchwise-probe "
+
+REMOVED_VARIABLES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE")
+"""Variables that would prevent the probe from compiling, or fill the disk. `check_variables` reports them."""
+LAYERS, FEATURES = 7, 256
+CALLS = 10
+"""Consecutive calls with one number of threads: enough for some of them to wait, if threads wait for cores."""
+TIMED_S, MIN_ROUNDS = 1.0, 3
+BUILD_LIMIT_S = 60.0
+
+PLAIN = """\
+#include <vector>
+extern "C" int answer() {
+  std::vector<int> numbers(42, 1);
+  int sum = 0;
+  for (int n : numbers) sum += n;
+  return sum;
+}
+"""
+
+OPENMP = """\
+#include <omp.h>
+extern "C" int answer() {
+  int sum = 0;
+  #pragma omp parallel for reduction(+ : sum)
+  for (int i = 0; i < 42; i++) sum += omp_get_num_threads() > 0;
+  return sum;
+}
+"""
+
+# In a separate process: this one may load torch later, and must not have a second OpenMP runtime.
+LOAD = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).answer() != 42)"
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -76,32 +110,6 @@ def find_error_line(text: str) -> str:
     return (informative or lines[-1:] or [""])[0][:300]
 
 
-BUILD_LIMIT_S = 60.0
-
-PLAIN = """\
-#include <vector>
-extern "C" int answer() {
-  std::vector<int> numbers(42, 1);
-  int sum = 0;
-  for (int n : numbers) sum += n;
-  return sum;
-}
-"""
-
-OPENMP = """\
-#include <omp.h>
-extern "C" int answer() {
-  int sum = 0;
-  #pragma omp parallel for reduction(+ : sum)
-  for (int i = 0; i < 42; i++) sum += omp_get_num_threads() > 0;
-  return sum;
-}
-"""
-
-# In a separate process: this one may load torch later, and must not have a second OpenMP runtime.
-LOAD = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).answer() != 42)"
-
-
 @dataclass(frozen=True, slots=True)
 class Compiler:
     """The compiler that Inductor calls, and why a plain program and one with OpenMP fail with it, or ""."""
@@ -135,17 +143,6 @@ def _build(command: str, folder: Path, source: str, *flags: str) -> str:
         return built.error
     loaded = run_command([sys.executable, "-I", "-c", LOAD, library], BUILD_LIMIT_S)
     return f"the built library does not load: {loaded.error}" if loaded.error else ""
-
-
-LIMIT_S = 300.0
-PREFIX = "torchwise-probe "
-
-REMOVED_VARIABLES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE")
-"""Variables that would prevent the probe from compiling, or fill the disk. `check_variables` reports them."""
-LAYERS, FEATURES = 7, 256
-CALLS = 10
-"""Consecutive calls with one number of threads: enough for some of them to wait, if threads wait for cores."""
-TIMED_S, MIN_ROUNDS = 1.0, 3
 
 
 @dataclass(frozen=True, slots=True)

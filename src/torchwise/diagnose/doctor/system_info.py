@@ -19,6 +19,11 @@ from torchwise import environment
 from torchwise.diagnose.doctor.probe import Compiler, Probe, run_probe, try_compiler
 from torchwise.environment import cpu_quota, read_text
 
+GPU_FIELDS = ("name", "driver_version", "compute_cap", "memory.used", "memory.total", "utilization.gpu", "uuid")
+PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
+MIB = 2**20
+GIB = 2**30
+
 
 class Status(StrEnum):
     """The severity of a finding."""
@@ -53,12 +58,6 @@ def warn(topic: str, found: str, advice: str) -> Finding:
 def bad(topic: str, found: str, advice: str) -> Finding:
     """Make a finding that needs a fix."""
     return Finding(topic, Status.BAD, found, advice)
-
-
-GPU_FIELDS = ("name", "driver_version", "compute_cap", "memory.used", "memory.total", "utilization.gpu", "uuid")
-PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
-MIB = 2**20
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
