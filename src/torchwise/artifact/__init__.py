@@ -11,6 +11,10 @@ For a fleet, use a folder by URL in place of the file. Each machine finds its ow
     artifact.save("s3://bucket/models", model, decision, (x,))
     decision = artifact.load("s3://bucket/models", model, trust=True)
 
+On its first call Dynamo still traces the model, and then finds all code that it asks for. Where no call may wait for
+that, as when a plan is swapped into a program that serves, code is compiled ahead (`compile/aot.py`). That takes
+fewer models and plans: no graph break, no hooks and no training.
+
 PyTorch runs the compiled code as it lies in the file, and reads it with pickle. So anybody who may write the file may
 run code here. Only `load` and `load_all` with `trust=True` take the code out.
 """

@@ -23,10 +23,13 @@ from rich.console import Console
 from torchwise._torch import dynamo
 from torchwise.diagnose.events import Artifact, Events, Span
 from torchwise.errors import InputError
-from torchwise.records.compile_events import Break, Compilation, CompileEvents, Frame, Recompile, UncompiledPart
+from torchwise.records.compile_events import Break, Compilation, CompileEvents, Recompile, UncompiledPart
 from torchwise.report.compile_events import print_compile_events
 
-__all__ = ["Artifact", "Break", "Compilation", "CompileEvents", "Frame", "Recompile", "Span", "Trace", "UncompiledPart"]
+__all__ = ["Artifact", "Span", "Trace", "Watch", "watch"]
+
+_handlers = threading.Lock()
+"""Held while the handlers of PyTorch's trace change."""
 
 
 class Trace:
@@ -59,7 +62,10 @@ class Trace:
             with self._handler.events() as events:
                 events.trace_seconds = dynamo.get_trace_seconds()
             self._started_s = time.perf_counter()
-            _attach(self._logger, self._handler)
+            # A new list with this handler first, as a logger iterates over the list while it may change. PyTorch's own
+            # handler removes itself meanwhile, and the next handler would be skipped.
+            with _handlers:
+                self._logger.handlers = [self._handler, *self._logger.handlers]
             self._note_if_detached()
         return self
 
@@ -69,7 +75,9 @@ class Trace:
             return
         self._ended_s = time.perf_counter()
         self._note_if_detached()
-        _detach(self._logger, self._handler)
+        with _handlers:
+            self._logger.handlers = [one for one in self._logger.handlers if one is not self._handler]
+        self._handler.close()
         with self._handler.events() as events:
             events.add_skips(dynamo.count_cudagraph_skips() - self._skips_before)
             if lost := events.count_unfinished():
@@ -178,22 +186,6 @@ class _Handler(logging.Handler):
             self.release()
 
 
-def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
-    # A new list with this handler first, as a logger iterates over the list while it may change. PyTorch's own handler
-    # removes itself meanwhile, and the next handler would be skipped.
-    with _handlers:
-        logger.handlers = [handler, *logger.handlers]
-
-
-def _detach(logger: logging.Logger, handler: logging.Handler) -> None:
-    with _handlers:
-        logger.handlers = [one for one in logger.handlers if one is not handler]
-    handler.close()
-
-
-_handlers = threading.Lock()
-
-
 class Watch:
     """Collects the compiler's events. `torchwise.watch()` returns a started one."""
 
@@ -255,7 +247,8 @@ class Watch:
         try:
             print_compile_events(self.seen, Console(stderr=True))
         except Exception as error:  # stderr may be closed or replaced, and the program must end as without Torchwise
-            _report_error(error)
+            with contextlib.suppress(Exception):  # there is no other place to report it
+                sys.stderr.write(f"torchwise: the summary could not be printed: {error}\n")
 
 
 def watch(*, print: bool = True) -> Watch:
@@ -284,10 +277,3 @@ def watch(*, print: bool = True) -> Watch:
     if not isinstance(print, bool):
         raise InputError(f"print is {print!r}, but must be True or False")
     return Watch(print_summary=print).start()
-
-
-def _report_error(error: Exception) -> None:
-    try:
-        sys.stderr.write(f"torchwise: the summary could not be printed: {error}\n")
-    except Exception:  # there is no other place to report it
-        return
