@@ -99,7 +99,7 @@ def _make_artifact(
     workload: Workload | str, decision: Decision, launcher: Launcher, limit_s: float
 ) -> tuple[Info, bytes]:
     live = workload if isinstance(workload, Workload) else None
-    with send_model(live, live.name if live else "") as file, own_caches() as folder:
+    with send_model(live) as file, own_caches() as folder:
         job = Job("try", decision.workload, decision.plan, file.source, cache_dir=folder, settings=file.settings)
         if isinstance(workload, str):
             job = replace(job, workload=replace(decision.workload, target=workload))

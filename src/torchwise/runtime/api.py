@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -152,8 +151,7 @@ def tune(
     from torchwise.report import Progress
     from torchwise.store import open_storage
     from torchwise.study import run_study
-    from torchwise.trial import ProcessLauncher
-    from torchwise.trial.loading import save
+    from torchwise.trial import ProcessLauncher, send_model
 
     options = TuneOptions(
         calls=calls,
@@ -170,14 +168,10 @@ def tune(
         cold=cold,
     )
     request, workload = _make_request(model, args, kwargs, examples, options)
-    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, open_storage(store) as storage:
-        if workload is not None:
-            request = replace(request, source=str(Path(folder, "model.pt")))
-            save(workload, str(request.source))
-        display: AbstractContextManager[Any] = Progress() if progress else nullcontext(Listener())
-        with display as listener:
-            record = run_study(request, storage, ProcessLauncher(), listener)
-            return Study(record, storage.place if store else None)
+    display: AbstractContextManager[Any] = Progress() if progress else nullcontext(Listener())
+    with open_storage(store) as storage, send_model(workload) as file, display as listener:
+        record = run_study(replace(request, source=file.source), storage, ProcessLauncher(), listener)
+        return Study(record, storage.place if store else None)
 
 
 def _make_request(

@@ -172,8 +172,8 @@ class SentModel:
 
 
 @contextmanager
-def send_model(workload: Workload | None, name: str) -> Iterator[SentModel]:
-    """Write a live model to a file under this name, for as long as the workers need it. A target needs no file.
+def send_model(workload: Workload | None, name: str | None = None) -> Iterator[SentModel]:
+    """Write a live model to a file, by default under its own name, while the workers need it. A target needs no file.
 
     Raises:
         WorkloadError: it cannot be pickled.
@@ -185,7 +185,7 @@ def send_model(workload: Workload | None, name: str) -> Iterator[SentModel]:
 
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder:
         source = str(Path(folder, "model.pt"))
-        save(replace(workload, name=name), source)
+        save(workload if name is None else replace(workload, name=name), source)
         yield SentModel(source, ProcessSettings.from_this_process())
 
 

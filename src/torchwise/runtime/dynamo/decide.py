@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from torchwise import environment
@@ -26,8 +24,7 @@ from torchwise.store import Storage, StudyKey, open_storage
 from torchwise.store.location import locate
 from torchwise.study import Request, run_study
 from torchwise.study.apply_approvals import apply_approvals
-from torchwise.trial import Job, ProcessLauncher, ProcessSettings
-from torchwise.trial.loading import save
+from torchwise.trial import Job, ProcessLauncher, ProcessSettings, send_model
 from torchwise.workload.identity import identity, structure
 
 BUDGET_S = 300.0
@@ -110,10 +107,9 @@ def _tune_graph(captured: Captured, request: Request, options: Options, storage:
     start = time.monotonic()
     try:
         shown: AbstractContextManager[Any] = Progress() if options.progress else nullcontext(Listener())
-        with kept_random(), tempfile.TemporaryDirectory(prefix="torchwise-graph-") as folder, shown as listener:
-            source = str(Path(folder, "graph.pt"))
-            save(replace(captured.workload, name=request.workload.target), source)
-            request = replace(request, source=source, budget_s=min(options.budget, EFFORTS[request.effort].search_s))
+        with kept_random(), send_model(captured.workload, request.workload.target) as file, shown as listener:
+            budget_s = min(options.budget, EFFORTS[request.effort].search_s)
+            request = replace(request, source=file.source, budget_s=budget_s)
             decision = run_study(request, storage, ProcessLauncher(), listener).decision
     finally:
         SPENT.seconds += time.monotonic() - start
