@@ -11,13 +11,13 @@ from typing import Any
 from torchwise.environment import Environment
 from torchwise.plan import Numerics
 from torchwise.plan.workload_spec import LIVE, WorkloadSpec
-from torchwise.records import Inspection, Interval, StepWork, Study, Trial, Verdict
+from torchwise.records import Inspection, Interval, Outcome, StepWork, Study, Trial, Verdict
 from torchwise.records import format as show
 from torchwise.records.analysis import Analysis
 from torchwise.records.answer import Answer, exceeds
 from torchwise.report import document as doc
 
-_TONES = {"pass": doc.Tone.GOOD, "fail": doc.Tone.BAD, "not comparable": doc.Tone.WARNING}
+OUTCOME_TONES = {Outcome.PASS: doc.Tone.GOOD, Outcome.FAIL: doc.Tone.BAD, Outcome.NOT_COMPARABLE: doc.Tone.WARNING}
 
 
 def when(seconds: float) -> str:
@@ -86,7 +86,7 @@ def check_table(about: str, verdict: Verdict | None) -> tuple[doc.Table, ...]:
         doc.Row(
             (
                 show.one_line(one.name),
-                doc.Cell(one.outcome.value, _TONES.get(one.outcome.value, doc.Tone.PLAIN)),
+                doc.Cell(one.outcome.value, OUTCOME_TONES[one.outcome]),
                 show.relative_error(one.error),
                 show.relative_error(one.floor),
                 one.detail,

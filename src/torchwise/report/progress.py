@@ -194,9 +194,7 @@ class BenchProgress(Progress):
 
     def finish_row(self, benchmark: Benchmark, row: Row) -> None:
         """Keep a finished row first, and then report it."""
-        self.benchmark = benchmark
-        self._keep(benchmark)
-        self.stage("")
+        self.update_row(benchmark, row)
         self._say(f"{show.one_line(row.workload.target)}: {to_log_line(line_of(row, benchmark))}")
         self._leader = f"{show.pluralize(len(benchmark.rows), 'row')} done"
         self._task = self._target

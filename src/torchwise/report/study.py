@@ -10,13 +10,14 @@ from rich.console import RenderableType
 from torchwise.errors import PlanError
 from torchwise.plan import Numerics, Plan, Trait
 from torchwise.plan.space import choices_of
-from torchwise.records import Decision, Outcome, Study, StudyState, Trial
+from torchwise.records import Decision, Study, StudyState, Trial
 from torchwise.records import format as show
 from torchwise.records.candidates import Row as Candidate
 from torchwise.records.candidates import rows
 from torchwise.records.reasons import format_saving, workload_of
 from torchwise.report import document as doc
 from torchwise.report.facts import (
+    OUTCOME_TONES,
     break_even,
     check_table,
     command_line,
@@ -56,7 +57,6 @@ STANDINGS = {
     "verified": doc.Tone.PLAIN,
     "ineligible": doc.Tone.MUTED,
 }
-ANSWERS = {Outcome.PASS: doc.Tone.GOOD, Outcome.FAIL: doc.Tone.BAD, Outcome.NOT_COMPARABLE: doc.Tone.WARNING}
 
 
 def render_study(study: Study, name: str | None = None, store: str | None = None) -> RenderableType:
@@ -171,7 +171,7 @@ def _describe_costs(decision: Decision) -> str:
 def _candidate_row(row: Candidate) -> doc.Row:
     floor = "" if row.floor is None else f", floor {show.relative_error(row.floor)}"
     error = "" if row.error is None else f"error {show.relative_error(row.error)}{floor}"
-    answer = ANSWERS[row.outcome] if row.outcome else doc.Tone.PLAIN
+    answer = OUTCOME_TONES[row.outcome] if row.outcome else doc.Tone.PLAIN
     return doc.Row(
         (
             "" if row.number is None else row.number,
