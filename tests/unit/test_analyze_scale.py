@@ -14,7 +14,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan.workload_spec import BatchDim, WorkloadSpec
 from torchwise.trial import Job
 from torchwise.workload import Example, Workload
-from torchwise.workload.workload import batch_of, resize_example
+from torchwise.workload.workload import batch_of, resize_example, scale_batch
 
 
 def find(call: Any, *inputs: Any, dim: int | None = None) -> BatchDim:
@@ -84,3 +84,10 @@ def test_single_calls_are_timed_in_turns_as_many_of_each() -> None:
     assert len(plan.calls_s) == len(eager.calls_s) == steady.MIN_TURNS * steady.CALLS_PER_TURN
     turn = steady.CALLS_PER_TURN
     assert order[2:] == (["plan"] * turn + ["eager"] * turn) * steady.MIN_TURNS
+
+
+def test_a_workload_at_another_batch_size_has_its_first_example_alone() -> None:
+    examples = (Example((torch.ones(2, 3),)), Example((torch.ones(7, 3),)))
+    scaled = scale_batch(Workload(torch.sin, examples, reseed=lambda seed: examples), BatchDim(0, 4))
+    assert [example.args[0].shape for example in scaled.examples] == [(4, 3)]
+    assert scaled.reseed is None
