@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -111,7 +111,7 @@ def verify_step(
         tell: receives a line for each finished check. For the loss curves, it names the first and the last loss.
     """
     checks: list[Check] = []
-    for check in _checks(subject, extra_draws, noise_budget_s):
+    for check in _StepChecks(subject, extra_draws, noise_budget_s).run():
         checks.append(check)
         tell(f"verify: {check.describe_loss() or check.name}")
         if check.outcome is not Outcome.PASS:  # nothing that follows could make it one
@@ -119,56 +119,80 @@ def verify_step(
     return Verdict(tuple(checks))
 
 
-def _checks(subject: StepSubject, extra_draws: int, budget_s: float) -> Iterator[Check]:
-    inputs = draws(subject.workload, extra_draws)
-    candidate = subject.candidate
-    candidate.settle(inputs)
-    more = further(subject.workload, range(extra_draws + 1, MAX_DRAWS + 1))
-    if not subject.stochastic:
-        yield from _arithmetic(subject, subject.base, candidate, inputs, more, budget_s)
-    else:
-        yield from _noisy(subject, candidate, inputs, more, budget_s)
-    yield check_retained_loss(candidate, inputs)
-    eager = _settle_runner(StepRunner(subject.base), inputs)
-    yield _trajectories(subject, candidate, eager, inputs, MIN_SEEDS + extra_draws, budget_s)
-    if not subject.stochastic:
-        yield _weights(subject, candidate, inputs)
+class _StepChecks:
+    """The checks of one candidate."""
 
+    def __init__(self, subject: StepSubject, extra_draws: int, budget_s: float) -> None:
+        self._subject, self._candidate, self._budget_s = subject, subject.candidate, budget_s
+        self._inputs = draws(subject.workload, extra_draws)
+        self._more = further(subject.workload, range(extra_draws + 1, MAX_DRAWS + 1))
+        self._seeds = MIN_SEEDS + extra_draws
 
-def _arithmetic(
-    subject: StepSubject,
-    base: TrainStep,
-    candidate: StepRunner,
-    inputs: list[Example],
-    more: Iterable[Example],
-    budget_s: float,
-) -> Iterator[Check]:
-    """Compare gradients and updates of a step that draws no random numbers, on `more` inputs if needed."""
-    native = _settle_runner(StepRunner(base), inputs)
-    floor = _settle_runner(StepRunner(base, subject.floor), inputs) if subject.floor else native
-    reference = ReferenceStepRunner.from_step(base, inputs[0])
-    gradients, start, is_open = Gradients(subject.epsilon), time.perf_counter(), False
-    later: Observation | None = None
-    for seed, example in enumerate(itertools.chain(inputs, more)):
-        own, plain, usual = (who.gradients(example, seed) for who in (candidate, native, floor))
-        if subject.first and subject.first[0] == seed and candidate is subject.candidate:
-            later = own
-        exact = reference.gradients(example, seed) if reference else None
-        gradients.add(own, plain, usual, exact, _make_sensitivity(floor, partial(_leaves, floor, example, seed)))
-        if seed + 1 < len(inputs):
-            continue
-        # Once needed, all further draws count: to stop at the first that lets it pass would let faults pass.
-        is_open = is_open or gradients.is_open or gradients.decides
-        if not is_open or time.perf_counter() - start >= PATIENCE * budget_s:
-            break
-    checks = gradients.checks()
-    yield from (_recheck_on_cpu(check, base, candidate, reference, inputs[0]) for check in checks)
-    if subject.first and later:
-        yield check_first(subject.first[1], later, checks[0].error or 0.0)
-    rounding = {name for name in candidate.list_parameter_names() if name_gradient(name) in gradients.rounding}
-    yield _updates(
-        (candidate, floor, reference or native), inputs, rounding, subject.bounds(has_reference=bool(reference))
-    )
+    def run(self) -> Iterator[Check]:
+        subject, candidate = self._subject, self._candidate
+        candidate.settle(self._inputs)
+        yield from self._noisy() if subject.stochastic else self._arithmetic(subject.base, candidate)
+        yield check_retained_loss(candidate, self._inputs)
+        yield self._trajectories()
+        if not subject.stochastic:
+            yield _weights(subject, candidate, self._inputs)
+
+    def _make_runner(self, base: TrainStep, make: Maker | None = None) -> StepRunner:
+        runner = StepRunner(base, make)
+        runner.settle(self._inputs)
+        return runner
+
+    def _arithmetic(self, base: TrainStep, candidate: StepRunner) -> Iterator[Check]:
+        """Compare gradients and updates of a step that draws no random numbers, on more inputs if needed."""
+        subject, inputs = self._subject, self._inputs
+        native = self._make_runner(base)
+        floor = self._make_runner(base, subject.floor) if subject.floor else native
+        reference = ReferenceStepRunner.from_step(base, inputs[0])
+        gradients, start, is_open = Gradients(subject.epsilon), time.perf_counter(), False
+        later: Observation | None = None
+        for seed, example in enumerate(itertools.chain(inputs, self._more)):
+            own, plain, usual = (who.gradients(example, seed) for who in (candidate, native, floor))
+            if subject.first and subject.first[0] == seed and candidate is subject.candidate:
+                later = own
+            exact = reference.gradients(example, seed) if reference else None
+            gradients.add(own, plain, usual, exact, _make_sensitivity(floor, partial(_leaves, floor, example, seed)))
+            if seed + 1 < len(inputs):
+                continue
+            # Once needed, all further draws count: to stop at the first that lets it pass would let faults pass.
+            is_open = is_open or gradients.is_open or gradients.decides
+            if not is_open or time.perf_counter() - start >= PATIENCE * self._budget_s:
+                break
+        checks = gradients.checks()
+        yield from (_recheck_on_cpu(check, base, candidate, reference, inputs[0]) for check in checks)
+        if subject.first and later:
+            yield check_first(subject.first[1], later, checks[0].error or 0.0)
+        rounding = {name for name in candidate.list_parameter_names() if name_gradient(name) in gradients.rounding}
+        sides, bounds = (candidate, floor, reference or native), subject.bounds(has_reference=bool(reference))
+        yield _updates(sides, inputs, rounding, bounds)
+
+    def _noisy(self) -> Iterator[Check]:
+        subject, candidate, example = self._subject, self._candidate, self._inputs[0]
+        still, had_dropout = quiet(subject.base)
+        if had_dropout and _is_still(still, example):
+            yield from self._arithmetic(still, self._make_runner(still, subject.make))
+        floor = self._make_runner(subject.base, subject.floor)
+        yield from check_noise(
+            lambda: candidate.answer(example),
+            lambda: floor.answer(example),
+            budget_s=self._budget_s,
+            exact_precision=subject.precision == "native" and subject.base.autocast is None,
+        )
+
+    def _trajectories(self) -> Check:
+        inputs, eager = self._inputs, self._make_runner(self._subject.base)
+        start = time.perf_counter()
+        eager.losses([inputs[0]] * 2, seed=0)
+        each = (time.perf_counter() - start) / 2
+        steps = int(min(max(self._budget_s / (2 * self._seeds * max(each, 1e-6)), MIN_STEPS), MAX_STEPS))
+        orders = [random.Random(seed).choices(inputs, k=steps) for seed in range(self._seeds)]
+        sides = (self._candidate, eager)
+        curves = [[who.losses(order, seed) for seed, order in enumerate(orders)] for who in sides]
+        return check_trajectories(curves[0], curves[1], reduced=self._subject.precision != "native")
 
 
 def _updates(sides: tuple[StepRunner, ...], inputs: list[Example], rounding: Collection[str], bounds: Bounds) -> Check:
@@ -253,43 +277,9 @@ def check_retained_loss(candidate: StepRunner, inputs: list[Example]) -> Check:
     return Check(CheckName.RETAINED_LOSS, Outcome.PASS, "a loss stays as it is while later steps are taken")
 
 
-def _settle_runner(runner: StepRunner, inputs: list[Example]) -> StepRunner:
-    runner.settle(inputs)
-    return runner
-
-
-def _noisy(
-    subject: StepSubject, candidate: StepRunner, inputs: list[Example], more: Iterable[Example], budget_s: float
-) -> Iterator[Check]:
-    still, had_dropout = quiet(subject.base)
-    if had_dropout and _is_still(still, inputs[0]):
-        yield from _arithmetic(
-            subject, still, _settle_runner(StepRunner(still, subject.make), inputs), inputs, more, budget_s
-        )
-    floor = _settle_runner(StepRunner(subject.base, subject.floor), inputs)
-    yield from check_noise(
-        lambda: candidate.answer(inputs[0]),
-        lambda: floor.answer(inputs[0]),
-        budget_s=budget_s,
-        exact_precision=subject.precision == "native" and subject.base.autocast is None,
-    )
-
-
 def _is_still(step: TrainStep, example: Example) -> bool:
     runner = StepRunner(step)
     return not is_stochastic(lambda: runner.answer(example))[0]
-
-
-def _trajectories(
-    subject: StepSubject, candidate: StepRunner, eager: StepRunner, inputs: list[Example], seeds: int, budget_s: float
-) -> Check:
-    start = time.perf_counter()
-    eager.losses([inputs[0]] * 2, seed=0)
-    each = (time.perf_counter() - start) / 2
-    steps = int(min(max(budget_s / (2 * seeds * max(each, 1e-6)), MIN_STEPS), MAX_STEPS))
-    orders = [random.Random(seed).choices(inputs, k=steps) for seed in range(seeds)]
-    curves = [[who.losses(order, seed) for seed, order in enumerate(orders)] for who in (candidate, eager)]
-    return check_trajectories(curves[0], curves[1], reduced=subject.precision != "native")
 
 
 def _weights(subject: StepSubject, candidate: StepRunner, inputs: list[Example]) -> Check:
