@@ -86,6 +86,20 @@ def test_a_module_whose_tensors_cannot_be_glanced_at_is_looked_at_closely(net: N
     assert look.has_changed()
 
 
+UNUSUAL: dict[str, Callable[[Net], object]] = {
+    "parts in another order": lambda net: net.layers._modules.update({"0": net.layers._modules.pop("0")}),
+    "another dict of buffers": lambda net: setattr(net, "_buffers", dict(net._buffers)),
+    "a part put back": lambda net: net._modules.update(layers=net._modules.pop("layers")),
+}
+
+
+@pytest.mark.parametrize(("kind", "changes"), zip(UNUSUAL, (True, True, False), strict=True))
+def test_the_order_of_parts_counts_and_the_dict_that_holds_weights(kind: str, changes: bool, net: Net) -> None:
+    look = ModuleGuard(net)
+    UNUSUAL[kind](net)
+    assert look.has_changed() is changes
+
+
 def test_a_watch_looks_closely_only_where_a_glance_does_not_do(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     monkeypatch.setattr(ModuleState, "has_changed", lambda state: looks.append(state) is None)

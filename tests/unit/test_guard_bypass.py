@@ -294,6 +294,27 @@ def test_plain_values_in_modules_of_torch_are_no_constants(value: Any, is_covere
     assert guard_bypass.is_covered(guard, None, {}) is is_covered
 
 
+@pytest.mark.parametrize(
+    ("place", "attribute", "is_covered", "reads"),
+    [
+        ("self", "factor", True, {(): {"factor"}}),  # as torch 2.12 and later name it
+        ("self.factor", None, True, {(): {"factor"}}),  # as torch 2.11 does
+        ("self._modules['a'].factor", None, True, {("a",): {"factor"}}),
+        ("self.part", "factor", False, {(): {"factor"}}),
+        ("self.part.factor", None, False, {}),
+    ],
+)
+def test_whether_there_is_an_attribute_is_read_from_either_form_of_its_guard(
+    place: str, attribute: str | None, is_covered: bool, reads: dict[tuple[str, ...], set[str]]
+) -> None:
+    create = SimpleNamespace(keywords={"attr": attribute} if attribute else None)
+    guard = SimpleNamespace(
+        name=place, is_global=False, guard_type="HASATTR", value=object(), orig_guard=SimpleNamespace(create_fn=create)
+    )
+    assert guard_bypass.is_covered(guard, "self", {}) is is_covered
+    assert guard_bypass.reads_of([guard], "self") == reads
+
+
 def reads_all_of_a_tree(batch: Batch, pair: list[torch.Tensor], *more: Any, **named: Any) -> torch.Tensor:
     return batch.x + pair[0] * len(pair) + more[0]["a"] + named["b"][0]
 
