@@ -2,9 +2,7 @@
 
 A program may set a number, a string or an object for each request, and compiled code may depend on it. Then every call
 is compiled. PyTorch stops after eight times and silently runs the code in eager. A plan stops as well: the original
-model answers, and a message names the value that varies.
-
-Also here: limit how often to do work that saves time only later, such as the search for a bypass.
+model answers, and a message names the value that varies. `Pace` limits work that only saves time later.
 """
 
 from __future__ import annotations
@@ -146,7 +144,7 @@ class Recompiles:
         now = self._clock()
         if now - self._last >= MAX_WAIT_S:
             self._lately, self._wait_s, self._next = 0, FIRST_WAIT_S, None
-        if self._lately < (self._most if self._most is not None else _limit_of_pytorch()):
+        if self._lately < (dynamo.get_recompile_limit() if self._most is None else self._most):
             is_permitted = True
         else:
             is_permitted = self._next is not None and now >= self._next
@@ -183,10 +181,6 @@ def count_recompiles(compiled: Callable[..., Any], recompiles: Recompiles) -> Ca
 
 def _now(varied: Sequence[VaryingValue]) -> str:
     return ", ".join(f"{one.place} is now {one.value or 'another'}" for one in varied) or "PyTorch reports no reason"
-
-
-def _limit_of_pytorch() -> int:
-    return dynamo.get_recompile_limit()
 
 
 SHARE = 0.05

@@ -3,9 +3,6 @@
 Calls may overlap in several threads, and may be nested. The first call saves and sets the settings that the process
 shares (TF32), and the last one restores them. The number of threads belongs to each calling thread.
 
-Also here: set the number of threads of operators during calls, for one thread of the program, and restore it
-afterwards.
-
 `torch.set_num_threads` sets two numbers: the calling thread's own (OpenMP's and MKL's), and the default that every
 thread gets when it computes for the first time. So a thread that begins to compute while a call is under way in another
 would keep that call's number for good. If PyTorch's libraries offer their own functions, which set the calling thread's
@@ -20,7 +17,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -115,18 +112,6 @@ Before = tuple[int, int]
 """The numbers to restore: the number of threads of operators, and that of MKL, or 0 if MKL uses its own default."""
 
 
-class ThreadCount(Protocol):
-    """Sets the number of threads around calls, which may overlap in several threads and may be nested."""
-
-    def enter(self, threads: int) -> Before:
-        """Set the number in this thread, and return the numbers to put back."""
-        ...
-
-    def leave(self, before: Before) -> None:
-        """Put back the numbers that `enter` returned, in the same thread."""
-        ...
-
-
 class OwnCount:
     """The calling thread's own number: no other thread is concerned.
 
@@ -152,7 +137,7 @@ class OwnCount:
 
 
 class SharedCount:
-    """PyTorch's number, if its libraries have no functions of their own.
+    """PyTorch's number, if its libraries have no functions of their own, with the methods of `OwnCount`.
 
     A thread that asks for the first time is given the number that any thread set last. It must not take that for the
     user's own number, so that one is remembered while any call has another.
@@ -187,7 +172,7 @@ class SharedCount:
 
 
 @functools.cache
-def thread_count() -> ThreadCount:
+def thread_count() -> OwnCount | SharedCount:
     """Return the object that sets the number of threads in this process."""
     return _find_own_count() or SharedCount()
 

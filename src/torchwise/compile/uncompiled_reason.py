@@ -1,6 +1,6 @@
-"""Say why nothing of a model was compiled: the line at which PyTorch stops, and its reason.
+"""Say why nothing of a model was compiled, or why a part of a plan changed nothing.
 
-Also here: a plan must change something: one that only pretends would be timed as something that it is not.
+A plan that only pretends to change something would be timed as something that it is not.
 """
 
 from __future__ import annotations

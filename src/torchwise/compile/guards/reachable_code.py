@@ -4,9 +4,8 @@ The search begins at the calls and at the `forward` and `__call__` of their clas
 the methods and global functions whose names its code contains, to its closure, and to its defaults. Functions of
 PyTorch and Python are left out, and lookups by names computed at run time are not found.
 
-Also here: compare code by its content, as reloading a module creates new objects with the same code.
-
-`importlib.reload`, `cloudpickle` and a notebook cell that runs again replace functions by equal ones.
+Code is compared by its content: `importlib.reload`, `cloudpickle` and a notebook cell that runs again replace functions
+by equal ones.
 """
 
 from __future__ import annotations
