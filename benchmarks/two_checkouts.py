@@ -1,7 +1,8 @@
 """Time published plans in two checkouts of Torchwise, in turns on one machine, to see whether a change costs speed.
 
 The plans are those of the contender torchwise in files of `torchwise bench --json`. A later file replaces a plan of an
-earlier one. Each run is a process of its own with the sources of one checkout: it applies the plan, compares its answer
+earlier one. Each run is a process of its own with the sources of one checkout, by the Python of its `.venv` if it has
+one: it applies the plan, compares its answer
 with eager's, and times calls that are queued, as in a loop.
 
 Run it: python benchmarks/two_checkouts.py ../before . benchmarks/results/2026-11-22-h200-beyond-modes.json
@@ -65,12 +66,13 @@ def compare(job: tuple[str, str, str], options: argparse.Namespace) -> None:
 def run_one(checkout: Path, job: tuple[str, str, str]) -> float | str:
     """Return the microseconds of a call in a process of its own, or the last line of its error."""
     checkout = checkout.resolve()
+    python = checkout / ".venv" / "bin" / "python"
     sources = [checkout / "src", checkout / "plugins" / "models" / "src", checkout / "benchmarks"]
     path = os.pathsep.join([*map(str, sources), os.environ.get("PYTHONPATH", "")])
     code = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import two_checkouts as t; t.time_plan()"
     try:
         ran = subprocess.run(
-            [sys.executable, "-c", code, *job],
+            [python if python.exists() else sys.executable, "-c", code, *job],
             env={**os.environ, "PYTHONPATH": path},
             cwd=checkout,
             capture_output=True,
