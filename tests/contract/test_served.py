@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,14 +64,43 @@ class Hasty(Dispatcher):
     """Says of every call that the plan may answer it."""
 
     def can_run(self, *_: Any) -> None:
+        return None
+
+
+class Counting(Dispatcher):
+    """Counts a question as a call."""
+
+    def can_run(self, args: Any, kwargs: Any) -> Any:
         self.statistics.optimized += 1
+        return super().can_run(args, kwargs)
 
 
-def test_what_breaks_the_contract_of_can_run_is_seen() -> None:
-    net = make_net()
-    served = Hasty(net, make_decision(net, THREADS, make_rows(ROWS)))
-    given: dict[str, Any] = {"served": served, "verified": (make_rows(ROWS),), "others": (make_rows(MAX_ROWS),)}
-    assert not any(run_suite(CanRunContract(), **given).values())
+class Careless(Dispatcher):
+    """Forgets that it was closed, and so does its copy."""
+
+    def close(self, fallback: Any = None) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        (Dispatcher, {"plan_answers", "reason_of", "closed_it", "recipe_makes"}),
+        (Hasty, {"plan_answers"}),
+        (Counting, set()),
+        (Careless, {"plan_answers", "reason_of"}),
+    ],
+)
+def test_what_breaks_the_contract_of_can_run_is_seen(kind: type[Dispatcher], kept: set[str]) -> None:
+    net, passed = make_net(), set()
+    given: dict[str, Any] = {"verified": (make_rows(ROWS),), "others": (make_rows(MAX_ROWS),)}
+    for test in ("plan_answers", "reason_of", "closed_it", "recipe_makes"):  # each has one of its own
+        served = kind(net, make_decision(net, THREADS, make_rows(ROWS)))
+        suite = CanRunContract()
+        (name,) = [name for name in dir(suite) if test in name]
+        results = run_suite(SimpleNamespace(**{name: getattr(suite, name)}), served=served, **given)
+        passed |= {test for result in results.values() if result}
+    assert passed == kept
 
 
 class TestOptimizedFunction(ServedContract):

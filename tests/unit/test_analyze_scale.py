@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torchwise.diagnose.batches import Scaling
 from torchwise.errors import UnsupportedError
 from torchwise.plan.workload_spec import BatchDim, WorkloadSpec
 from torchwise.trial import Job
+from torchwise.trial.loading import load
 from torchwise.workload import Example, Workload
 from torchwise.workload.workload import batch_of, resize_example, scale_batch
 
@@ -23,6 +25,18 @@ def find(call: Any, *inputs: Any, dim: int | None = None) -> BatchDim:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steady, "load", lambda job: workload)
         return find_batch_dim(Scaling(Job("try", WorkloadSpec("m:f")), dim=dim), lambda name: None)
+
+
+def test_a_job_s_workload_has_the_batch_size_that_the_job_names(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("import torch\ndef make():\n    return torch.nn.Linear(3, 2), (torch.ones(5, 3),)\n")
+    spec = WorkloadSpec(f"{file}:make", device="cpu")
+    workload = load(Job("try", spec, batch=BatchDim(0, 7)))
+    assert [example.args[0].shape for example in workload.examples] == [(7, 3)]
+    assert workload.reseed is None
+    assert workload.roofline is None
+    with pytest.raises(UnsupportedError, match="has no dimension 2"):
+        load(Job("try", spec, batch=BatchDim(2, 7)))
 
 
 def test_the_first_dimension_that_all_inputs_share_is_the_batch() -> None:

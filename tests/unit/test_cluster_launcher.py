@@ -247,8 +247,10 @@ def test_measurements_bear_the_name_of_the_machine_that_made_them(monkeypatch: p
         __enter__ = lambda self: self  # noqa: E731
         __exit__ = lambda self, *given: None  # noqa: E731
 
-    monkeypatch.setattr(choice, "RayLauncher", lambda *given, **named: Held())
-    with choice.opened("ray", "cpu", None, print) as (_, here):
+    told, listener = [], Listener()
+    monkeypatch.setattr(choice, "RayLauncher", lambda *given, **named: told.append(named["listener"]) or Held())
+    with choice.opened("ray", "cpu", None, listener) as (_, here):
         assert here == OTHER
-    with choice.opened("process", "cpu", None, print) as (_, here):
+    assert told == [listener]
+    with choice.opened("process", "cpu", None, listener) as (_, here):
         assert here is None

@@ -1,4 +1,4 @@
-"""The command line, with one file per command.
+"""The command line. Most commands have a file of their own.
 
 Heavy imports stay inside the commands, so that `--help` is instant.
 """

@@ -96,10 +96,10 @@ def show_study(study: Study, json: Path | None, html: Path | None, **named: str 
 
 def find_study(name: str, store: str | None) -> Study:
     """Return the study that `name` refers to. `latest` is the one with the newest decision."""
-    from torchwise.store import open_storage
-
     if name.endswith(".json"):
         return read_study(Path(name))
+    from torchwise.store import open_storage
+
     if name != "latest" and not name.isdecimal():
         raise InputError(f"study is {name!r}, but must be a number, `latest` or a .json file")
     with open_storage(store, existing=True) as storage:

@@ -74,7 +74,6 @@ def list_plans(
 @plans.command("show")
 def show(study: Study, store: Store = None) -> None:
     """Print a decision as JSON, which `torchwise.Decision.from_json` reads."""
-
     _, decision = find_decided(study, store)
     typer.echo(decision.to_json())
 

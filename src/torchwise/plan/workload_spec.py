@@ -48,7 +48,7 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class BatchDim:
-    """The dimension of the batch, and its size in the first example."""
+    """The dimension of the batch, and a size: that of the first example, or one to try."""
 
     dim: int
     size: int

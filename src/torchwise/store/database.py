@@ -119,11 +119,11 @@ class Database:
             raise
 
     def _options(self, writing: bool) -> dict[str, Any]:
-        return {engines.WRITING: writing} if self.file else engines.options(writing=writing)
+        return {engines.WRITING: writing} if self.file else engines.server_options(writing=writing)
 
     def _make_engine(self, url: URL, prompt_s: float | None) -> Engine:
         if self.file:
-            engines.prepare(self.file)
+            engines.prepare_file(self.file)
             return engines.sqlite_engine(self.file, prompt_s)
         try:
             return engines.postgres_engine(url, prompt_s)

@@ -53,7 +53,7 @@ def sqlite_engine(path: Path, timeout_s: float | None = None) -> Engine:
     return engine
 
 
-def prepare(path: Path) -> None:
+def prepare_file(path: Path) -> None:
     """Check that the file at `path` is readable, and create an empty one if needed."""
     if path.is_dir():
         raise StorageError(f"store {path} is a folder, but must be a file")
@@ -123,10 +123,13 @@ def _may(path: Path, permission: int) -> bool:
 
 
 def postgres_engine(url: URL, timeout_s: float | None = None) -> Engine:
-    """Return an engine for `url`, without connecting yet.
+    """Return an engine for `url`, without connecting yet. Parameters in `url` override the defaults here.
 
     Args:
         timeout_s: time limit for connecting and for network silence, or None for the default.
+
+    Raises:
+        ImportError: the driver is not installed.
     """
     settings = _CONNECTION if timeout_s is None else {**_CONNECTION, **_prompt(timeout_s)}
     arguments = {name: value for name, value in settings.items() if name not in url.query}
@@ -135,7 +138,7 @@ def postgres_engine(url: URL, timeout_s: float | None = None) -> Engine:
     return engine
 
 
-def options(*, writing: bool) -> dict[str, Any]:
+def server_options(*, writing: bool) -> dict[str, Any]:
     """Return the options of a transaction, regardless of the server's defaults.
 
     All statements of a reader see the same state. A writer sees the changes of the last writer once it has its lock.

@@ -1,7 +1,7 @@
 """A study of one plan without a store: an analysis, the check of a lock and a search for a batch size.
 
-Nothing has to be asked or decided, but the trials are those of every study: inspected, tried, verified and timed by the
-same workers, and failures are results.
+Nothing has to be asked or decided, but the trials are those of every study: tried, verified and timed by the same
+workers, and failures are results.
 """
 
 from __future__ import annotations

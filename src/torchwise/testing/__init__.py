@@ -1,7 +1,7 @@
 """Contract suites for plug-ins: inherit from one in a test, and give it your implementation by a fixture.
 
-Each suite is a class of pytest tests, in a file of its own: `storage`, `launcher`, `sampler`, `backend`, `transform`,
-`cuda_graph` and `served`. Its docstring states the contract. Nothing else of Torchwise imports this package.
+Suites are classes of pytest tests, with a file for each subject: `storage`, `launcher`, `sampler`, `backend`,
+`transform`, `cuda_graph` and `served`. Their docstrings state the contracts. Nothing else of Torchwise imports them.
 """
 
 import pkgutil

@@ -249,7 +249,12 @@ def batch_of(example: Example, dim: int | None) -> BatchDim:
 
 
 def scale_batch(workload: Workload, batch: BatchDim) -> Workload:
-    """Return the workload on its first example alone, at another batch size."""
+    """Return the workload on its first example alone, at another batch size.
+
+    Raises:
+        UnsupportedError: the inputs have no such batch dimension, as those of a factory that returns other shapes.
+    """
+    batch_of(workload.examples[0], batch.dim)
     example = resize_example(workload.examples[0], batch.dim, batch.size)
     return replace(workload, examples=(example,), roofline=None, reseed=None)
 

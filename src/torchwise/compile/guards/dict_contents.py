@@ -20,12 +20,17 @@ MISSING = object()
 """Stands for the value of an entry that does not exist."""
 _new_count: Callable[[object], int] = functools.partial(lambda count, _: next(count), itertools.count())
 
-version: Callable[[Any], int]
+
+def _choose_version() -> Callable[[Any], int]:
+    try:
+        count_writes: Callable[[Any], int] = DICT_VERSION.get("watching dicts")
+    except UnsupportedError:  # this torch has no dict versions: everything is compared each time
+        return _new_count
+    return count_writes
+
+
+version = _choose_version()
 """Returns a number that changes with each write to a dict."""
-try:
-    version = DICT_VERSION.get("watching dicts")
-except UnsupportedError:  # this torch has no dict versions: everything is compared each time
-    version = _new_count
 
 
 def _is_equal(_name: str, now: Any, before: Any) -> bool:
