@@ -271,7 +271,7 @@ def make_estimate(low: float, mid: float, high: float, how: str) -> Saving:
 
 
 def estimate_compile_saving(evidence: Evidence, among: int) -> Saving:
-    """Estimate the saving from compiling `among` functions that run as written: fusion, and idle time."""
+    """Estimate the saving of one among `among` functions that run as written, if it were compiled."""
     execution = evidence.execution
     fusible = sum(kernel.seconds for kernel in evidence.kernels if not kernel.generated and not kernel.flops) / 2
     upper = (fusible + execution.call_s.mid * execution.host_share) / among

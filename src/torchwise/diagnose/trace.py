@@ -197,11 +197,7 @@ class Watch:
         self._process = os.getpid()
 
     def start(self) -> Self:
-        """Begin.
-
-        Raises:
-            UnsupportedError: this version of torch has no structured trace.
-        """
+        """Begin, or raise UnsupportedError if this version of torch has no structured trace."""
         self._trace.start()
         atexit.register(self._stop_at_exit)
         return self

@@ -124,10 +124,7 @@ def check_compiler(facts: SystemInfo) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """An environment variable with an effect:
-
-    when it is "on", when it is "off" (`OFF`), or with any value at all ("set").
-    """
+    """An environment variable, and when it has its effect: "on", "off" (`OFF`), or "set" to any value at all."""
 
     name: str
     effect: str
