@@ -23,7 +23,7 @@ from torchwise.diagnose.op_trace import OpTrace, observe
 from torchwise.diagnose.savings import Savings, measure_with_retry
 from torchwise.diagnose.trace import Trace
 from torchwise.diagnose.work import KnownWork, bytes_of_kernels
-from torchwise.errors import InternalError, format_error
+from torchwise.errors import InternalError, TorchwiseError, format_error
 from torchwise.plan import Plan
 from torchwise.records import Measurement
 from torchwise.records.answer import Reliability
@@ -96,8 +96,6 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanatio
 
 def _load_harness(inquiry: Inquiry) -> Harness:
     """Load the workload and run it once unchanged."""
-    from torchwise.errors import TorchwiseError
-
     try:
         workload, spec = load(inquiry.job), inquiry.job.workload
         refuse_step(workload, "explain")
