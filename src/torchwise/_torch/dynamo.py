@@ -34,7 +34,7 @@ RESET_HISTORY = PrivateName("torch._dynamo.pgo", "reset_code_state")
 GLOBAL_STATE = PrivateName("torch._C._dynamo.guards", "GlobalStateGuard")
 TENSOR_GUARDS = PrivateName("torch._C._dynamo.guards", "TensorGuards")
 DICT_VERSION = PrivateName("torch._C._dynamo.guards", "dict_version")
-"""Returns a number that changes with each write to a dict, up to Python 3.11."""
+"""Returns a number that changes with each write to a dict. Up to 3.11 Python keeps it, and PyTorch from 3.12 on."""
 TRACING = PrivateName("torch._guards", "tracing")
 TRACING_CONTEXT = PrivateName("torch._guards", "TracingContext")
 DETECT_FAKE_MODE = PrivateName("torch._guards", "detect_fake_mode")

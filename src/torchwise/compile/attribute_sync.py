@@ -72,7 +72,9 @@ class AttributeSync:
             StalePlanError: the change leads to modules or weights of the original, of which the copy has its own. Or
                 the mode changed, or a submodule that a transform replaced.
         """
-        for place, names in sorted(self._find_set().items()):
+        if not (changed := self._find_set()):
+            return
+        for place, names in sorted(changed.items()):
             self._follow_one(*self._pairs[place], names)
             self._originals[place].take_snapshot()
             self._copies[place].take_snapshot()
