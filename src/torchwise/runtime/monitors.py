@@ -41,12 +41,7 @@ class Canary:
     switched off. So it is if an input cannot be copied, or the model's state cannot be restored. Any other error of the
     comparison switches it off, too, and never reaches the caller.
 
-    Args:
-        every: calls per comparison.
-        original: the callable that the plan was made of.
-        decision: its verified error is the error that rounding may cause.
-        statistics: counts comparisons.
-        close: disables the plan, with the reason.
+    The verified error of the decision is the error that rounding may cause. A wrong plan is closed, with the reason.
 
     Raises:
         InputError: `every` is no whole number of at least 1.

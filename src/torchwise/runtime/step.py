@@ -42,13 +42,7 @@ class StepDispatcher(Served):
     """Takes a training step by the plan if it was verified for such a batch, and as written otherwise.
 
     Among the ranks of a job, a plan is taken on all ranks or on none. Then a failure of the plan fails the step, as one
-    rank cannot repeat it alone, and the plan takes only kinds of batches that were `accepted`.
-
-    Args:
-        original: the step as written.
-        decision: the decision for it.
-        refusal: why the plan may not be used at all, or None.
-        is_ranked: whether it is one of several ranks.
+    rank cannot repeat it alone, and the plan takes only the kind of batches that it was told to `accept`.
     """
 
     is_step = True

@@ -47,11 +47,7 @@ class Buckets(Served):
     Each plan has a `Dispatcher`, its route. If a route's plan cannot answer a call, the original does, always with the
     unpadded inputs. So a call that padding was not verified for, such as one without its mask, is never padded.
 
-    Args:
-        original: the module or function.
-        decisions: one for each bucket, or one for all buckets.
-        verified: the rule's verification, for this model.
-        canary: as for `Dispatcher`.
+    There is one decision for each bucket, or one for all.
 
     Raises:
         InputError: there are more or fewer decisions than buckets, or one is for training.

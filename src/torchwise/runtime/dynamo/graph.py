@@ -70,11 +70,8 @@ class Captured:
     """A graph that Dynamo captured, with the inputs for its measurement.
 
     Attributes:
-        module: the graph itself.
         inputs: the inputs from Dynamo, with symbols for dynamic sizes.
-        graph: the graph in the form for workers.
-        example: inputs for that form.
-        device: "cpu" or "cuda".
+        graph: the graph in the form for workers, with its `example`.
         mode: "training" if gradients are enabled and an input requires them, or else "inference".
         dynamic: whether it serves many sizes.
     """
