@@ -1,6 +1,6 @@
 """The operators that involve the CPU: those that copy from it, and those for whose result it waits.
 
-Their results are the same on every call if they are computed only from Python numbers, which `Constants` finds.
+Tensors that are computed only from Python numbers are the same on every call: `Constants` finds them.
 """
 
 from __future__ import annotations

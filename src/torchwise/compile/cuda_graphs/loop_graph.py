@@ -60,6 +60,9 @@ class CapturedLoop:
         inside: steps between the snapshots inside the graph, without the last one, or 0 for none.
         pool: where the graphs are recorded.
 
+    Attributes:
+        one: advances by one step.
+
     Raises:
         UnsupportedError: the step cannot be captured, with the reason and the line.
     """
@@ -71,7 +74,7 @@ class CapturedLoop:
         self._tensors = pytree.tensors(self._state)
         self._step = step
         self._many, self._snapshots = self._record(length, inside, pool)
-        self.one = self._many if length == 1 else self._record(1, 0, pool)[0]  # advances by one step
+        self.one = self._many if length == 1 else self._record(1, 0, pool)[0]
 
     def enter(self, state: Any) -> None:
         """Copy the values of a state into the static state.

@@ -225,13 +225,13 @@ class CapturedStep:
         self._pool.renew(self._graphs)
         self._state.check()
         attempt = StepRecording(self._step, self._state)
-        with explain_failure("the training step"):
-            try:
+        try:
+            with explain_failure("the training step"):
                 graph = self._pool.record(attempt, args, kwargs, attempt.settle)
                 attempt.check()
-            except BaseException:  # raised again after any error: the state must be restored first
-                attempt.restore()
-                raise
+        except BaseException:  # raised again after any error: the state must be restored first
+            attempt.restore()
+            raise
         if attempt.kept:
             self._warn_once(
                 f"{attempt.kept} changes in Python from step to step, but a replay runs no Python: it stays"
