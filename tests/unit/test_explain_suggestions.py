@@ -86,6 +86,21 @@ def test_what_was_run_is_kept_as_a_copy_that_does_not_break() -> None:
     assert find_breaks(model) != ()
 
 
+class Single(torch.nn.Identity):
+    """A submodule of which there is one in a process."""
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        return self
+
+
+def test_nothing_is_suggested_for_a_model_that_cannot_be_copied() -> None:
+    model = suggested.Reads()
+    model.single = Single()
+    found = run(model)
+    assert [one.fix.line for one in found.breaks if one.fix] == [""]
+    assert not found.rewritten
+
+
 @pytest.mark.parametrize(("kind", "named"), [(suggested.Logs, True), (suggested.LogsByItself, False)])
 def test_a_setting_names_what_a_program_can_name(kind: Callable[[], torch.nn.Module], named: bool) -> None:
     (found,) = run(kind()).breaks

@@ -110,7 +110,7 @@ class AttributeSync:
         written, count = self._find_writes(), len(self._pairs)
         for place, names in sorted(written.items()):
             one = self._copies[place]
-            if place >= 2 * count and (other := [n for n in names if MISSING in (one.get(n), one.get_now(n))]):
+            if place >= 2 * count and (other := [n for n in names if _is_missing(one, n)]):
                 raise UnsupportedError(f"the call adds or removes {min(other)!r} in the model, of which a copy runs")
         for place, (own, part) in enumerate(self._pairs):
             for name in written.get(place, ()):
@@ -142,6 +142,10 @@ class AttributeSync:
 
     def _leads_to_weights(self, value: Any) -> bool:
         return not isinstance(value, torch.Tensor) and not is_plain(value) and self._is_own(value)
+
+
+def _is_missing(one: DictContents, name: str) -> bool:
+    return one.get(name) is MISSING or one.get_now(name) is MISSING
 
 
 def _is_carried(name: str, _value: Any) -> bool:

@@ -280,13 +280,11 @@ def _trace_lines(breaks: list[Break], harness: Harness) -> dict[tuple[str, int],
         return trace_line
 
     files = {one.file for one in breaks}
-    copied = copy_with_fresh_code(harness.workload.call, with_state=False)
-    with (
-        _traced(lambda code: code.co_filename in files, trace_line),
-        contextlib.suppress(Exception),  # the model may raise, as it does for its user
-    ):
-        for call in harness.runners(copied):
-            call()
+    with contextlib.suppress(Exception):  # the model may raise, as it does for its user, or have no copy
+        copied = copy_with_fresh_code(harness.workload.call, with_state=False)
+        with _traced(lambda code: code.co_filename in files, trace_line):
+            for call in harness.runners(copied):
+                call()
     return reached
 
 

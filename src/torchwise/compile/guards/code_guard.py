@@ -79,10 +79,8 @@ class CodeGuard(Guard):
 
     def rebound(self) -> str | None:
         """Return the name of a class attribute, global or other entry with replaced code, or None."""
-        if not (differences := self._find_differences()):
-            return None
-        place, names = next(iter(differences.items()))
-        return f"{self._contents[place].owner}.{names[0]}"
+        found = next(iter(self._find_differences().items()), None)  # another thread may empty it meanwhile
+        return None if found is None else f"{self._contents[found[0]].owner}.{found[1][0]}"
 
     def rewritten(self) -> str | None:
         """Return the name of a function whose own code or defaults changed, or None."""

@@ -238,7 +238,7 @@ class ModuleGuard(Guard):
         return False
 
     def has_moved(self) -> bool:
-        """Whether only the addresses of tensors changed, as when weights were assigned."""
+        """Whether at most the addresses of tensors changed, as when weights were assigned."""
         return self._state.has_moved() and not self.has_new_structure()
 
     def has_new_structure(self) -> bool:
