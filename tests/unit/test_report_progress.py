@@ -14,7 +14,7 @@ from torchwise.records import Duel, Interval, Trial
 from torchwise.records.listener import Listener
 from torchwise.records.trial import WAITING
 from torchwise.report import Progress
-from torchwise.report.progress import outcome
+from torchwise.report.progress import AnalyzeProgress, BenchProgress, BisectProgress, outcome
 
 
 class Clock:
@@ -146,9 +146,25 @@ def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> 
     assert "note: hello" in err
 
 
-def test_progress_is_a_studys_listener() -> None:
-    listener: Listener = Progress(Console(file=io.StringIO()))
-    listener.note("so says mypy")
+def list_methods(kind: type) -> set[str]:
+    return {name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")}
+
+
+@pytest.mark.parametrize("kind", [Progress, BenchProgress, AnalyzeProgress, BisectProgress])
+def test_each_display_hears_only_what_a_listener_is_told(kind: type[Progress]) -> None:
+    assert list_methods(kind) <= list_methods(Listener), "under another name it would show nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "silent"),
+    [
+        (Progress, {"start_step", "start_target", "start_contender", "finish_row", "update_row", "finish_probe"}),
+        (BenchProgress, {"finish_probe"}),
+    ],
+)
+def test_a_display_leaves_out_only_what_is_not_its_own(kind: type[Progress], silent: set[str]) -> None:
+    shown = {name for name in list_methods(Listener) if getattr(kind, name) is not getattr(Listener, name)}
+    assert list_methods(Listener) - shown == silent
 
 
 def test_a_proven_trial_is_told_by_its_speed_and_its_cost() -> None:

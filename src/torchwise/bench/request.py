@@ -99,7 +99,11 @@ Step = Literal["contend", "warm", "duel"]
 
 @dataclass(frozen=True, slots=True)
 class ContenderJob(DerivedJob):
-    """The job of timing one contender: first, again from warm caches, or in a duel by Torchwise's decision."""
+    """The job of timing one contender: first, again from warm caches, or in a duel with `rival`.
+
+    Attributes:
+        decision: Torchwise's, as JSON, or empty for other contenders.
+    """
 
     FUNCTION = "torchwise.bench.contender_worker:{0.step}"
     step: Step

@@ -149,7 +149,7 @@ ANY = "*"
 """A value that describes every value of a field that no other choice names. It is never proposed by itself."""
 
 CHOICES: dict[tuple[str, Any], Choice] = {}
-"""Every registered choice, in the order of `choices/`: the order in which cheap ones come first."""
+"""Every registered choice, in the order of the files in `choices/`."""
 
 
 def register(*choices: Choice) -> None:

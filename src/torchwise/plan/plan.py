@@ -210,7 +210,7 @@ EAGER = Plan()
 
 
 def check_is_plan(given: object) -> None:
-    """Refuse any other object in a plan's place, such as its text."""
+    """Raise a PlanError for any other object in a plan's place, such as its text."""
     if not isinstance(given, Plan):
         raise PlanError(
             f"plan is {given!r}, but must be a Plan, such as Plan(backend='inductor'); Plan.from_json reads {EXAMPLE}"

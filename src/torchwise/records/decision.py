@@ -13,7 +13,7 @@ from torchwise.records.answer import Answer
 from torchwise.records.codec import Document
 from torchwise.records.statistics import Amount, Interval, Seconds
 
-SCHEMA = "torchwise.decision/1"
+DECISION_SCHEMA = "torchwise.decision/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Decision(Document):
     error: float | None = None
     structure_details: str = ""
     answer: Answer | None = None
-    schema: str = SCHEMA
+    schema: str = DECISION_SCHEMA
 
     @property
     def is_inconclusive(self) -> bool:
@@ -66,7 +66,7 @@ class Decision(Document):
         return self.answer is Answer.INCONCLUSIVE
 
     def check_read(self) -> None:
-        """Refuse an error below 0."""
+        """Raise an InputError for an error below 0."""
         if self.error is not None and self.error < 0:
             raise InputError(f"error is {self.error}, but must be at least 0")
 

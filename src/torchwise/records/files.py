@@ -16,7 +16,7 @@ STDOUT = Path("/dev/stdout")
 
 
 def write_json(record: Study | Document, path: str | Path) -> Path:
-    """Write a record to `path`, which holds either all of it or its old contents. Return the path."""
+    """Write a record to `path`, and return the path. See `write_atomically`."""
     return write_atomically(record.to_json() + "\n", path)
 
 

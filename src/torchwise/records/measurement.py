@@ -167,7 +167,7 @@ class Measurement:
         return (*self.notes, *filter(None, (self.width_note, self.not_cold)))
 
     def check_read(self) -> None:
-        """Refuse rounds that are no pairs."""
+        """Raise an InputError for rounds that are no pairs."""
         for cold in ("", "cold_"):
             count, expected = (len(getattr(self, f"{cold}{side}_s")) for side in ("candidate", "baseline"))
             if count != expected:
@@ -223,6 +223,7 @@ class StepWork:
     """The work of one training step.
 
     Attributes:
+        samples: rows of the batch.
         tokens: elements of the batch if it holds whole numbers, or None if it does not.
         flops: floating-point operations of its matrix products and convolutions, forward and backward, or None if they
             could not be counted.
@@ -246,6 +247,7 @@ class Inspection:
         inputs: one line per example, as `describe_example` gives it.
         traits: traits that choices may need, and that verification must know. Of `Trait.CONTENDED_CORES`,
             `measurement.cores` is the evidence.
+        measurement: eager against itself. Its speed-up should hold 1, and its interval shows the machine's noise.
         first_call_s: seconds of the first call beyond a steady one.
         peak_memory: bytes at the peak of one call above those held before it, or None if not measurable.
         shares: share of eager's time by kind of work, from PyTorch's profiler. "gemm" is a share of the operators'

@@ -1,4 +1,4 @@
-"""Why a plan won or lost, as a sentence derived from its records.
+"""Why a plan won or lost, as a sentence derived from its records, and the costs that are compared.
 
 A plan may lose by itself: it failed, gave wrong answers or is slower than eager. The trial alone shows that, so live
 progress reports it too. Or a plan loses to another: it does not pay back, or is no faster than the decided plan.
@@ -213,7 +213,7 @@ def _memory(trial: Trial, study: Study) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds spent as a straight line over the number of calls.
+    """Seconds spent as a straight line over the number of calls, each of which takes the median.
 
     The fixed part is compilation, cold at the first start of the process and warm at every later one.
     """

@@ -56,7 +56,7 @@ class Interval:
         return Interval(self.low * factor, self.mid * factor, self.high * factor)
 
     def check_read(self) -> None:
-        """Refuse ends that are not in order."""
+        """Raise an InputError for ends that are not in order."""
         if self.low > self.mid or self.mid > self.high:
             raise InputError(f"an interval is {self.low}, {self.mid}, {self.high}, but must be low, middle and high")
 

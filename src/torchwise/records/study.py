@@ -66,7 +66,7 @@ class Study:
     seconds: Seconds = 0.0
 
     def check_read(self) -> None:
-        """Refuse unknown words."""
+        """Raise an InputError for unknown words."""
         check_effort(self.effort)
 
     @property

@@ -141,6 +141,9 @@ class Trial:
         number: position in the study, from 0.
         reason: why it was proposed, and later why it ended as it did, in words.
         failure: set for FAIL when the worker ended without a result.
+        measurement: set once it was timed.
+        verdict: set once it was verified.
+        costs: set once it was compiled.
         seconds: wall time of the trial, with the worker's start, without waiting for other processes that had the
             device.
         started_at: seconds since the epoch.
@@ -266,7 +269,11 @@ def eager_peak_memory(inspected: int | None, in_trials: Iterable[int | None]) ->
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Costs of plans over a number of calls and process starts. `baseline_s` are the seconds per call of eager."""
+    """Costs of plans over a number of calls, and over at least one process start.
+
+    Attributes:
+        baseline_s: seconds per call of eager.
+    """
 
     baseline_s: float
     calls: int

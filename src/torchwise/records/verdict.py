@@ -130,7 +130,7 @@ class Check:
         return f"the loss goes from {self.figures[Figure.FIRST_LOSS]:.4g} to {self.figures[Figure.LAST_LOSS]:.4g}"
 
     def check_read(self) -> None:
-        """Refuse errors below 0. An error that is not finite is kept in a store."""
+        """Raise an InputError for errors below 0. An error that is not finite is kept in a store."""
         for name, value in (("error", self.error), ("floor", self.floor)):
             if value is not None and value < 0:
                 raise InputError(f"{name} is {value}, but must be at least 0")

@@ -45,7 +45,10 @@ def _format_elapsed(then: float, now: float) -> str:
 def render_studies(
     summaries: Sequence[StudySummary], place: str, theme: Theme, *, target: str | None, max_count: int
 ) -> str:
-    """Return studies as a part of a page. See `render_part`."""
+    """Return studies, newest first, as a part of a page. There may be more of them than `max_count`.
+
+    See `render_part`.
+    """
     blocks: list[doc.Block] = [doc.Table("Newest first", STUDIES, tuple(map(_study_row, summaries)))]
     if not summaries:
         of_target = f" of {target}" if target else ""

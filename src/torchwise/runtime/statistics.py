@@ -202,7 +202,7 @@ class Counts:
         computed: total computed size of the calls, with padding, in the same units.
     """
 
-    statistics: Statistics = field(repr=False, compare=False)
+    statistics: Statistics = field(default_factory=Statistics, repr=False, compare=False, kw_only=True)
     calls: Counter[int] = field(default_factory=Counter)
     sizes: Counter[int] = field(default_factory=Counter)
     beyond: int = 0

@@ -26,6 +26,7 @@ class ExplanationSummary:
     Attributes:
         plan_id: id of the explained plan, or None for `torch.compile` with its defaults.
         plan: that plan as text, or None likewise.
+        created_at: seconds since the epoch.
     """
 
     id: int

@@ -172,8 +172,10 @@ class StudySummary:
     Attributes:
         target: the target of the last request. In a list of one target's studies, it is that target.
         state: whether the search has ended. In a list of one target's studies, it is that target's state.
+        trials: number of trials, running ones included.
         plan: the decided plan as text, or None while undecided.
         speedup: of the decided plan, or None while undecided, and for eager.
+        created_at: seconds since the epoch.
     """
 
     id: int

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, and_, delete, func, insert, literal, select, 
 from torchwise.errors import StorageError
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Interval, Study, StudyState
-from torchwise.records.decision import SCHEMA as DECISION_FORMAT
+from torchwise.records.decision import DECISION_SCHEMA as DECISION_FORMAT
 from torchwise.records.study import SCHEMA as STUDY_FORMAT
 from torchwise.store.claims import add_finished, now, read_trials, require
 from torchwise.store.schema import StudyKey, StudySummary, decisions, dump, load, state_of, studies, trials

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 from torchwise.former_packages import load_attributes
 
 if TYPE_CHECKING:
+    from torchwise.records.listener import Listener
     from torchwise.study.caches import Caches
     from torchwise.study.request import Request
     from torchwise.study.run import run_study
 
 _HOMES = {
     "Caches": "caches",
+    "Listener": "run",
     "Request": "request",
     "run_study": "run",
 }
 
-__all__ = ["Caches", "Request", "run_study"]
+__all__ = ["Caches", "Listener", "Request", "run_study"]
 
-
-__getattr__ = load_attributes(__name__, _HOMES)
+__getattr__ = load_attributes(__name__, _HOMES, former={"Silent": "Listener"})

@@ -66,6 +66,9 @@ class Request:
         Args:
             target: the target, or the name of a live model.
             seed: seed of the weights and inputs that a target's factory draws.
+
+        Raises:
+            InputError: an option has no permitted value.
         """
         if isinstance(options.plans, Plan):
             raise InputError("plans is a Plan, but must be a list of plans: plans=[plan]")

@@ -20,7 +20,9 @@ _OVERLOAD = re.compile(r"<OpOverload\(op='(?P<op>[^']*)', overload='(?P<overload
 def minimal(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
     """Return a part of `items` that has the property, but not without any one of its items.
 
-    As a whole they have it. It is checked once for each part, in their order.
+    All of them together have it, which is not checked again. `holds` is called once for each part, with its items in
+    their order.
+
     Source: Zeller and Hildebrandt, Simplifying and isolating failure-inducing input, IEEE TSE 28(2), 2002 (`ddmin`).
     """
     known: dict[tuple[int, ...], bool] = {}

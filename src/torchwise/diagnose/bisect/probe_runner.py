@@ -27,9 +27,16 @@ MARKS = {
     Symptom.SLOW: "FAULT: a call takes",
 }
 """Beginning of the line that a repro prints for each fault. A program that cannot be imported prints no such line."""
+PATIENCE = 3.0
+"""Multiple of the longest finished probe after which a probe for a known hang is ended."""
+MIN_PATIENCE_S = 20.0
+BEFORE = (WorkerStage.START, WorkerStage.LOAD, WorkerStage.EAGER, WorkerStage.CAPTURE)
+"""Stages of a worker before the probed code runs."""
+_NAMES = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Failed|Unsupported)\b")
 _NO_FAULTS = (Symptom.NONE, Symptom.NOT_COMPARABLE)
 Task = Literal["probe:run_probe", "probe:list_graphs", "repro:write"]
 Option = bool | int | str
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +148,6 @@ class Written:
     """Whether a repro is a program that needs only torch."""
 
     standalone: bool
-
-
-T = TypeVar("T")
-PATIENCE = 3.0
-"""Multiple of the longest finished probe after which a probe for a known hang is ended."""
-MIN_PATIENCE_S = 20.0
-BEFORE = (WorkerStage.START, WorkerStage.LOAD, WorkerStage.EAGER, WorkerStage.CAPTURE)
-"""Stages of a worker before the probed code runs."""
-_NAMES = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Failed|Unsupported)\b")
 
 
 class ProbeRunner:

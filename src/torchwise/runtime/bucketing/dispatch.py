@@ -63,7 +63,7 @@ class Buckets(Served):
     ) -> None:
         _check_decisions(decisions, verified)
         statistics = Statistics()
-        statistics.buckets = self._counts = Counts(statistics)
+        statistics.buckets = self._counts = Counts(statistics=statistics)
         self._unpadded = threading.local()  # `call`: the call as it came, while a padded one is under way
         self._form = specify_inputs(verified.example).strip_sizes()
         self.verified, self.decisions, self.canary = verified, tuple(decisions), canary
