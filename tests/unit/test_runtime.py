@@ -20,7 +20,7 @@ from torchwise.alerts import heard
 from torchwise.compile import CompiledPlan
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import EAGER, Plan
-from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit_breaker, dispatch, unwrap
+from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit_breaker, served, unwrap
 from torchwise.runtime.circuit_breaker import FAILURES, MEMORY_WAIT_S
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
@@ -777,7 +777,7 @@ def test_outputs_are_borrowed_only_on_request(
     net: Net, monkeypatch: pytest.MonkeyPatch, kind: type | None, borrow: bool
 ) -> None:
     asked: list[bool] = []
-    real = dispatch.compile_plan
+    real = served.compile_plan
 
     def realize(*args: Any, borrow: bool, **kwargs: Any) -> object:
         asked.append(borrow)

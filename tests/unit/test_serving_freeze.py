@@ -28,7 +28,7 @@ from torchwise.compile.cuda_graphs.compile_freeze import (
 )
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan
-from torchwise.runtime import circuit_breaker, dispatch
+from torchwise.runtime import circuit_breaker
 from torchwise.runtime.circuit_breaker import CircuitBreaker
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.served import dispatcher_of
@@ -328,7 +328,8 @@ def test_a_freeze_in_the_midst_of_a_first_call_holds_for_the_next(net: Net, monk
         return plan
 
     monkeypatch.setattr(
-        dispatch, "compile_plan", lambda *_args, **_options: CompiledPlan(INDUCTOR, plan, lean, lambda: None)
+        "torchwise.runtime.served.compile_plan",
+        lambda *_args, **_options: CompiledPlan(INDUCTOR, plan, lean, lambda: None),
     )
     fast = torchwise.apply(net, make_decision(net, INDUCTOR, X))
     fast(X)

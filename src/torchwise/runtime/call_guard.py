@@ -11,7 +11,7 @@ from torchwise._torch.dispatch import DISPATCH_MODES, is_transforming
 from torchwise._torch.modules import HAS_GLOBAL_HOOK
 from torchwise.compile import Recognizer, Signature, signature_of
 from torchwise.compile.guards.code_guard import CodeGuard, code_of, is_same_method
-from torchwise.compile.guards.dict_contents import MISSING, count_dict_writes, version
+from torchwise.compile.guards.dict_contents import MISSING, count_dict_writes, list_uncounted, version
 from torchwise.compile.guards.reachable_code import is_same_code
 from torchwise.plan import Plan
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
@@ -66,7 +66,11 @@ class CallGuard:
         code = self._code
         self._functions, self._codes, self._defaults = code.functions, code.codes, code.defaults
         self._dicts = code.dicts  # the module's own state among them
-        self._seen = count_dict_writes(self._dicts)
+        self._note_seen(count_dict_writes(self._dicts))
+
+    def _note_seen(self, written: int) -> None:
+        self._seen = written
+        self._uncounted = [True] if self._is_scripted else list_uncounted(self._dicts)
 
     def find_change(self) -> Fallback | None:
         """Return the change, or None. This runs on every call."""
@@ -77,7 +81,11 @@ class CallGuard:
         if _has_global_hook():  # a plan enters below the call that would run it
             return GLOBAL_HOOK
         written = sum(map(version, self._dicts))
-        if written != self._seen or type(self._original) is not self._kind or self._is_scripted:
+        if (
+            written != self._seen
+            or type(self._original) is not self._kind
+            or (self._uncounted and any(self._uncounted))
+        ):
             self._check_written(written)
         if self._found is not None:
             return self._found
@@ -94,7 +102,7 @@ class CallGuard:
         dicts = self._dicts
         self._found = self._find_model_change()
         if self._dicts is dicts:
-            self._seen = written
+            self._note_seen(written)
 
     def _find_model_change(self) -> Fallback | None:
         if getattr(self._original, "training", None) is not self._training:

@@ -263,5 +263,6 @@ class NoiseFloor:
         return scale_of(self.exact) if is_rounded(self.exact) else 1.0
 
     def _runs(self, roundings: float) -> Iterator[Move]:
-        found = (self.moved.move(self.name, roundings, run, self._scale) for run in range(1, RUNS + 1))
+        scale = self._scale
+        found = (self.moved.move(self.name, roundings, run, scale) for run in range(1, RUNS + 1))
         return (move for move in found if move is not None)

@@ -5,7 +5,7 @@
    out over a tensor, and a factor does not.
 2. Parameters, buffers and the optimizer's state after a few steps, against float64.
 3. The loss of a step, which must not change while later steps are taken.
-4. Curves of the loss over several seeds against eager's (`loss_curves`).
+4. Curves of the loss over several seeds against eager's (`updates`).
 5. The trained weights, in the plain model.
 
 A step that draws random numbers is verified twice. Checks 1 and 2 run with its dropout turned off. In addition to 3

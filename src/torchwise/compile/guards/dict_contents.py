@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import is_, ne
+from operator import is_
 from typing import Any
 
 from torchwise._torch.dynamo import DICT_VERSION
@@ -119,23 +120,34 @@ def watch(dicts: Sequence[DictContents]) -> Callable[[], Differences]:
     """Return a function that finds the differences of dicts from their snapshots. It may run on every call."""
     raw_dicts = [one.contents for one in dicts]
     count = version if all(isinstance(raw, dict) for raw in raw_dicts) else _new_count
-    counts = [*map(count, raw_dicts)]
+    counts, uncounted = [*map(count, raw_dicts)], list_uncounted(raw_dicts)
     differences: dict[int, list[str]] = {}
 
     def find_differences() -> Differences:
-        nonlocal counts
+        nonlocal counts, uncounted
         now = [*map(count, raw_dicts)]
-        if now != counts:
-            for place in itertools.compress(itertools.count(), [*map(ne, now, counts)]):
-                if found := dicts[place].find_differences():
+        if now != counts or (uncounted and any(uncounted)):
+            filled = {id(raw) for raw in uncounted if raw}
+            for place, one in enumerate(dicts):
+                if now[place] == counts[place] and id(raw_dicts[place]) not in filled:
+                    continue
+                if found := one.find_differences():
                     differences[place] = found
                     now[place] = -1  # compared again next time, as its snapshot may be another one then
                 else:
                     differences.pop(place, None)
-            counts = now
+            counts, uncounted = now, list_uncounted(raw_dicts)
         return differences
 
     return find_differences
+
+
+def list_uncounted(dicts: Iterable[Any]) -> list[Any]:
+    """Return the empty dicts, whose next `update` is not counted from Python 3.12 on. Dynamo's code makes such updates.
+
+    PyTorch counts the events of a watcher there, without the one by which an empty dict becomes the copy of another.
+    """
+    return [one for one in dicts if isinstance(one, dict) and not one] if sys.version_info >= (3, 12) else []
 
 
 def count_dict_writes(dicts: Iterable[dict[str, Any]]) -> int:

@@ -49,7 +49,11 @@ class CheckRequest:
 
 
 def run_check(lock: Lock, request: CheckRequest, launcher: Launcher, listener: Listener) -> Check:
-    """Check every section that is for this machine."""
+    """Check every section that is for this machine.
+
+    Raises:
+        InputError: a named target is not in the lock.
+    """
     return _Checks(request, launcher, listener).run(lock)
 
 
