@@ -47,6 +47,7 @@ FORMER = {
     "torchwise.records.cores": "torchwise.records.measurement",
     "torchwise.records.cost_model": "torchwise.records.trial",
     "torchwise.records.inspection": "torchwise.records.measurement",
+    "torchwise.runtime.latency": "torchwise.runtime.statistics",
     "torchwise.training.ranks": "torchwise.runtime.training.distributed",
     "torchwise.foreign.denoisers": "torchwise_models.libraries.wrappers",
     "torchwise.foreign.language": "torchwise_models.libraries.wrappers",

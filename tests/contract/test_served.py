@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,11 @@ from broken import run_suite
 
 from live_decisions import make_decision
 from torchwise.plan import Plan
-from torchwise.runtime import Dispatcher, OptimizedFunction, OptimizedModule, OptimizedStep, Statistics
+from torchwise.runtime import Dispatcher, OptimizedFunction, OptimizedModule, OptimizedStep, Statistics, unwrap
 from torchwise.runtime.bucketing import BucketedFunction, BucketedModule, Padding, apply_buckets, verify_padding
 from torchwise.runtime.served import Served, dispatcher_of, served_of
 from torchwise.testing.models import MAX_ROWS, make_net, make_rows
-from torchwise.testing.served import ROWS, CanRunContract, Serve, ServedContract, ServedModuleContract
+from torchwise.testing.served import ROWS, CanRunContract, Serve, ServedContract, ServedModuleContract, compute_tanh
 from torchwise.workload.train_step import TrainStep
 
 THREADS = Plan(threads=torch.get_num_threads() + 1)
@@ -144,3 +145,17 @@ def test_a_wrapper_that_breaks_the_contract_is_seen() -> None:
     fast = Forgetful(original, Plan(threads=1))
     given: dict[str, Any] = {"fast": fast, "original": original, "serve": Forgetful, "make_copy": lambda fast: fast}
     assert not any(run_suite(ServedModuleContract(), **given).values())
+
+
+def test_a_function_that_wraps_a_wrapper_is_not_served() -> None:
+    fast = apply_decision(compute_tanh, THREADS)
+
+    @functools.wraps(fast)
+    def round_answer(x: torch.Tensor) -> torch.Tensor:
+        return fast(x).round()
+
+    assert served_of(round_answer) is None
+    assert unwrap(round_answer) is round_answer
+    assert unwrap(apply_decision(round_answer, THREADS)) is round_answer
+    for wrapper in (fast, apply_decision(make_net(), THREADS), apply_one_bucket(make_net(), THREADS)):
+        assert served_of(wrapper) is not None

@@ -6,7 +6,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -368,8 +368,10 @@ def test_a_first_call_after_the_freeze_would_show(net: Net) -> None:
     fast = serve_buckets(net)
     warm_up(fast, freeze=False)
     assert counts_of(fast).first_calls is None
-    fast.statistics.at_freeze = (0, 0, 0)
-    assert counts_of(fast).first_calls == 2
+    torchwise.freeze(fast)
+    assert counts_of(fast).first_calls == 0
+    fast.statistics.first_calls += 2  # which a frozen plan has none of
+    assert counts_of(fast).first_calls == counts_of(fast).snapshot()["first_calls_since_freeze"] == 2
 
 
 @torch.no_grad()
@@ -616,3 +618,102 @@ def test_where_one_plan_is_to_serve_every_size_no_other_is_sought(options: dict[
     _, choice = fit(cumulate, (torch.randn(99, 3),), padding=RULE, sizes=range(1, 100), count=1, tune=tune, **options)
     assert choice.kind == "dynamic"
     assert asked == [plans]
+
+
+class Shown(Net):
+    def extra_repr(self) -> str:
+        return "mine"
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return super().state_dict(*args, **kwargs)
+
+
+@torch.no_grad()
+def test_methods_of_the_wrapper_stay_whichever_the_model_overrides() -> None:
+    fast = serve_buckets(Shown().eval())
+    text = repr(fast)
+    assert f"buckets: 4, 8; plan: {THREADS}" in text
+    assert "mine" not in text.splitlines()[0]
+    fast.forward(X[:3])
+    assert counts_of(fast).calls == {4: 1}
+    assert not {"extra_repr", "forward", "state_dict"} & set(vars(type(fast)))
+
+
+@torch.no_grad()
+def test_statistics_are_data_without_a_circle(net: Net) -> None:
+    fast = serve_buckets(net)
+    fast(X[:3])
+    assert asdict(fast.statistics)["optimized"] == 1
+    counts = counts_of(fast)
+    assert copy.deepcopy(counts) == pickle.loads(pickle.dumps(counts)) == counts
+    assert "Statistics" not in str(pickle.dumps(counts))
+
+
+class Nested(torch.nn.Module):
+    """Calls its own wrapper, if there is one, with rows of the size of a bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.inner and len(x) < 8:
+            x = x + self.inner[0](torch.full((8, 3), 2.0))[: len(x)] * 0
+        return x * 3
+
+
+@torch.no_grad()
+def test_a_call_amid_a_padded_call_has_answers_of_its_own() -> None:
+    """The plan of the larger bucket is not verified for it, and falls back."""
+    net = Nested().eval()
+    verified = verify_padding(net, (X,), padding=RULE, buckets=BUCKETS)
+    fast = apply_buckets(net, [decision(net, THREADS, (4,)), decision(net, OTHER, (4,))], verified)
+    net.inner.append(fast)
+    same(fast(X[:3]), X[:3] * 3)
+    assert set(fast.statistics.original) == {FallbackReason.INPUTS_NOT_VERIFIED}
+    assert fast.statistics.optimized == 1
+    assert fast.statistics.failures == {}
+
+
+@torch.no_grad()
+def test_a_padded_call_goes_on_after_another_within_it(net: Net) -> None:
+    fast = serve_buckets(net)
+    buckets, seen = buckets_of(fast), []
+    outer = ((X[:3],), {})
+
+    def call_within(*args: Any) -> Tensor:
+        buckets._call_route(lambda *_: seen.append(buckets._unpadded.call), ((X[:2],), {}), args, {})  # type: ignore[arg-type]
+        seen.append(buckets._unpadded.call)
+        return X
+
+    buckets._call_route(call_within, outer, (X,), {})  # type: ignore[arg-type]
+    assert seen[0] is not outer
+    assert seen[1] is outer
+    assert buckets._unpadded.call is None
+
+
+@torch.no_grad()
+def test_calls_are_counted_from_when_all_buckets_are_frozen(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = serve_buckets(net, THREADS, OTHER)
+    warm_up(fast, freeze=False)
+    last, seen = buckets_of(fast).dispatchers[-1], []
+    set_frozen = last.set_frozen
+
+    def call_and_set(frozen: bool) -> None:
+        seen.append(fast.statistics.at_freeze)
+        fast.statistics.first_calls += 1  # of a call in another thread
+        set_frozen(frozen)
+
+    monkeypatch.setattr(last, "set_frozen", call_and_set)
+    torchwise.freeze(fast)
+    assert seen == [None]
+    assert counts_of(fast).first_calls == 0
+    fast.statistics.first_calls += 1
+    assert counts_of(fast).first_calls == 1
+    count_capture()
+    monkeypatch.undo()
+    torchwise.freeze(fast)
+    assert (counts_of(fast).first_calls, counts_of(fast).captures) == (0, 1)

@@ -85,3 +85,12 @@ def test_calls_that_were_under_way_when_it_opened_change_nothing(circuit: Circui
     assert circuit.admits()
     assert [circuit.record_failure() for _ in range(3)] == [True, False, False]
     assert circuit.wait_s == 120.0
+
+
+def test_a_success_of_another_thread_amid_a_question_is_no_error(circuit: CircuitBreaker) -> None:
+    for ask, expected in ((circuit.would_admit, True), (lambda: circuit.wait_s, 59.0)):
+        open_circuit(circuit)
+        since = circuit._clock()
+        circuit._clock = lambda since=since: circuit.record_success() or since + 1.0  # type: ignore[misc]
+        assert ask() in (expected, False)
+        circuit._clock = lambda since=since: since

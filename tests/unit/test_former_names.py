@@ -34,6 +34,7 @@ from torchwise.store import open_storage
 from torchwise.study.lock import file as lock_file
 
 OLD = Path(__file__).parents[1] / "fixtures" / "formats_0.1"
+PICKLES = OLD.with_name("pickles_0.1")
 
 
 @pytest.fixture(autouse=True)
@@ -193,6 +194,42 @@ def test_old_pickles_of_what_is_served_are_read_as_it_is_now() -> None:
     decision = make_decision(step, Plan(optimizer="fused"), x, x)
     assert served_of(runtime_step._rebuilt(step, decision)).refusal is None  # type: ignore[union-attr]
     assert str(served_of(runtime_step._rebuilt(step, decision, closed)).refusal) == closed  # type: ignore[union-attr]
+
+
+def load_old_pickle(name: str) -> Any:
+    """Read a pickle that the version before wrote."""
+    return pickle.loads((PICKLES / f"{name}.pickle").read_bytes())
+
+
+@pytest.mark.filterwarnings("ignore:torchwise.runtime.latency is called:FutureWarning")
+def test_pickles_of_counts_of_the_version_before_are_read() -> None:
+    statistics, counts = load_old_pickle("Statistics"), load_old_pickle("Counts")
+    assert (statistics.optimized, sum(statistics.original.values()), statistics.at_freeze) == (0, 3, (0, 0))
+    assert statistics.snapshot()["latency"]["calls"] == 1
+    assert statistics.compiles >= 0
+    assert (counts.calls, counts.beyond, counts.padding, counts.computed) == ({2: 2}, 1, 1, 4)
+    assert counts.snapshot()["compiles_since_freeze"] == counts.first_calls == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["OptimizedModule", "OptimizedFunction", "BucketedModule", "BucketedFunction"])
+def test_a_pickle_of_a_wrapper_of_the_version_before_is_read(name: str) -> None:
+    fast = load_old_pickle(name)
+    assert type(fast).__name__ == name
+    assert fast.decision.plan == Plan(threads=2)
+    for rows in (1, 2, 4):
+        x = torch.ones(rows, 3)
+        torch.testing.assert_close(fast(x), torchwise.unwrap(fast)(x))
+    assert fast.statistics.calls == 3
+
+
+def test_a_pickle_of_a_step_of_the_version_before_is_read() -> None:
+    step = load_old_pickle("OptimizedStep")
+    assert (type(step).__name__, step.decision.plan) == ("OptimizedStep", Plan(optimizer="fused"))
+    before = step.model.weight.detach().clone()
+    step(torch.ones(2, 3), torch.ones(2, 3))
+    assert not torch.equal(step.model.weight, before)
+    assert step.statistics.calls == 1
 
 
 def test_an_old_pickle_of_a_plan_keeps_its_fields() -> None:

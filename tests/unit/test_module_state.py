@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+import torchwise
+from live_decisions import make_decision
 from torchwise.errors import WorkloadError
+from torchwise.plan import Plan
+from torchwise.runtime.input_writes import InputSnapshot
 from torchwise.verify.observe import observe
 from torchwise.workload import Example
 from torchwise.workload.module_state import GONE, State, from_one_state, kept_state
@@ -339,3 +343,40 @@ def test_inference_tensors_are_put_back() -> None:
         model(torch.zeros(()))
     state.restore()
     assert model.kept.tolist() == [0, 0]
+
+
+class HoldsAStep(torch.nn.Module):
+    def __init__(self, step: Any) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.step(x, y)
+
+
+@pytest.mark.parametrize("hold", [lambda step: lambda x, y: step(x, y), HoldsAStep, lambda step: step])
+def test_the_state_behind_an_optimised_step_is_found(hold: Callable[[Any], Any]) -> None:
+    model, x, y = torch.nn.Linear(4, 2), torch.ones(3, 4), torch.zeros(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = torchwise.TrainStep(model, torch.nn.functional.mse_loss, optimizer)
+    held = hold(torchwise.apply(step, make_decision(step, Plan(optimizer="fused"), x, y)))
+    before, state = model.weight.detach().clone(), State.from_call(held, (x, y))
+    held(x, y)
+    assert not torch.equal(model.weight, before)
+    state.restore()
+    assert torch.equal(model.weight, before)
+    assert not optimizer.state
+    undo = InputSnapshot(held, (x, y), {})
+    held(x, y)
+    undo()
+    assert torch.equal(model.weight, before)
+
+
+def test_the_state_behind_an_optimised_module_is_found() -> None:
+    model = Stateful(0, lambda m: setattr(m, "kept", m.kept + 1) or 0.0).eval()
+    fast = torchwise.apply(model, make_decision(model, Plan(threads=2), torch.ones(1)))
+    state = State.from_call(lambda x: fast(x))
+    fast(torch.ones(1))
+    assert model.kept == 1
+    state.restore()
+    assert model.kept == 0

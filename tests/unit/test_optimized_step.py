@@ -18,7 +18,10 @@ from live_decisions import make_decision
 from torchwise.compile import train_step as realize_step
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.runtime import step as step_module
 from torchwise.runtime.fallback_reason import FallbackReason
+from torchwise.runtime.served import served_of
+from torchwise.runtime.statistics import Statistics
 from torchwise.runtime.step import OptimizedStep
 from torchwise.runtime.training.step import RankedStep
 from torchwise.workload.train_step import TrainStep
@@ -450,3 +453,40 @@ def test_a_hook_that_is_registered_later_runs(kind: str) -> None:
     assert sum(fast.statistics.original.values()) == 4
     run(fast)
     assert fast.statistics.optimized == 8
+
+
+class Indescribable:
+    """Part of a batch, which has no hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not comparable")
+
+
+def test_a_batch_that_cannot_be_described_is_taken_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = apply_plan(make())
+    served: Any = served_of(fast)
+    for odd in (lambda *_: {}[0], lambda *_: Indescribable()):
+        monkeypatch.setattr(step_module, "signature_of", odd)
+        assert served.can_run(batch(), {}).reason is FallbackReason.INPUTS_UNREADABLE
+        fast(*batch())
+        assert set(fast.statistics.original) == {FallbackReason.INPUTS_UNREADABLE}
+    assert sum(fast.statistics.original.values()) == 2
+
+
+def test_its_original_and_its_statistics_can_be_set() -> None:
+    step, counts = make(), Statistics()
+    fast = apply_plan(step)
+    fast(*batch())
+    fast.statistics = counts
+    assert fast.statistics is counts
+    fast(*batch())
+    assert counts.optimized == 1
+    other = make()
+    fast.original = other
+    assert fast.original is torchwise.unwrap(fast) is other
+    before = [tensor.detach().clone() for tensor in step.model.parameters()]
+    fast(*batch())
+    assert counts.original == {FallbackReason.STEP_CHANGED: 1}
+    assert all(torch.equal(*pair) for pair in zip(before, step.model.parameters(), strict=True))

@@ -17,6 +17,7 @@ from torchwise.alerts import heard
 from torchwise.compile import CompiledPlan
 from torchwise.plan import Plan
 from torchwise.runtime.circuit_breaker import FAILURES
+from torchwise.runtime.served import dispatcher_of
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 
@@ -149,3 +150,24 @@ def test_a_plan_that_is_given_up_under_eight_threads_answers_none_wrongly(monkey
     assert len(answers) == 160
     assert all(torch.equal(answer, -SMALL) for answer in answers)
     assert fast.statistics.mismatched >= 1
+
+
+@torch.no_grad()
+def test_a_plan_that_was_closed_just_before_it_compiles_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = torch.nn.Linear(4, 4).eval(), torch.ones(3, 4)
+    fast = torchwise.apply(net, make_decision(net, Plan(threads=torch.get_num_threads() + 1), x))
+    fast(x)
+    dispatcher: Any = dispatcher_of(fast)
+    dispatcher.set_frozen(False)  # so that the next call is looked at in full
+    compile_plan = dispatcher._plan.compile
+
+    def close_and_compile(*given: Any) -> Any:
+        dispatcher.close()  # as another thread may
+        return compile_plan(*given)
+
+    monkeypatch.setattr(dispatcher._plan, "compile", close_and_compile)
+    assert dispatcher.active_plan is not None
+    torch.testing.assert_close(fast(x), net(x))
+    assert dispatcher.active_plan is None
+    fast(x)
+    assert fast.statistics.optimized == 1

@@ -349,3 +349,17 @@ def test_a_torch_that_does_not_say_when_it_compiles_cannot_be_frozen(net: Net, m
 def test_only_what_was_optimised_is_unfrozen(net: Net) -> None:
     with pytest.raises(InputError, match=r"it is a Net, but only the result of torchwise\.apply"):
         unfreeze(net)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_a_freeze_waits_for_a_fast_path_that_is_being_added(net: Net) -> None:
+    fast = torchwise.apply(net, make_decision(net, Plan(threads=torch.get_num_threads() + 1), X))
+    dispatcher: Any = dispatcher_of(fast)
+    thread = threading.Thread(target=freeze, args=(fast,))
+    with dispatcher._lock:
+        thread.start()
+        thread.join(0.2)
+        assert (dispatcher.is_frozen, fast.statistics.at_freeze) == (False, None)
+    thread.join(30)
+    assert dispatcher.is_frozen
+    assert fast.statistics.compiles == 0

@@ -65,11 +65,13 @@ class CircuitBreaker:
     @property
     def wait_s(self) -> float:
         """Seconds until it is half-open, or 0 if calls get through."""
-        return max(self._closed_until - self._clock(), 0.0) if self._closed_until is not None else 0.0
+        until = self._closed_until  # which another thread may set to None
+        return 0.0 if until is None else max(until - self._clock(), 0.0)
 
     def would_admit(self) -> bool:
         """Whether a call could go through now."""
-        return self._closed_until is None or self._clock() >= self._closed_until
+        until = self._closed_until  # as above
+        return until is None or self._clock() >= until
 
     def admits(self) -> bool:
         """Whether a call may go through. If several come while it is half-open, one may."""

@@ -178,9 +178,9 @@ class Dispatcher(Served):
 
     def _run_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledPlan, Any]:
         with self._lock:  # two first calls at once would compile twice
-            was_compiled = self._plan.compiled is not None
+            before = self._plan.compiled
             compiled = self._plan.compile(args, kwargs)
-            if not was_compiled and self._refusal is not None:  # it was closed meanwhile
+            if compiled is not before and self._refusal is not None:  # it was closed meanwhile, which takes no lock
                 self.forget()
                 raise UnsupportedError("the plan was closed while it was compiled")
         return compiled, self._add_canary(self._apply_freeze(compiled.call))(*args, **kwargs)
@@ -282,18 +282,10 @@ class Dispatcher(Served):
         """The compiled plan, or None before the first call that it answers and after it was disabled."""
         return self._plan.compiled
 
-    def freeze(self) -> None:
-        """Compile and capture nothing more, as in `Served`."""
-        super().freeze()
-        self._forget_paths()
-
-    def unfreeze(self) -> None:
-        """Compile and capture again, on the calls that need it."""
-        super().unfreeze()
-        self._forget_paths()
-
-    def _forget_paths(self) -> None:
-        with self._lock:
+    def set_frozen(self, frozen: bool) -> None:
+        """Say whether nothing more may be compiled, and forget the paths that were found before."""
+        with self._lock:  # or a call under way would add one
+            super().set_frozen(frozen)
             self._calls.clear()  # the next calls find their fast paths again, frozen or not
             self._circuits.forget_frozen()
             self._last = None

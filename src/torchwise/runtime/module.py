@@ -221,17 +221,22 @@ def like(kind: type, original: type) -> type:
     """Return `kind`, or a subclass that forwards the methods that `original` overrides from PyTorch's module.
 
     They decide how a model moves (`_apply`, `to`), which parameters it has, or that it is a list of modules. Methods
-    that `kind` itself defines stay.
+    that a wrapper's own classes define stay.
     """
     return _make_forwarding_class(kind, _own(kind, original))
 
 
 def _own(kind: type, original: type) -> tuple[str, ...]:
-    mro = original.__mro__
-    defined = {name for each in mro[: mro.index(torch.nn.Module)] for name in vars(each)}
+    defined, kept = _defined_over_module(original), _defined_over_module(kind)
     overridden = {name for name in defined if not name.startswith("__") and hasattr(torch.nn.Module, name)}
-    found = (overridden | defined & CONTAINER) - set(vars(kind)) - CALLING
+    found = (overridden | defined & CONTAINER) - kept - CALLING
     return tuple(sorted(name for name in found if callable(getattr(original, name))))
+
+
+def _defined_over_module(kind: type) -> set[str]:
+    """Return the names in a class of modules and in its bases before PyTorch's."""
+    mro = kind.__mro__
+    return {name for each in mro[: mro.index(torch.nn.Module)] for name in vars(each)}
 
 
 @functools.cache

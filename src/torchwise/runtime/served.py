@@ -29,8 +29,12 @@ Recipe = tuple[Callable[..., "Served"], tuple[Any, ...]]
 class Served(ABC):
     """Answers calls by a plan where the plan was verified, and by the original otherwise.
 
-    A call never fails because of a plan: the original answers, and the call is counted with the reason. If the original
-    raises as well, its error is the caller's. `torchwise.testing.served` has the contract as tests.
+    A call never fails because of a plan: the original answers, and the call is counted with the reason. Only a training
+    step among several ranks fails with its plan (`StepDispatcher`). If the original raises as well, its error is the
+    caller's. `torchwise.testing.served` has the contract as tests.
+
+    Calls do not ask `can_run`, as they find the same reasons on their way. It is for programs, which may ask before a
+    call: to send a request elsewhere, or to show who would answer it.
 
     Args:
         original: the module, function or training step.
@@ -102,13 +106,17 @@ class Served(ABC):
             UnsupportedError: this torch does not say when it compiles.
         """
         forbid_compile(self.original)  # which raises
-        self.is_frozen = True
+        self.set_frozen(True)
         self.statistics.freeze()
 
     def unfreeze(self) -> None:
         """Compile and capture again, on the calls that need it."""
-        self.is_frozen = False
+        self.set_frozen(False)
         self.statistics.unfreeze()
+
+    def set_frozen(self, frozen: bool) -> None:
+        """Say whether nothing more may be compiled and captured. `freeze` and `unfreeze` count as well."""
+        self.is_frozen = frozen
 
     @property
     def refusal(self) -> Fallback | None:
@@ -132,6 +140,7 @@ class LivePlan:
     """The code of a plan: compiled for the first call that needs it, and again after it was forgotten.
 
     Attributes:
+        original: the module, function or training step that it is compiled of.
         compiled: the compiled plan, or None.
         changed_since: the change after which the plan must be compiled again, or None.
     """
@@ -145,7 +154,7 @@ class LivePlan:
         borrow: bool = False,
         backend: Backend | None = None,
     ) -> None:
-        self._original, self._decision, self._recompiles = original, decision, recompiles
+        self.original, self._decision, self._recompiles = original, decision, recompiles
         self._borrow, self._backend = borrow, backend
         self.compiled: CompiledPlan | None = None
         self.changed_since: VaryingValue | None = None
@@ -158,7 +167,7 @@ class LivePlan:
                 self._recompiles.again([self.changed_since], at_start=True)
             workload = self._decision.workload
             self.compiled = compiled = compile_plan(
-                self._original,
+                self.original,
                 self._decision.plan,
                 Example(args, kwargs),
                 device=workload.device,
@@ -239,7 +248,8 @@ def refusal_of_copy(original: Any, decision: Decision, refusal: Fallback | str |
 
 def served_of(wrapper: Any) -> Served | None:
     """Return what answers for a wrapper, or None for any other object."""
-    found = getattr(wrapper, "__dict__", {}).get("_torchwise")
+    # By the real type, as a module's `__class__` is the original's. `functools.wraps` copies attributes to others.
+    found = getattr(wrapper, "__dict__", {}).get("_torchwise") if issubclass(type(wrapper), Wrapper) else None
     return found if isinstance(found, Served) else None
 
 

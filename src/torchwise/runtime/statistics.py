@@ -85,9 +85,8 @@ class Statistics:
         first_calls: calls that compiled or captured something.
         first_calls_s: the seconds that these took.
         latency: durations of a sample of the plan's calls. On a GPU, durations of the work there.
-        at_freeze: numbers of graphs compiled and captured in this process, and of `first_calls`, when the plan was
-            frozen, or None if it is not.
-        buckets: counts by size and bucket, if calls are padded to buckets, or None.
+        at_freeze: numbers of graphs compiled and captured in this process when the plan was frozen, or None if it is
+            not.
     """
 
     optimized: int = 0
@@ -102,8 +101,7 @@ class Statistics:
     first_calls: int = 0
     first_calls_s: float = 0.0
     latency: Histogram = field(default_factory=Histogram)
-    at_freeze: tuple[int, int, int] | None = None
-    buckets: Counts | None = None
+    at_freeze: tuple[int, int] | None = None
 
     @property
     def original(self) -> Counter[FallbackReason]:
@@ -141,11 +139,6 @@ class Statistics:
         """CUDA graphs recorded in this process since the freeze, for any purpose, or None if not frozen."""
         return count_captured_graphs() - self.at_freeze[1] if self.at_freeze else None
 
-    @property
-    def first_calls_since_freeze(self) -> int | None:
-        """Calls that compiled or captured something since the freeze, or None if not frozen."""
-        return self.first_calls - self.at_freeze[2] if self.at_freeze else None
-
     def count(self, fallback: Fallback) -> None:
         """Count a call that the original answered."""
         self.reasons[fallback.reason] += 1
@@ -157,7 +150,7 @@ class Statistics:
 
     def freeze(self) -> None:
         """Count compilations and captures from now on, unless they are counted already."""
-        self.at_freeze = self.at_freeze or (count_compiled_graphs(), count_captured_graphs(), self.first_calls)
+        self.at_freeze = self.at_freeze or (count_compiled_graphs(), count_captured_graphs())
 
     def unfreeze(self) -> None:
         """Count no compilations and captures any more."""
@@ -193,41 +186,30 @@ class Counts:
     """Calls by size and bucket so far. Counts are exact for sequential calls, as in `Statistics`.
 
     Attributes:
-        statistics: the statistics that they are a part of.
         calls: calls by bucket.
         sizes: calls by size. Sizes beyond the largest bucket are rounded up to a power of two, so that the counts stay
             small.
         beyond: calls beyond the largest bucket, which the original answers.
         padding: total padding, in units of the size.
         computed: total computed size of the calls, with padding, in the same units.
+        compiles: graphs that PyTorch compiled in this process since the freeze, or None before it.
+        captures: CUDA graphs that were recorded in this process since the freeze, or None before it.
+        first_calls: calls that compiled or captured something since the freeze, or None before it.
     """
 
-    statistics: Statistics = field(default_factory=Statistics, repr=False, compare=False, kw_only=True)
     calls: Counter[int] = field(default_factory=Counter)
     sizes: Counter[int] = field(default_factory=Counter)
     beyond: int = 0
     padding: int = 0
     computed: int = 0
+    compiles: int | None = None
+    captures: int | None = None
+    first_calls: int | None = None
 
     @property
     def padded_share(self) -> float:
         """The padded share of the computed sizes, 0 to 1, or 0 before the first call."""
         return self.padding / self.computed if self.computed else 0.0
-
-    @property
-    def compiles(self) -> int | None:
-        """Graphs that PyTorch compiled in this process since the freeze, or None before it."""
-        return self.statistics.compiles
-
-    @property
-    def captures(self) -> int | None:
-        """CUDA graphs that were recorded in this process since the freeze, or None before it."""
-        return self.statistics.captures
-
-    @property
-    def first_calls(self) -> int | None:
-        """Calls that compiled or captured something since the freeze, or None before it."""
-        return self.statistics.first_calls_since_freeze
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counts as plain data, for logging or sending."""

@@ -17,10 +17,11 @@ from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard, VerifiedInputs
-from torchwise.runtime.dispatch import NOT_VERIFIED
+from torchwise.runtime.dispatch import NOT_VERIFIED, UNREADABLE
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites
 from torchwise.runtime.served import LivePlan, Recipe, Served, Wrapper, rebuild, refusal_of_copy
+from torchwise.runtime.statistics import Statistics
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
 from torchwise.workload.train_step import TrainStep, unwrap_ddp
@@ -51,7 +52,8 @@ class StepDispatcher(Served):
         self, original: TrainStep, decision: Decision, refusal: Fallback | None = None, *, is_ranked: bool = False
     ) -> None:
         super().__init__(original, decision, refusal, happens="a training step is taken as written")
-        self.step, self._is_ranked = original, is_ranked
+        self.original: TrainStep = original
+        self._is_ranked = is_ranked
         recompiles = Recompiles(told=self._count_recompile, give_up=self._note_limit, is_part=True)
         self._plan = LivePlan(original, decision, recompiles)
         self._changes: list[CallGuard] = []  # of the model and the loss, since the plan was made of them
@@ -63,12 +65,19 @@ class StepDispatcher(Served):
         self._made_of = {name: getattr(original, name) for name in names}
 
     def can_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
-        """Return why the original would take a step on such a batch now, or None if the plan may."""
+        """Return why the original would take a step on such a batch now, or None if the plan may.
+
+        Before the ranks of a job have met, no batch counts as verified, though the plan may take the step at which they
+        meet.
+        """
         del kwargs
-        fallback = self._find_change()
-        if fallback is not None or signature_of(args, {}) in self._taken:
-            return fallback
-        return self._find_new(args)
+        if (change := self._find_change()) is not None:
+            return change
+        try:
+            is_known = signature_of(args, {}) in self._taken
+        except Exception:  # as in a call
+            return UNREADABLE
+        return None if is_known else self._find_new(args)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Take one training step, and return its loss, detached."""
@@ -78,14 +87,19 @@ class StepDispatcher(Served):
                 self._disable_plan(change)
             loss = self.answer_by_original(change, batch, {})
             return loss
-        key = signature_of(batch, {})
-        if key not in self._taken and (unverified := self._find_new(batch)) is not None:
+        try:
+            key = signature_of(batch, {})
+            taken = self._taken.get(key)
+        except Exception:  # a part of a batch may be of any kind, and fail when it is described
+            loss = self.answer_by_original(UNREADABLE, batch, {})
+            return loss
+        if taken is None and (unverified := self._find_new(batch)) is not None:
             if unverified is OVERLAPS:
                 loss = self._writes.learn_from_call(key, self.answer_by_original, OVERLAPS, batch, {})
                 return loss
             loss = self.answer_by_original(unverified, batch, {})
             return loss
-        taken = self._taken.get(key, 0)
+        taken = taken or 0
         undo = self._snapshot(batch) if taken < FIRST_CALLS else None
         try:
             loss = self.compile(batch).compute(*batch)
@@ -96,16 +110,17 @@ class StepDispatcher(Served):
         self.statistics.optimized += 1
         if self._limit is not None:
             self._stop_compiling(self._limit)
-        self.step.advance()  # errors of the user's schedulers are no failure of the plan
+        self.original.advance()  # errors of the user's schedulers are no failure of the plan
         return loss
 
     def compile(self, batch: tuple[Any, ...]) -> CompiledStep:
         """Return the compiled step."""
-        was_compiled = self._plan.compiled is not None
-        compiled = self._plan.compile(batch, {}).call
+        before = self._plan.compiled
+        plan = self._plan.compile(batch, {})
+        compiled = plan.call
         assert isinstance(compiled, CompiledStep), "a plan that is not eager changes something of a step"
-        if not was_compiled:
-            called = (unwrap_ddp(self.step.model), self.step.loss)
+        if plan is not before:
+            called = (unwrap_ddp(self.original.model), self.original.loss)
             self._changes = [CallGuard(call, inference=False) for call in called if call is not None]
         return compiled
 
@@ -115,12 +130,16 @@ class StepDispatcher(Served):
 
     def find_unverified(self, batch: tuple[Any, ...]) -> Fallback | None:
         """Return why the plan was not verified for such a batch, or None if it was."""
-        if any(p.device.type != self.decision.workload.device for p in self.step.trained()):
+        if any(p.device.type != self.decision.workload.device for p in self.original.trained()):
             return NOT_VERIFIED
         spec = specify_inputs(Example(batch))
         if not self._verified.cover(spec) or opaque_leaves(batch):
             return NOT_VERIFIED
         return None if self._writes.is_verified(signature_of(batch, {}), spec, batch, {}) else OVERLAPS
+
+    def set_original(self, original: TrainStep) -> None:
+        """Take the steps that follow as this one says. The plan goes on if both are made of the same parts."""
+        self.original = self._answer_instead = self._plan.original = original
 
     @property
     def active_plan(self) -> CompiledPlan | None:
@@ -161,7 +180,7 @@ class StepDispatcher(Served):
         if self._plan.compiled is not None:  # a plan in float16 implies a scaler
             made_of = {**made_of, "scaler": self._plan.compiled.call.parts.scaler}  # type: ignore[attr-defined]
         for name, part in made_of.items():
-            now = getattr(self.step, name)
+            now = getattr(self.original, name)
             if now is not part and not is_equal(now, part):
                 return name
         return None
@@ -170,7 +189,7 @@ class StepDispatcher(Served):
         """Copy the state and the batch, if there is memory for it, and the random numbers."""
         state: Callable[[], None] | None = None
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
-            state = self.step.snapshot()
+            state = self.original.snapshot()
         inputs = InputSnapshot(None, batch, {})  # a model may write to them
         numbers = torch.get_rng_state()
         on_gpu = torch.cuda.get_rng_state() if self.decision.workload.device == "cuda" else None
@@ -273,6 +292,19 @@ class OptimizedStep(Wrapper):
         """The step as written."""
         step: TrainStep = self._dispatcher.original
         return step
+
+    @original.setter
+    def original(self, step: TrainStep) -> None:
+        self._dispatcher.set_original(step)
+
+    @property
+    def statistics(self) -> Statistics:
+        """The counts of the steps so far."""
+        return super().statistics
+
+    @statistics.setter
+    def statistics(self, statistics: Statistics) -> None:
+        self._dispatcher.statistics = statistics
 
     def close(self) -> None:
         """Free the plan's memory, and restore the optimizer's own form. The next step compiles the plan again."""

@@ -145,7 +145,7 @@ class ServedContract:
         assert count_calls(fast) == (1, 1)
 
     def close(self, fast: Any) -> None:
-        """Close the plan, and free its memory. Override it for a wrapper that no `Dispatcher` answers for."""
+        """Close the plan, and free its memory. Override it for a wrapper that no `Served` answers for."""
         dispatcher = dispatcher_of(fast)
         assert dispatcher is not None
         dispatcher.close()

@@ -76,6 +76,8 @@ def _object(path: str, thing: Any) -> Contents:
                 found.children += [(_join_path(path, key), item) for key, item in value.items()]
             elif name not in _SKIPPED:
                 found.children.append((_join_path(path, name), value))
+        if (original := getattr(own.get("_torchwise"), "original", None)) is not None:  # which an optimised one runs
+            found.children.append((path, original))
     for name in _slots_of(type(thing)):
         found.places.append(SlotPlace(functools.partial(getattr, thing, name), functools.partial(_set, thing, name)))
         found.children.append((_join_path(path, name), getattr(thing, name, None)))

@@ -33,12 +33,21 @@ UNFIT = Fallback(FallbackReason.PADDING_UNFIT)
 UNLIKE = Fallback(FallbackReason.PADDING_NOT_VERIFIED)
 EAGER_HERE = Fallback(FallbackReason.EAGER_BUCKET)
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments and keyword arguments."""
+
 
 @dataclass(frozen=True, slots=True)
 class UnpaddedAnswer:
     """An answer of the original to the unpadded call, which must not be cut."""
 
     answer: Any
+
+
+class _Unpadded(threading.local):
+    """The call as it came, while a padded one is under way in this thread."""
+
+    call: Call | None = None
 
 
 class Buckets(Served):
@@ -62,9 +71,9 @@ class Buckets(Served):
         canary: int | None = None,
     ) -> None:
         _check_decisions(decisions, verified)
-        statistics = Statistics()
-        statistics.buckets = self._counts = Counts(statistics=statistics)
-        self._unpadded = threading.local()  # `call`: the call as it came, while a padded one is under way
+        statistics, self._counts = Statistics(), Counts()
+        self._at_freeze: int | None = None  # first calls until the freeze
+        self._unpadded = _Unpadded()
         self._form = specify_inputs(verified.example).strip_sizes()
         self.verified, self.decisions, self.canary = verified, tuple(decisions), canary
         found = {id(decision): self._make_route(original, decision, statistics) for decision in decisions}
@@ -103,10 +112,12 @@ class Buckets(Served):
         counts.padding += bucket - size
         counts.computed += bucket
         if size == bucket:
-            return route(*args, **kwargs)
+            if self._unpadded.call is None:
+                return route(*args, **kwargs)
+            return self._call_route(route, None, args, kwargs)  # amid a padded call, which is none of this one's
         try:
             more, named = self._padder.pad(args, kwargs, bucket - size)
-            answer = self._call_padded(route, (args, kwargs), more, named)
+            answer = self._call_route(route, (args, kwargs), more, named)
             if isinstance(answer, UnpaddedAnswer):
                 return answer.answer
             return self._padder.cut(answer, size, bucket)
@@ -147,14 +158,25 @@ class Buckets(Served):
     def freeze(self) -> None:
         """Stop compiling and capturing, in the plans of all buckets, and count any later compilation."""
         super().freeze()
-        for route in self.dispatchers:
-            route.freeze()
+        self._at_freeze = self.statistics.first_calls
 
     def unfreeze(self) -> None:
         """Allow compiling and capturing again, in the plans of all buckets."""
         super().unfreeze()
+        self._at_freeze = None
+
+    def set_frozen(self, frozen: bool) -> None:
+        """Say so to the plans of all buckets."""
+        super().set_frozen(frozen)
         for route in self.dispatchers:
-            route.unfreeze()
+            route.set_frozen(frozen)
+
+    def read_counts(self) -> Counts:
+        """Return the counts, with compilations and captures since the freeze."""
+        since = self._at_freeze
+        self._counts.first_calls = None if since is None else self.statistics.first_calls - since
+        self._counts.compiles, self._counts.captures = self.statistics.compiles, self.statistics.captures
+        return self._counts
 
     def close(self, fallback: Fallback = CLOSED) -> None:
         """Disable the plans of all buckets and free their memory. The original answers from now on."""
@@ -209,7 +231,7 @@ class Buckets(Served):
             return None
 
         def answer_unpadded(*args: Any, **kwargs: Any) -> Any:
-            call = getattr(self._unpadded, "call", None)
+            call = self._unpadded.call
             if call is None:
                 return original(*args, **kwargs)
             return UnpaddedAnswer(original(*call[0], **call[1]))
@@ -224,15 +246,13 @@ class Buckets(Served):
             find_unlike=self._find_unlike,
         )
 
-    def _call_padded(
-        self, route: Dispatcher, call: tuple[tuple[Any, ...], dict[str, Any]], more: tuple[Any, ...], named: Any
-    ) -> Any:
-        """Answer a padded call by a plan, or return the original's answer to the call as it came (`UnpaddedAnswer`)."""
-        self._unpadded.call = call
+    def _call_route(self, route: Dispatcher, call: Call | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call by a plan. If it is padded, return the original's answer to `call` as an `UnpaddedAnswer`."""
+        outer, self._unpadded.call = self._unpadded.call, call  # a model may call its own wrapper
         try:
-            return route(*more, **named)
+            return route(*args, **kwargs)
         finally:
-            self._unpadded.call = None
+            self._unpadded.call = outer
 
     def _find_unlike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
         """Return that arguments, dtypes, ranks or values are of another kind than padding was verified for, or None."""

@@ -78,9 +78,7 @@ def counts_of(fast: Any) -> Counts:
     Raises:
         InputError: `fast` does not pad.
     """
-    counts = buckets_of(fast).statistics.buckets
-    assert counts is not None, "buckets count sizes"
-    return counts
+    return buckets_of(fast).read_counts()
 
 
 def buckets_of(fast: Any) -> Buckets:
