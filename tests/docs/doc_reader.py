@@ -16,6 +16,7 @@ from doc_pages import ROOT
 from torch import nn
 
 import torchwise
+from live_decisions import make_decision
 from torchwise import bucketing
 from torchwise.plan import CHOICES, Plan
 from torchwise.plan.effort import EFFORTS
@@ -161,6 +162,11 @@ def prepare_fallback_reasons(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
     return {"fast": fast}
 
 
+def prepare_monitoring(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    model, x = small(), torch.randn(4, 8)
+    return {"fast": torchwise.apply(model, make_decision(model, Plan(threads=2), x)), "x": x}
+
+
 def prepare_plug_ins(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for key in (("backend", "interpreted"), ("transforms", "drop_dropout")):  # known after the page no more than before
         monkeypatch.setitem(CHOICES, key, None)
@@ -172,6 +178,7 @@ OF_PAGE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
     "docs/artifacts.md": prepare_artifacts,
     "docs/loops.md": lambda _monkeypatch: {"starts": [torch.rand(64, 64)]},
     "docs/components.md": prepare_components,
+    "docs/monitoring.md": prepare_monitoring,
     "docs/howto/plug-ins.md": prepare_plug_ins,
     "docs/reference/fallback-reasons.md": prepare_fallback_reasons,
     "docs/serving.md": prepare_serving,

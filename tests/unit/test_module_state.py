@@ -380,3 +380,18 @@ def test_the_state_behind_an_optimised_module_is_found() -> None:
     assert model.kept == 1
     state.restore()
     assert model.kept == 0
+
+
+def test_a_function_that_wraps_an_optimised_one_leads_to_no_state_of_torchwise() -> None:
+    model = Stateful(0, lambda m: setattr(m, "kept", m.kept + 1) or 0.0).eval()
+    fast = torchwise.apply(model, make_decision(model, Plan(threads=2), torch.ones(1)))
+
+    @functools.wraps(fast)
+    def call(x: torch.Tensor) -> Any:
+        return fast(x)
+
+    state = State.from_call(call)
+    fast(torch.ones(1))
+    calls = fast.statistics.calls
+    state.restore()
+    assert (model.kept, fast.statistics.calls, calls) == (0, 1, 1)

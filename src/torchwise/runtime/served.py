@@ -34,7 +34,7 @@ class Served(ABC):
     caller's. `torchwise.testing.served` has the contract as tests.
 
     Calls do not ask `can_run`, as they find the same reasons on their way. It is for programs, which may ask before a
-    call: to send a request elsewhere, or to show who would answer it.
+    call: to send a request elsewhere, or to show who would answer it (`docs/monitoring.md`).
 
     Args:
         original: the module, function or training step.

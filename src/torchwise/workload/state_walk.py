@@ -167,8 +167,9 @@ def _function(path: str, thing: types.FunctionType) -> Contents:
             SlotPlace(functools.partial(known.__getitem__, name), functools.partial(_name, known, name))
         )
         found.children.append((f"global {name}", value))
-    found.places.append(ItemsPlace(vars(thing)))
-    found.children += [(_join_path(path, name), value) for name, value in vars(thing).items()]
+    own = vars(thing)  # with what `functools.wraps` copied
+    found.places.append(ItemsPlace(own, _SKIPPED))
+    found.children += [(_join_path(path, name), value) for name, value in own.items() if name not in _SKIPPED]
     return found
 
 
