@@ -109,12 +109,12 @@ class Buckets(Served):
         if route.refusal is not None:
             return self.answer_by_original(route.refusal, args, kwargs)
         counts.calls[bucket] += 1
-        counts.padding += bucket - size
         counts.computed += bucket
         if size == bucket:
             if self._unpadded.call is None:
                 return route(*args, **kwargs)
             return self._call_route(route, None, args, kwargs)  # amid a padded call, which is none of this one's
+        counts.padding += bucket - size
         try:
             more, named = self._padder.pad(args, kwargs, bucket - size)
             answer = self._call_route(route, (args, kwargs), more, named)
