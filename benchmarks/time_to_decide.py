@@ -41,8 +41,7 @@ from torchwise.plan.space import choices_of
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
 from torchwise.study.history import History
-from torchwise.trial.experiment import PlanCandidate
-from torchwise.trial.experiment import start_candidate
+from torchwise.trial.experiment import PlanCandidate, start_candidate
 from torchwise.trial.harness import Harness
 from torchwise.trial.job import Job
 
