@@ -10,6 +10,7 @@ from tests.builders import an_inspection
 
 import torchwise
 from torchwise.errors import PlanError
+from torchwise.measure.profile import Profile
 from torchwise.plan import Choice, Numerics, PlanSpace, Trait
 from torchwise.plan.choice import load_choices
 from torchwise.plan.trait import DIVISIBLE_BY
@@ -77,3 +78,11 @@ def test_a_stored_inspection_is_read_with_former_and_later_traits() -> None:
     assert found.traits == {Trait.GEMM, Trait.READS_BOOL, Trait.READS_SCALAR, "of_a_later_version"}
     assert [trait for trait in found.traits if not trait.is_known] == ["of_a_later_version"]
     assert from_builtins(to_builtins(found), Inspection) == found
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "shares"),
+    [(None, {"gemm": 0.5}), (0.75, {"gemm": 0.5, "launch": 0.25}), (3.0, {"gemm": 0.5, "launch": 0.0})],
+)
+def test_the_share_without_a_kernel_is_known_on_a_gpu_alone(busy_s: float | None, shares: dict[str, float]) -> None:
+    assert Profile({"gemm": 0.5}, busy_s).list_shares(1.0) == shares

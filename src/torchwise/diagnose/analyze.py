@@ -113,8 +113,7 @@ def analyze(
         effort: "quick", "standard" or "thorough".
         mode: "inference" or "training" (with a backward pass).
         objective: "latency", or "throughput" to issue calls back to back.
-        device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
-            available.
+        device: "cpu" or "cuda", by default that of the model and its inputs, or for a target "cuda" if available.
         batches: batch sizes to try the plan on as well, each compiled separately.
         batch_dim: the dimension of the batch, the same in every input. By default it is found.
         limit: seconds after which one phase is ended.

@@ -33,6 +33,12 @@ class Profile:
     shares: dict[str, float]
     busy_s: float | None
 
+    def list_shares(self, call_s: float) -> dict[str, float]:
+        """Return the shares by kind, with "launch" on a GPU: the share of `call_s` without a kernel."""
+        if self.busy_s is None:
+            return dict(self.shares)
+        return {**self.shares, "launch": min(max(1 - self.busy_s / call_s, 0.0), 1.0)}
+
 
 CALLS = 2
 

@@ -99,9 +99,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         memory = peak_memory(calls[0], job.workload.device)
         stage(WorkerStage.PROFILE)
         profile = profile_of(calls[0], job.workload.device)
-    shares = dict(profile.shares)
-    if profile.busy_s is not None:
-        shares["launch"] = min(max(1 - profile.busy_s / measurement.baseline_time.mid, 0.0), 1.0)
+    shares = profile.list_shares(measurement.baseline_time.mid)
     return Inspection(
         identity=named,
         structure=model,

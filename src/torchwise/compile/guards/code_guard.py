@@ -17,7 +17,7 @@ import torch
 
 from torchwise.compile.guards.dict_contents import MISSING, DictContents, watch
 from torchwise.compile.guards.reachable_code import ReachableCode, find_enclosed, is_same_code
-from torchwise.compile.guards.varying_values import Guard, VaryingKind, VaryingValue
+from torchwise.compile.guards.varying_values import Guard
 
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _METHODS = (types.FunctionType, staticmethod, classmethod)
@@ -67,11 +67,6 @@ class CodeGuard(Guard):
     def has_changed(self) -> bool:
         """Whether code was replaced."""
         return self.find_replaced() is not None
-
-    def difference(self) -> VaryingValue:
-        """Return the replaced code, in words."""
-        name = self.find_replaced() or ""
-        return VaryingValue(name, name, VaryingKind.STATE)
 
     def find_replaced(self) -> str | None:
         """Return the name of the replaced code, or None."""

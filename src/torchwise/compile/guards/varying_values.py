@@ -86,10 +86,6 @@ class Guard(abc.ABC):
     def has_changed(self) -> bool:
         """Whether something differs from the last snapshot. It runs on every call."""
 
-    @abc.abstractmethod
-    def difference(self) -> VaryingValue:
-        """Return the first difference, in words."""
-
 
 class ChangedModelError(StalePlanError):
     """The model changed since the plan was compiled for it, and the plan cannot follow the change.
