@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from torchwise.errors import TorchwiseError
     from torchwise.plan import EAGER, Numerics, Plan
     from torchwise.records import Decision
-    from torchwise.runtime.api import Study, apply, optimize, tune
+    from torchwise.runtime.api import Study, apply, tune
     from torchwise.runtime.components import CompileConfig, CompileManager, compiled, default_manager
+    from torchwise.runtime.optimize import optimize
+    from torchwise.runtime.program import tune_program
     from torchwise.runtime.serving import export_metrics, freeze, unfreeze, unwrap
     from torchwise.runtime.steps import captured_loop, captured_step, rollout
     from torchwise.workload import Example, Workload
@@ -55,9 +57,10 @@ _HOMES = {
     "export_metrics": "runtime.serving",
     "freeze": "runtime.serving",
     "on_alert": "alerts",
-    "optimize": "runtime.api",
+    "optimize": "runtime.optimize",
     "rollout": "runtime.steps",
     "tune": "runtime.api",
+    "tune_program": "runtime.program",
     "unfreeze": "runtime.serving",
     "unwrap": "runtime.serving",
     "watch": "diagnose.trace",
@@ -93,6 +96,7 @@ __all__ = [
     "optimize",
     "rollout",
     "tune",
+    "tune_program",
     "unfreeze",
     "unwrap",
     "watch",

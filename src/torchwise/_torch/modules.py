@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as NormBase
@@ -12,9 +17,59 @@ from torchwise._torch.private_name import PrivateName
 __all__ = ["BatchNorm", "Dropout", "NormBase"]
 
 HAS_GLOBAL_HOOK = PrivateName("torch.nn.modules.module", "_has_any_global_hook")
+MODULE_CALL = torch.nn.Module.__call__
+"""The call of every module, as PyTorch defines it, also while `set_call_hook` replaces it."""
 CALL_IMPL = torch.nn.Module._call_impl
 """Runs a module's hooks and its forward."""
 PARAMETRIZED_CLASS = PrivateName("torch.nn.utils.parametrize", "_inject_new_class")
 PARAMETRIZED_PROPERTY = PrivateName("torch.nn.utils.parametrize", "_inject_property")
 SET_GROUP_TIMEOUT = PrivateName("torch.distributed.distributed_c10d", "_set_pg_timeout")
 """Sets how long the ranks of a group wait for each other."""
+
+CallHook = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Answers a call: it gets the module or function, a callable that answers as before, and the arguments."""
+
+_is_traced = torch.compiler.is_dynamo_compiling
+
+
+class _Here(threading.local):
+    """Whether this thread is inside a call that the hook was told about."""
+
+    within = False
+
+
+_here = _Here()
+_hook: CallHook | None = None
+
+
+def set_call_hook(hook: CallHook | None) -> CallHook | None:
+    """Have `hook` answer each call of a module that is not part of another such call, and return the former hook.
+
+    None gives PyTorch's own call back. A forked process begins without a hook. Dynamo traces through.
+    """
+    global _hook
+    former, _hook = _hook, hook
+    torch.nn.Module.__call__ = MODULE_CALL if hook is None else call_with_hook  # type: ignore[method-assign]
+    return former
+
+
+def call_with_hook(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a module, by way of the hook unless this is part of such a call."""
+    if _is_traced() or _here.within or _hook is None:
+        return MODULE_CALL(module, *args, **kwargs)
+    return answer_by_hook(module, lambda *args, **kwargs: MODULE_CALL(module, *args, **kwargs), args, kwargs)
+
+
+def answer_by_hook(thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Have the hook answer a call that `run` answers without it, unless this is part of such a call."""
+    hook = _hook
+    if _is_traced() or _here.within or hook is None:
+        return run(*args, **kwargs)
+    _here.within = True
+    try:
+        return hook(thing, run, args, kwargs)
+    finally:
+        _here.within = False
+
+
+os.register_at_fork(after_in_child=lambda: set_call_hook(None) and None)

@@ -26,6 +26,7 @@ from torchwise.cli.explain import explain
 from torchwise.cli.lock import check, lock
 from torchwise.cli.plans import plans
 from torchwise.cli.report import compare, dashboard, report
+from torchwise.cli.run import NAMES_PROGRAM, RunCommand, run
 from torchwise.cli.store import store
 from torchwise.cli.sweep import sweep
 from torchwise.cli.tune import tune
@@ -60,6 +61,7 @@ app = typer.Typer(
 )
 for _command in (tune, sweep, doctor, analyze, explain, bisect, report, dashboard, bench, compare, lock, check, zoo):
     app.command()(_command)
+app.command(cls=RunCommand, context_settings=NAMES_PROGRAM)(run)
 app.add_typer(plans, name="plans")
 app.add_typer(cache, name="cache")
 app.add_typer(store, name="store")

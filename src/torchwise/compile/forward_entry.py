@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from torchwise._torch.dynamo import SILENT_CALLS
-from torchwise._torch.modules import CALL_IMPL, HAS_GLOBAL_HOOK
+from torchwise._torch.modules import CALL_IMPL, HAS_GLOBAL_HOOK, MODULE_CALL, call_with_hook
 from torchwise.errors import UnsupportedError
 
 LIBRARY = "torch.nn.modules."
-BY_TORCH = torch.nn.Module.__call__
+BY_TORCH = MODULE_CALL
 DOES_NO_MORE = set(getattr(getattr(BY_TORCH, "__code__", None), "co_names", ())) == {
     "_compiled_call_impl",
     "_call_impl",
@@ -62,7 +62,8 @@ def calls_forward_alone(module: torch.nn.Module) -> bool:
 def has_own_call(cls: type[torch.nn.Module]) -> bool:
     """Whether calling an instance differs from `torch.nn.Module`, by a `__call__` of a class's own."""
     calls = (vars(each)["__call__"] for each in cls.__mro__ if "__call__" in vars(each))
-    return not DOES_NO_MORE or next(call for call in calls if not _adds_nothing(call)) is not BY_TORCH
+    own = next(call for call in calls if not _adds_nothing(call))
+    return not DOES_NO_MORE or (own is not BY_TORCH and own is not call_with_hook)
 
 
 def _adds_nothing(call: Any) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from torchwise.environment import default_device
 from torchwise.errors import InputError, StalePlanError
@@ -20,8 +19,6 @@ from torchwise.plan.workload_spec import (
     Mode,
     NumericsName,
     Objective,
-    OptionKeywords,
-    TuneKeywords,
     TuneOptions,
 )
 from torchwise.random_state import kept_random
@@ -148,11 +145,6 @@ def tune(
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
         BaselineError: the model raises on its own inputs.
     """
-    from torchwise.report import Progress
-    from torchwise.store import open_storage
-    from torchwise.study import run_study
-    from torchwise.trial import ProcessLauncher, send_model
-
     options = TuneOptions(
         calls=calls,
         restarts=restarts,
@@ -167,21 +159,39 @@ def tune(
         fresh=fresh,
         cold=cold,
     )
-    request, workload = _make_request(model, args, kwargs, examples, options)
+    request, workload = make_request(model, args, kwargs, examples, options)
+    return search(request, workload, store, progress=progress)
+
+
+def search(request: Request, workload: Workload | None, store: str | None, *, progress: bool = True) -> Study:
+    """Run the study of a request in worker processes, for a live workload or a target.
+
+    Raises:
+        InputError: the model cannot be sent to a worker.
+        BaselineError: the model raises on its own inputs.
+    """
+    from torchwise.report import Progress
+    from torchwise.store import open_storage
+    from torchwise.study import run_study
+    from torchwise.trial import ProcessLauncher, send_model
+
     display: AbstractContextManager[Any] = Progress() if progress else nullcontext(Listener())
     with open_storage(store) as storage, send_model(workload) as file, display as listener:
         record = run_study(replace(request, source=file.source), storage, ProcessLauncher(), listener)
         return Study(record, storage.place if store else None)
 
 
-def _make_request(
+def make_request(
     model: Any,
     args: Any,
     kwargs: dict[str, Any] | None,
     examples: Sequence[Example] | None,
     options: TuneOptions,
+    name: str | None = None,
 ) -> tuple[Request, Workload | None]:
     """Return the request for a study, and the live workload, or None for a target.
+
+    `name` is the name of a live model in the store, by default that of its class or function.
 
     Raises:
         InputError: an argument cannot be used.
@@ -200,7 +210,7 @@ def _make_request(
     if workload is not None and workload.step:
         options = replace(options, mode="training")
     device = options.device or (device_of(workload) if workload else default_device())
-    request = Request.from_options(options, name_of(model), device)
+    request = Request.from_options(options, name or name_of(model), device)
     if workload is None:
         return request, None
     # The structure is read here, in the process that has the source of a script or notebook.
@@ -301,86 +311,3 @@ def wrap_model(
         return OptimizedStep(model, decision, refusal, **options)
     wrap = OptimizedModule if isinstance(model, torch.nn.Module) else OptimizedFunction
     return wrap(model, decision, refusal, **options)
-
-
-@overload
-def optimize(
-    model: TrainStep, args: Any = None, kwargs: None = None, **options: Unpack[TuneKeywords]
-) -> OptimizedStep: ...
-
-
-@overload
-def optimize(
-    model: Callable[..., Any],
-    args: Any = None,
-    kwargs: dict[str, Any] | None = None,
-    *,
-    canary: int | None = None,
-    background: bool = False,
-    **options: Unpack[TuneKeywords],
-) -> OptimizedModule | OptimizedFunction: ...
-
-
-def optimize(
-    model: Callable[..., Any],
-    args: Any = None,
-    kwargs: dict[str, Any] | None = None,
-    *,
-    canary: int | None = None,
-    background: bool = False,
-    **options: Unpack[TuneKeywords],
-) -> OptimizedModule | OptimizedFunction | OptimizedStep:
-    """Tune and apply: return a callable that runs `model` in the fastest verified way.
-
-    A stored result for the same model, inputs and machine is reused. Then this only profiles the model, which takes
-    seconds. In inference mode, the plan runs only while gradients are off. So call the result under `torch.no_grad()`.
-
-    Args:
-        model: an `nn.Module`, a function or a `TrainStep`.
-        args: as for `tune`.
-        kwargs: as for `tune`.
-        canary: as for `apply`.
-        background: whether to return at once, and search in another process. The original model runs until a quick
-            search has verified a plan. That plan runs until a search with `effort` has verified a better one. The
-            attribute `background` of the result has the progress, and can wait for the search or stop it.
-        **options: as for `tune`. In the background, `progress` has no effect.
-
-    Raises:
-        InputError: an argument cannot be used, or in the background, `mode` is not inference.
-    """
-    from torchwise.workload import Workload
-
-    if isinstance(model, (str, Workload)):
-        raise InputError(f"model is of type {type(model).__name__}, but must be a module or a function")
-    if background:
-        return _optimize_in_background(model, args, kwargs, canary, **options)
-    return apply(model, tune(model, args, kwargs, **options), canary=canary, store=options.get("store"))
-
-
-def _optimize_in_background(
-    model: Any,
-    args: Any,
-    kwargs: dict[str, Any] | None,
-    canary: int | None,
-    *,
-    examples: Sequence[Example] | None = None,
-    store: str | None = None,
-    progress: bool = True,  # noqa: ARG001
-    **options: Unpack[OptionKeywords],
-) -> OptimizedModule | OptimizedFunction:
-    from torchwise.runtime.background import Order, initial_decision, start
-    from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-
-    request, workload = _make_request(model, args, kwargs, examples, TuneOptions(**options))
-    if request.workload.mode != "inference":
-        raise InputError(
-            f"mode is {request.workload.mode!r}, but background search supports only inference: call tune, then apply"
-        )
-    assert workload is not None, "optimize accepts no target"
-    decision = initial_decision(workload, request)
-    searching = Fallback(FallbackReason.TUNING_IN_BACKGROUND)
-    optimized: Any = wrap_model(workload.call, decision, searching, canary=canary)
-    order = Order(request, tuple(dict.fromkeys(("quick", request.effort))), store, tuple(sys.path))
-    vars(optimized)["background"] = start(optimized, workload, order, canary)
-    result: OptimizedModule | OptimizedFunction = optimized
-    return result

@@ -167,6 +167,12 @@ class Component:
         assert fallback is not None
         return self._plainly(fallback, plain, args, kwargs)
 
+    def close(self) -> None:
+        """Free the plan's memory. The original answers from now on, until `clear`."""
+        if self._found is not None and self._found.optimized is not None:
+            optimized: Any = self._found.optimized
+            optimized._torchwise.close()
+
     def seek(self, examples: Sequence[Example] = ()) -> None:
         """Search for a plan now, and wait for it. A running search of another thread is waited for, too.
 

@@ -64,6 +64,12 @@ def place(module: torch.nn.Module, component: Component) -> None:
     _components[module] = component
 
 
+def restore(module: torch.nn.Module) -> None:
+    """Give a module that `place` changed its own class back."""
+    del _components[module]
+    object.__setattr__(module, "__class__", type(module).__mro__[1])
+
+
 def place_instances(cls: type[torch.nn.Module], register: Callable[[torch.nn.Module, bool], object]) -> None:
     """Register each new instance of `cls`. Copied and unpickled instances are not registered.
 

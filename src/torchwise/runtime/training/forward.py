@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 import torch
 
-from torchwise._torch.modules import CALL_IMPL
+from torchwise._torch.modules import CALL_IMPL, MODULE_CALL
 from torchwise.compile.forward_entry import has_own_call
 from torchwise.compile.train_step import written_in_class
 from torchwise.errors import InputError
@@ -248,7 +248,7 @@ def _make_plain_class(cls: Any) -> Any:
     if not has_own_call(cls) and cls._call_impl is CALL_IMPL:
         return cls
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    plain = {"__call__": torch.nn.Module.__call__, "_call_impl": CALL_IMPL}
+    plain = {"__call__": MODULE_CALL, "_call_impl": CALL_IMPL}
     return types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update({**names, **plain}))
 
 

@@ -1,0 +1,90 @@
+"""A recording of a program's calls: which modules took which share of its time, and with which inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchwise.records.answer import Answer
+from torchwise.records.codec import Document
+from torchwise.records.statistics import Amount, Count, Interval, Seconds
+
+Kept = Literal["real", "stand-in", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedInputs:
+    """Calls of one module with inputs of one signature.
+
+    Attributes:
+        inputs: dtype and shape of each tensor, and other values, in a line.
+        seconds: time of these calls, estimated from those that were looked at.
+        mode: "inference", or "training" if gradients were on and something needed them.
+        autocast: the dtype of the autocast around the calls, or empty.
+        kept: whether the first inputs were kept as they were, as stand-ins with equal statistics, or not at all.
+    """
+
+    inputs: str
+    calls: Count
+    seconds: Seconds
+    mode: Literal["inference", "training"] = "inference"
+    autocast: str = ""
+    kept: Kept = "real"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedModule:
+    """The calls of one module or compiled function that are no part of another one's.
+
+    Attributes:
+        name: its class or function, with "#2" and so on for further ones of the same name.
+        seconds: time of all its calls.
+        inputs: each signature, the one with the most seconds first.
+        others: calls with further signatures, for which there was no room.
+        plan: the plan it runs by, or None if it is not tuned.
+        speedup: of that plan over eager.
+        answer: of its search, or None if it is not tuned.
+        notes: what the reader must know, such as why it is not tuned.
+    """
+
+    name: str
+    kind: Literal["module", "function"]
+    calls: Count
+    seconds: Seconds
+    parameters: Count = 0
+    inputs: tuple[RecordedInputs, ...] = ()
+    others: Count = 0
+    plan: str | None = None
+    speedup: Interval | None = None
+    answer: Answer | None = None
+    notes: tuple[str, ...] = ()
+
+    def saved_s(self, speedup: float | None = None) -> float:
+        """Return the seconds that a speed-up, by default that of its plan, saves in a run like the recorded one."""
+        factor = speedup or (self.speedup.low if self.speedup and self.plan else 1.0)
+        return self.seconds * (1 - 1 / factor) if factor > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recording(Document):
+    """All recorded calls of a program.
+
+    Attributes:
+        program: its name.
+        seconds: wall-clock time of the recording.
+        modules: those with the most seconds first.
+        overhead_s: time that the recording itself took.
+        kept_bytes: memory of the inputs that were kept.
+    """
+
+    program: str
+    seconds: Seconds
+    modules: tuple[RecordedModule, ...] = ()
+    overhead_s: Seconds = 0.0
+    kept_bytes: Amount = 0.0
+    notes: tuple[str, ...] = ()
+    schema: str = "torchwise.recording/1"
+
+    def share(self, module: RecordedModule) -> float:
+        """Return the share of a module's calls in the whole time, at most 1."""
+        return min(module.seconds / self.seconds, 1.0) if self.seconds > 0 else 0.0

@@ -1,0 +1,83 @@
+"""A recording of a program: where its time goes, module by module, and what plans save."""
+
+from __future__ import annotations
+
+from torchwise.records import format as show
+from torchwise.records.answer import Answer
+from torchwise.records.recording import RecordedModule, Recording
+from torchwise.report import document as doc
+
+EXAMPLE = 1.5
+"""The speed-up for which a table without decisions gives the saving."""
+MAX_INPUTS = 3
+MAX_ROWS = 12
+
+
+def recording_document(recording: Recording, commands: tuple[doc.Step, ...] = ()) -> doc.Document:
+    """Return the report of a recording, with commands that continue from it."""
+    blocks: list[doc.Block] = [doc.Text(sentence(recording), tone=doc.Tone.STRONG)]
+    if recording.modules:
+        blocks.append(_table(recording))
+    blocks += [doc.Text(show.one_line(note), "Note: ", doc.Tone.MUTED) for note in recording.notes]
+    if commands:
+        blocks.append(doc.Commands(commands))
+    return doc.Document(recording.program, tuple(blocks), brand="Torchwise program")
+
+
+def sentence(recording: Recording) -> str:
+    """Summarize a recording in a sentence."""
+    if not recording.modules:
+        return f"{recording.program} called no module and no compiled function."
+    total = min(sum(module.seconds for module in recording.modules), recording.seconds)
+    share = show.percent(total / recording.seconds if recording.seconds else None)
+    text = (
+        f"{recording.program} ran for {show.seconds(recording.seconds)}, {share} of it in "
+        f"{show.pluralize(len(recording.modules), 'module')}"
+    )
+    if any(module.answer is not None for module in recording.modules):
+        saved = sum(module.saved_s() for module in recording.modules)
+        return f"{text}. The plans save at least {show.seconds(saved)} of such a run."
+    return f"{text}."
+
+
+def _table(recording: Recording) -> doc.Table:
+    is_tuned = any(module.answer is not None for module in recording.modules)
+    last = ("plan", "speed-up (95 %)", "saves") if is_tuned else (f"saves at {EXAMPLE}×",)
+    columns = (
+        *doc.text_columns("module"),
+        *doc.figure_columns("share", "calls", "a call"),
+        *doc.text_columns("inputs", *last[:-1]),
+        *doc.figure_columns(last[-1]),
+    )
+    rows = tuple(_row(recording, module, is_tuned=is_tuned) for module in recording.modules)
+    return doc.Table("Modules", columns, rows, limit=MAX_ROWS, more="modules")
+
+
+def _row(recording: Recording, module: RecordedModule, *, is_tuned: bool) -> doc.Row:
+    average = module.seconds / module.calls if module.calls else None
+    figures = (show.percent(recording.share(module)), show.count(module.calls), show.seconds(average))
+    last: tuple[str, ...] = (show.seconds(module.saved_s(EXAMPLE)),)
+    if is_tuned:
+        last = (
+            _plan(module),
+            show.speedup(module.speedup),
+            show.seconds(module.saved_s()) if module.answer else show.NONE,
+        )
+    notes = tuple(f"{module.name}: {show.one_line(note)}" for note in module.notes)
+    return doc.Row((module.name, *figures, _inputs(module), *last), name=module.name, notes=notes)
+
+
+def _plan(module: RecordedModule) -> str:
+    if module.answer is None:
+        return show.NONE
+    return "inconclusive: eager" if module.answer is Answer.INCONCLUSIVE else str(module.plan)
+
+
+def _inputs(module: RecordedModule) -> str:
+    texts = []
+    for one in module.inputs[:MAX_INPUTS]:
+        more = [one.mode] * (one.mode == "training") + [f"autocast {one.autocast}"] * bool(one.autocast)
+        kind = f" ({', '.join(more)})" if more else ""
+        texts.append(f"{one.inputs}{kind} × {show.count(one.calls)}")
+    rest = len(module.inputs) - MAX_INPUTS
+    return "; ".join([*texts, *([f"{rest} further kinds"] if rest > 0 else [])])

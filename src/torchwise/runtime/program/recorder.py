@@ -1,0 +1,381 @@
+"""Record the calls of a live program: which modules it calls, with which inputs, how often, and for how long.
+
+Only the outermost call of a thread counts, so that no recorded module is part of another one's call. Memory and time
+are bounded. A module's calls are looked at as long as that took at most a hundredth of their time. All others are only
+counted and timed. The first inputs of a kind are copied, or replaced by stand-ins if they are too large.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+
+from torchwise._torch.dispatch import is_transforming
+from torchwise._torch.modules import CallHook, answer_by_hook, set_call_hook
+from torchwise.compile import signature_of
+from torchwise.records import format as show
+from torchwise.records.recording import Kept, RecordedInputs, RecordedModule, Recording
+from torchwise.workload import pytree
+from torchwise.workload.module_state import State
+from torchwise.workload.stand_in import with_values, without_values
+from torchwise.workload.workload import Example
+
+MAX_MODULES = 256
+MAX_KINDS = 48
+"""Maximum kinds of inputs of a module."""
+MAX_HELD = 16
+"""Maximum modules that are kept alive for a search."""
+KEPT_BYTES = 200_000_000
+OVERHEAD = 0.01
+GRACE_S = 0.02
+"""Seconds that looking at a module's calls may take in any case."""
+MAX_EVENTS = 64
+MAX_TEXTS = 6
+
+Key = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Kind:
+    """Calls of one kind: inputs of one signature in one mode."""
+
+    key: Key
+    text: str
+    mode: str
+    autocast: torch.dtype | None
+    example: Example | None
+    kept: Kept
+    calls: int = 0
+    seconds: float = 0.0
+    events: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def average_s(self) -> float:
+        """Return the mean time of a call. On a GPU that is the time between two events around the call."""
+        if self.events:
+            torch.cuda.synchronize()
+            return float(sum(begin.elapsed_time(end) for begin, end in self.events) / len(self.events) / 1e3)
+        return self.seconds / max(self.calls, 1)
+
+
+@dataclass(slots=True)
+class Calls:
+    """All calls of one module or function.
+
+    Attributes:
+        weakly: returns the module or function while it is alive.
+        held: the same, if it must stay alive for a search.
+        others: calls that were only counted and timed.
+    """
+
+    name: str
+    qualname: str
+    weakly: Callable[[], Any]
+    held: Any = None
+    parameters: int = 0
+    kinds: dict[Key, Kind] = field(default_factory=dict)
+    others: int = 0
+    others_s: float = 0.0
+    unlike: int = 0
+    looked_s: float = 0.0
+    notes: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def live(self) -> Any:
+        """The module or function, or None if it is gone."""
+        return self.weakly()
+
+    @property
+    def calls(self) -> int:
+        """The number of all calls."""
+        return sum(kind.calls for kind in self.kinds.values()) + self.others
+
+    @property
+    def timed_s(self) -> float:
+        """Wall-clock time of all calls, which on a GPU may only be that of their launch."""
+        return sum(kind.seconds for kind in self.kinds.values()) + self.others_s
+
+    def seconds_of(self, kind: Kind) -> float:
+        """Return the time of all calls of a kind, those that were only counted in proportion."""
+        looked = sum(each.calls for each in self.kinds.values())
+        return kind.average_s() * kind.calls * (self.calls / looked if looked else 1.0)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all calls."""
+        if any(kind.events for kind in self.kinds.values()):
+            return sum(map(self.seconds_of, self.kinds.values()))
+        return self.timed_s
+
+    def to_record(self) -> RecordedModule:
+        """Return what was recorded."""
+        looked = sum(kind.calls for kind in self.kinds.values()) or 1
+        shapes = [
+            RecordedInputs(
+                kind.text,
+                round(kind.calls * self.calls / looked),
+                self.seconds_of(kind),
+                "training" if kind.mode == "training" else "inference",
+                "" if kind.autocast is None else str(kind.autocast).removeprefix("torch."),
+                kind.kept,
+            )
+            for kind in sorted(self.kinds.values(), key=self.seconds_of, reverse=True)
+        ]
+        kind = "module" if self.parameters >= 0 else "function"
+        return RecordedModule(
+            self.name,
+            kind,  # type: ignore[arg-type]
+            self.calls,
+            self.seconds,
+            max(self.parameters, 0),
+            tuple(shapes),
+            self.unlike,
+            notes=tuple(self.notes),
+        )
+
+
+class CallRecorder:
+    """Records the calls of modules, and of functions that `torch.compile` made, from `start` to `stop`.
+
+    An error here never reaches the program, and is a note in the record. A forked process records nothing.
+
+    Args:
+        holds: whether the modules with the most seconds are kept alive, so that they can be tuned afterwards.
+        kept_bytes: maximum memory for inputs that are kept.
+    """
+
+    def __init__(self, *, holds: bool = False, kept_bytes: int = KEPT_BYTES) -> None:
+        self.calls: list[Calls] = []
+        self.seconds = 0.0
+        self.kept_bytes = 0
+        self._room = kept_bytes
+        self._holds = holds
+        self._by_id: dict[int, Calls] = {}
+        self._names: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._former: CallHook | None = None
+        self._compile: Any = None
+        self._begun = 0.0
+        self._lost = 0
+
+    def start(self) -> Self:
+        """Begin to record."""
+        self._former = set_call_hook(self._answer)
+        self._compile, torch.compile = torch.compile, watched_compile(torch.compile)
+        self._begun = time.perf_counter()
+        return self
+
+    def stop(self) -> None:
+        """Stop recording. The records stay."""
+        self.seconds += time.perf_counter() - self._begun
+        torch.compile = self._compile
+        set_call_hook(self._former)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def ranked(self) -> list[Calls]:
+        """List what was called, with the most seconds first."""
+        with self._lock:
+            return sorted((one for one in self.calls if one.calls), key=lambda one: one.seconds, reverse=True)
+
+    def to_record(self, program: str) -> Recording:
+        """Return what was recorded so far."""
+        notes = (f"{self._lost} calls of further modules were not recorded",) if self._lost else ()
+        ranked = self.ranked()
+        overhead = sum(one.looked_s for one in ranked)
+        records = tuple(one.to_record() for one in ranked)
+        return Recording(program, self.seconds, records, overhead, float(self.kept_bytes), notes)
+
+    def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        begun = time.perf_counter()
+        calls = kind = begin = None
+        try:
+            with self._lock:
+                calls = self._find(thing)
+                if calls is not None and calls.looked_s <= GRACE_S + OVERHEAD * calls.timed_s:
+                    kind = self._look(calls, thing, args, kwargs)
+            if kind is not None and len(kind.events) < MAX_EVENTS:
+                begin = _record_event(thing)
+        except Exception as error:  # inputs may be of any kind, and the program must not notice
+            if calls is not None:
+                calls.notes[f"some inputs could not be recorded ({show.truncate(repr(error), 120)})"] = None
+        looked = time.perf_counter()
+        try:
+            return run(*args, **kwargs)
+        finally:
+            ended = time.perf_counter()
+            if calls is not None:
+                self._count(calls, kind, ended - looked, begin)
+                calls.looked_s += looked - begun + time.perf_counter() - ended
+
+    def _count(self, calls: Calls, kind: Kind | None, seconds: float, begin: Any) -> None:
+        with self._lock:
+            if kind is None:
+                calls.others += 1
+                calls.others_s += seconds
+                return
+            kind.calls += 1
+            kind.seconds += seconds
+            if begin is not None and (end := _record_event()) is not None:
+                kind.events.append((begin, end))
+
+    def _find(self, thing: Any) -> Calls | None:
+        found = self._by_id.get(id(thing))
+        if found is not None and found.live is thing:
+            return found
+        if len(self.calls) >= MAX_MODULES:
+            self._lost += 1
+            return None
+        is_module = isinstance(thing, torch.nn.Module)
+        named = getattr(thing, "_orig_mod", thing) if is_module else thing
+        qualname = getattr(named, "__qualname__", None) or type(named).__qualname__
+        number = self._names[qualname] = self._names.get(qualname, 0) + 1
+        found = Calls(qualname if number == 1 else f"{qualname}#{number}", qualname, weakref.ref(thing))
+        found.parameters = sum(p.numel() for p in thing.parameters()) if is_module else -1
+        self._by_id[id(thing)] = found
+        self.calls.append(found)
+        if self._holds:
+            found.held = thing
+            held = [one for one in self.calls if one.held is not None]
+            if len(held) > MAX_HELD:
+                min(held[:-1], key=lambda one: one.timed_s).held = None
+        return found
+
+    def _look(self, calls: Calls, thing: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
+        if is_transforming() or torch.compiler.is_compiling():
+            return None
+        mode = "training" if _trains(thing, args, kwargs) else "inference"
+        autocast = autocast_dtype(thing)
+        key = (signature_of(args, kwargs), mode, getattr(thing, "training", False), autocast)
+        if (kind := calls.kinds.get(key)) is not None:
+            return kind
+        if len(calls.kinds) >= MAX_KINDS:
+            calls.unlike += 1
+            return None
+        example, kept = self._keep(Example(args, kwargs), calls)
+        kind = calls.kinds[key] = Kind(key, describe_inputs(args, kwargs), mode, autocast, example, kept)
+        return kind
+
+    def _keep(self, example: Example, calls: Calls) -> tuple[Example | None, Kept]:
+        """Copy inputs before the call, which may write to them."""
+        leaves = State({"": (example.args, dict(example.kwargs))}).leaves().values()
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        begun = time.perf_counter()
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                if self.kept_bytes + size <= self._room:
+                    self.kept_bytes += size
+                    return example.clone(), "real"
+                if len(tensors) == len(example.tensors()):
+                    return without_values(example), "stand-in"
+            calls.notes["inputs in objects were too large to keep"] = None
+        except Exception as error:  # an input may be of any kind: it is named, and the program goes on
+            calls.notes[f"some inputs cannot be copied ({show.truncate(str(error), 160)})"] = None
+        finally:
+            calls.looked_s -= time.perf_counter() - begun  # once for each kind, and bounded by the memory
+        return None, "none"
+
+
+def list_examples(kinds: list[Kind], weights: list[float]) -> tuple[Example, ...]:
+    """Return the inputs of some kinds, stand-ins with values, each with its weight."""
+    found = zip(kinds, weights, strict=True)
+    return tuple(replace(with_values(k.example), weight=w) for k, w in found if k.example is not None and w > 0)
+
+
+def watched_compile(compile: Any) -> Any:
+    """Return `torch.compile` whose functions go by the hook, as calls of modules do."""
+
+    @functools.wraps(compile)
+    def watched(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if model is None:
+            return functools.partial(watched, **kwargs)
+        compiled = compile(model, *args, **kwargs)
+        if isinstance(model, (type, torch.nn.Module)) or not callable(compiled):
+            return compiled
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            placed = call.placed
+            return compiled(*args, **kwargs) if placed is None else placed.answer(compiled, args, kwargs)
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return answer_by_hook(call, run, args, kwargs)
+
+        call.placed = None  # type: ignore[attr-defined]
+        return call
+
+    return watched
+
+
+def original_of(thing: Any) -> Any:
+    """Return what a module or function was before `torch.compile`."""
+    if isinstance(thing, torch.nn.Module):
+        return getattr(thing, "_orig_mod", thing)
+    while (inner := getattr(thing, "_torchdynamo_orig_callable", getattr(thing, "__wrapped__", None))) is not None:
+        thing = inner
+    return thing
+
+
+def autocast_dtype(thing: Any) -> torch.dtype | None:
+    """Return the dtype of the autocast that a call of a module would be under now, or None."""
+    device = device_type_of(thing)
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def device_type_of(thing: Any) -> str:
+    """Return "cuda" if the first parameter of a module is there, or for a function if there is a GPU, else "cpu"."""
+    if isinstance(thing, torch.nn.Module):
+        first = next(thing.parameters(), None)
+        if first is not None:
+            return first.device.type
+    return "cuda" if torch.cuda.is_initialized() else "cpu"
+
+
+def describe_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Describe the inputs of a call in a line: "float32[2, 8], mask bool[2]"."""
+    texts = list(_texts(args, kwargs))
+    more = [f"{len(texts) - MAX_TEXTS} more"] if len(texts) > MAX_TEXTS else []
+    return ", ".join([*texts[:MAX_TEXTS], *more]) or "no inputs"
+
+
+def _texts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+    positional = [("", leaf) for _, leaf in pytree.list_named_leaves(args)]
+    named = [(f"{pytree.readable(path)} ", leaf) for path, leaf in pytree.list_named_leaves(kwargs)]
+    for name, leaf in [*positional, *named]:
+        if isinstance(leaf, torch.Tensor):
+            yield f"{name}{str(leaf.dtype).removeprefix('torch.')}{[*leaf.shape] if not leaf.is_nested else ''}"
+        elif type(leaf) in pytree.PLAIN:
+            if leaf is not None:
+                yield f"{name}{show.truncate(repr(leaf), 24)}"
+        else:
+            yield f"{name}{type(leaf).__qualname__}"
+
+
+def _trains(thing: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    if isinstance(thing, torch.nn.Module) and any(p.requires_grad for p in thing.parameters()):
+        return True
+    return any(tensor.requires_grad for tensor in pytree.tensors((args, kwargs)))
+
+
+def _record_event(thing: Any = None) -> Any:
+    """Record an event on the GPU, or return None without one, or if `thing` is not there."""
+    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return None
+    if thing is not None and device_type_of(thing) != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

@@ -1,0 +1,296 @@
+"""Tune the modules that matter in a program, each on its recorded inputs, and put the plans in place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar, Unpack
+
+import torch
+
+from torchwise.errors import InputError, TorchwiseError
+from torchwise.plan.workload_spec import TuneKeywords, TuneOptions
+from torchwise.records import format as show
+from torchwise.records.codec import to_builtins
+from torchwise.records.recording import RecordedModule, Recording
+from torchwise.report.recording import recording_document
+from torchwise.runtime.api import Study, make_request, search
+from torchwise.runtime.components.component import Component
+from torchwise.runtime.components.program import is_component
+from torchwise.runtime.program.placement import config_of, place_decision, take_away, workload_of
+from torchwise.runtime.program.recorder import CallRecorder, Calls, Kind, list_examples
+from torchwise.runtime.program.stored import target_of
+from torchwise.runtime.served import unwrap
+
+T = TypeVar("T")
+
+MIN_SHARE = 0.03
+"""Minimum share of a program's time for a module to be tuned."""
+MAX_TUNED = 8
+MAX_EXAMPLES = 4
+"""Maximum kinds of inputs that a module is tuned for: those with the most time."""
+MIN_BUDGET_S = 5.0
+
+
+@dataclass(slots=True)
+class TunedModule:
+    """A recorded module, and the result of its search, if there was one."""
+
+    calls: Calls
+    record: RecordedModule
+    study: Study | None = None
+    component: Component | None = None
+
+
+class TunedProgram:
+    """The result of tuning a program. It prints as a table on a terminal, and displays as a page in a notebook.
+
+    Attributes:
+        modules: the recorded modules, the one with the most time first.
+    """
+
+    def __init__(self, recording: Recording, modules: Sequence[TunedModule], returned: Any = None) -> None:
+        self._recording = recording
+        self.modules = tuple(modules)
+        self.returned = returned
+
+    @property
+    def record(self) -> Recording:
+        """The recording with the decisions."""
+        return replace(self._recording, modules=tuple(module.record for module in self.modules))
+
+    @property
+    def studies(self) -> dict[str, Study]:
+        """The study of each module that was tuned, by its name in the table."""
+        return {module.record.name: module.study for module in self.modules if module.study}
+
+    def restore(self) -> None:
+        """Give every module its own call back, and free the plans. A second call does nothing."""
+        for module in self.modules:
+            component, module.component = module.component, None
+            if component is not None and (live := module.calls.live) is not None:
+                take_away(live, component)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return schema `torchwise.recording/1`."""
+        return {**to_builtins(self.record)}
+
+    def save_json(self, path: str | Path) -> None:
+        """Write schema `torchwise.recording/1`."""
+        from torchwise.records.files import write_json
+
+        write_json(self.record, path)
+
+    def save_html(self, path: str | Path) -> None:
+        """Write a self-contained page."""
+        from torchwise.records.files import write_atomically
+
+        write_atomically(self._repr_html_(), path)
+
+    def __rich__(self) -> Any:
+        from torchwise.report.terminal import render_terminal
+
+        return render_terminal(recording_document(self.record))
+
+    def _repr_html_(self) -> str:
+        from torchwise.report.html import render_page
+
+        return render_page(recording_document(self.record))
+
+    def __repr__(self) -> str:
+        placed = sum(module.component is not None for module in self.modules)
+        modules = show.pluralize(len(self.modules), "module")
+        return f"<TunedProgram {self._recording.program}: {placed} of {modules} by a plan>"
+
+
+class OptimizedProgram(Generic[T]):
+    """An object whose modules run by their plans. Calls and attributes are the object's own.
+
+    Attributes:
+        report: what was recorded and decided.
+        original: the object itself, in which the plans are.
+    """
+
+    def __init__(self, original: T, report: TunedProgram) -> None:
+        self.__dict__.update(original=original, report=report)
+
+    def restore(self) -> T:
+        """Take the plans away, and return the object as it was before."""
+        self.report.restore()
+        original: T = self.__dict__["original"]
+        return original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the object."""
+        return self.original(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("original", "report"):  # before they are set, as in a copy
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.original, name, value)
+
+    def __repr__(self) -> str:
+        return f"<OptimizedProgram of {type(self.original).__qualname__}: {self.report!r}>"
+
+
+def tune_program(fn: Callable[..., Any], *args: Any, **options: Unpack[TuneKeywords]) -> TunedProgram:
+    """Run `fn(*args)`, tune the modules that took its time on the inputs they got, and put the plans in place.
+
+    The modules stay the same objects. They answer other calls as before, as `apply` says.
+
+    Args:
+        fn: the program: it calls modules in any way, with representative inputs.
+        *args: its arguments.
+        **options: as for `tune`, without `examples` and `mode`, which the calls show. `budget` is for all modules.
+
+    Returns:
+        The report. Its `restore()` takes the plans away.
+
+    Raises:
+        InputError: an option is unknown or has no permitted value.
+        Exception: `fn` raised it.
+    """
+    if not callable(fn):
+        raise InputError(f"fn is of type {type(fn).__name__}, but must be a function that runs the program")
+    check_options(options)
+    with CallRecorder(holds=True) as recorder:
+        returned = fn(*args)
+    return tune_recorded(recorder, getattr(fn, "__qualname__", type(fn).__qualname__), options, returned)
+
+
+def optimize_program(thing: T, run: Callable[[T], Any], **options: Unpack[TuneKeywords]) -> OptimizedProgram[T]:
+    """Tune the modules that an object calls during `run(thing)`, and put the plans in place. See `optimize`."""
+    if not callable(run):
+        raise InputError(
+            f"run is of type {type(run).__name__}, but must be a function, such as lambda p: p('a prompt')"
+        )
+    check_options(options)
+    with CallRecorder(holds=True) as recorder:
+        run(thing)
+    return OptimizedProgram(thing, tune_recorded(recorder, type(thing).__qualname__, options))
+
+
+def check_options(options: TuneKeywords) -> None:
+    """Refuse options of `tune` that the calls show, and values that are not permitted.
+
+    Raises:
+        InputError: there is one.
+    """
+    if given := [name for name in ("examples", "mode") if name in options]:
+        raise InputError(f"{given[0]} is given, but the recorded calls show it: leave it out")
+    _split(options)
+
+
+def tune_recorded(
+    recorder: CallRecorder, program: str, options: TuneKeywords, returned: Any = None, *, places: bool = True
+) -> TunedProgram:
+    """Tune the modules that matter in a recording, and put their plans in place if `places`.
+
+    A module that cannot be tuned stays as it is, and its record says why.
+    """
+    recording = recorder.to_record(program)
+    records = {record.name: record for record in recording.modules}
+    modules = [TunedModule(calls, records[calls.name]) for calls in recorder.ranked()]
+    chosen = select(modules, recording)
+    end = None if options.get("budget") is None else time.monotonic() + float(options["budget"] or 0)
+    for number, module in enumerate(chosen):
+        left_s = sum(one.record.seconds for one in chosen[number:])
+        budget = None if end is None else (end - time.monotonic()) * module.record.seconds / left_s
+        if budget is not None and budget < MIN_BUDGET_S and number:
+            _note(module, "the budget ended before it could be tuned")
+            continue
+        try:
+            _tune(module, program, options, budget, places=places)
+        except TorchwiseError as error:
+            _note(module, f"not tuned: {error}")
+    return TunedProgram(recording, modules, returned)
+
+
+def select(modules: Sequence[TunedModule], recording: Recording) -> list[TunedModule]:
+    """Return the modules to tune, with the most time first, and note about each other one why it is none of them."""
+    chosen: list[TunedModule] = []
+    for module in modules:
+        reason = _reason_against(module, recording, chosen)
+        if reason is None:
+            chosen.append(module)
+        elif reason:
+            _note(module, reason)
+    return chosen
+
+
+def _reason_against(module: TunedModule, recording: Recording, chosen: Sequence[TunedModule]) -> str | None:
+    """Return why a module is not tuned, or None. It is empty for one that takes too little time to be mentioned."""
+    live = module.calls.live
+    if recording.share(module.record) < MIN_SHARE:
+        return ""
+    if live is None:
+        return "it was deleted before it could be tuned"
+    if is_component(live) or unwrap(live) is not live:
+        return "it runs by a plan of Torchwise already"
+    if not any(kind.example is not None for kind in module.calls.kinds.values()):
+        return "no inputs could be kept"
+    for other in chosen:
+        if _contains(other.calls.live, live) or _contains(live, other.calls.live):
+            return f"it shares modules with {other.record.name}, which takes more time"
+    return "" if len(chosen) >= MAX_TUNED else None
+
+
+def _contains(outer: Any, inner: Any) -> bool:
+    if not isinstance(outer, torch.nn.Module):
+        return False
+    return any(part is inner for part in outer.modules())
+
+
+def _tune(module: TunedModule, program: str, options: TuneKeywords, budget: float | None, *, places: bool) -> None:
+    calls = module.calls
+    kinds, ignored = choose_kinds(calls)
+    if ignored:
+        _note(module, ignored)
+    examples = list_examples(kinds, [kind.calls for kind in kinds])
+    tune_options, store, progress = _split({**options, "budget": budget})
+    config = config_of(kinds[0].autocast, store)
+    workload = workload_of(calls.live, config)
+    name = target_of(program, calls.live)
+    request, sent = make_request(workload, None, None, examples, replace(tune_options, mode=kinds[0].mode), name)
+    module.study = study = search(request, sent, store, progress=progress)
+    decision = study.decision
+    if places:
+        module.component = place_decision(calls.live, module.record.name, decision, config)
+    plan = str(decision.plan)
+    module.record = replace(module.record, plan=plan, speedup=decision.speedup, answer=decision.answer)
+
+
+def choose_kinds(calls: Calls) -> tuple[list[Kind], str]:
+    """Return the kinds of calls to tune for, which agree in mode and autocast, and a note about the others, if any."""
+    ranked = [kind for kind in sorted(calls.kinds.values(), key=calls.seconds_of, reverse=True) if kind.example]
+    first = ranked[0]
+    alike = [kind for kind in ranked if (kind.mode, kind.autocast) == (first.mode, first.autocast)]
+    chosen = alike[:MAX_EXAMPLES]
+    left_out = [kind for kind in calls.kinds.values() if kind not in chosen]
+    if not left_out:
+        return chosen, ""
+    share = show.percent(max(1 - sum(map(calls.seconds_of, chosen)) / calls.seconds, 0.0))
+    return chosen, (
+        f"{show.pluralize(len(left_out), 'further kind')} of inputs, {share} of its time, run as "
+        f"written, such as {left_out[0].text}: pad them to fewer sizes, or use torchwise.bucketing"
+    )
+
+
+def _split(options: TuneKeywords) -> tuple[TuneOptions, str | None, bool]:
+    given: dict[str, Any] = dict(options)
+    store, progress = given.pop("store", None), given.pop("progress", True)
+    try:
+        return TuneOptions(**given), store, progress
+    except TypeError:
+        known = TuneKeywords.__annotations__
+        unknown = next(name for name in given if name not in known)
+        raise InputError(f"{unknown} is no option: {', '.join(sorted(known))} are") from None
+
+
+def _note(module: TunedModule, text: str) -> None:
+    module.record = replace(module.record, notes=(*module.record.notes, text))
