@@ -34,14 +34,16 @@ def sentence(recording: Recording) -> str:
         f"{recording.program} ran for {show.seconds(recording.seconds)}, {share} of it in "
         f"{show.pluralize(len(recording.modules), 'module')}"
     )
-    if any(module.answer is not None for module in recording.modules):
+    if any(module.plan is not None for module in recording.modules):
         saved = sum(module.saved_s() for module in recording.modules)
+        if not saved:
+            return f"{text}. No plan is surely faster than eager."
         return f"{text}. The plans save at least {show.seconds(saved)} of such a run."
     return f"{text}."
 
 
 def _table(recording: Recording) -> doc.Table:
-    is_tuned = any(module.answer is not None for module in recording.modules)
+    is_tuned = any(module.plan is not None for module in recording.modules)
     last = ("plan", "speed-up (95 %)", "saves") if is_tuned else (f"saves at {EXAMPLE}×",)
     columns = (
         *doc.text_columns("module"),
@@ -61,16 +63,16 @@ def _row(recording: Recording, module: RecordedModule, *, is_tuned: bool) -> doc
         last = (
             _plan(module),
             show.speedup(module.speedup),
-            show.seconds(module.saved_s()) if module.answer else show.NONE,
+            show.seconds(module.saved_s()) if module.plan else show.NONE,
         )
     notes = tuple(f"{module.name}: {show.one_line(note)}" for note in module.notes)
     return doc.Row((module.name, *figures, _inputs(module), *last), name=module.name, notes=notes)
 
 
 def _plan(module: RecordedModule) -> str:
-    if module.answer is None:
+    if module.plan is None:
         return show.NONE
-    return "inconclusive: eager" if module.answer is Answer.INCONCLUSIVE else str(module.plan)
+    return "inconclusive: eager" if module.answer is Answer.INCONCLUSIVE else module.plan
 
 
 def _inputs(module: RecordedModule) -> str:
@@ -80,4 +82,4 @@ def _inputs(module: RecordedModule) -> str:
         kind = f" ({', '.join(more)})" if more else ""
         texts.append(f"{one.inputs}{kind} × {show.count(one.calls)}")
     rest = len(module.inputs) - MAX_INPUTS
-    return "; ".join([*texts, *([f"{rest} further kinds"] if rest > 0 else [])])
+    return "; ".join([*texts, *([f"{show.pluralize(rest, 'further kind')}"] if rest > 0 else [])])

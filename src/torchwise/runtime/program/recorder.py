@@ -37,7 +37,7 @@ OVERHEAD = 0.01
 GRACE_S = 0.02
 """Seconds that looking at a module's calls may take in any case."""
 MAX_EVENTS = 64
-MAX_TEXTS = 6
+MAX_TEXTS = 4
 
 Key = tuple[Any, ...]
 
@@ -281,7 +281,7 @@ class CallRecorder:
                     return without_values(example), "stand-in"
             calls.notes["inputs in objects were too large to keep"] = None
         except Exception as error:  # an input may be of any kind: it is named, and the program goes on
-            calls.notes[f"some inputs cannot be copied ({show.truncate(str(error), 160)})"] = None
+            calls.notes[f"some inputs cannot be copied ({show.truncate(str(error), 300)})"] = None
         finally:
             calls.looked_s -= time.perf_counter() - begun  # once for each kind, and bounded by the memory
         return None, "none"
@@ -343,7 +343,7 @@ def device_type_of(thing: Any) -> str:
 
 
 def describe_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Describe the inputs of a call in a line: "float32[2, 8], mask bool[2]"."""
+    """Describe the tensors and objects that a call gets in a line: "float32[2, 8], mask bool[2]"."""
     texts = list(_texts(args, kwargs))
     more = [f"{len(texts) - MAX_TEXTS} more"] if len(texts) > MAX_TEXTS else []
     return ", ".join([*texts[:MAX_TEXTS], *more]) or "no inputs"
@@ -355,10 +355,7 @@ def _texts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
     for name, leaf in [*positional, *named]:
         if isinstance(leaf, torch.Tensor):
             yield f"{name}{str(leaf.dtype).removeprefix('torch.')}{[*leaf.shape] if not leaf.is_nested else ''}"
-        elif type(leaf) in pytree.PLAIN:
-            if leaf is not None:
-                yield f"{name}{show.truncate(repr(leaf), 24)}"
-        else:
+        elif type(leaf) not in pytree.PLAIN:
             yield f"{name}{type(leaf).__qualname__}"
 
 

@@ -43,7 +43,7 @@ class Script:
 
         Its error is printed as Python prints it. `__main__` stays in place, as classes of the program live there.
         """
-        sys.argv = [self._main.__file__ or self.name, *self._args]
+        sys.argv = [self._first_word, *self._args]
         sys.modules["__main__"] = self._main
         code: Any = 0
         try:
@@ -54,7 +54,8 @@ class Script:
             code = INTERRUPTED
         except BaseException as error:  # a program may raise anything, and ends by it
             trace = error.__traceback__
-            sys.excepthook(type(error), error, trace.tb_next if trace else None)
+            error.__traceback__ = trace = trace.tb_next if trace else None  # without this function's own line
+            sys.excepthook(type(error), error, trace)
             code = 1
         _join_threads()
         return _exit_code(code)
@@ -66,12 +67,13 @@ class Script:
                 f"script is {target!r}, but there is no such file in {Path.cwd()}: -m MODULE runs a module"
             )
         try:
-            with io.open_code(str(file.resolve())) as stream:
-                code = compile(stream.read(), target, "exec")
+            self._main.__file__ = os.path.abspath(target)  # as Python makes it
+            with io.open_code(self._main.__file__) as stream:
+                code = compile(stream.read(), self._main.__file__, "exec")
         except (SyntaxError, ValueError) as error:
             raise InputError(f"{target} is no Python program: {error}") from None
         sys.path.insert(0, str(file.resolve().parent))
-        self._main.__file__ = target
+        self._first_word = target
         return code
 
     def _find_module(self, target: str) -> CodeType:
@@ -87,6 +89,7 @@ class Script:
         if spec is None or code is None:
             raise InputError(f"module is {target!r}, but there is no such module with Python code: check PYTHONPATH")
         self._main.__spec__, self._main.__file__, self._main.__package__ = spec, spec.origin, spec.parent
+        self._first_word = spec.origin or target
         return code
 
 

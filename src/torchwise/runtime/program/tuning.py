@@ -27,7 +27,7 @@ from torchwise.runtime.served import unwrap
 T = TypeVar("T")
 
 MIN_SHARE = 0.03
-"""Minimum share of a program's time for a module to be tuned."""
+"""Minimum share of the time of all modules for a module to be tuned."""
 MAX_TUNED = 8
 MAX_EXAMPLES = 4
 """Maximum kinds of inputs that a module is tuned for: those with the most time."""
@@ -226,7 +226,7 @@ def select(modules: Sequence[TunedModule], recording: Recording) -> list[TunedMo
 def _reason_against(module: TunedModule, recording: Recording, chosen: Sequence[TunedModule]) -> str | None:
     """Return why a module is not tuned, or None. It is empty for one that takes too little time to be mentioned."""
     live = module.calls.live
-    if recording.share(module.record) < MIN_SHARE:
+    if module.record.seconds < MIN_SHARE * sum(one.seconds for one in recording.modules):
         return ""
     if live is None:
         return "it was deleted before it could be tuned"

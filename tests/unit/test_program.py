@@ -1,0 +1,251 @@
+"""A whole program: the modules that matter are tuned on their recorded inputs, and plans are put in their place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchwise as tw
+from builders import a_study
+from live_decisions import make_decision
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Interval
+from torchwise.runtime.api import Study
+from torchwise.runtime.program import StoredPlans, tuning
+from torchwise.runtime.program.recorder import CallRecorder
+from torchwise.store import open_storage
+from torchwise.workload.identity import describe_example
+
+THREADS = Plan(threads=torch.get_num_threads() + 1)
+X = torch.randn(3, 4)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int = 2) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, width)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.second(self.first(x).relu())
+        return x if mask is None else x * mask
+
+
+class Pipeline:
+    """As of a library: an object that holds modules, and returns what no tree knows."""
+
+    def __init__(self) -> None:
+        self.encoder, self.decoder = Net(4).eval(), Net().eval()
+        self.steps = 3
+
+    @torch.no_grad()
+    def __call__(self, x: torch.Tensor) -> dict[str, Any]:
+        for _ in range(self.steps):
+            x = self.encoder(x, mask=None)
+        return {"out": self.decoder(x), "pipe": self}
+
+
+class Searches:
+    """Decides for one plan at once, and remembers the requests."""
+
+    def __init__(self, plan: Plan = THREADS) -> None:
+        self.plan = plan
+        self.asked: list[tuple[Any, Any]] = []
+
+    def __call__(self, request: Any, workload: Any, store: str | None, *, progress: bool) -> Study:
+        assert progress is not None
+        self.asked.append((request, workload))
+        speedup = None if self.plan.is_eager else Interval(1.9, 2.0, 2.1)
+        decision = replace(
+            make_decision(workload.call, self.plan),
+            inputs=tuple(describe_example(example) for example in workload.examples),
+            speedup=speedup,
+            workload=request.workload,
+        )
+        study = replace(a_study(), workload=request.workload, decision=decision)
+        if store:
+            with open_storage(store) as storage:
+                inspection = replace(study.inspection, identity=f"{len(self.asked):016}")
+                study = storage.import_study(replace(study, inspection=inspection))
+        return Study(study)
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> Searches:
+    found = Searches()
+    monkeypatch.setattr(tuning, "search", found)
+    monkeypatch.setattr(tuning, "MIN_SHARE", 0.0)
+    return found
+
+
+def test_a_program_is_tuned_on_the_calls_it_made(searches: Searches) -> None:
+    net = Net().eval()
+
+    def program(rows: int) -> str:
+        with torch.no_grad():
+            for _ in range(4):
+                net(X[:1].expand(rows, 4), mask=torch.ones(2))
+            net(X)
+        return "done"
+
+    state, kind = copy.deepcopy(net.state_dict()), type(net)
+    report = tw.tune_program(program, 5)
+    ((request, workload),) = searches.asked
+    assert report.returned == "done"
+    assert {(len(e.args[0]), e.weight) for e in workload.examples} == {(5, 4), (3, 1)}
+    assert request.workload.target == "live:test_a_program_is_tuned_on_the_calls_it_made.<locals>.program/Net"
+    with torch.no_grad():
+        expected = net.first(X)
+        net(X)
+    module = report.modules[0]
+    assert module.component is not None
+    assert (module.component.statistics.optimized, module.component.statistics.original) == (1, {})
+    report.restore()
+    assert type(net) is kind
+    assert all(torch.equal(net.state_dict()[name], value) for name, value in state.items())
+    assert torch.equal(net.first(X), expected)
+    report.restore()
+
+
+def test_a_pipeline_is_optimized_in_place_and_restored(searches: Searches) -> None:
+    pipe = Pipeline()
+    expected, inside = pipe(X)["out"], dict(vars(pipe))
+    fast = tw.optimize(pipe, run=lambda p: p(X))
+    assert {module.record.name for module in fast.report.modules} == {"Net", "Net#2"}
+    assert torch.equal(fast(X)["out"], expected)
+    assert fast.steps == 3
+    assert [module.component.statistics.optimized for module in fast.report.modules if module.component] == [3, 1]
+    assert fast.restore() is pipe
+    assert vars(pipe) == inside
+    assert type(pipe.encoder) is Net
+    assert torch.equal(pipe(X)["out"], expected)
+
+
+def test_a_module_inside_a_tuned_one_is_left_alone(searches: Searches) -> None:
+    net = Net()
+
+    def program() -> None:
+        with torch.no_grad():
+            for _ in range(50):
+                net(X)
+            net.first(X)
+
+    report = tw.tune_program(program)
+    assert len(searches.asked) == 1
+    inner = next(module for module in report.modules if module.record.name == "Linear")
+    assert "shares modules with Net" in inner.record.notes[0]
+
+
+def test_a_module_that_cannot_be_tuned_does_not_stop_the_others(searches: Searches, monkeypatch: Any) -> None:
+    def search(request: Any, workload: Any, store: str | None, *, progress: bool) -> Study:
+        if workload.call.second.out_features == 4:
+            raise InputError("it cannot be sent")
+        return searches(request, workload, store, progress=progress)
+
+    monkeypatch.setattr(tuning, "search", search)
+    report = tw.tune_program(Pipeline(), X)
+    notes = {module.record.notes: module.component is not None for module in report.modules}
+    assert notes == {("not tuned: it cannot be sent",): False, (): True}
+
+
+def test_a_report_has_rows_with_plans(searches: Searches) -> None:
+    report = tw.tune_program(Pipeline(), X)
+    page, text = report._repr_html_(), repr(report)
+    assert "live" not in page
+    assert str(THREADS) in page
+    assert text == "<TunedProgram Pipeline: 2 of 2 modules by a plan>"
+    assert report.to_dict()["schema"] == "torchwise.recording/1"
+    assert type(report.record).from_json(report.record.to_json()) == report.record
+
+
+def test_an_eager_decision_changes_nothing(searches: Searches) -> None:
+    searches.plan = EAGER
+    pipe = Pipeline()
+    tw.tune_program(pipe, X)
+    assert type(pipe.encoder) is Net
+
+
+def test_training_and_autocast_are_tuned_as_they_were_called(searches: Searches) -> None:
+    net = Net()
+
+    def program() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            net(X).sum().backward()
+
+    tw.tune_program(program)
+    ((request, workload),) = searches.asked
+    assert request.workload.mode == "training"
+    assert workload.call(X).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: tw.tune_program(Pipeline(), X, mode="training"), "mode is given, but the recorded calls show it"),
+        (lambda: tw.tune_program(Pipeline(), X, efort="quick"), "efort is no option"),
+        (lambda: tw.tune_program(3), "fn is of type int, but must be a function"),
+        (lambda: tw.optimize(Pipeline(), run="x"), "run is of type str, but must be a function"),
+        (lambda: tw.optimize(Pipeline(), X, run=len), "run is given, and shows the inputs"),
+    ],
+)
+def test_bad_input_is_named_with_the_way_out(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_a_later_run_uses_the_stored_plans_by_structure(searches: Searches, tmp_path: Path) -> None:
+    store = str(tmp_path / "s.db")
+    report = tw.tune_program(Pipeline(), X, store=store)
+    report.restore()
+    plans = StoredPlans("Pipeline", store)
+    pipe = Pipeline()
+    other = Net(7)
+    with plans, torch.no_grad():
+        pipe(X)
+        other(X)
+    assert sorted((name, found.statistics.optimized) for name, found in plans.placed) == [("Net", 1), ("Net", 3)]
+    assert len(plans.notes) == 1
+    assert "Net runs as written, as it was tuned in another form" in next(iter(plans.notes))
+    assert type(other) is Net
+
+
+def test_compiled_functions_and_modules_get_plans_too(searches: Searches, tmp_path: Path) -> None:
+    store = str(tmp_path / "s.db")
+    net = Net().eval()
+
+    def program() -> tuple[Any, Any]:
+        double = torch.compile(lambda x: x * 2, backend="eager")
+        compiled = torch.compile(net, backend="eager")
+        with torch.no_grad():
+            for _ in range(3):
+                compiled(X)
+                double(X)
+        return compiled, double
+
+    report = tw.tune_program(program, store=store)
+    compiled, double = report.returned
+    with torch.no_grad():
+        assert torch.equal(double(X), X * 2)
+        compiled(X)
+    found = [module.component for module in report.modules if module.component]
+    assert [component.statistics.optimized for component in found] == [1, 1]
+    report.restore()
+    with StoredPlans(program.__qualname__, store) as plans:
+        program()
+    assert [component.statistics.optimized for _, component in plans.placed] == [3, 3]
+
+
+def test_recorders_may_nest() -> None:
+    net = Net()
+    with CallRecorder() as outer, torch.no_grad():
+        net(X)
+        with CallRecorder() as inner:
+            net(X)
+        net(X)
+    assert (outer.ranked()[0].calls, inner.ranked()[0].calls) == (2, 1)
