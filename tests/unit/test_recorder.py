@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -235,3 +237,12 @@ def test_a_recorded_module_has_the_same_structure_and_entry() -> None:
     with CallRecorder():
         assert structure(net) == before
         assert calls_forward_alone(net)
+
+
+def test_dynamo_knows_the_call_of_modules_when_a_program_imports_it_first_of_all() -> None:
+    code = (
+        "import torch; from torchwise.runtime.program import CallRecorder; call = torch.nn.Module.__call__\n"
+        "with CallRecorder(): import torch._dynamo.utils as utils\n"
+        "assert utils.unpatched_nn_module_call is call"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections.abc import Callable
@@ -19,6 +20,11 @@ __all__ = ["BatchNorm", "Dropout", "NormBase"]
 HAS_GLOBAL_HOOK = PrivateName("torch.nn.modules.module", "_has_any_global_hook")
 MODULE_CALL = torch.nn.Module.__call__
 """The call of every module, as PyTorch defines it, also while `set_call_hook` replaces it."""
+DOES_NO_MORE = set(getattr(getattr(MODULE_CALL, "__code__", None), "co_names", ())) == {
+    "_compiled_call_impl",
+    "_call_impl",
+}
+"""Whether this PyTorch's `Module.__call__` only chooses between these two functions, so that a caller may do so."""
 CALL_IMPL = torch.nn.Module._call_impl
 """Runs a module's hooks and its forward."""
 PARAMETRIZED_CLASS = PrivateName("torch.nn.utils.parametrize", "_inject_new_class")
@@ -48,6 +54,8 @@ def set_call_hook(hook: CallHook | None) -> CallHook | None:
     None gives PyTorch's own call back. A forked process begins without a hook. Dynamo traces through.
     """
     global _hook
+    if hook is not None:
+        importlib.import_module("torch._dynamo")  # keeps the call that it finds when it is first imported
     former, _hook = _hook, hook
     torch.nn.Module.__call__ = MODULE_CALL if hook is None else call_with_hook  # type: ignore[method-assign]
     return former
@@ -56,6 +64,8 @@ def set_call_hook(hook: CallHook | None) -> CallHook | None:
 def call_with_hook(module: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a module, by way of the hook unless this is part of such a call."""
     if _is_traced() or _here.within or _hook is None:
+        if DOES_NO_MORE and module._compiled_call_impl is None:
+            return module._call_impl(*args, **kwargs)  # a Python call less for each part of a model
         return MODULE_CALL(module, *args, **kwargs)
     return answer_by_hook(module, lambda *args, **kwargs: MODULE_CALL(module, *args, **kwargs), args, kwargs)
 

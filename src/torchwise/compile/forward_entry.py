@@ -19,16 +19,11 @@ from typing import Any
 import torch
 
 from torchwise._torch.dynamo import SILENT_CALLS
-from torchwise._torch.modules import CALL_IMPL, HAS_GLOBAL_HOOK, MODULE_CALL, call_with_hook
+from torchwise._torch.modules import CALL_IMPL, DOES_NO_MORE, HAS_GLOBAL_HOOK, MODULE_CALL, call_with_hook
 from torchwise.errors import UnsupportedError
 
 LIBRARY = "torch.nn.modules."
 BY_TORCH = MODULE_CALL
-DOES_NO_MORE = set(getattr(getattr(BY_TORCH, "__code__", None), "co_names", ())) == {
-    "_compiled_call_impl",
-    "_call_impl",
-}
-"""Whether this PyTorch's `Module.__call__` only chooses between these two functions, so that a caller may do so."""
 _has_global_hook: Callable[[], bool] = HAS_GLOBAL_HOOK.get("calling a forward")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

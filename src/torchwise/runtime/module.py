@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.forward_entry import BY_TORCH, DOES_NO_MORE, calls_forward_alone
+from torchwise._torch.modules import DOES_NO_MORE
+from torchwise.compile.forward_entry import BY_TORCH, calls_forward_alone
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason

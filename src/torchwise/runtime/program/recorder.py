@@ -1,8 +1,8 @@
 """Record the calls of a live program: which modules it calls, with which inputs, how often, and for how long.
 
 Only the outermost call of a thread counts, so that no recorded module is part of another one's call. Memory and time
-are bounded. A module's calls are looked at as long as that took at most a hundredth of their time. All others are only
-counted and timed. The first inputs of a kind are copied, or replaced by stand-ins if they are too large.
+are bounded. A module's calls are looked at as long as that takes little of their time. All others are only counted and
+timed. The first inputs of a kind are copied, or replaced by stand-ins if they are too large.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ MAX_KINDS = 48
 MAX_HELD = 16
 """Maximum modules that are kept alive for a search."""
 KEPT_BYTES = 200_000_000
-OVERHEAD = 0.01
+OVERHEAD = 0.005
+"""Maximum share of the time of a module's calls for looking at them."""
 GRACE_S = 0.02
 """Seconds that looking at a module's calls may take in any case."""
 MAX_EVENTS = 64
