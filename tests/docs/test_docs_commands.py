@@ -34,6 +34,7 @@ ONLY_READ = {
     "torchwise dashboard": "stays until Ctrl-C; run by tests/browser/test_dashboard.py",
     "torchwise doctor": "compiles for ten seconds; run by tests/unit/test_doctor.py",
     "torchwise explain": "compiles for half a minute; that of the tutorial is run below",
+    "torchwise run --": "searches for minutes; run by tests/unit/test_run_command.py",
     "torchwise store": "needs a server; run by test_docs_ways.py",
     "torchwise sweep": "searches for minutes; run with three plans by tests/unit/test_cluster_ray.py",
     "torchwise tune": "searches for minutes; run with one plan below",

@@ -45,6 +45,7 @@ SURFACE = [
     "optimize",
     "rollout",
     "tune",
+    "tune_program",
     "unfreeze",
     "unwrap",
     "watch",
