@@ -111,7 +111,7 @@ def test_importing_loads_nothing_heavy() -> None:
 
 OF_TORCH = {
     *("Example", "TrainStep", "Workload"),
-    *("CompileManager", "compiled", "default_manager"),
+    *("CompileManager", "compiled", "default_manager", "tune_program"),
     *("Analysis", "analyze", "bisect", "explain", "fit_batch"),
 }
 """Names that hold a model, its inputs or a part of a program, or examine one."""

@@ -65,7 +65,7 @@ def _row(recording: Recording, module: RecordedModule, *, is_tuned: bool) -> doc
             show.speedup(module.speedup),
             show.seconds(module.saved_s()) if module.plan else show.NONE,
         )
-    notes = tuple(f"{module.name}: {show.one_line(note)}" for note in module.notes)
+    notes = tuple(map(show.one_line, module.notes))
     return doc.Row((module.name, *figures, _inputs(module), *last), name=module.name, notes=notes)
 
 

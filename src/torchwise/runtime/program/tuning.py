@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, Unpack
 import torch
 
 from torchwise.errors import InputError, TorchwiseError
-from torchwise.plan.workload_spec import TuneKeywords, TuneOptions
+from torchwise.plan.workload_spec import LIVE, TuneKeywords, TuneOptions
 from torchwise.records import format as show
 from torchwise.records.codec import to_builtins
 from torchwise.records.recording import RecordedModule, Recording
@@ -23,6 +23,7 @@ from torchwise.runtime.program.placement import config_of, place_decision, take_
 from torchwise.runtime.program.recorder import CallRecorder, Calls, Kind, list_examples
 from torchwise.runtime.program.stored import target_of
 from torchwise.runtime.served import unwrap
+from torchwise.study import Request
 
 T = TypeVar("T")
 
@@ -183,7 +184,7 @@ def check_options(options: TuneKeywords) -> None:
     """
     if given := [name for name in ("examples", "mode") if name in options]:
         raise InputError(f"{given[0]} is given, but the recorded calls show it: leave it out")
-    _split(options)
+    Request.from_options(_split(options)[0], f"{LIVE}program", "cpu")
 
 
 def tune_recorded(
