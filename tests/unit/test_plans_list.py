@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from builders import a_study
 from torchwise.cli.plans import plans
-from torchwise.records import StudyState
+from torchwise.records import Decision, StudyState
+from torchwise.report.facts import when
 from torchwise.store import open_storage
 
 STUDY = a_study()
@@ -48,7 +49,7 @@ def test_in_a_pipe_every_study_is_one_line_of_whole_words(store: str, monkeypatc
     assert "…" not in said
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [60, 80, 140])
 def test_a_terminal_of_any_width_folds_targets_and_plans_alone(
     store: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +63,7 @@ def test_a_terminal_of_any_width_folds_targets_and_plans_alone(
     assert STUDY.decision is not None
     for word in ("interrupted", STUDY.workload.device, STUDY.workload.mode, *str(STUDY.decision.plan).split()):
         assert word in said, word
-    assert ("┃ study ┃" in said) == (width == 120)
+    assert ("┃ study ┃" in said) == (width == 140)
 
 
 def test_what_is_listed_is_written_as_json(store: str, tmp_path: Path) -> None:
@@ -86,3 +87,33 @@ def test_a_store_without_a_study_of_the_target_is_not_called_empty(store: str, t
     open_storage(empty).close()
     for words in ((), ("--target", LONG)):
         assert list_plans(empty, *words) == "The store holds no study yet: torchwise tune TARGET creates one.\n"
+
+
+def test_every_form_of_the_list_has_the_date(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_storage(store) as storage:
+        study = storage.list_studies()[0]
+    date = when(study.created_at)
+    assert date[:10] in list_plans(store)
+    narrow = rich.console.Console(file=(screen := io.StringIO()), force_terminal=True, width=60, color_system=None)
+    monkeypatch.setattr(rich.console, "Console", lambda: narrow)
+    list_plans(store)
+    assert date in screen.getvalue()
+
+
+def test_a_decision_is_shown_in_words_on_a_terminal_and_as_json_elsewhere(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(*words: str) -> str:
+        done = CliRunner().invoke(plans, ["show", "latest", "--store", store, *words], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    decision = Decision.from_json(show())
+    show("--json", str(tmp_path / "decision.json"))
+    assert Decision.from_json((tmp_path / "decision.json").read_text()) == decision
+    screen = io.StringIO()
+    terminal = rich.console.Console(file=screen, force_terminal=True, width=100, color_system=None)
+    monkeypatch.setattr(rich.console, "Console", lambda **_options: terminal)
+    assert show() == ""
+    assert " ".join(decision.reason.split()[:4]) in screen.getvalue()
+    assert f"plan {decision.plan.id}: {decision.plan.to_json()}" in screen.getvalue()

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 plans = typer.Typer(
     cls=Group,
-    help="Stored decisions: list, show, diff, export, import, delete. Approvals of plans, which `apply` respects: pin, "
-    "approve, reject, withdraw, approvals.",
+    help="List, show and share stored decisions, and approve plans.",
     no_args_is_help=True,
 )
 
@@ -72,10 +71,28 @@ def list_plans(
 
 
 @plans.command("show")
-def show(study: Study, store: Store = None) -> None:
-    """Print a decision as JSON, which `torchwise.Decision.from_json` reads."""
+def show(
+    study: Study,
+    json: Annotated[Path | None, json_option("Write the decision as JSON, for Decision.from_json")] = None,
+    store: Store = None,
+) -> None:
+    """Show a decision, or print it as JSON into a pipe or file.
+
+    `torchwise.Decision.from_json` reads that JSON.
+    """
+    from rich.console import Console
+
+    from torchwise.records.files import write_json
+    from torchwise.report import render_decision
+
     _, decision = find_decided(study, store)
-    typer.echo(decision.to_json())
+    if json is not None:
+        write_json(decision, json)
+    elif (console := Console(highlight=False)).is_terminal:
+        console.print(render_decision(decision))
+        console.print(f"plan {decision.plan.id}: {decision.plan.to_json()}", soft_wrap=True, markup=False)
+    else:  # as a program reads it
+        typer.echo(decision.to_json())
 
 
 @plans.command("diff")
@@ -93,7 +110,10 @@ def export(
     file: Annotated[Path, typer.Argument(help="File to write, .json.")],
     store: Store = None,
 ) -> None:
-    """Write a study with all its trials to a file, for another machine or a colleague."""
+    """Write a study with all its trials to a file.
+
+    It is for another machine or a colleague, who adds it with `torchwise plans import`.
+    """
     from torchwise.records.files import write_json
 
     check_writable(file)
@@ -131,7 +151,10 @@ def delete(study: Annotated[int, typer.Argument(help="Number of a stored study."
 
 @plans.command("pin")
 def pin(study: Study, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None) -> None:
-    """Let `apply` run only this plan, for the study's target, mode and hardware."""
+    """Let `apply` run only this plan.
+
+    It holds for the study's target, mode and hardware.
+    """
     _approve("pinned", study, plan, reason, by, store)
 
 
@@ -206,7 +229,7 @@ def _make_table(summaries: Sequence[StudySummary], width: int) -> RenderableType
     from rich.table import Column, Table
     from rich.text import Text
 
-    headings = ("study", "target", "device", "mode", "state", "trials", "plan", "speed-up")
+    headings = ("study", "target", "device", "mode", "state", "trials", "created", "plan", "speed-up")
     rows = [tuple(map(str, _cells(row))) for row in summaries]
     longest = {column[0]: max(map(len, column)) for column in zip(headings, *rows, strict=True)}
     widths = [min(length, MIN_FOLDED) if name in FOLDED else length for name, length in longest.items()]
@@ -221,16 +244,30 @@ def _make_table(summaries: Sequence[StudySummary], width: int) -> RenderableType
 
 def _cells(row: StudySummary) -> tuple[object, ...]:
     from torchwise.records.format import speedup
+    from torchwise.report.facts import when
 
-    return (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", speedup(row.speedup))
+    created = when(row.created_at)[: len("2026-01-31")]
+    return (
+        row.id,
+        row.target,
+        row.device,
+        row.mode,
+        row.state,
+        row.trials,
+        created,
+        row.plan or "–",
+        speedup(row.speedup),
+    )
 
 
 def _paragraph(row: StudySummary) -> str:
     from torchwise.records.format import speedup
+    from torchwise.report.facts import when
 
     plan = f"\n  {row.plan}{f', {speedup(row.speedup)}' if row.speedup else ''}" if row.plan else ""
     trials = f"{row.trials} trial{'s' * (row.trials != 1)}"
-    return f"study {row.id}: {row.target}\n  {row.device}, {row.mode}, {row.state}, {trials}{plan}"
+    facts = (row.device, row.mode, row.state, trials, when(row.created_at))
+    return f"study {row.id}: {row.target}\n  {', '.join(filter(None, facts))}{plan}"
 
 
 def _write(path: Path, summaries: Sequence[StudySummary]) -> None:

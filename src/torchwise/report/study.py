@@ -252,7 +252,7 @@ def next_steps(study: Study, name: str | None = None, store: str | None = None) 
     if decision and not decision.plan.is_eager:
         applied = doc.Step("fast = torchwise.apply(model, study.decision)", "runs the model with the decided plan")
         shown = doc.Step(
-            f"torchwise plans show {named}", "prints the decision as JSON, for torchwise.apply in your program"
+            f"torchwise plans show {named}", "shows the decision; with --json FILE, for torchwise.apply in your program"
         )
         steps.append(applied if live else shown)
     page = f"torchwise report {named} --html report.html"
