@@ -19,16 +19,27 @@ SURFACE = [
     "EAGER",
     "Alert",
     "Analysis",
+    "BaselineError",
     "CompileConfig",
     "CompileManager",
     "Decision",
     "Example",
+    "InputError",
+    "InternalError",
+    "NoEffectError",
     "Numerics",
     "Plan",
+    "PlanError",
+    "RefusedPlanError",
+    "StalePlanError",
+    "StorageError",
     "Study",
+    "TargetError",
     "TorchwiseError",
     "TrainStep",
+    "UnsupportedError",
     "Workload",
+    "WorkloadError",
     "__version__",
     "analyze",
     "apply",
@@ -82,6 +93,13 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_every_public_name_is_documented() -> None:
     objects = [getattr(torchwise, name) for name in SURFACE if name not in ("EAGER", "__version__")]
     assert [thing for thing in objects if not thing.__doc__] == []
+
+
+def test_every_error_is_at_the_top() -> None:
+    tree = [torchwise.TorchwiseError]
+    for error in tree:  # which grows by its subclasses
+        tree += [one for one in error.__subclasses__() if one.__module__ == "torchwise.errors"]
+    assert {error.__name__ for error in tree} <= {*torchwise.__all__}
 
 
 def test_an_unknown_name_is_refused_as_by_any_module() -> None:
@@ -151,8 +169,21 @@ def test_help_takes_less_than_400_ms() -> None:
 def test_the_list_of_commands_cuts_no_sentence(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     found = CliRunner().invoke(app, [*words, "--help"]).output.partition("Commands:")[2]
-    assert found.splitlines()[1:], "no command is listed"
+    lines = found.splitlines()[1:]
+    assert lines, "no command is listed"
     assert "..." not in found
+    assert [line for line in lines if not line.endswith(".") or not line[2].isalpha()] == []  # each fits on one line
+
+
+@pytest.mark.parametrize("words", [[], ["tune"], ["plans", "pin"]], ids=" ".join)
+def test_h_is_help_everywhere(words: list[str]) -> None:
+    runner = CliRunner()
+    assert runner.invoke(app, [*words, "-h"]).output == runner.invoke(app, [*words, "--help"]).output != ""
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "torchwise", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"torchwise {torchwise.__version__}"
 
 
 @pytest.mark.parametrize(

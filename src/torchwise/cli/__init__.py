@@ -58,6 +58,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (tune, sweep, doctor, analyze, explain, bisect, report, dashboard, bench, compare, lock, check, zoo):
     app.command()(_command)

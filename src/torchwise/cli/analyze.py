@@ -50,7 +50,9 @@ def analyze(
     json: Annotated[Path | None, opt.json_option("Write the analysis as JSON (schema torchwise.analysis/1)")] = None,
     html: Annotated[Path | None, opt.html_option("Write the analysis as a self-contained page.")] = None,
 ) -> None:
-    """Measure one plan in detail: baseline, compile cost, variation, break-even, memory, correctness, batch sizes.
+    """Measure one plan in detail, from compile cost to memory.
+
+    The phases: baseline, compile cost, variation, break-even, memory, correctness, batch sizes.
 
     Exit codes: 0 analysed, also if the advice is to stay with eager. 2 invalid input. 3 the model itself fails. 4
     inconclusive: the measurements cannot tell whether the plan pays off. 130 interrupted.

@@ -74,7 +74,9 @@ def bench(
     html: Annotated[Path | None, html_option("Write the results as a self-contained page.")] = None,
     resume: Resume = None,
 ) -> None:
-    """Compare contenders. Each is verified and timed against eager in its own process.
+    """Compare Torchwise with other ways to compile, on many targets.
+
+    Each contender is verified and timed against eager in its own process.
 
     Exit codes: 0 done, or the budget is spent. 2 invalid input, also if only one target is invalid. 4 inconclusive:
     the measurements are too uncertain for most ratios. 130 interrupted: finished rows are shown, and --resume saves

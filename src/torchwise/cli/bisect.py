@@ -54,7 +54,9 @@ def bisect(
     store: Store = None,
     json: Annotated[Path | None, json_option("Write the result as JSON (schema torchwise.bisection/1)")] = None,
 ) -> None:
-    """Find the compiler stage, pass and operations that cause a fault, and write a program that shows it.
+    """Find the cause of a wrong answer, a NaN, a crash or a hang.
+
+    The cause is a compiler stage, a pass and operations. A program that shows the fault is written.
 
     Exit codes: 0 no fault found. 1 a fault was found. 2 invalid input. 3 the model itself fails. 5 the answers cannot
     be compared, so a fault may be undetected. 130 interrupted.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 cache = typer.Typer(
     cls=Group,
-    help="Save compiled code to a file, or to a folder shared by many machines: save, load, list, info.",
+    help="Save compiled code to a file or a shared folder, and load it.",
     no_args_is_help=True,
 )
 
@@ -39,7 +39,10 @@ def save(
         ),
     ] = None,
 ) -> None:
-    """Compile the plan that a study chose, and save it with the decision to a file or a shared folder."""
+    """Compile the plan of a study, and save it with the decision.
+
+    It is saved to a file or a shared folder.
+    """
     from torchwise.errors import InputError
     from torchwise.plan.workload_spec import LIVE
 
@@ -69,9 +72,10 @@ def load(
     ] = False,
     sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
 ) -> None:
-    """Put compiled code into PyTorch's caches, for every later process of this user.
+    """Put compiled code into PyTorch's caches.
 
-    A file is loaded as a whole. From a folder, the artifacts for this machine and its software are loaded.
+    Every later process of this user finds it there.     A file is loaded as a whole. From a folder, the artifacts for
+    this machine and its software are loaded.
     """
     from torchwise import artifact
     from torchwise.artifact.remote_files import is_folder
@@ -96,7 +100,10 @@ def load(
 def list_(
     url: Annotated[str, typer.Argument(help="URL of a folder, such as s3://bucket/models.")],
 ) -> None:
-    """List the artifacts in a folder, the last used first, and mark those for this machine. None is loaded."""
+    """List the artifacts in a folder, the last used first.
+
+    Those for this machine are marked. None is loaded.
+    """
     from torchwise.artifact.remote_files import Folder
 
     folder = Folder(url)
@@ -119,7 +126,10 @@ def info(
     file: Annotated[str, typer.Argument(help="The artifact, such as model.tw, or its URL.")],
     json: Annotated[bool, typer.Option("--json", help="Print manifest and decision as JSON.")] = False,
 ) -> None:
-    """Describe an artifact, and say whether it is for this machine. Nothing in it is run."""
+    """Describe an artifact, and whether it is for this machine.
+
+    Nothing in it is run.
+    """
     from torchwise import artifact
 
     details = artifact.info(file)

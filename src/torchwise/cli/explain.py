@@ -40,7 +40,9 @@ def explain(
     keep: Annotated[bool, typer.Option(help="Save the explanation in the store, where the dashboard finds it.")] = True,
     store: Store = None,
 ) -> None:
-    """Explain where a compiled model spends its time: findings with potential savings, compiler stages and kernels.
+    """Explain where a compiled model spends its time.
+
+    The result has findings with potential savings, compiler stages and kernels.
 
     Exit codes: 0 explained, 1 the model cannot be compiled, 2 invalid input, 3 the model itself fails, 130 interrupted.
     """

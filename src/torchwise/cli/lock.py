@@ -26,10 +26,10 @@ def lock(
     file: LockFile = Path("torchwise.lock"),
     store: Store = None,
 ) -> None:
-    """Write the decisions for targets on this machine into a lock file. Sections of other machines stay.
+    """Write the decisions for this machine into a lock file.
 
-    Nothing is tuned. The last decision for each target is read from the store. It must be of this machine, with the
-    software that is installed now.
+    Sections of other machines stay. Nothing is tuned. The last decision for each target is read from the store. It must
+    be of this machine, with the software that is installed now.
 
     Exit codes: 0 written. 2 invalid input, or a target without such a decision: nothing is written.
     """
@@ -67,7 +67,7 @@ def check(
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one worker.")] = LIMIT_S,
     json: Annotated[Path | None, json_option("Write the result as JSON (schema torchwise.check/1)")] = None,
 ) -> None:
-    """Check that locked plans are up to date, correct, and not slower than when they were locked.
+    """Check that locked plans are up to date, correct and no slower.
 
     A plan is stale if the machine, the software, the model or the inputs changed. Each plan of this machine is
     verified and timed again in its own process. The factories that the file names are imported and called.

@@ -22,7 +22,7 @@ def report(
     json: Annotated[Path | None, json_option("Write the study as JSON (schema torchwise.study/1)")] = None,
     store: Store = None,
 ) -> None:
-    """Show a stored study: the decision, every candidate, and why each candidate lost."""
+    """Show a stored study, with every candidate and why it lost."""
     from torchwise.store.location import place_of
 
     found = find_study(study, store)
@@ -37,10 +37,10 @@ def compare(
     threshold: Annotated[float, typer.Option(help="Relative change of speed that is ignored.")] = 0.05,
     json: Annotated[Path | None, json_option("Write the comparison as JSON (schema torchwise.comparison/1)")] = None,
 ) -> None:
-    """Compare two benchmarks row by row, by 95 % intervals that are corrected for the number of rows.
+    """Compare two benchmarks row by row, by 95 % intervals.
 
-    A contender is slower only if both its time and its time relative to eager grew. So a slower machine alone is no
-    regression.
+    The intervals are corrected for the number of rows. A contender is slower only if both its time and its time
+    relative to eager grew. So a slower machine alone is no regression.
 
     Exit codes: 0 no row is slower, wrong or lost. 1 a row is slower, wrong or lost. 2 invalid input. 4 inconclusive:
     the measurements cannot tell for some rows, and no other row is slower, wrong or lost.
@@ -74,7 +74,9 @@ def dashboard(
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
 ) -> None:
-    """Show the store in a browser: live progress, decisions, comparisons, histories, kernels and approvals.
+    """Show the store in a browser, and approve plans there.
+
+    It has live progress, decisions, comparisons, histories, kernels and approvals.
 
     Exit codes: 0 stopped by the user, 1 the extra `dashboard` is missing, 2 invalid input.
     """

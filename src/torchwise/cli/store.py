@@ -9,7 +9,7 @@ import typer
 from torchwise.cli.common import Group
 from torchwise.cli.options import Store, note_former_name
 
-store = typer.Typer(cls=Group, help="The database with the studies: info, copy, downgrade.", no_args_is_help=True)
+store = typer.Typer(cls=Group, help="Describe, copy or downgrade the database with the studies.", no_args_is_help=True)
 
 
 @store.command("info")
@@ -29,9 +29,10 @@ def copy(
     to: Annotated[str, typer.Option(help="URL or file of the store to copy to. A missing file is created.")],
     store: Store = None,
 ) -> None:
-    """Copy every study to another store, such as from your own file to the PostgreSQL server of a team.
+    """Copy every study to another store.
 
-    Nothing is deleted in either store. Run the command again to copy newer studies.
+    An example is from your own file to the PostgreSQL server of a team. Nothing is deleted in either store. Run the
+    command again to copy newer studies.
     """
     from rich.console import Console
     from rich.progress import track
@@ -63,9 +64,9 @@ def downgrade(
     lose: Annotated[bool, typer.Option("--lose", hidden=True)] = False,
     store: Store = None,
 ) -> None:
-    """Convert a store to an older schema, for an older version of Torchwise.
+    """Convert a store to an older schema.
 
-    This version of Torchwise upgrades the store again on its next use.
+    An older version of Torchwise can then read it. This version of Torchwise upgrades the store again on its next use.
     """
     from torchwise.store import downgrade_storage
 

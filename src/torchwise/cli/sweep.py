@@ -27,9 +27,10 @@ def sweep(
     store: Store = None,
     json: Annotated[Path | None, json_option("Write all studies as JSON (schema torchwise.sweep/1)")] = None,
 ) -> None:
-    """Tune every target of a manifest as `torchwise tune` does, one study per device at a time.
+    """Tune every target of a manifest, one study per device at a time.
 
-    Results are stored as soon as they are known. After an interruption or a crash, the same command continues.
+    Each is tuned as `torchwise tune` does it.     Results are stored as soon as they are known. After an interruption
+    or a crash, the same command continues.
 
     Exit codes: 0 all studies are decided. 1 a study ended with another error. 2 invalid input, also of one target. 3 a
     model itself fails. 4 all studies ended, and at least one is inconclusive. 130 interrupted.

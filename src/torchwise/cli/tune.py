@@ -58,7 +58,9 @@ def tune(
     json: Annotated[Path | None, opt.json_option("Write the study as JSON (schema torchwise.study/1)")] = None,
     html: Annotated[Path | None, opt.html_option("Write the study as a self-contained page.")] = None,
 ) -> None:
-    """Verify and time candidate plans for a model, each in its own process, and choose by expected total cost.
+    """Find the fastest verified way to run a model.
+
+    Candidate plans are verified and timed, each in its own process. The choice is by expected total cost.
 
     Exit codes: 0 decided, also to stay with eager. 2 invalid input. 3 the model itself fails. 4 inconclusive: the
     measurements cannot tell whether a plan is faster, so eager stays. 130 interrupted.

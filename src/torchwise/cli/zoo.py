@@ -26,7 +26,10 @@ def zoo(
     ] = None,
     json: Annotated[Path | None, json_option("Also write the list to this file")] = None,
 ) -> None:
-    """List the reference workloads, or show one with its sizes and the command that tunes it."""
+    """List the reference workloads, or show one with its sizes.
+
+    It also shows the command that tunes the workload.
+    """
     from rich.console import Console
     from rich.text import Text
 

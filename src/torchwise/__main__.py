@@ -1,0 +1,5 @@
+"""`python -m torchwise`."""
+
+from torchwise.cli import main
+
+main()
