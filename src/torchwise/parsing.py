@@ -1,4 +1,6 @@
-"""Read JSON and TOML strictly, from text and files. Errors name the location.
+"""Read JSON and TOML strictly, from text and files, and counts and sizes as people write them.
+
+Errors name the location.
 
 Strict data is UTF-8 without a byte order mark, without duplicate keys, and with finite numbers only. Python's own
 parsers accept more. Other programs may reject such data, or read it differently.
@@ -35,6 +37,48 @@ _SHORT.maxlevel = 2
 def short_repr(value: Any) -> str:
     """Return the repr of a value for messages, short even for large or deep values."""
     return _SHORT.repr(value)
+
+
+UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{binary}B": (1024 if binary else 1000) ** power
+    for power, prefix in enumerate("KMGT", start=1)
+    for binary in ("", "i")
+}
+"""Bytes of each unit: 1 GB is 10^9 bytes, and 1 GiB is 2^30."""
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?(?:[eE]\+?\d+)?) *(?P<unit>[A-Za-z]*)", re.ASCII)
+
+
+def to_count(value: Any) -> Any:
+    """Return a whole number for text or a float that is one, such as "1e6" or 1e6. Return other values as they are."""
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            try:
+                number = float(value)
+            except ValueError:
+                return value
+            return int(number) if number.is_integer() else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def to_bytes(value: Any, name: str, unit: str = "B") -> int:
+    """Return the number of bytes in a size such as "2GB", "1.5 GiB" or 1000.
+
+    Args:
+        value: the size, as text or a number.
+        name: what it is a size of, for the message.
+        unit: the unit of a size without one.
+
+    Raises:
+        InputError: it is no finite size of at least one byte.
+    """
+    parts = _SIZE.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
+    factor = UNITS.get(parts["unit"] or unit) if parts else None
+    number = float(parts["number"]) * factor if parts and factor else 0.0
+    if not 1 <= number < math.inf:
+        raise InputError(f"{name} is {value!r}, but must be a finite size of at least one byte, such as 2GB or 2GiB")
+    return int(number)
 
 
 def brief(error: Exception) -> str:

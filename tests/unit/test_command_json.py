@@ -118,5 +118,5 @@ def test_a_memory_limit_is_given_in_gibibytes(tmp_path: Path, monkeypatch: pytes
     assert [request.workload.memory_limit for request in asked] == [None, 3 * 2**29]
     for limit in ("-1", "0", "1e-12", "nan", "inf"):
         done = CliRunner().invoke(app, [TARGET, "--device", "cpu", "--memory-limit", limit])
-        expected = f"memory limit is {limit} GiB, but must be a finite size of at least one byte"
+        expected = f"memory limit is {limit!r}, but must be a finite size of at least one byte, such as 2GB or 2GiB"
         assert (type(done.exception), str(done.exception)) == (InputError, expected)

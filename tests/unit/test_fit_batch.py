@@ -75,8 +75,14 @@ def test_it_is_json() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: fit_linear(Device(), memory_limit=0), "memory limit is 0 bytes, but must be above 0"),
-        (lambda: fit_linear(Device(), memory_limit="8G"), "memory limit is '8G' bytes, but must be above 0"),
+        (
+            lambda: fit_linear(Device(), memory_limit=0),
+            "memory limit is 0, but must be a finite size of at least one byte",
+        ),
+        (
+            lambda: fit_linear(Device(), memory_limit="8G"),
+            "memory limit is '8G', but must be a finite size of at least one byte",
+        ),
         (lambda: fit_linear(Device(), largest=3), "largest is 3, but must be at least 4"),
         (lambda: torchwise.fit_batch("zoo:tutorial.branch"), "but must be the step, module, function or Workload"),
         (lambda: torchwise.fit_batch(torch.add, (X, X[0])), "the inputs differ in dimension 0"),

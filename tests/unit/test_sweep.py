@@ -236,7 +236,7 @@ def test_lists_multiply_and_a_study_takes_from_the_head_what_it_does_not_give(tm
         ("targets = ['zoo:a.b']\n[[studies]]\ntargets = []", "has no targets"),
         (
             "[[studies]]\ntargets = ['zoo:a.b']\ncalls = 'many'",
-            r"\$\.studies\[0\]\.calls is 'many', but must be a whole",
+            r"\$\.studies\[0\]\.calls is 'many', but must be a number",
         ),
     ],
 )

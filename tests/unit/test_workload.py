@@ -31,7 +31,7 @@ def test_a_request_has_defaults_that_suit_most() -> None:
         ("objective", "speed", "objective is 'speed', but must be one of latency, throughput, memory"),
         ("calls", 0, "calls is 0, but must be a whole number of at least 1"),
         ("calls", -5, "calls is -5, but must be a whole number of at least 1"),
-        ("calls", 1e6, "calls is 1000000.0, but must be a whole number of at least 1"),
+        ("calls", 1.5, "calls is 1.5, but must be a whole number of at least 1"),
         ("calls", "10", "calls is '10', but must be a whole number of at least 1"),
         ("calls", True, "calls is True, but must be a whole number of at least 1"),
         ("restarts", 0, "restarts is 0, but must be a whole number of at least 1"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchwise.cli.common import check_writable
-from torchwise.cli.options import Allow, Cold, Device, Effort, html_option, json_option
+from torchwise.cli.options import Allow, Calls, Cold, Device, Effort, html_option, json_option
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ Sizes = Annotated[
 Contenders = Annotated[
     str | None, typer.Option(help="Comma-separated names, or all.", show_default="eager, three modes, torchwise")
 ]
-Calls = Annotated[int, typer.Option(help="Expected number of calls, for the decision of Torchwise.")]
 Plans = Annotated[
     list[str] | None,
     typer.Option(help="Let Torchwise choose among these plans instead of searching. A plan as JSON, may be repeated."),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from torchwise.cli.common import Group, check_writable, find_decided
-from torchwise.cli.options import Store, Study
+from torchwise.cli.options import Store, Study, former_option
+from torchwise.parsing import to_bytes
 
 if TYPE_CHECKING:
     from torchwise.artifact import Info
@@ -23,7 +23,6 @@ cache = typer.Typer(
 PlaceArgument = Annotated[
     str, typer.Argument(help="A file, such as model.tw, or the URL of a folder, such as s3://bucket/models.")
 ]
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @cache.command("save")
@@ -31,13 +30,15 @@ def save(
     study: Study,
     place: PlaceArgument,
     store: Store = None,
-    limit: Annotated[
+    max_size: Annotated[
         str | None,
         typer.Option(
+            metavar="SIZE",
             help="Maximum total size of the artifacts in a folder, such as 10GiB. The least recently used are removed.",
             show_default="none, nothing is removed",
         ),
     ] = None,
+    limit: Annotated[str | None, former_option("--limit", "--max-size")] = None,
 ) -> None:
     """Compile the plan of a study, and save it with the decision.
 
@@ -46,7 +47,8 @@ def save(
     from torchwise.errors import InputError
     from torchwise.plan.workload_spec import LIVE
 
-    options: dict[str, Any] = {} if limit is None else {"limit_bytes": size_of(limit)}
+    size = max_size or limit
+    options: dict[str, Any] = {} if size is None else {"limit_bytes": to_bytes(size, "--max-size")}
     found, decision = find_decided(study, store)
     target = found.workload.target
     if target.startswith(LIVE):
@@ -142,17 +144,6 @@ def info(
     typer.echo(f"Written by torchwise {details.manifest.torchwise} for {details.decision.workload.target}")
     typer.echo(f"For this machine and software: {'no, ' + '; '.join(different) if different else 'yes'}")
     typer.echo(f"SHA-256 {details.sha256}")
-
-
-def size_of(text: str) -> int:
-    """Return the number of bytes in "10GiB", "500 MB" or "1000"."""
-    from torchwise.errors import InputError
-
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]i?B|B)?", text.strip())
-    size = int(float(parts[1]) * UNITS.get(parts[2], 1)) if parts else 0
-    if size < 1:
-        raise InputError(f"--limit is {text!r}, but must be a size of at least one byte, such as 10GiB")
-    return size
 
 
 def _hide_password(place: str) -> str:

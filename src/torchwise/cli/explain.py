@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.common import interruptible
-from torchwise.cli.options import Device, Mode, Store, Target, former_option, html_option, json_option
+from torchwise.cli.options import Device, Mode, Store, Target, count_option, former_option, html_option, json_option
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def explain(
     mode: Mode = "inference",
     device: Device = "",
     calls: Annotated[
-        int, typer.Option(help="Expected number of calls in each process, to weigh savings that occur once.")
+        int, count_option("Expected number of calls over the lifetime of a process, to weigh savings that occur once.")
     ] = DEFAULT_CALLS,
     budget: Annotated[
         float, typer.Option(help="Time budget in seconds for measuring fixes. Afterwards no further fix is tried.")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from torchwise.cli.common import check_writable
+from torchwise.parsing import to_count
 
 Target = Annotated[
     str,
@@ -19,9 +20,24 @@ Target = Annotated[
     ),
 ]
 Study = Annotated[str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a .json file.")]
-Calls = Annotated[int, typer.Option(help="Expected number of calls over the lifetime.")]
+
+
+def read_count(text: str | int) -> int:
+    """Read a whole number, which may be written as 1e6."""
+    found = to_count(text)
+    if not isinstance(found, int):
+        raise typer.BadParameter(f"{text!r} is no whole number, such as 1000 or 1e6")
+    return found
+
+
+def count_option(help: str) -> Any:
+    """Return an option for a whole number."""
+    return typer.Option(help=help, parser=read_count, metavar="N")
+
+
+Calls = Annotated[int, count_option("Expected number of calls over the lifetime, such as 1e6.")]
 Restarts = Annotated[
-    int, typer.Option(help="Expected process starts over the lifetime. Each takes the time of a warm compile.")
+    int, count_option("Expected process starts over the lifetime. Each takes the time of a warm compile.")
 ]
 Allow = Annotated[str, typer.Option(help="Permitted numerics: exact, same-precision, lower-precision or substituted.")]
 Effort = Annotated[str, typer.Option(help="quick, standard or thorough.")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.common import UNCUT, Group, check_writable, find_decided, find_plan, find_study, read_study
-from torchwise.cli.options import Store, Study, json_option, note_former_name
+from torchwise.cli.options import Store, Study, former_option, json_option, note_former_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,7 +41,8 @@ By = Annotated[str | None, typer.Option(help="Your name.", show_default="the log
 @plans.command("list")
 def list_plans(
     target: Annotated[str | None, typer.Option(help="Only studies of this target.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of studies.")] = 50,
+    max_count: Annotated[int, typer.Option(min=1, help="Maximum number of studies.")] = 50,
+    limit: Annotated[int | None, former_option("--limit", "--max-count")] = None,
     store: Store = None,
     json: Annotated[Path | None, json_option("Also write the list to this file (schema torchwise.plans/1)")] = None,
 ) -> None:
@@ -50,10 +51,11 @@ def list_plans(
 
     from torchwise.store import open_storage
 
+    max_count = limit or max_count
     with open_storage(store, existing=True) as storage:
-        found = storage.list_studies(target, limit=limit + 1)
+        found = storage.list_studies(target, limit=max_count + 1)
         is_empty = not (found or storage.list_studies(limit=1))
-    summaries = found[:limit]
+    summaries = found[:max_count]
     if json is not None:
         _write(json, summaries)
     if is_empty:
@@ -66,8 +68,8 @@ def list_plans(
     if not console.is_terminal:
         console.width = UNCUT  # programs search by line, and would miss a name on two lines
     console.print(_make_table(summaries, console.width))
-    if len(found) > limit:
-        typer.echo(f"These are the newest {limit}. For older ones: --limit N, --target TARGET.")
+    if len(found) > max_count:
+        typer.echo(f"These are the newest {max_count}. For older ones: --max-count N, --target TARGET.")
 
 
 @plans.command("show")

@@ -22,8 +22,12 @@ Budget = Annotated[
     ),
 ]
 MemoryLimit = Annotated[
-    float | None,
-    typer.Option(help="Maximum peak memory of a call in GiB, besides weights and inputs.", show_default="none"),
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Maximum peak memory of a call, besides weights and inputs, such as 2GB or 2GiB. Without a unit, in GiB.",
+        show_default="none",
+    ),
 ]
 TuneMode = Annotated[
     str, typer.Option(help="inference or training (with a backward pass, or whole steps of a TrainStep).")

@@ -85,7 +85,7 @@ def analyze(
     *,
     examples: Sequence[Example] | None = None,
     plan: Plan | Decision | str | None = None,
-    calls: int = DEFAULT_CALLS,
+    calls: float = DEFAULT_CALLS,
     restarts: int = 1,
     effort: str = "standard",
     mode: str = "inference",

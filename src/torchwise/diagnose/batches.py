@@ -8,6 +8,7 @@ from typing import Any
 
 from torchwise.diagnose.requests import make_spec, plan_of
 from torchwise.errors import InputError, WorkloadError, is_count, is_positive
+from torchwise.parsing import to_bytes
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import BatchDim
@@ -28,7 +29,7 @@ def fit_batch(
     args: Any = None,
     *,
     plan: Plan | Decision | str | None = "eager",
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
     largest: int = 65_536,
     effort: str = "quick",
     launcher: Launcher | None = None,
@@ -42,8 +43,8 @@ def fit_batch(
         model: a `TrainStep`, an `nn.Module`, a function or a `Workload`.
         args: an example batch, along the first dimension of every tensor in it.
         plan: as `torchwise.analyze` takes it.
-        memory_limit: bytes that a call may take at its peak in addition to weights, optimizer state and inputs, or None
-            for the device's memory.
+        memory_limit: size that a call may take at its peak in addition to weights, optimizer state and inputs, as bytes
+            or such as "2GB". None stands for the device's memory.
         largest: no larger batch is tried.
         effort: how carefully each size is measured: "quick", "standard" or "thorough".
         launcher: where the workers run, by default processes of this machine.
@@ -58,8 +59,7 @@ def fit_batch(
     workload = read_workload(model if isinstance(model, Workload) else unwrap(model), args, None, None)
     if workload is None:
         raise InputError(f"model is {model!r}, but must be the step, module, function or Workload itself")
-    if memory_limit is not None and not is_positive(memory_limit):
-        raise WorkloadError(f"memory limit is {memory_limit!r} bytes, but must be above 0")
+    most = None if memory_limit is None else to_bytes(memory_limit, "memory limit")
     start = batch_of(workload.examples[0], 0).size
     if not is_positive(largest) or largest < start:
         raise InputError(f"largest is {largest!r}, but must be at least {start}, the batch size of the example")
@@ -77,8 +77,8 @@ def fit_batch(
             structure=structure(workload.call),
         )
         study = PlanStudy(job, launcher or ProcessLauncher(), FIT_LIMIT_S, lambda _stage: None)
-        tried = _Search(study, memory_limit).run(start, largest)
-    return BatchFit(spec.target, chosen, tried, memory_limit)
+        tried = _Search(study, most).run(start, largest)
+    return BatchFit(spec.target, chosen, tried, most)
 
 
 class _Search:

@@ -49,7 +49,7 @@ def explain(
     *,
     examples: Sequence[Example] | None = None,
     plan: Plan | None = None,
-    calls: int = DEFAULT_CALLS,
+    calls: float = DEFAULT_CALLS,
     mode: str = "inference",
     device: str | None = None,
     budget: float = BUDGET_S,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 from torchwise.errors import TargetError, WorkloadError, is_count, is_positive
+from torchwise.parsing import to_count
 from torchwise.plan.numerics import Numerics
 
 if TYPE_CHECKING:
@@ -87,8 +88,10 @@ class WorkloadSpec:
                 raise WorkloadError(f"{name} is {value!r}, but must be one of {', '.join(get_args(allowed))}")
         for name in ("calls", "restarts"):
             value = getattr(self, name)
+            value = to_count(value) if isinstance(value, float) else value
             if not is_count(value):
                 raise WorkloadError(f"{name} is {value!r}, but must be a whole number of at least 1")
+            object.__setattr__(self, name, value)  # such as 1e6, which is a float in Python
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -SEEDS <= self.seed < SEEDS:
             rule = f"must be a whole number from -2**63 to 2**63 - 1{_same(self)}"
             raise WorkloadError(f"seed is {self.seed!r}, but {rule}")
@@ -150,7 +153,7 @@ NumericsName = Literal["exact", "same-precision", "lower-precision", "substitute
 class OptionKeywords(TypedDict, total=False):
     """The options of tuning as keyword arguments. `TuneOptions` explains them."""
 
-    calls: int
+    calls: float
     restarts: int
     allow: Numerics | NumericsName
     effort: EffortName
@@ -159,7 +162,7 @@ class OptionKeywords(TypedDict, total=False):
     mode: Mode
     device: Device | None
     plans: Iterable[Plan] | None
-    memory_limit: int | None
+    memory_limit: int | str | None
     fresh: bool
     cold: bool
 
@@ -187,12 +190,12 @@ class TuneOptions:
         mode: "inference" or "training".
         device: "cpu" or "cuda", or None for the device of the model, or of this machine.
         plans: the plans to try instead of a search, or None to search.
-        memory_limit: maximum peak memory of a call in bytes, besides weights, optimizer state and inputs.
+        memory_limit: maximum peak memory of a call, besides weights, optimizer state and inputs: bytes, or "2GB".
         fresh: whether the stored study is deleted first.
         cold: whether the chosen plan is timed with cold processor caches, too.
     """
 
-    calls: int = DEFAULT_CALLS
+    calls: float = DEFAULT_CALLS
     restarts: int = 1
     allow: Numerics | str = Numerics.SAME_PRECISION
     effort: str = "standard"
@@ -201,6 +204,6 @@ class TuneOptions:
     mode: str = "inference"
     device: str | None = None
     plans: Iterable[Plan] | None = None
-    memory_limit: int | None = None
+    memory_limit: int | str | None = None
     fresh: bool = False
     cold: bool = False

@@ -95,7 +95,7 @@ def tune(
     kwargs: dict[str, Any] | None = None,
     *,
     examples: Sequence[Example] | None = None,
-    calls: int = DEFAULT_CALLS,
+    calls: float = DEFAULT_CALLS,
     restarts: int = 1,
     allow: Numerics | NumericsName = Numerics.SAME_PRECISION,
     effort: EffortName = "standard",
@@ -104,7 +104,7 @@ def tune(
     mode: Mode = "inference",
     device: Device | None = None,
     plans: Iterable[Plan] | None = None,
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
     store: str | None = None,
     fresh: bool = False,
     cold: bool = False,
@@ -133,8 +133,8 @@ def tune(
         device: "cpu" or "cuda". The default is the device of the model and its inputs, or for a target "cuda" if there
             is one.
         plans: try exactly these instead of searching. Each has the time limit of effort "thorough".
-        memory_limit: maximum peak memory of a call in bytes, besides weights, optimizer state and inputs. Plans that
-            need more are not chosen.
+        memory_limit: maximum peak memory of a call, besides weights, optimizer state and inputs: bytes, or a size such
+            as "2GB" or "2GiB". Plans that need more are not chosen.
         store: URL or file of the store, by default in the user's data directory.
         fresh: delete the stored study, which targets of one structure share, and measure again.
         cold: also time the chosen plan with cold processor caches, which are emptied before each call. The decision

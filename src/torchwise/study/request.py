@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from torchwise.errors import InputError, UnsupportedError, is_positive
+from torchwise.parsing import to_bytes
 from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.space import numerics_of
@@ -77,10 +78,10 @@ class Request:
             device=device,  # type: ignore[arg-type]
             mode=options.mode,  # type: ignore[arg-type]
             objective=options.objective,  # type: ignore[arg-type]
-            calls=options.calls,
+            calls=options.calls,  # type: ignore[arg-type]  # which becomes a whole number
             restarts=options.restarts,
             seed=seed,
-            memory_limit=options.memory_limit,
+            memory_limit=None if options.memory_limit is None else to_bytes(options.memory_limit, "memory limit"),
         )
         return cls(
             workload,

@@ -6,7 +6,6 @@ The suites of `torchwise bench` use the same format.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import msgspec
 
 from torchwise import parsing
 from torchwise.errors import InputError
-from torchwise.parsing import parse_toml, short_repr
+from torchwise.parsing import parse_toml, short_repr, to_bytes
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import DEFAULT_CALLS, TuneOptions, check_form
 from torchwise.records import codec
@@ -27,19 +26,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `torchwise tune` that a manifest may set, with the same meaning."""
 
     objective: str = "latency"
-    calls: int = DEFAULT_CALLS
+    calls: float = DEFAULT_CALLS
     restarts: int = 1
     allow: str = "same-precision"
     effort: str = "standard"
     budget: float | None = None
-    memory_limit: float | None = None
+    memory_limit: float | str | None = None
     seed: int = 0
     plan: tuple[str, ...] = ()
     cold: bool = False
 
 
 AS_THEY_ARE = ("calls", "restarts", "allow", "effort", "budget", "objective", "mode", "cold")
-"""Options that a manifest writes as Python does. A plan is a text here, and the limit of memory is in GiB."""
+"""Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB."""
 
 
 class Task(Options, frozen=True):
@@ -60,7 +59,7 @@ class Task(Options, frozen=True):
         same = {name: getattr(self, name) for name in AS_THEY_ARE}
         options = TuneOptions(
             plans=tuple(map(Plan.from_json, self.plan)) or None,
-            memory_limit=None if self.memory_limit is None else _bytes(self.memory_limit),
+            memory_limit=None if self.memory_limit is None else to_bytes(self.memory_limit, "memory limit", "GiB"),
             fresh=fresh,
             **same,
         )
@@ -141,13 +140,6 @@ def _check(task: Task, place: int) -> None:
         msgspec.structs.replace(task, device=task.device or "cpu").request()
     except InputError as error:
         raise type(error)(f"$.studies[{place}]: {error}") from None
-
-
-def _bytes(gib: float) -> int:
-    """Convert a memory limit from GiB to bytes."""
-    if not 1 <= gib * 2**30 < math.inf:
-        raise InputError(f"memory limit is {gib:g} GiB, but must be a finite size of at least one byte")
-    return int(gib * 2**30)
 
 
 def _add_size(target: str, size: str) -> str:
