@@ -85,6 +85,7 @@ def no_store_of_the_developer_s(tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Keep the developer's own store from being read or written, by a default store that does not exist."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHWISE_STORE", str(tmp_path_factory.mktemp("default-store") / "none.db"))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -201,7 +201,7 @@ def make_request(
     from torchwise.study import Request
     from torchwise.trial import ProcessSettings
     from torchwise.workload import Workload
-    from torchwise.workload.identity import structure
+    from torchwise.workload.identity import identity, structure
     from torchwise.workload.structure_details import details_of
     from torchwise.workload.target import device_of, name_of, read_workload
 
@@ -217,6 +217,8 @@ def make_request(
     code, details = structure(workload.call), pack_details(details_of(workload.call))
     settings = ProcessSettings.from_this_process()
     request = replace(request, settings=settings, structure=code, structure_details=details)
+    named = request.make_job("inspect").identity_of(identity(workload, request.workload.mode, code))
+    request = replace(request, identity=named)
     return request, replace(workload, name=request.workload.target)
 
 

@@ -53,8 +53,8 @@ def optimize(
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep | OptimizedProgram[Any]:
     """Tune and apply: return a callable that runs `model` in the fastest verified way.
 
-    A stored result for the same model, inputs and machine is reused. Then this only profiles the model, which takes
-    seconds. In inference mode, the plan runs only while gradients are off. So call the result under `torch.no_grad()`.
+    A stored decision for the same model, inputs and machine is reused, without profiling the model again. In inference
+    mode, the plan runs only while gradients are off. So call the result under `torch.no_grad()`.
 
     An object that holds modules, such as a pipeline, needs no example inputs but `run`. It is called with the object,
     and shows which modules matter and how they are called. Their plans are put in place, inside the object. The result

@@ -33,6 +33,7 @@ class Request:
         source: file with a live Python model for the workers, or None to load the target.
         settings: PyTorch's settings in the user's process, or None for its defaults.
         cold: whether the chosen plan is timed with cold processor caches as well. That decides nothing.
+        identity: of a live Python model and its inputs, or None for a target.
     """
 
     workload: WorkloadSpec
@@ -47,6 +48,7 @@ class Request:
     structure_details: str = ""
     limit_s: float | None = None
     cold: bool = False
+    identity: str | None = None
 
     def __post_init__(self) -> None:
         check_effort(self.effort)

@@ -10,6 +10,7 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from torchwise import environment
 from torchwise.environment import Environment
@@ -40,6 +41,7 @@ from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, p
 from torchwise.study.request import Request
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 from torchwise.trial import Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan
+from torchwise.trial.loading_reads import reads_file, recall_identity
 
 BUSY = 3.0
 """Ratio of eager's time beside a stored plan to its time now, from which the machine was too busy to time that plan."""
@@ -70,12 +72,14 @@ def run_study(
         BaselineError: the plain model fails.
         KeyboardInterrupt: the user interrupted. Finished trials are kept, and the same request goes on from there.
     """
-    here = here or environment.detect(request.workload.device)
-    listener.start_inspection()
+    is_local, here = here is None, here or environment.detect(request.workload.device)
     spent = Stopwatch(listener.stage)
-    inspection = inspect_workload(
-        launcher, request.make_job("inspect"), Limits.from_free_memory(request.inspection_s), spent.stage
-    )
+    reads = None if request.source or not is_local else reads_file(request.workload)
+    inspection = _recall_inspection(request, storage, here, reads)
+    if inspection is None:
+        listener.start_inspection()
+        job = replace(request.make_job("inspect"), reads=str(reads or ""))
+        inspection = inspect_workload(launcher, job, Limits.from_free_memory(request.inspection_s), spent.stage)
     listener.finish_inspection(inspection)
     draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())
     key = StudyKey.from_study(draft)
@@ -84,6 +88,21 @@ def run_study(
     study = storage.create_study(key, draft)
     with Caches() if caches is None else nullcontext(caches) as kept:
         return _Loop(request, storage, launcher, listener, study.id, here, inspection, spent, kept).run()
+
+
+def _recall_inspection(request: Request, storage: Storage, here: Environment, reads: Path | None) -> Inspection | None:
+    """Return the stored inspection of the same model and inputs here, if its study has a clear decision.
+
+    Otherwise the model is profiled again: other programs may have disturbed the measurements.
+    """
+    identity = request.identity or (recall_identity(reads) if reads else None)
+    if identity is None or request.fresh:
+        return None
+    workload, allow = request.workload, request.allow.former_name
+    key = StudyKey(identity, here.fingerprint, workload.device, workload.mode, workload.objective, allow)
+    stored = storage.find_study(key, workload.target)
+    decision = stored.decision if stored and stored.state is StudyState.DECIDED else None
+    return stored.inspection if stored and decision and not decision.is_inconclusive else None
 
 
 def _has_ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:

@@ -34,6 +34,7 @@ from torchwise.records.structure_differences import pack_details
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
+from torchwise.trial.loading_reads import LoadingReads
 from torchwise.trial.plain_call import PlainCall, prints, run_plainly
 from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
@@ -68,13 +69,16 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         InputError: the target cannot be loaded.
         BaselineError: the model raises on its own inputs.
     """
-    workload = load(job)
-    mode = job.workload.mode
+    mode, reads = job.workload.mode, LoadingReads()
+    with reads.watch() if job.reads else contextlib.nullcontext():
+        workload = load(job)
+        # Before the first call: a model that counts its calls in an attribute has another identity after it.
+        model = job.structure or structure(workload.call)
+        details = job.structure_details or pack_details(details_of(workload.call))
+        named = job.identity_of(identity(workload, mode, model))
+    if job.reads and not _is_read_by_cpp(workload):
+        reads.keep(job.reads, named)
     clock = Clock(job.workload.device, each=job.workload.objective != "throughput")
-    # Before the first call: a model that counts its calls in an attribute has another identity after it.
-    model = job.structure or structure(workload.call)
-    details = job.structure_details or pack_details(details_of(workload.call))
-    named = job.identity_of(identity(workload, mode, model))
     stage(WorkerStage.RUN_EAGER)
     instruments = Instruments(lambda: check_plainly(workload))
     with torch.set_grad_enabled(mode == "training"):
@@ -121,6 +125,14 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         operators=None if None in counts else max(count for count in counts if count is not None),
         notes=(*_notes(workload, mode, plain_call, stochastic=stochastic, unsteady=unsteady), *instruments.notes),
         work=work,
+    )
+
+
+def _is_read_by_cpp(workload: Workload) -> bool:
+    """Return whether a part is of a kind that PyTorch reads from its file in C++, where no audit event tells of it."""
+    parts = [workload.call, *(workload.module.modules() if workload.module is not None else [])]
+    return any(
+        isinstance(one, (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch.fx.GraphModule)) for one in parts
     )
 
 

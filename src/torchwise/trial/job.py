@@ -83,6 +83,7 @@ class Job:
         expected_s: in a duel, seconds per call of the plan and of its rival in their trials.
         cold: whether a "warm" start, or a contest, times with cold processor caches as well.
         batch: run on the first example alone, at this batch size, or None for the examples as they are.
+        reads: file for what loading the target reads (`trial/loading_reads.py`), or "" for none.
     """
 
     task: Task
@@ -102,6 +103,7 @@ class Job:
     expected_s: tuple[float | None, float | None] = (None, None)
     cold: bool = False
     batch: BatchDim | None = None
+    reads: str = ""
 
     def identity_of(self, workload: str) -> str:
         """Return the identity of a workload under this job's settings, which change what eager does."""

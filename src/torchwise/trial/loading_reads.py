@@ -1,0 +1,144 @@
+"""Tell the identity of a target without loading it, as long as everything that loading it read is as it was.
+
+A worker that loads a target records each file and folder that Python reads meanwhile (`sys.addaudithook`), and writes
+their digests with the identity that it found. A later search compares the digests, which takes milliseconds. The name
+of that file depends on the target, its device, mode and seed, the folder, and the environment variables.
+
+A digest may not say everything. So no file is written if loading used a network, a database or another process, if
+a file was changed meanwhile, or for a model that C++ reads from its file (TorchScript, exported graphs). Then the next
+search loads and profiles the model again, as it does for every difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torchwise import __version__
+from torchwise.errors import InputError, StorageError
+from torchwise.parsing import parse_json
+from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.records.files import write_atomically
+
+FORMAT = 1
+OPAQUE = (
+    *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.startfile"),
+    *("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "sqlite3.connect", "urllib.Request"),
+)
+"""Audit events of what no digest of files can show."""
+VARYING = ("_", "SHLVL", "OLDPWD", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST")
+"""Environment variables that differ between two commands of one shell."""
+MAX_HASHED = 2**22
+"""Bytes of a file up to which its contents are compared. A larger one is compared by its size and date."""
+SETTLED_S = 1.0
+"""Age of a file from which its date tells whether it was changed during loading: some file systems count seconds."""
+_VIRTUAL = ("/proc/", "/sys/", "/dev/")
+
+
+def reads_file(workload: WorkloadSpec) -> Path:
+    """Return the file for the reads of loading a target from this folder with these environment variables."""
+    from platformdirs import user_cache_dir
+
+    variables = sorted((name, value) for name, value in os.environ.items() if name not in VARYING)
+    spec = (workload.target, workload.device, workload.mode, workload.seed)
+    facts = (FORMAT, __version__, sys.version, sys.prefix, os.getcwd(), spec, variables)
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+    return Path(user_cache_dir("torchwise"), "targets", f"{digest}.json")
+
+
+def recall_identity(file: Path) -> str | None:
+    """Return the identity of the target whose reads a file holds, or None if anything differs or is unknown."""
+    try:
+        kept = parse_json(file.read_bytes())
+        reads, identity = dict(kept["reads"]), str(kept["identity"])
+    except (OSError, InputError, KeyError, TypeError, ValueError):
+        return None
+    return identity if all(_digest(path) == digest for path, digest in reads.items()) else None
+
+
+class LoadingReads:
+    """The files and folders that this process reads while it loads a target."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, None] = {}
+        self._is_open = False
+        self._is_complete = True
+        self._start = time.time()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Record what is read. An audit hook stays for as long as the process, so this is for a worker."""
+        sys.addaudithook(self._hear)
+        self._is_open = True
+        try:
+            yield
+        finally:
+            self._is_open = False
+
+    def keep(self, file: str, identity: str) -> None:
+        """Write the digests with an identity, unless something was read that they do not show."""
+        own = (m.__file__ for name, m in list(sys.modules.items()) if name.partition(".")[0] == "torchwise" and m)
+        paths = [path for path in dict.fromkeys([*self._paths, *filter(None, own)]) if not path.startswith(_VIRTUAL)]
+        if not self._is_complete or any(_changed_at(path) > self._start - SETTLED_S for path in paths):
+            return
+        text = json.dumps({"identity": identity, "reads": {path: _digest(path) for path in paths}})
+        with suppress(OSError, StorageError):  # the next search profiles the model again
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(text, file)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self._is_open:
+            return
+        if event in OPAQUE:
+            self._is_complete = False
+        elif event == "open" and _is_read(*args[1:3]):
+            self._add(args[0])
+        elif event == "import" and len(args) > 1:
+            self._add(args[1])
+        elif event == "ctypes.dlopen" and args[0] and os.sep in str(args[0]):
+            self._add(args[0])
+        elif event in ("os.listdir", "os.scandir") and "importlib" not in sys._getframe(1).f_code.co_filename:
+            self._add(args[0] or ".")
+
+    def _add(self, path: Any) -> None:
+        if isinstance(path, (str, bytes, os.PathLike)):
+            name = os.path.abspath(os.fsdecode(path))
+            if name.endswith(".pyc"):
+                with suppress(ValueError):  # a .pyc beside its source, which has no other one
+                    name = importlib.util.source_from_cache(name)
+            self._paths.setdefault(name)
+
+
+def _is_read(mode: Any, flags: Any) -> bool:
+    """Return whether a file was opened to be read: what is written says nothing of the target."""
+    if isinstance(mode, str):
+        return not set(mode) & set("wax+")
+    return not (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def _changed_at(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _digest(path: str) -> str:
+    """Return the digest of a file's contents or of a folder's names, or "" if there is neither."""
+    try:
+        if os.path.isdir(path):
+            return hashlib.sha256(repr(sorted(os.listdir(path))).encode()).hexdigest()[:16]
+        found = os.stat(path)
+        if found.st_size > MAX_HASHED:
+            return f"{found.st_size} {found.st_mtime_ns}"
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""
