@@ -36,6 +36,9 @@ class RestlessSampler:
         self.asked += 1
         return Proposal((EAGER, Plan(precision="bf16"))[self.asked % 2], "")
 
+    def list_worthwhile(self, history: History) -> list[Plan]:
+        return self.sampler.list_worthwhile(history)
+
     def list_excluded(self, history: History) -> list[str]:
         return ["no reason"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from collections.abc import Callable
 
@@ -120,6 +121,34 @@ def test_a_terminal_shows_what_is_tried_and_what_leads_and_keeps_what_is_finishe
     assert "trial 2: inductor: wrong answer: values" in found
     assert "profiling the model\n" not in found  # that was a state, and no line of its own
     assert "\x1b[?25h" in found  # the cursor is given back
+
+
+def test_a_log_tells_how_long_it_may_take_and_how_many_trials_are_ahead() -> None:
+    file, clock = io.StringIO(), Clock()
+    with Progress(Console(file=file, width=80), clock=clock) as progress:
+        progress.start_search(900, 20)
+        progress.start_search(math.inf, 2)
+        progress.expect_trials(3, 71.2)
+        progress.start_trial(5, a_plan(), "cheap")
+        progress.expect_trials(3, 40)
+        progress.start_trial(6, a_plan(), "")
+    assert file.getvalue().splitlines() == [
+        "[   0:00] the search takes up to 20 trials and 15 min, and ends sooner if nothing more can pay",
+        "[   0:00] the search takes up to 2 trials, and ends sooner if nothing more can pay",
+        "[   0:00] trial 5: inductor (cheap); 1 of about 3, about 71 s left",
+        "[   0:00] trial 6: inductor; 2 of about 4, about 40 s left",
+    ]
+
+
+def test_a_terminal_counts_the_time_left_down() -> None:
+    file, clock = io.StringIO(), Clock()
+    console = Console(file=file, width=120, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
+    with Progress(console, clock=clock) as progress:
+        progress.expect_trials(2, 60)
+        progress.start_trial(0, a_plan(), "")
+        clock.now += 13
+        wait_for(file, "0:47")
+    assert "0:13 on this, 0:13 in total, about 0:47 left, eager leads" in file.getvalue()
 
 
 def test_a_dumb_terminal_gets_a_log() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -131,7 +132,7 @@ def test_a_trial_knows_what_eager_usually_takes(storage: Storage, table: Table) 
 
 
 def test_a_search_does_not_pay_for_waiting(storage: Storage, spent_clock: Any) -> None:
-    """The budget of a search is for its own work."""
+    """With `wait`, the budget of a search is for its own work."""
 
     class Waits(Table):
         def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
@@ -142,7 +143,7 @@ def test_a_search_does_not_pay_for_waiting(storage: Storage, spent_clock: Any) -
             return super().run(job, limits, on_stage)
 
     table = Waits()
-    study = run_study(request(plans=(INDUCTOR, Plan(threads=1)), budget_s=5), storage, table, Listener())
+    study = run_study(request(plans=(INDUCTOR, Plan(threads=1)), budget_s=5, wait=True), storage, table, Listener())
     assert len(table.list_tried()) == 2, "the first took three seconds of five"
     assert [trial.seconds for trial in study.trials] == [3, 3]
     assert study.seconds == 6
@@ -175,7 +176,50 @@ def test_a_plan_that_compiles_for_ever_leaves_time_for_another(storage: Storage,
     assert study.decision.plan == INDUCTOR
 
 
-def test_looking_at_the_model_is_time_spent_and_no_part_of_the_budget(storage: Storage, spent_clock: Any) -> None:
+@pytest.mark.parametrize(("wait", "least"), [(False, 2), (True, 93)])
+def test_a_budget_holds_the_whole_command(storage: Storage, spent_clock: Any, wait: bool, least: float) -> None:
+    """Profiling counts, waiting counts unless the user says otherwise, and the last trial is ended in time."""
+    heard: list[Limits] = []
+
+    class Slow(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            heard.append(limits)
+            for stage, seconds in ((WAITING, 91), ("run eager", 7)) if job.task == "inspect" else ():
+                on_stage(stage)
+                spent_clock.now += seconds
+            return super().run(job, limits, on_stage)
+
+    table = Slow()
+    table.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    run_study(request(plans=(INDUCTOR,), budget_s=100, wait=wait), storage, table, Listener())
+    assert table.list_tried() == [INDUCTOR]
+    profiled, tried = heard[:2]
+    assert profiled.wait_s == (math.inf if wait else 100)
+    assert tried.time_s == pytest.approx(least, abs=1e-6)
+    assert tried.wait_s == pytest.approx(math.inf if wait else least)
+
+
+def test_a_trial_that_waited_too_long_is_tried_again(storage: Storage, table: Table) -> None:
+    table.known[INDUCTOR] = Failure(FailureKind.INTERFERED, "load", "waited 9 s for another Torchwise process")
+    run_study(request(plans=(INDUCTOR,), budget_s=10), storage, table, Listener())
+    table.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    study = run_study(request(plans=(INDUCTOR,)), storage, table, Listener())
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+
+
+def test_a_model_that_waits_to_be_profiled_beyond_the_budget_is_no_failure_of_the_model(storage: Storage) -> None:
+    class Waits(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            return Failure(FailureKind.INTERFERED, "load", "waited 10 s for another Torchwise process")
+
+    with pytest.raises(UnsupportedError, match=r"the budget is spent, and the model is not profiled.*--wait"):
+        run_study(request(budget_s=10), storage, Waits(), Listener())
+
+
+def test_looking_at_the_model_is_time_spent_and_no_part_of_the_time_of_an_effort(
+    storage: Storage, spent_clock: Any
+) -> None:
     class Looks(Table):
         def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
             for stage, seconds in ((WAITING, 1000), ("run eager" if job.task == "inspect" else "compile", 7)):
@@ -184,7 +228,7 @@ def test_looking_at_the_model_is_time_spent_and_no_part_of_the_budget(storage: S
             return super().run(job, limits, on_stage)
 
     table = Looks()
-    study = run_study(request(plans=(INDUCTOR,), budget_s=5), storage, table, Listener())
+    study = run_study(request(plans=(INDUCTOR,)), storage, table, Listener())
     assert table.list_tried() == [INDUCTOR]
     assert study.seconds == 7 * len(table.ran) == 14
 
@@ -427,7 +471,7 @@ def test_named_plans_are_all_tried_for_as_long_as_a_thorough_search_would(storag
             if job.task == "inspect":
                 assert limits.time_s == INSPECTIONS * EFFORTS["quick"].trial_s, "which is about the model, and no plan"
             if job.task == "try":
-                assert limits.time_s >= EFFORTS["thorough"].trial_s
+                assert budget or limits.time_s >= EFFORTS["thorough"].trial_s
                 on_stage("compile")
                 spent_clock.now += 1000
             return super().run(job, limits, on_stage)
@@ -491,7 +535,8 @@ def test_the_listener_hears_everything_in_order(storage: Storage, table: Table) 
             return lambda *args: heard.append(name)
 
     run_study(request(plans=(INDUCTOR,)), storage, table, Ears())  # type: ignore[arg-type]
-    assert heard == ["start_inspection", "finish_inspection", "start_trial", "finish_trial", "change_leader"]
+    begin = ["start_search", "start_inspection", "finish_inspection"]
+    assert heard == [*begin, "expect_trials", "start_trial", "finish_trial", "change_leader"]
 
 
 MAX_AUTOTUNE = INDUCTOR.with_choice("mode", "max-autotune-no-cudagraphs")

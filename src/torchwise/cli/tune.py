@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 Budget = Annotated[
     float | None,
     typer.Option(
-        help="Time budget in seconds. Afterwards no further trial starts.", show_default="by effort; none with --plan"
+        help="Time budget in seconds for the whole command. A trial that takes longer is ended.",
+        show_default="by effort; none with --plan",
     ),
+]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Do not count time in which another Torchwise process has the device.")
 ]
 MemoryLimit = Annotated[
     str | None,
@@ -48,6 +52,7 @@ def tune(
     allow: opt.Allow = "same-precision",
     effort: opt.Effort = "standard",
     budget: Budget = None,
+    wait: Wait = False,
     objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
     memory_limit: MemoryLimit = None,
     mode: TuneMode = "inference",
@@ -88,6 +93,7 @@ def tune(
         seed=seed,
         plan=tuple(plan or ()),
         cold=cold,
+        wait=wait,
     )
     study, place = _search(task.request(fresh=fresh), launcher, device, address, store)
     show_study(study, json, html, store=place)

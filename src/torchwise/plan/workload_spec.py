@@ -165,6 +165,7 @@ class OptionKeywords(TypedDict, total=False):
     memory_limit: int | str | None
     fresh: bool
     cold: bool
+    wait: bool
 
 
 class TuneKeywords(OptionKeywords, total=False):
@@ -184,8 +185,8 @@ class TuneOptions:
         restarts: expected process starts over that lifetime.
         allow: the permitted numerics.
         effort: "quick", "standard" or "thorough".
-        budget: seconds of search after which no further trial starts. None stands for the default of `effort`, or for
-            no limit with `plans`.
+        budget: seconds for everything, after which a trial is ended. None stands for the default of `effort`, or for no
+            limit with `plans`.
         objective: "latency", "throughput" or "memory".
         mode: "inference" or "training".
         device: "cpu" or "cuda", or None for the device of the model, or of this machine.
@@ -193,6 +194,7 @@ class TuneOptions:
         memory_limit: maximum peak memory of a call, besides weights, optimizer state and inputs: bytes, or "2GB".
         fresh: whether the stored study is deleted first.
         cold: whether the chosen plan is timed with cold processor caches, too.
+        wait: whether time in which another Torchwise process has the device is no part of `budget`.
     """
 
     calls: float = DEFAULT_CALLS
@@ -207,3 +209,4 @@ class TuneOptions:
     memory_limit: int | str | None = None
     fresh: bool = False
     cold: bool = False
+    wait: bool = False

@@ -28,6 +28,12 @@ class Listener:
 
     # A study
 
+    def start_search(self, limit_s: float, max_trials: int | None) -> None:
+        """A search begins. It ends after so many seconds and trials, and sooner if nothing more can pay."""
+
+    def expect_trials(self, count: int, seconds: float) -> None:
+        """The next trial and others that are worth it now are about so many, in about so many seconds."""
+
     def start_inspection(self) -> None:
         """The inspection of the plain model begins."""
 

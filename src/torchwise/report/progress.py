@@ -5,6 +5,7 @@ Each is one live line on a terminal, and one line per event in a log.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Self
@@ -50,6 +51,7 @@ class Progress(Listener):
         self._start = self._task_start = self._stage_start = clock()
         self._task, self._stage, self._leader = "", "", "eager leads"
         self._work: StepWork | None = None
+        self._trials_begun, self._ahead, self._end = 0, "", math.inf
         self._eager_s = 0.0
 
     def __enter__(self) -> Self:
@@ -68,6 +70,19 @@ class Progress(Listener):
         if self._live:
             self._live.stop()
             self._live = None
+
+    def start_search(self, limit_s: float, max_trials: int | None) -> None:
+        """Say how long the search may take."""
+        at_most = "" if math.isinf(limit_s) else f" and {show.tick(limit_s)}"
+        trials = "" if max_trials is None else f"up to {show.pluralize(max_trials, 'trial')}{at_most}"
+        self._say(f"the search takes {trials}, and ends sooner if nothing more can pay")
+
+    def expect_trials(self, count: int, seconds: float) -> None:
+        """Note how many trials are ahead, and for how long."""
+        self._trials_begun += 1
+        last = self._trials_begun + count - 1
+        self._end = self._clock() + seconds
+        self._ahead = f"; {self._trials_begun} of about {last}, about {show.tick(max(round(seconds), 1))} left"
 
     def start_inspection(self) -> None:
         """Start profiling the original model."""
@@ -89,7 +104,7 @@ class Progress(Listener):
     def start_trial(self, number: int, plan: Plan, reason: str) -> None:
         """Start a trial."""
         because = f" ({show.one_line(reason)})" if reason else ""
-        self._begin(f"trial {number}: {show.one_line(str(plan))}", because)
+        self._begin(f"trial {number}: {show.one_line(str(plan))}", f"{because}{self._ahead}")
 
     def stage(self, name: str) -> None:
         """Enter a stage of the worker. A log has a line for it only after a long wait."""
@@ -161,7 +176,8 @@ class Progress(Listener):
         now = self._clock()
         stage = f", {self._stage}" if self._stage else ""
         self._spinner.update(text=_cut(f"{self._task or 'choosing the next plan'}{stage}"))
-        elapsed = f"  {show.clock(now - self._task_start)} on this, {show.clock(now - self._start)} in total, "
+        left = "" if math.isinf(self._end) else f"about {show.clock(max(self._end - now, 0))} left, "
+        elapsed = f"  {show.clock(now - self._task_start)} on this, {show.clock(now - self._start)} in total, {left}"
         return Group(self._spinner, _cut(elapsed + self._leader, "dim"))
 
 

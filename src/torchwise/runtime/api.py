@@ -108,6 +108,7 @@ def tune(
     store: str | None = None,
     fresh: bool = False,
     cold: bool = False,
+    wait: bool = False,
     progress: bool = True,
 ) -> Study:
     """Find the fastest verified way to run `model` on this machine.
@@ -125,8 +126,8 @@ def tune(
         allow: the permitted numerics: "exact", "same-precision" (default), "lower-precision" or "substituted" (other
             operators).
         effort: "quick", "standard" or "thorough".
-        budget: seconds of search after which no further trial starts. None uses the default of `effort`, or no limit
-            with `plans`.
+        budget: seconds for everything, also for profiling the model and for waiting until the device is free. A trial
+            that takes longer is ended. None uses the default of `effort`, or no limit with `plans`.
         objective: "latency", "throughput" or "memory".
         mode: "inference" or "training" (with a backward pass). A `TrainStep` is always tuned for training, in whole
             steps.
@@ -139,6 +140,7 @@ def tune(
         fresh: delete the stored study, which targets of one structure share, and measure again.
         cold: also time the chosen plan with cold processor caches, which are emptied before each call. The decision
             still uses consecutive calls.
+        wait: whether time in which another Torchwise process has the device is no part of `budget`.
         progress: whether to show the search's progress.
 
     Raises:
@@ -158,6 +160,7 @@ def tune(
         memory_limit=memory_limit,
         fresh=fresh,
         cold=cold,
+        wait=wait,
     )
     request, workload = make_request(model, args, kwargs, examples, options)
     return search(request, workload, store, progress=progress)

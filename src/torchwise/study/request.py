@@ -23,8 +23,8 @@ class Request:
     """One request to tune.
 
     Attributes:
-        budget_s: seconds of search after which no further trial starts. None stands for the effort's own, and for no
-            end if plans are named.
+        budget_s: seconds for everything: profiling, waiting (but see `wait`) and trials. None stands for the seconds of
+            search after which no further trial starts, those of the effort, and for no end if plans are named.
         plans: try exactly these instead of searching, or None to search. All named plans are tried, as their user wants
             to know their speed, and each may take as long as with effort "thorough".
         limit_s: seconds after which one trial is ended, and a duel of two plans after twice as many. None stands for
@@ -34,6 +34,7 @@ class Request:
         settings: PyTorch's settings in the user's process, or None for its defaults.
         cold: whether the chosen plan is timed with cold processor caches as well. That decides nothing.
         identity: of a live Python model and its inputs, or None for a target.
+        wait: whether seconds in which another process has the device are no part of `budget_s`.
     """
 
     workload: WorkloadSpec
@@ -49,6 +50,7 @@ class Request:
     limit_s: float | None = None
     cold: bool = False
     identity: str | None = None
+    wait: bool = False
 
     def __post_init__(self) -> None:
         check_effort(self.effort)
@@ -93,6 +95,7 @@ class Request:
             None if options.plans is None else tuple(options.plans),
             fresh=options.fresh,
             cold=options.cold,
+            wait=options.wait,
         )
 
     def make_job(self, task: Task) -> Job:

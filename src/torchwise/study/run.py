@@ -6,7 +6,9 @@ work on one.
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +42,17 @@ from torchwise.study.history import History
 from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, prune_below
 from torchwise.study.request import Request
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
-from torchwise.trial import Launcher, Limits, Stopwatch, hold_duel, inspect_workload, measure_again, try_plan
+from torchwise.trial import (
+    Assignment,
+    Launcher,
+    Limits,
+    Stopwatch,
+    hold_duel,
+    inspect_workload,
+    measure_again,
+    try_plan,
+)
+from torchwise.trial.launcher import OnStage
 from torchwise.trial.loading_reads import reads_file, recall_identity
 
 BUSY = 3.0
@@ -74,12 +86,16 @@ def run_study(
     """
     is_local, here = here is None, here or environment.detect(request.workload.device)
     spent = Stopwatch(listener.stage)
+    max_trials = EFFORTS[request.effort].max_trials if request.plans is None else len(request.plans)
+    listener.start_search(request.search_s, max_trials)
     reads = None if request.source or not is_local else reads_file(request.workload)
     inspection = _recall_inspection(request, storage, here, reads)
     if inspection is None:
         listener.start_inspection()
         job = replace(request.make_job("inspect"), reads=str(reads or ""))
-        inspection = inspect_workload(launcher, job, Limits.from_free_memory(request.inspection_s), spent.stage)
+        wait_s = math.inf if request.budget_s is None or request.wait else request.budget_s
+        limits = replace(Limits.from_free_memory(request.inspection_s), wait_s=wait_s)
+        inspection = inspect_workload(launcher, job, limits, spent.stage)
     listener.finish_inspection(inspection)
     draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())
     key = StudyKey.from_study(draft)
@@ -112,7 +128,24 @@ def _has_ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
     """
     if trial.state is TrialState.PRUNED and trial.measurement is not None:  # by its own process's measurement
         return bound is None or trial.measurement.speedup.high >= bound
-    return bool(trial.failure and trial.failure.kind is FailureKind.TIMED_OUT and trial.seconds < limit_s)
+    kind = trial.failure.kind if trial.failure else None
+    return kind is FailureKind.INTERFERED or (kind is FailureKind.TIMED_OUT and trial.seconds < limit_s)
+
+
+@dataclass(frozen=True)
+class _WithinBudget:
+    """A launcher whose workers end with the budget of the search."""
+
+    launcher: Launcher
+    left_s: Callable[[], float]
+    can_wait: bool
+
+    def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
+        """Run `job` for at most the rest of the budget."""
+        left_s = max(self.left_s(), 0.0)
+        wait_s = math.inf if self.can_wait else left_s
+        limits = replace(limits, time_s=min(limits.time_s, left_s), wait_s=min(limits.wait_s, wait_s))
+        return self.launcher.run(job, limits, on_stage)
 
 
 @dataclass
@@ -129,18 +162,31 @@ class _Loop:
 
     def __post_init__(self) -> None:
         self._owner = LeaseOwner.current()
-        # The budget is for trials: it does not pay for the inspection.
-        self._end_s = self.spent.seconds + self.request.search_s
+        self._end_s = self.request.search_s
+        if self.request.budget_s is None:  # the time of an effort is for trials: it does not pay for the inspection
+            self._end_s += self._now_s
+        else:
+            self.launcher = _WithinBudget(self.launcher, lambda: self._left_s, can_wait=self.request.wait)
         self._leader = EAGER
         self._tried: set[Plan] = set()
         self._cold = self.request.cold
         self._why_not_cold = ""
         self._sampler = self._choose_sampler()
 
+    @property
+    def _now_s(self) -> float:
+        """Seconds so far, as the budget counts them."""
+        waits_count = self.request.budget_s is not None and not self.request.wait
+        return self.spent.elapsed_s if waits_count else self.spent.seconds
+
+    @property
+    def _left_s(self) -> float:
+        return self._end_s - self._now_s
+
     def run(self) -> Study:
         try:
             with keep_heartbeat(self.storage, self._owner):
-                while self.spent.seconds < self._end_s:
+                while self._left_s > 0:
                     self.storage.release_dead_claims(self.study_id)
                     proposal = self._sampler.ask(self._history())
                     if proposal is not None:
@@ -170,7 +216,7 @@ class _Loop:
     def _read_history(self) -> History:
         study = self.storage.get_study(self.study_id)
         counted = tuple(t for t in study.trials if self._counts(t.plan))
-        return History(self.request.workload, study.inspection, counted, self._end_s - self.spent.seconds)
+        return History(self.request.workload, study.inspection, counted, self._left_s)
 
     def _may_go_on(self, trial: Trial, stored: History) -> bool:
         """Return whether to try a plan again, which is never so for a trial of this very search."""
@@ -218,8 +264,11 @@ class _Loop:
 
     def _launch(self, trial: Trial, limit_s: float) -> Trial:
         self._tried.add(trial.plan)
-        self.listener.start_trial(trial.number, trial.plan, trial.reason)
         history = self._history()
+        left = dict.fromkeys([trial.plan, *self._sampler.list_worthwhile(history)])
+        seconds = sum(map(history.predict_trial_s, left))
+        self.listener.expect_trials(len(left), min(seconds, history.left_s))
+        self.listener.start_trial(trial.number, trial.plan, trial.reason)
         job = replace(
             self.request.make_job("try"),
             traits=self._traits(history),
@@ -237,7 +286,7 @@ class _Loop:
         as it is worth its time, and the effort allows. On request, the chosen plan is timed with cold caches, too.
         """
         care, told = EFFORTS[self.request.effort], 0
-        while self.spent.seconds < self._end_s:
+        while self._left_s > 0:
             history = self._history()
             if trial := next_repeat(history, care.processes, care.half_width, 1 + care.duels):
                 what, step = f"{trial.plan} could not be timed again", partial(self._measure_again, trial)
@@ -306,7 +355,7 @@ class _Loop:
         excluded = self._sampler.list_excluded(
             self._read_history()
         )  # trials that may be repeated were tried all the same
-        if state is StudyState.DECIDED and self.spent.seconds >= self._end_s:
+        if state is StudyState.DECIDED and self._left_s <= 0:
             excluded.append(f"whatever else: the budget of {self.request.search_s:.0f} s is spent")
         if self.request.cold and decision is not None:
             excluded += self._explain_untimed_cold(decision.plan, history)
@@ -327,8 +376,7 @@ class _Loop:
         trial = history.find_trial(plan)
         if trial and trial.cold_speedups:
             return []
-        is_spent = self.spent.seconds >= self._end_s
-        why = "the budget is spent" if is_spent else "the search ended before the plan was timed with them"
+        why = "the budget is spent" if self._left_s <= 0 else "the search ended before the plan was timed with them"
         return [self._why_not_cold or f"cold processor caches: {why}"]
 
     def _choose_sampler(self) -> Sampler:

@@ -74,6 +74,10 @@ class Sampler(Protocol):
         """Return the plan to try next, or None when nothing more is worth its cost."""
         ...
 
+    def list_worthwhile(self, history: History) -> list[Plan]:
+        """List the plans that are worth trying as things stand, for an estimate of how long the search goes on."""
+        ...
+
     def list_excluded(self, history: History) -> list[str]:
         """List the plans not worth trying given the history, each as "name: reason"."""
         ...
@@ -87,10 +91,12 @@ class ListedSampler:
 
     def ask(self, history: History) -> Proposal | None:
         """Return the first plan of the list that was not tried."""
-        for plan in self._plans:
-            if not plan.is_eager and history.find_trial(plan) is None:
-                return Proposal(plan, "asked for")
-        return None
+        left = self.list_worthwhile(history)
+        return Proposal(left[0], "asked for") if left else None
+
+    def list_worthwhile(self, history: History) -> list[Plan]:
+        """List the plans of the list that were not tried."""
+        return [plan for plan in dict.fromkeys(self._plans) if not plan.is_eager and history.find_trial(plan) is None]
 
     def list_excluded(self, history: History) -> list[str]:  # noqa: ARG002 - the shape of a sampler
         """Return nothing: the user chose."""
@@ -195,9 +201,17 @@ class StagedSampler:
         bound = best.gain_s / history.seconds_of(history.incumbent())
         return Proposal(best.plan, f"{reason} it could save up to {min(bound, 1):.0%}", limit_s)
 
+    def list_worthwhile(self, history: History) -> list[Plan]:
+        """List the options that could pay, and at most as many as the effort still allows."""
+        worth = [option.plan for option in self._options(history) if option.problem(history) is None]
+        return worth[: self._count_left(history)]
+
     def _is_at_its_end(self, history: History) -> bool:
+        return self._count_left(history) == 0
+
+    def _count_left(self, history: History) -> int:
         counted = [trial for trial in history.trials if not sets_threads_alone(trial.plan)]
-        return len(counted) >= EFFORTS[self._space.effort].max_trials
+        return max(EFFORTS[self._space.effort].max_trials - len(counted), 0)
 
     def _is_affordable(self, plan: Plan, history: History) -> bool:
         """Return whether a plan is open here and could pay if it took no time at all."""

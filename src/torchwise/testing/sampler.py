@@ -79,6 +79,13 @@ class SamplerContract:
         assert proposal is None, f"it has proposed {MAX_PLANS} plans, and goes on"
         assert sampler.ask(last) is None
 
+    def test_it_ends_when_nothing_is_worthwhile(self, make_sampler: Make, space: PlanSpace, end: Ending) -> None:
+        sampler = make_sampler(space)
+        for history, proposal in iter_search(sampler, space, end):
+            worthwhile = sampler.list_worthwhile(history)
+            assert [plan for plan in worthwhile if history.find_trial(plan) is not None] == []
+            assert proposal is not None or worthwhile == []
+
     def test_what_it_leaves_out_are_texts(self, make_sampler: Make, space: PlanSpace, end: Ending) -> None:
         sampler = make_sampler(space)
         for history, _ in iter_search(sampler, space, end):

@@ -7,6 +7,7 @@ the parent needs neither.
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import re
@@ -64,10 +65,17 @@ OnStage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The resources of a worker until it is ended: wall seconds, and resident memory, that of its children included."""
+    """The resources of a worker until it is ended.
+
+    Attributes:
+        time_s: wall seconds, without those in which it waits for others.
+        memory_bytes: resident memory, that of its children included.
+        wait_s: wall seconds after which it may wait no longer, and no wait prolongs its time.
+    """
 
     time_s: float
     memory_bytes: int
+    wait_s: float = math.inf
 
     @classmethod
     def from_free_memory(cls, time_s: float) -> Limits:
@@ -129,12 +137,13 @@ class _Conversation:
         self._on_stage = on_stage
         self._log = log
         self._stage = WorkerStage.START
-        self._deadline = float("inf")
+        self._deadline = self._last_wait = math.inf
         self._waits_since: float | None = None
 
     def outcome(self) -> str | Failure:
         """Listen until the worker answers, dies, or passes a limit."""
-        self._deadline = time.monotonic() + self._limits.time_s
+        start = time.monotonic()
+        self._deadline, self._last_wait = start + self._limits.time_s, start + self._limits.wait_s
         while True:
             if self._receiver.poll(POLL_S):
                 try:
@@ -147,6 +156,9 @@ class _Conversation:
                 continue
             if self._waits_since is None and time.monotonic() > self._deadline:
                 return self._make_timeout_failure()
+            if self._waits_since is not None and time.monotonic() > self._last_wait:
+                waited = f"waited {time.monotonic() - self._waits_since:.0f} s for another Torchwise process"
+                return Failure(FailureKind.INTERFERED, self._stage, waited)
             if (used := _resident(self._process.pid)) > self._limits.memory_bytes:
                 message = f"used {used / 2**30:.1f} GiB, its limit is {self._limits.memory_bytes / 2**30:.1f} GiB"
                 return Failure(FailureKind.OUT_OF_MEMORY, self._stage, message)
@@ -162,7 +174,8 @@ class _Conversation:
             return None
         if kind is MessageKind.GOES_ON:
             if self._waits_since is not None:  # others' work does not count as this worker's
-                self._deadline += time.monotonic() - self._waits_since
+                longer = self._deadline + time.monotonic() - self._waits_since
+                self._deadline = max(self._deadline, min(longer, self._last_wait))
             self._waits_since = None
             self._on_stage(self._stage)
             return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import (
     Costs,
@@ -57,8 +58,14 @@ def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnS
         InputError: the target or its inputs cannot be used.
         BaselineError: the plain model raises, dies, hangs or runs out of memory.
         InternalError: Torchwise fails during the inspection, and the plain model does not.
+        UnsupportedError: another process had the device for as long as this one may wait.
     """
     answer = ask_worker(launcher, job, Inspection, limits, on_stage)
+    if isinstance(answer, Failure) and answer.kind is FailureKind.INTERFERED:
+        raise UnsupportedError(
+            f"the budget is spent, and the model is not profiled: it {answer}. Give --budget more, or have waiting not "
+            "count by --wait (wait=True)"
+        )
     if isinstance(answer, Failure):
         raise make_failure_error(answer, lambda: launcher.run(replace(job, task="check"), limits, on_stage))
     return answer
@@ -225,4 +232,9 @@ class Stopwatch:
     @property
     def seconds(self) -> float:
         """The seconds so far. A wait is left out once it is over, as a worker may end in it without a word."""
-        return time.monotonic() - self._start - self._waited_s
+        return self.elapsed_s - self._waited_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """The seconds so far, waits included."""
+        return time.monotonic() - self._start

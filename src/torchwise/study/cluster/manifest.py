@@ -35,9 +35,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     plan: tuple[str, ...] = ()
     cold: bool = False
+    wait: bool = False
 
 
-AS_THEY_ARE = ("calls", "restarts", "allow", "effort", "budget", "objective", "mode", "cold")
+AS_THEY_ARE = ("calls", "restarts", "allow", "effort", "budget", "objective", "mode", "cold", "wait")
 """Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB."""
 
 
@@ -68,10 +69,10 @@ class Task(Options, frozen=True):
     def arguments(self) -> list[str]:
         """Return the arguments of `torchwise` for this study."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, "")}
-        target, plans, cold = values.pop("target"), values.pop("plan"), values.pop("cold")
+        target, plans = values.pop("target"), values.pop("plan")
+        flags = [f"--{name}" for name in ("cold", "wait") if values.pop(name)]
         options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-        options += ["--cold"] if cold else []
-        return ["tune", *options, *(f"--plan={plan}" for plan in plans), "--", target]
+        return ["tune", *options, *flags, *(f"--plan={plan}" for plan in plans), "--", target]
 
 
 NonEmpty = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
