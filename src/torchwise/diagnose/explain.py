@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torchwise.diagnose.requests import make_spec
 from torchwise.errors import InputError, UnsupportedError
@@ -15,6 +16,7 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Failure
 from torchwise.records.explanation import Explanation
+from torchwise.report.progress import Progress
 from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, ask_worker, own_caches, send_model
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import read_workload
@@ -56,6 +58,7 @@ def explain(
     artifacts: str | Path | None = None,
     launcher: Launcher | None = None,
     on_stage: OnStage | None = None,
+    progress: bool = True,
 ) -> Explanation:
     """Say where the compiled `model` spends its time, why, and how much each fix would save.
 
@@ -75,6 +78,7 @@ def explain(
         artifacts: folder for graphs before and after optimisation, generated code and guards.
         launcher: where the worker runs.
         on_stage: called with the name of each stage.
+        progress: whether to show the stage and the time spent, unless `on_stage` is given.
 
     Raises:
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
@@ -88,9 +92,13 @@ def explain(
     workload = read_workload(model, args, kwargs, examples)
     spec = make_spec(model, workload, device, mode=mode, calls=calls)
     folder = _make_folder(artifacts)
-    with send_model(workload, spec.target) as file, own_caches() as caches:
+    display = _StageProgress() if progress and on_stage is None else nullcontext()
+    with display as shown, send_model(workload, spec.target) as file, own_caches() as caches:
         job = Job("inspect", spec, source=file.source, settings=file.settings, effort=EFFORT, cache_dir=caches)
-        inquiry, on_stage = Inquiry(job, plan, budget, folder), on_stage or (lambda _name: None)
+        inquiry, on_stage = (
+            Inquiry(job, plan, budget, folder),
+            on_stage or (shown.stage if shown else lambda _name: None),
+        )
         limits = Limits.from_free_memory(LIMIT_S + budget)
         answer = ask_worker(launcher or ProcessLauncher(), inquiry, Explanation, limits, on_stage)
     if isinstance(answer, Failure):
@@ -99,6 +107,19 @@ def explain(
             "the cause of a crash, run torchwise bisect"
         )
     return answer
+
+
+class _StageProgress(Progress):
+    """Shows each stage as a step of its own."""
+
+    def __enter__(self) -> Self:
+        self._leader = "explaining"
+        return super().__enter__()
+
+    def stage(self, name: str) -> None:
+        """Show a stage."""
+        if name and name != self._task:
+            self._begin(name)
 
 
 def _make_folder(artifacts: str | Path | None) -> str:

@@ -166,6 +166,10 @@ class Bisection(Document):
     seconds: Seconds = 0.0
     schema: str = "torchwise.bisection/1"
 
+    def __repr__(self) -> str:
+        at = f" at stage {self.stage}" if self.stage else ""
+        return f"<Bisection of {self.workload.target}: {self.observation.symptom}{at}, {len(self.steps)} steps>"
+
     @property
     def found(self) -> bool:
         """Whether a fault was found."""

@@ -60,6 +60,9 @@ class Decision(Document):
     answer: Answer | None = None
     schema: str = DECISION_SCHEMA
 
+    def __repr__(self) -> str:
+        return f"<Decision for {self.workload.target}: {self.reason}>"
+
     @property
     def is_inconclusive(self) -> bool:
         """Whether eager stays only because the measurements do not show whether a plan is faster."""

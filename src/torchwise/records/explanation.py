@@ -233,6 +233,11 @@ class Explanation(Document):
     trust: Trust | None = None
     schema: str = field(default=SCHEMA)
 
+    def __repr__(self) -> str:
+        first = f": {self.findings[0].title}" if self.findings else ""
+        count = f"{len(self.findings)} finding{'s' * (len(self.findings) != 1)}"
+        return f"<Explanation of {self.workload.target} under {self.plan or 'torch.compile'}, {count}{first}>"
+
     @property
     def is_ranked(self) -> bool:
         """Whether the call was timed well enough to rank the places where its time goes."""

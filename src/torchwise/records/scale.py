@@ -235,6 +235,9 @@ class BatchFit(Document):
     memory_limit: Count | None = None
     schema: str = "torchwise.batchfit/1"
 
+    def __repr__(self) -> str:
+        return f"<BatchFit of {self.target} under {self.plan}: largest {self.largest}, best {self.best}>"
+
     @property
     def largest(self) -> int | None:
         """The largest size that fitted, or None if none did."""

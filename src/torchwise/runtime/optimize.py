@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, did_you_mean
 from torchwise.plan.workload_spec import OptionKeywords, TuneKeywords, TuneOptions
 from torchwise.runtime.api import apply, make_request, tune, wrap_model
 
@@ -76,6 +76,10 @@ def optimize(
     """
     from torchwise.workload import Workload
 
+    for name in options:
+        if name not in TuneKeywords.__annotations__:
+            near = did_you_mean(name, [*TuneKeywords.__annotations__, "canary", "background", "run"])
+            raise TypeError(f"optimize() got an unexpected keyword argument {name!r}{near}")
     if run is not None:
         if args is not None or kwargs is not None or canary is not None or background:
             raise InputError("run is given, and shows the inputs: leave args, kwargs, canary and background out")
@@ -86,7 +90,10 @@ def optimize(
         raise InputError(f"model is of type {type(model).__name__}, but must be a module or a function")
     if background:
         return _optimize_in_background(model, args, kwargs, canary, **options)
-    return apply(model, tune(model, args, kwargs, **options), canary=canary, store=options.get("store"))
+    study = tune(model, args, kwargs, **options)
+    if options.get("progress", True):
+        print(f"torchwise: {study.decision.reason}", file=sys.stderr)
+    return apply(model, study, canary=canary, store=options.get("store"))
 
 
 def _optimize_in_background(

@@ -1,0 +1,40 @@
+"""The first results that a user sees in Python: one line for each, and misspelt options refused with near ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torchwise
+from builders import a_study
+from torchwise.records.scale import BatchFit, SizeTried
+from torchwise.runtime import api
+
+
+def test_a_decision_prints_as_its_reason() -> None:
+    decision = a_study().decision
+    assert decision is not None
+    assert repr(decision) == f"<Decision for {decision.workload.target}: {decision.reason}>"
+
+
+def test_a_batch_fit_prints_as_its_sizes() -> None:
+    fit = BatchFit(
+        "live:Net", torchwise.EAGER, (SizeTried(8, 100.0), SizeTried(16, 150.0), SizeTried(32, problem="oom"))
+    )
+    assert repr(fit) == "<BatchFit of live:Net under eager: largest 16, best 16>"
+
+
+def test_optimize_ends_with_its_decision(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    study = api.Study(a_study())
+    monkeypatch.setattr(api, "tune", lambda *_args, **_options: study)
+    monkeypatch.setattr(api, "apply", lambda *_args, **_options: "fast")
+    assert torchwise.optimize(torch.tanh, (torch.ones(1),)) == "fast"
+    assert capsys.readouterr().err == f"torchwise: {study.decision.reason}\n"
+    torchwise.optimize(torch.tanh, (torch.ones(1),), progress=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_misspelt_option_is_refused_with_the_near_one(background: bool) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'effrt'; did you mean effort"):
+        torchwise.optimize(torch.tanh, (torch.ones(1),), effrt="quick", background=background)  # type: ignore[call-overload]
