@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,10 @@ def test_a_plan_is_meant_by_mode_json_itself_or_decision() -> None:
 
 
 def test_a_stored_plan_is_meant_by_its_id_or_by_its_study(asked: list[Any], tmp_path: Path) -> None:
-    store, study = f"{tmp_path}/s.db", a_study()
+    store, other = f"{tmp_path}/s.db", a_study()
+    assert other.decision is not None
+    workload = replace(other.workload, target=TARGET)
+    study = replace(other, workload=workload, decision=replace(other.decision, workload=workload))
     with open_storage(store) as storage:
         number = storage.import_study(study).id
     assert study.decision is not None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import torchwise
 from builders import a_study
+from torchwise.cli.options import complete, complete_study, complete_target
 from torchwise.records.scale import BatchFit, SizeTried
+from torchwise.report.study import next_steps
 from torchwise.runtime import api
 
 
@@ -38,3 +42,18 @@ def test_optimize_ends_with_its_decision(monkeypatch: pytest.MonkeyPatch, capsys
 def test_a_misspelt_option_is_refused_with_the_near_one(background: bool) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'effrt'; did you mean effort"):
         torchwise.optimize(torch.tanh, (torch.ones(1),), effrt="quick", background=background)  # type: ignore[call-overload]
+
+
+def test_values_are_completed() -> None:
+    assert complete("quick", "standard")("st") == ["standard"]
+    assert "zoo:tutorial.fusion_demo" in complete_target("zoo:tut")
+    assert ("latest", "decided last") in complete_study("la")
+
+
+def test_a_study_that_stays_with_eager_says_how_to_find_the_graph_break() -> None:
+    study = a_study()
+    assert study.decision is not None
+    eager = replace(study, decision=replace(study.decision, plan=torchwise.EAGER, speedup=None))
+    commands = [step.command for step in next_steps(eager)]
+    assert any(command.startswith(f"torchwise explain {study.workload.target}") for command in commands)
+    assert not any(step.command.startswith("torchwise explain") for step in next_steps(study))

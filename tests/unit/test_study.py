@@ -818,7 +818,7 @@ def test_a_spent_budget_holds_no_duel(storage: Storage, spent_clock: Any) -> Non
             return super().run(job, limits, on_stage)
 
     table = Slow(t2=9.0)
-    run_study(request(ENDLESS, plans=PLANS[:2], budget_s=19), storage, table, Listener())
+    run_study(request(ENDLESS, plans=PLANS[:2], budget_s=29), storage, table, Listener())
     assert len(table.list_tried()) == 2
     assert not table.list_compared()
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from torchwise.cli import options as opt
-from torchwise.cli.common import find_decided, interruptible
+from torchwise.cli.common import interruptible, resolve_plan
 from torchwise.plan.workload_spec import DEFAULT_CALLS
-
-if TYPE_CHECKING:
-    from torchwise.plan import Plan
 
 LIMIT_S = 600.0
 """The same as `torchwise.diagnose.analyze.LIMIT_S`, whose import would load all of that module."""
 PlanName = Annotated[
     str,
     typer.Option(
-        help="eager, a mode of torch.compile (reduce-overhead, max-autotune, …), a plan as JSON, or the id of a "
-        "plan that a study chose. Or a study: its number, latest (decided last), or a .json file.",
+        help=opt.PLAN_HELP,
         show_default="torch.compile's default",
     ),
 ]
@@ -71,8 +67,9 @@ def analyze(
 
     check_form(target)
     options = {"mode": mode, "objective": objective, "calls": calls, "restarts": restarts, "seed": seed}
+    chosen = resolve_plan(plan or "default", (target,), store)
     spec = make_spec(target, None, device, **options)
-    request = AnalyzeRequest(spec, _resolve_plan(plan, store), effort, _parse_sizes(batches), batch_dim, limit)
+    request = AnalyzeRequest(spec, chosen, effort, _parse_sizes(batches), batch_dim, limit)
     place = place_of(store) if store else None
     with interruptible(lambda: "; an unfinished analysis is not saved"), AnalyzeProgress() as progress:
         analysis = run_analysis(request, ProcessLauncher(), progress)
@@ -83,15 +80,6 @@ def analyze(
         write_atomically(render_analysis_html(analysis, place), html)
     if analysis.answer is Answer.INCONCLUSIVE:
         raise typer.Exit(EXIT_INCONCLUSIVE)
-
-
-def _resolve_plan(text: str, store: str | None) -> Plan:
-    """Return the plan that `text` names."""
-    from torchwise.diagnose.requests import is_id, plan_of
-
-    if text != "latest" and not text.endswith(".json") and (not text.isdecimal() or is_id(text)):
-        return plan_of(text or None, store)
-    return find_decided(text, store)[1].plan
 
 
 def _parse_sizes(text: str) -> tuple[int, ...]:

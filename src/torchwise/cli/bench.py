@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchwise.cli.common import check_writable
+from torchwise.cli.common import check_writable, resolve_plan
 from torchwise.cli.options import Allow, Calls, Cold, Device, Effort, html_option, json_option
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
@@ -81,7 +81,7 @@ def bench(
     the measurements are too uncertain for most ratios. 130 interrupted: finished rows are shown, and --resume saves
     them.
     """
-    from torchwise.plan import Numerics, Plan
+    from torchwise.plan import Numerics
     from torchwise.report import read_benchmark
 
     if not targets and not suite:
@@ -93,8 +93,9 @@ def bench(
     from torchwise.bench import BenchRequest
 
     chosen = _load_suite(suite, contenders, targets=targets, sizes=size, device=device, mode=mode, objective=objective)
+    resolved = tuple(_resolve_targets(chosen))
     request = BenchRequest(
-        tuple(_resolve_targets(chosen)),
+        resolved,
         chosen.contenders,
         chosen.device,
         chosen.mode,
@@ -106,7 +107,7 @@ def bench(
         limit,
         budget,
         warm=not no_warm,
-        plans=tuple(map(Plan.from_json, plan or ())),
+        plans=tuple(resolve_plan(name, resolved, None) for name in plan or ()),
         cold=cold,
     )
     _run(request, earlier, files)

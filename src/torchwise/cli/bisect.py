@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.common import check_writable, find_decided, interruptible
-from torchwise.cli.options import Device, Mode, Seed, Store, Target, former_option, json_option
+from torchwise.cli.common import check_writable, interruptible, resolve_plan
+from torchwise.cli.options import PLAN_HELP, Device, Mode, Seed, Store, Target, former_option, json_option
 
 if TYPE_CHECKING:
     from torchwise.plan import Plan
@@ -21,7 +21,7 @@ NOT_COMPARABLE = 5
 PlanOrStudy = Annotated[
     str | None,
     typer.Option(
-        help="Bisect a plan of Torchwise: a plan as JSON, or a study by its number, `latest` or .json file.",
+        help=PLAN_HELP,
         show_default="plain torch.compile",
     ),
 ]
@@ -75,7 +75,9 @@ def bisect(
     check_form(target)
     spec = make_spec(target, None, device, mode=mode, seed=seed)
     file = None if no_repro else str(repro)
-    request = BisectRequest(spec, what or symptom, _resolve_plan(plan, store) if plan else EAGER, limit, budget, file)
+    request = BisectRequest(
+        spec, what or symptom, _resolve_plan(plan, target, store) if plan else EAGER, limit, budget, file
+    )
     check_writable(None if no_repro else repro)
     progress = BisectProgress()
     with interruptible(lambda: _describe_interruption(len(progress.steps))), progress:
@@ -99,12 +101,11 @@ def _describe_interruption(probes: int) -> str:
     return f" after {probes} probe{'s' * (probes > 1)}; their results are printed above"
 
 
-def _resolve_plan(text: str, store: str | None) -> Plan:
-    """Read a plan: JSON, or the decision of a study."""
+def _resolve_plan(text: str, target: str, store: str | None) -> Plan:
+    """Return the named plan, unless it is eager."""
     from torchwise.errors import InputError
-    from torchwise.plan import Plan
 
-    plan = Plan.from_json(text) if text.lstrip().startswith("{") else find_decided(text, store)[1].plan
+    plan = resolve_plan(text, (target,), store)
     if plan.is_eager:
         raise InputError("the plan is eager, so there is nothing to bisect: leave --plan out")
     return plan

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torchwise.plan import Plan
     from torchwise.records import Decision, Study
 
+MIN_ID = 6
+"""Digits of the id of a plan from which they name it, so that a short number is that of a study."""
 UNCUT = 10_000
 """More characters than any sentence has, and than any line of a table."""
 
@@ -141,6 +143,58 @@ def find_plan(name: str | None, study: Study, others: Sequence[Plan] = ()) -> Pl
     if matches:
         raise InputError(f"plan is {name!r}, but must be the beginning of exactly one id:{shown}")
     raise InputError(f"plan is {name!r}, but must be an id, or its beginning, of study {study.id}:{shown}")
+
+
+def resolve_plan(name: str, targets: Sequence[str], store: str | None) -> Plan:
+    """Return the plan that `--plan` names: the same in every command.
+
+    Args:
+        name: eager, a mode of `torch.compile`, a plan as JSON, the id of a decided plan or its beginning, or a study.
+        targets: those that the plan is for. A plan that was decided for another target is refused.
+        store: URL or file of the store, or None for the default one.
+    """
+    from torchwise.plan import EAGER, Plan
+    from torchwise.plan.rules import list_allowed
+
+    if name == "eager":
+        return EAGER
+    if name in list_allowed("mode"):
+        return Plan(backend="inductor", mode=name)
+    if name.lstrip().startswith("{"):
+        return Plan.from_json(name)
+    if name == "latest" or name.endswith(".json") or (name.isdecimal() and len(name) < MIN_ID):
+        decisions = [find_decided(name, store)[1]]
+    elif len(name) >= MIN_ID and not set(name) - set("0123456789abcdef"):
+        decisions = _find_decisions(name, store)
+    else:
+        raise InputError(
+            f"plan is {name!r}, but must be eager, a mode of torch.compile ({', '.join(list_allowed('mode'))}), a plan "
+            f"as JSON, the id of a decided plan or its first {MIN_ID} digits, or a study: its number, latest or .json "
+            "file"
+        )
+    own = [decision for decision in decisions if decision.workload.target in targets]
+    plans = list(dict.fromkeys(decision.plan for decision in own))
+    if not plans:
+        other = decisions[0].workload.target
+        raise InputError(
+            f"plan is {name!r}, which was decided for {other}, but must be of {' or '.join(targets)}: "
+            "torchwise plans list shows the studies of each target. A plan as JSON is for any target"
+        )
+    if len(plans) > 1:
+        raise InputError(f"plan is {name!r}, but must be the beginning of one id: {', '.join(p.id for p in plans)}")
+    return plans[0]
+
+
+def _find_decisions(plan_id: str, store: str | None) -> list[Decision]:
+    from torchwise.store import open_storage
+
+    with open_storage(store, existing=True) as storage:
+        found = [decision for decision in storage.decisions() if decision.plan.id.startswith(plan_id)]
+    if not found:
+        raise InputError(
+            f"no decision in this store chose a plan with id {plan_id}: list them with `torchwise plans list`"
+        )
+    return found
 
 
 def read_study(file: Path) -> Study:

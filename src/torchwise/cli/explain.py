@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.common import interruptible
-from torchwise.cli.options import Device, Mode, Store, Target, count_option, former_option, html_option, json_option
+from torchwise.cli.common import interruptible, resolve_plan
+from torchwise.cli.options import (
+    PLAN_HELP,
+    Device,
+    Mode,
+    Store,
+    Target,
+    count_option,
+    former_option,
+    html_option,
+    json_option,
+)
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -20,9 +30,7 @@ BUDGET_S = 45.0
 
 def explain(
     target: Target,
-    plan: Annotated[
-        str | None, typer.Option(help="Explain this plan, as JSON.", show_default="torch.compile with its defaults")
-    ] = None,
+    plan: Annotated[str | None, typer.Option(help=PLAN_HELP, show_default="torch.compile with its defaults")] = None,
     mode: Mode = "inference",
     device: Device = "",
     calls: Annotated[
@@ -49,14 +57,13 @@ def explain(
     from rich.console import Console
 
     from torchwise.diagnose.explain import explain as run
-    from torchwise.plan import Plan
     from torchwise.plan.workload_spec import check_form
     from torchwise.report.explanation import render_explanation, write_explanation
     from torchwise.store.location import place_of
 
     check_form(target)
     location = place_of(store) if store else None
-    chosen = Plan.from_json(plan) if plan else None
+    chosen = resolve_plan(plan, (target,), store) if plan else None
     with (
         interruptible(lambda: "; an unfinished explanation is not saved"),
         Console(stderr=True).status("starting") as status,

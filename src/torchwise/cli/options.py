@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +13,44 @@ import typer
 from torchwise.cli.common import check_writable
 from torchwise.parsing import to_count
 
+
+def complete(*values: str) -> Callable[[str], list[str]]:
+    """Return a function for the shell that completes one of these values."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """Complete the name of a reference workload, or the beginning of it."""
+    from torchwise.zoo import list_workloads
+
+    return [name for name in (f"zoo:{entry.name}" for entry in list_workloads()) if name.startswith(incomplete)]
+
+
+def complete_study(incomplete: str) -> list[tuple[str, str]]:
+    """Complete `latest` or the number of a study in the default store, with its target as the help."""
+    from torchwise.errors import StorageError
+    from torchwise.store import open_storage
+
+    found = [("latest", "decided last")]
+    with contextlib.suppress(StorageError), open_storage(existing=True) as storage:
+        found += [(str(study.id), study.target) for study in storage.list_studies(limit=50)]
+    return [pair for pair in found if pair[0].startswith(incomplete)]
+
+
 Target = Annotated[
     str,
     typer.Argument(
         help="zoo:family.name[@size], a model of timm:, torchvision:, hf: or diffusers:, package.module:factory or "
-        "path/file.py:factory"
+        "path/file.py:factory",
+        autocompletion=complete_target,
     ),
 ]
-Study = Annotated[str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a .json file.")]
+Study = Annotated[
+    str,
+    typer.Argument(
+        help="Number of a stored study, `latest` (decided last), or a .json file.", autocompletion=complete_study
+    ),
+]
 
 
 def read_count(text: str | int) -> int:
@@ -39,10 +70,23 @@ Calls = Annotated[int, count_option("Expected number of calls over the lifetime,
 Restarts = Annotated[
     int, count_option("Expected process starts over the lifetime. Each takes the time of a warm compile.")
 ]
-Allow = Annotated[str, typer.Option(help="Permitted numerics: exact, same-precision, lower-precision or substituted.")]
-Effort = Annotated[str, typer.Option(help="quick, standard or thorough.")]
-Mode = Annotated[str, typer.Option(help="inference or training (with a backward pass).")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")]
+Allow = Annotated[
+    str,
+    typer.Option(
+        help="Permitted numerics: exact, same-precision, lower-precision or substituted.",
+        autocompletion=complete("exact", "same-precision", "lower-precision", "substituted"),
+    ),
+]
+Effort = Annotated[
+    str, typer.Option(help="quick, standard or thorough.", autocompletion=complete("quick", "standard", "thorough"))
+]
+complete_mode = complete("inference", "training")
+Mode = Annotated[str, typer.Option(help="inference or training (with a backward pass).", autocompletion=complete_mode)]
+Device = Annotated[
+    str,
+    typer.Option(help="cpu or cuda.", show_default="cuda where there is one", autocompletion=complete("cpu", "cuda")),
+]
+complete_objective = complete("latency", "throughput", "memory")
 Seed = Annotated[int, typer.Option(help="Random seed of the weights and inputs that the factory makes.")]
 Cold = Annotated[
     bool, typer.Option("--cold", help="Also time with cold processor caches, which are emptied before each call.")
@@ -58,6 +102,7 @@ Address = Annotated[
 Store = Annotated[
     str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
 ]
+PLAN_HELP = "eager, a mode of torch.compile, a plan as JSON, the id of a decided plan, or a study's number or latest."
 LockFile = Annotated[Path, typer.Option("--lock", help="The lock file.")]
 
 

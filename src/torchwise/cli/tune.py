@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli import options as opt
-from torchwise.cli.common import interruptible, show_study
+from torchwise.cli.common import interruptible, resolve_plan, show_study
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -34,10 +34,14 @@ MemoryLimit = Annotated[
     ),
 ]
 TuneMode = Annotated[
-    str, typer.Option(help="inference or training (with a backward pass, or whole steps of a TrainStep).")
+    str,
+    typer.Option(
+        help="inference or training (with a backward pass, or whole steps of a TrainStep).",
+        autocompletion=opt.complete_mode,
+    ),
 ]
 Plans = Annotated[
-    list[str] | None, typer.Option(help="Try exactly this plan, as JSON, instead of searching. May be repeated.")
+    list[str] | None, typer.Option(help=f"Try exactly this plan instead of searching: {opt.PLAN_HELP} May be repeated.")
 ]
 Fresh = Annotated[
     bool,
@@ -53,7 +57,9 @@ def tune(
     effort: opt.Effort = "standard",
     budget: Budget = None,
     wait: Wait = False,
-    objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
+    objective: Annotated[
+        str, typer.Option(help="latency, throughput or memory.", autocompletion=opt.complete_objective)
+    ] = "latency",
     memory_limit: MemoryLimit = None,
     mode: TuneMode = "inference",
     device: opt.Device = "",
@@ -91,7 +97,7 @@ def tune(
         budget=budget,
         memory_limit=memory_limit,
         seed=seed,
-        plan=tuple(plan or ()),
+        plan=tuple(resolve_plan(name, (target,), store).to_json() for name in plan or ()),
         cold=cold,
         wait=wait,
     )

@@ -249,6 +249,9 @@ def next_steps(study: Study, name: str | None = None, store: str | None = None) 
         command = command_line("tune", spec, *effort, allow=Numerics.LOWER_PRECISION, store=store)
         lower = 'torchwise.tune(..., allow="lower-precision")' if live else command
         steps.append(doc.Step(lower, "also tries lower precision, if your application permits it"))
+    if decision and decision.plan.is_eager and any(trial.plan.backend != "eager" for trial in study.trials):
+        why = "torchwise.explain(...) with the same arguments" if live else command_line("explain", spec, store=store)
+        steps.append(doc.Step(why, "names graph breaks and other causes why compiled code is not faster"))
     if decision and not decision.plan.is_eager:
         applied = doc.Step("fast = torchwise.apply(model, study.decision)", "runs the model with the decided plan")
         shown = doc.Step(

@@ -1,0 +1,53 @@
+"""`--plan` takes names, ids, JSON and studies alike in every command, and refuses the plan of another target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builders import a_study
+from torchwise.cli.common import resolve_plan
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.store import open_storage
+
+STUDY = a_study()
+TARGET = STUDY.workload.target
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    url = str(tmp_path / "store.db")
+    with open_storage(url) as storage:
+        storage.import_study(STUDY)
+    (tmp_path / "study.json").write_text(STUDY.to_json())
+    return url
+
+
+def test_all_names_of_a_decided_plan_mean_it(store: str, tmp_path: Path) -> None:
+    assert STUDY.decision is not None
+    plan = STUDY.decision.plan
+    for name in ("latest", "1", plan.id, plan.id[:6], plan.to_json(), str(tmp_path / "study.json")):
+        assert resolve_plan(name, (TARGET,), store) == plan, name
+
+
+def test_modes_and_eager_are_names_too() -> None:
+    assert resolve_plan("eager", (TARGET,), None) == EAGER
+    assert resolve_plan("max-autotune", (TARGET,), None) == Plan(backend="inductor", mode="max-autotune")
+
+
+@pytest.mark.parametrize("name", ["latest", "1", "id"])
+def test_the_plan_of_another_target_is_refused(store: str, name: str) -> None:
+    assert STUDY.decision is not None
+    name = STUDY.decision.plan.id if name == "id" else name
+    with pytest.raises(InputError, match=f"which was decided for {TARGET}, but must be of my:model"):
+        resolve_plan(name, ("my:model",), store)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("fast", "plan is 'fast', but must be eager, a mode"), ("abcdef123456", "no decision in this")]
+)
+def test_an_unknown_name_is_refused_with_those_that_are_known(store: str, name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        resolve_plan(name, (TARGET,), store)
