@@ -9,26 +9,33 @@ import torch
 
 
 class Encoder(torch.nn.Module):
+    """Six layers with a gate each."""
+
     def __init__(self, width: int = 64) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return rows of the shape of `x`."""
         for layer in self.layers:
             x = x + torch.tanh(layer(x)) * torch.sigmoid(x)
         return x
 
 
 class Head(torch.nn.Module):
+    """Three numbers from the mean row."""
+
     def __init__(self, width: int = 64) -> None:
         super().__init__()
         self.out = torch.nn.Linear(width, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return three numbers for `x` of shape (rows, width)."""
         return self.out(x.mean(dim=0))
 
 
 def main() -> None:
+    """Score batches of random rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=300)
     batches = parser.parse_args().batches

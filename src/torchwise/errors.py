@@ -136,6 +136,20 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def to_count(value: object) -> object:
+    """Return a whole number for text or a float that is one, such as "1e6" or 1e6. Return other values as they are."""
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            try:
+                number = float(value)
+            except ValueError:
+                return value
+            return int(number) if number.is_integer() else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def did_you_mean(word: str, known: Iterable[str], meaning: Callable[[str], str] = str) -> str:
     """Return the end of a message about an unknown word, with similar known words, or "" if there are none.
 

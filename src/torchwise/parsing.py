@@ -1,4 +1,4 @@
-"""Read JSON and TOML strictly, from text and files, and counts and sizes as people write them.
+"""Read JSON and TOML strictly, from text and files, and sizes as people write them.
 
 Errors name the location.
 
@@ -46,20 +46,6 @@ UNITS = {"": 1, "B": 1} | {
 }
 """Bytes of each unit: 1 GB is 10^9 bytes, and 1 GiB is 2^30."""
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?(?:[eE]\+?\d+)?) *(?P<unit>[A-Za-z]*)", re.ASCII)
-
-
-def to_count(value: Any) -> Any:
-    """Return a whole number for text or a float that is one, such as "1e6" or 1e6. Return other values as they are."""
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            try:
-                number = float(value)
-            except ValueError:
-                return value
-            return int(number) if number.is_integer() else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def to_bytes(value: Any, name: str, unit: str = "B") -> int:

@@ -186,7 +186,7 @@ def test_a_search_leaves_the_random_numbers_alone(monkeypatch: pytest.MonkeyPatc
         random.random()
         raise InputError("enough")
 
-    monkeypatch.setattr(api, "_make_request", draw_and_fail)
+    monkeypatch.setattr(api, "make_request", draw_and_fail)
     random.seed(5)
     before = random.getstate()
     with pytest.raises(InputError, match="enough"):

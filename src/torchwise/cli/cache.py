@@ -9,7 +9,6 @@ import typer
 
 from torchwise.cli.common import Group, check_writable, find_decided
 from torchwise.cli.options import Store, Study, former_option
-from torchwise.parsing import to_bytes
 
 if TYPE_CHECKING:
     from torchwise.artifact import Info
@@ -45,6 +44,7 @@ def save(
     It is saved to a file or a shared folder.
     """
     from torchwise.errors import InputError
+    from torchwise.parsing import to_bytes
     from torchwise.plan.workload_spec import LIVE
 
     size = max_size or limit

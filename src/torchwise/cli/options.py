@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from torchwise.cli.common import check_writable
-from torchwise.parsing import to_count
+from torchwise.errors import to_count
 
 
 def complete(*values: str) -> Callable[[str], list[str]]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
-from torchwise.errors import TargetError, WorkloadError, is_count, is_positive
-from torchwise.parsing import to_count
+from torchwise.errors import TargetError, WorkloadError, is_count, is_positive, to_count
 from torchwise.plan.numerics import Numerics
 
 if TYPE_CHECKING:
