@@ -110,7 +110,7 @@ def test_training_mode_compares_gradients(store: str) -> None:
         ((torch.tanh, (torch.ones(1),)), {"calls": 0}, "calls is 0"),
         ((torch.tanh, (torch.ones(1),)), {"allow": "anything"}, "allow is 'anything'"),
         ((torch.tanh, (torch.ones(1),)), {"budget": "10"}, "budget is .10. s, but must be above 0"),
-        ((torch.tanh, (torch.ones(1),)), {"memory_limit": "8G"}, "memory limit is .8G. bytes, but must be above 0"),
+        ((torch.tanh, (torch.ones(1),)), {"memory_limit": "8G"}, "memory limit is .8G., but must be a finite size"),
         ((torch.tanh, (torch.ones(1),)), {"plans": Plan(threads=1)}, "plans is a Plan"),
         ((torch.tanh, (torch.ones(1),)), {"device": "tpu"}, "device is 'tpu'"),
         ((torch.tanh, (torch.ones(1),)), {"examples": []}, "only one of them"),
