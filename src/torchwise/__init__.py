@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         InternalError,
         NoEffectError,
         PlanError,
+        QueueFullError,
         RefusedPlanError,
         StalePlanError,
         StorageError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from torchwise.plan import EAGER, Numerics, Plan
     from torchwise.records import Decision
     from torchwise.runtime.api import Study, apply, tune
+    from torchwise.runtime.batching import serve_batched
     from torchwise.runtime.components import CompileConfig, CompileManager, compiled, default_manager
     from torchwise.runtime.optimize import optimize
     from torchwise.runtime.program import tune_program
@@ -59,6 +61,7 @@ _HOMES = {
     "Numerics": "plan",
     "Plan": "plan",
     "PlanError": "errors",
+    "QueueFullError": "errors",
     "RefusedPlanError": "errors",
     "StalePlanError": "errors",
     "StorageError": "errors",
@@ -83,6 +86,7 @@ _HOMES = {
     "on_alert": "alerts",
     "optimize": "runtime.optimize",
     "rollout": "runtime.steps",
+    "serve_batched": "runtime.batching",
     "tune": "runtime.api",
     "tune_program": "runtime.program",
     "unfreeze": "runtime.serving",
@@ -105,6 +109,7 @@ __all__ = [
     "Numerics",
     "Plan",
     "PlanError",
+    "QueueFullError",
     "RefusedPlanError",
     "StalePlanError",
     "StorageError",
@@ -130,6 +135,7 @@ __all__ = [
     "on_alert",
     "optimize",
     "rollout",
+    "serve_batched",
     "tune",
     "tune_program",
     "unfreeze",

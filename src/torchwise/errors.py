@@ -12,6 +12,7 @@
     ├── InternalError         Torchwise fails, but the model does not
     ├── UnsupportedError      this torch or machine lacks a feature
     │   └── NoEffectError     a part of a plan changes nothing in this model
+    ├── QueueFullError        too many requests wait for a batch
     ├── StalePlanError        the model changed since the decision
     └── RefusedPlanError      approvals permit no verified plan
 
@@ -86,6 +87,10 @@ class NoEffectError(UnsupportedError):
     def __init__(self, message: str, part: tuple[str, str]) -> None:
         super().__init__(message)
         self.part = part
+
+
+class QueueFullError(TorchwiseError):
+    """Too many requests wait for a batch, so a further one is refused. A service answers it with status 503."""
 
 
 class StalePlanError(TorchwiseError):

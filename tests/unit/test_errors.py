@@ -19,6 +19,7 @@ from torchwise.errors import (
     InternalError,
     NoEffectError,
     PlanError,
+    QueueFullError,
     RefusedPlanError,
     StalePlanError,
     StorageError,
@@ -42,6 +43,7 @@ EXIT_CODES = {
     InternalError: 1,
     UnsupportedError: 1,
     NoEffectError: 1,
+    QueueFullError: 1,
     StalePlanError: 1,
     RefusedPlanError: 1,
 }

@@ -30,6 +30,7 @@ SURFACE = [
     "Numerics",
     "Plan",
     "PlanError",
+    "QueueFullError",
     "RefusedPlanError",
     "StalePlanError",
     "StorageError",
@@ -55,6 +56,7 @@ SURFACE = [
     "on_alert",
     "optimize",
     "rollout",
+    "serve_batched",
     "tune",
     "tune_program",
     "unfreeze",
@@ -130,7 +132,7 @@ def test_importing_loads_nothing_heavy() -> None:
 OF_TORCH = {
     *("Example", "TrainStep", "Workload"),
     *("CompileManager", "compiled", "default_manager", "tune_program"),
-    *("Analysis", "analyze", "bisect", "explain", "fit_batch"),
+    *("Analysis", "analyze", "bisect", "explain", "fit_batch", "serve_batched"),
 }
 """Names that hold a model, its inputs or a part of a program, or examine one."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,8 @@ BOUNDS_S = tuple(float(f"{digit}e{power}") for power in range(-6, 2) for digit i
 MAX_ERROR_TYPES = 20
 """Types of error that are counted apart. Further ones count as `OTHER`, so that metrics stay bounded."""
 OTHER = "other"
+MAX_LATENCIES = 10_000
+"""Requests whose latency is kept, the latest ones."""
 
 
 class Histogram:
@@ -282,3 +285,33 @@ class Fallbacks:
                 f"{rate:.0%} of {statistics.calls:,} calls went to the original and not to plan {plan}: {sentence}"
             )
             alert("fallback_rate", message, plan=plan, rate=rate, reason=reason.value, sentence=sentence, times=times)
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """The counts of a batching server.
+
+    Attributes:
+        requests: requests answered, also by an error.
+        samples: their samples.
+        batches: calls that answered them.
+        padding: samples that were added to fill batches up.
+        split: batches that failed, so that their requests were answered one by one.
+        failures: requests answered by an error.
+        refused: requests refused because too many were waiting.
+        latencies_s: seconds from request to answer, of the latest requests.
+    """
+
+    requests: int = 0
+    samples: int = 0
+    batches: int = 0
+    padding: int = 0
+    split: int = 0
+    failures: int = 0
+    refused: int = 0
+    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LATENCIES))
+
+    def latency_s(self, share: float = 0.99) -> float | None:
+        """Return the seconds within which this share of the latest requests was answered, or None without any."""
+        found = sorted(self.latencies_s.copy())
+        return found[max(0, math.ceil(share * len(found)) - 1)] if found else None
