@@ -1,4 +1,4 @@
-"""Read JSON and TOML strictly, from text and files, and sizes as people write them.
+"""Read JSON and TOML strictly, from text and files, and sizes and durations as people write them.
 
 Errors name the location.
 
@@ -65,6 +65,27 @@ def to_bytes(value: Any, name: str, unit: str = "B") -> int:
     if not 1 <= number < math.inf:
         raise InputError(f"{name} is {value!r}, but must be a finite size of at least one byte, such as 2GB or 2GiB")
     return int(number)
+
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d*)?(?:[eE][-+]?\d+)?) *(?P<unit>s|ms|us|µs|min|h|)", re.ASCII)
+_SECONDS = {"s": 1.0, "": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0, "h": 3600.0}
+
+
+def to_seconds(value: Any, name: str) -> float:
+    """Return the seconds in a duration such as "20ms", "0.5 s", "2min" or 0.02.
+
+    Args:
+        value: the duration, as text or a number of seconds.
+        name: what it is a duration of, for the message.
+
+    Raises:
+        InputError: it is no positive finite duration.
+    """
+    parts = _DURATION.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
+    seconds = float(parts["number"]) * _SECONDS[parts["unit"]] if parts else 0.0
+    if not 0 < seconds < math.inf:
+        raise InputError(f"{name} is {value!r}, but must be a positive duration such as 20ms, 0.5s or 2min")
+    return seconds
 
 
 def brief(error: Exception) -> str:

@@ -33,6 +33,14 @@ MemoryLimit = Annotated[
         show_default="none",
     ),
 ]
+LatencyLimit = Annotated[
+    str | None,
+    typer.Option(
+        help="With objective throughput: find batch size and plan together, so that a batching server answers each "
+        "request within this time, such as 20ms.",
+        show_default="none",
+    ),
+]
 TuneMode = Annotated[
     str,
     typer.Option(
@@ -61,6 +69,7 @@ def tune(
         str, typer.Option(help="latency, throughput or memory.", autocompletion=opt.complete_objective)
     ] = "latency",
     memory_limit: MemoryLimit = None,
+    latency_limit: LatencyLimit = None,
     mode: TuneMode = "inference",
     device: opt.Device = "",
     seed: opt.Seed = 0,
@@ -96,6 +105,7 @@ def tune(
         effort=effort,
         budget=budget,
         memory_limit=memory_limit,
+        latency_limit=latency_limit,
         seed=seed,
         plan=tuple(resolve_plan(name, (target,), store).to_json() for name in plan or ()),
         cold=cold,

@@ -8,20 +8,18 @@ from typing import Any
 
 from torchwise.diagnose.requests import make_spec, plan_of
 from torchwise.errors import InputError, WorkloadError, is_count, is_positive
-from torchwise.parsing import to_bytes
+from torchwise.parsing import to_bytes, to_seconds
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
-from torchwise.plan.workload_spec import BatchDim
-from torchwise.records import Decision, Trial
-from torchwise.records.scale import BatchFit, SizeTried
+from torchwise.records import Decision
+from torchwise.records.scale import BatchFit
+from torchwise.study.batch_search import MAX_BATCH, fit_sizes
 from torchwise.study.one_plan import PlanStudy
 from torchwise.trial import DerivedJob, Job, Launcher, ProcessLauncher, send_model
 from torchwise.workload import Workload
 from torchwise.workload.target import read_workload
 
 FIT_LIMIT_S = 600.0
-REFINEMENTS = 2
-"""Sizes tried between the largest that fitted and the smallest that did not, each halfway."""
 
 
 def fit_batch(
@@ -30,7 +28,8 @@ def fit_batch(
     *,
     plan: Plan | Decision | str | None = "eager",
     memory_limit: int | str | None = None,
-    largest: int = 65_536,
+    latency_limit: float | str | None = None,
+    largest: int = MAX_BATCH,
     effort: str = "quick",
     launcher: Launcher | None = None,
 ) -> BatchFit:
@@ -45,6 +44,8 @@ def fit_batch(
         plan: as `torchwise.analyze` takes it.
         memory_limit: size that a call may take at its peak in addition to weights, optimizer state and inputs, as bytes
             or such as "2GB". None stands for the device's memory.
+        latency_limit: seconds, or a text such as "20ms", within which a batching server answers a request. A call may
+            take half of it, as a request may wait for the batch before its own.
         largest: no larger batch is tried.
         effort: how carefully each size is measured: "quick", "standard" or "thorough".
         launcher: where the workers run, by default processes of this machine.
@@ -63,8 +64,10 @@ def fit_batch(
     start = batch_of(workload.examples[0], 0).size
     if not is_positive(largest) or largest < start:
         raise InputError(f"largest is {largest!r}, but must be at least {start}, the batch size of the example")
-    mode = "training" if workload.step else "inference"
-    spec = make_spec(model, workload, None, mode=mode, objective="throughput", calls=1, restarts=1)
+    options: dict[str, Any] = {"mode": "training" if workload.step else "inference", "memory_limit": most}
+    if latency_limit is not None:
+        options["latency_limit"] = to_seconds(latency_limit, "latency limit")
+    spec = make_spec(model, workload, None, objective="throughput", calls=1, restarts=1, **options)
     chosen = plan_of(plan, None)
     with send_model(workload, spec.target) as file:
         job = Job(
@@ -77,47 +80,7 @@ def fit_batch(
             structure=structure(workload.call),
         )
         study = PlanStudy(job, launcher or ProcessLauncher(), FIT_LIMIT_S, lambda _stage: None)
-        tried = _Search(study, most).run(start, largest)
-    return BatchFit(spec.target, chosen, tried, most)
-
-
-class _Search:
-    def __init__(self, study: PlanStudy, memory_limit: int | None) -> None:
-        self._study = study
-        self._limit = memory_limit
-        self._tried: dict[int, SizeTried] = {}
-
-    def run(self, start: int, largest: int) -> tuple[SizeTried, ...]:
-        size, good, bad = start, 0, None
-        while size <= largest:
-            if self._try(size).problem:
-                bad = size
-                break
-            good, size = size, size * 2
-        for _ in range(REFINEMENTS if bad is not None and good else 0):
-            assert bad is not None
-            between = (good + bad) // 2
-            if between in self._tried:
-                break
-            if self._try(between).problem:
-                bad = between
-            else:
-                good = between
-        return tuple(self._tried[size] for size in sorted(self._tried))
-
-    def _try(self, size: int) -> SizeTried:
-        self._tried[size] = self._judge_size(size, self._study.try_plan(batch=BatchDim(0, size)))
-        return self._tried[size]
-
-    def _judge_size(self, size: int, trial: Trial) -> SizeTried:
-        peak = trial.costs.peak_memory if trial.costs else None
-        if not trial.is_verified or trial.measurement is None:
-            return SizeTried(size, peak_memory=peak, problem=trial.reason)
-        throughput = size / trial.measurement.candidate_time.mid
-        if self._limit is not None and (peak is None or peak > self._limit):
-            shown = "an unknown amount" if peak is None else f"{peak / 2**20:.0f} MiB"
-            return SizeTried(size, throughput, peak, f"takes {shown}, above the limit of {self._limit / 2**20:.0f} MiB")
-        return SizeTried(size, throughput, peak)
+        return fit_sizes(study, start, largest)
 
 
 @dataclass(frozen=True, slots=True)

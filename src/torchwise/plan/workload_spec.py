@@ -7,6 +7,8 @@ A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-po
 from __future__ import annotations
 
 import importlib.metadata
+import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,9 @@ DEFAULT_CALLS = 100_000
 It is large enough that seconds of compiling pay back for a useful gain. It is small enough that minutes of autotuning
 pay back only for a large one. The break-even point is always shown, so a wrong guess is visible.
 """
+
+CALLS_PER_REQUEST = 2
+"""Calls that a request in a batching server waits for at the most: the one in progress, and its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,9 @@ class WorkloadSpec:
         seed: seed of the weights and inputs that the target's factory draws.
         memory_limit: bytes that a call may take at its peak, beyond those in use before it (weights, optimizer state,
             inputs), or None for no limit. Plans that take more are not chosen.
+        latency_limit: seconds within which a batching server answers a request, or None for no limit. Only with
+            objective "throughput": batch size and plan are then chosen together.
+        batch: run on the first example alone, at this batch size, or None for the examples as they are.
     """
 
     target: str
@@ -79,6 +87,8 @@ class WorkloadSpec:
     restarts: int = 1
     seed: int = 0
     memory_limit: int | None = None
+    latency_limit: float | None = None
+    batch: BatchDim | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("device", Device), ("mode", Mode), ("objective", Objective)):
@@ -96,6 +106,27 @@ class WorkloadSpec:
             raise WorkloadError(f"seed is {self.seed!r}, but {rule}")
         if self.memory_limit is not None and not is_positive(self.memory_limit):
             raise WorkloadError(f"memory limit is {self.memory_limit!r} bytes, but must be above 0")
+        if self.latency_limit is not None:
+            self._check_latency_limit(self.latency_limit)
+
+    def _check_latency_limit(self, limit: float) -> None:
+        if not is_positive(limit) or not math.isfinite(limit):
+            raise WorkloadError(f"latency limit is {limit!r} s, but must be above 0, such as 20ms")
+        if self.objective != "throughput":
+            raise WorkloadError(
+                f"a latency limit is given with objective {self.objective!r}, but is only for throughput: add "
+                '--objective throughput (objective="throughput")'
+            )
+
+    @property
+    def call_limit_s(self) -> float:
+        """Seconds that a call may take, as a request may wait for the batch before its own."""
+        return math.inf if self.latency_limit is None else self.latency_limit / CALLS_PER_REQUEST
+
+    @property
+    def times_each_call(self) -> bool:
+        """Whether each call is waited for, as by a server whose requests have a limit. Otherwise they are queued."""
+        return self.objective != "throughput" or self.latency_limit is not None
 
 
 def _same(spec: WorkloadSpec) -> str:
@@ -162,6 +193,7 @@ class OptionKeywords(TypedDict, total=False):
     device: Device | None
     plans: Iterable[Plan] | None
     memory_limit: int | str | None
+    latency_limit: float | str | None
     fresh: bool
     cold: bool
     wait: bool
@@ -191,6 +223,8 @@ class TuneOptions:
         device: "cpu" or "cuda", or None for the device of the model, or of this machine.
         plans: the plans to try instead of a search, or None to search.
         memory_limit: maximum peak memory of a call, besides weights, optimizer state and inputs: bytes, or "2GB".
+        latency_limit: seconds, or a text such as "20ms", within which a batching server answers a request. With it,
+            objective "throughput" finds batch size and plan together.
         fresh: whether the stored study is deleted first.
         cold: whether the chosen plan is timed with cold processor caches, too.
         wait: whether time in which another Torchwise process has the device is no part of `budget`.
@@ -206,6 +240,7 @@ class TuneOptions:
     device: str | None = None
     plans: Iterable[Plan] | None = None
     memory_limit: int | str | None = None
+    latency_limit: float | str | None = None
     fresh: bool = False
     cold: bool = False
     wait: bool = False

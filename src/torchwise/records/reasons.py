@@ -35,7 +35,7 @@ def why(trial: Trial, study: Study) -> str:
     if is_decided(trial, study.decision):
         return describe_decision(study.decision) if study.decision else ""
     memory = workload_of(study).objective == "memory"
-    exceeds = _explain_memory_limit(trial, study)
+    exceeds = _explain_memory_limit(trial, study) or _explain_latency_limit(trial, study)
     return (
         _explain_unfinished(trial, study) or own_fault(trial, memory=memory) or exceeds or _explain_loss(trial, study)
     )
@@ -106,6 +106,13 @@ def _explain_memory_limit(trial: Trial, study: Study) -> str:
         return ""
     need = "its peak memory is unknown" if peak is None else f"its peak memory is {show.size(peak)}"
     return f"{need}, and the limit is {show.size(limit)}"
+
+
+def _explain_latency_limit(trial: Trial, study: Study) -> str:
+    limit, time = workload_of(study).call_limit_s, trial.measurement and trial.measurement.candidate_time.mid
+    if not time or time <= limit:
+        return ""
+    return f"a call takes {show.seconds(time)}, and the latency limit leaves {show.seconds(limit)}"
 
 
 def _figures(verdict: Verdict) -> str:

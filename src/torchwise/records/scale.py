@@ -17,6 +17,7 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Row
 from torchwise.records.codec import Document
+from torchwise.records.format import count
 from torchwise.records.processes import is_level_across
 from torchwise.records.statistics import Amount, Count, Interval, Positive, ratio_of
 from torchwise.records.trial import eager_peak_memory
@@ -217,6 +218,10 @@ class SizeTried:
     peak_memory: Count | None = None
     problem: str = ""
 
+    def __str__(self) -> str:
+        speed = "" if self.samples_per_s is None else f"{count(self.samples_per_s)} samples a second"
+        return ", but ".join(filter(None, (speed, self.problem)))
+
 
 @dataclass(frozen=True, slots=True)
 class BatchFit(Document):
@@ -227,12 +232,14 @@ class BatchFit(Document):
         plan: the plan that it ran with.
         tried: every size tried, smallest first.
         memory_limit: bytes that a call might take, or None for all that the device has.
+        latency_limit: seconds within which a batching server answers a request, or None for no limit.
     """
 
     target: str
     plan: Plan
     tried: tuple[SizeTried, ...]
     memory_limit: Count | None = None
+    latency_limit: Amount | None = None
     schema: str = "torchwise.batchfit/1"
 
     def __repr__(self) -> str:

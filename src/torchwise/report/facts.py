@@ -63,7 +63,10 @@ def place(here: Environment, *more: str) -> str:
 def describe_request(spec: WorkloadSpec, subject: str, *more: str) -> doc.Text:
     """Return a line with the subject of a report, the request, and more of it."""
     scale = f"{show.pluralize(spec.calls, 'call')} and {show.pluralize(spec.restarts, 'start')}"
-    words = (subject, f"{spec.mode} on {spec.device}", f"for {spec.objective}", scale, *more)
+    aim = f"for {spec.objective}"
+    if spec.latency_limit is not None:
+        aim += f" within {show.seconds(spec.latency_limit)}" + (f" at batch {spec.batch.size}" if spec.batch else "")
+    words = (subject, f"{spec.mode} on {spec.device}", aim, scale, *more)
     return doc.Text(show.one_line(", ".join(words)), tone=doc.Tone.MUTED)
 
 
@@ -162,6 +165,7 @@ OPTION_COMMANDS = {
     "restarts": ("tune", "analyze"),
     "seed": ("tune", "analyze", "bisect"),
     "memory_limit": ("tune",),
+    "latency_limit": ("tune",),
 }
 """Commands that have an option of this name. All commands have the other options."""
 BREAK = " \\"
@@ -178,6 +182,7 @@ def options(spec: WorkloadSpec, allow: str = Numerics.SAME_PRECISION) -> dict[st
     defaults = {field.name: field.default for field in fields(spec)} | {"allow": Numerics.SAME_PRECISION}
     defaults |= {"target": spec.target, "device": None}  # always named, as its default depends on the machine
     values = {**asdict(spec), "allow": str(allow)}
+    del values["batch"]  # which the search finds
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 

@@ -105,6 +105,7 @@ def tune(
     device: Device | None = None,
     plans: Iterable[Plan] | None = None,
     memory_limit: int | str | None = None,
+    latency_limit: float | str | None = None,
     store: str | None = None,
     fresh: bool = False,
     cold: bool = False,
@@ -136,6 +137,8 @@ def tune(
         plans: try exactly these instead of searching. Each has the time limit of effort "thorough".
         memory_limit: maximum peak memory of a call, besides weights, optimizer state and inputs: bytes, or a size such
             as "2GB" or "2GiB". Plans that need more are not chosen.
+        latency_limit: seconds, or a text such as "20ms", within which a batching server answers a request. With it,
+            objective "throughput" finds batch size and plan together, on the first example. `serve_batched` uses both.
         store: URL or file of the store, by default in the user's data directory.
         fresh: delete the stored study, which targets of one structure share, and measure again.
         cold: also time the chosen plan with cold processor caches, which are emptied before each call. The decision
@@ -158,6 +161,7 @@ def tune(
         device=device,
         plans=plans,
         memory_limit=memory_limit,
+        latency_limit=latency_limit,
         fresh=fresh,
         cold=cold,
         wait=wait,

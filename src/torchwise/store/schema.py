@@ -160,7 +160,8 @@ class StudyKey:
             fingerprint=study.environment.fingerprint,
             device=workload.device,
             mode=workload.mode,
-            objective=workload.objective,
+            # Calls are timed otherwise under a limit of latency, whichever it is.
+            objective=workload.objective + ("" if workload.latency_limit is None else " under a latency limit"),
             allow=Numerics.of(study.allow).former_name,
         )
 

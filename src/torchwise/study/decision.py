@@ -40,11 +40,14 @@ def decide(history: History, environment: Environment) -> Decision:
         environment=environment,
     )
     if chosen is None and (untold := _untold(history)) is not None:
-        reason = _why_inconclusive(untold) + _waits(history)
+        reason = _why_inconclusive(untold) + _describe_batch(history, EAGER) + _waits(history)
         return replace(stay, reason=reason, answer=Answer.INCONCLUSIVE)
     if chosen is None:
-        return replace(stay, reason=_why_eager(history) + _waits(history), answer=Answer.NO)
-    reasons = _why(chosen, history), _compare_with_closest(chosen, history), _loss(chosen), _waits(history, chosen.plan)
+        reason = _why_eager(history) + _describe_batch(history, EAGER) + _waits(history)
+        return replace(stay, reason=reason, answer=Answer.NO)
+    plan = chosen.plan
+    reasons = _why(chosen, history), _compare_with_closest(chosen, history), _loss(chosen)
+    reasons += _describe_batch(history, plan), _waits(history, plan)
     return replace(choose(stay, chosen, economics, "".join(reasons)), answer=Answer.YES)
 
 
@@ -90,7 +93,7 @@ def _lightest(history: History) -> Trial | None:
 def _untold(history: History) -> Trial | None:
     """Return the verified plan that may pay most, if no measurement can tell whether any pays, or else None.
 
-    With the objective "memory", and if eager exceeds the memory limit, time does not decide.
+    With the objective "memory", and if eager exceeds a limit, time does not decide.
     """
     if history.workload.objective == "memory" or not history.eager_fits:
         return None
@@ -121,7 +124,8 @@ def _why(chosen: Trial, history: History) -> str:
         needs = f"{chosen.costs.peak_memory / 2**20:.0f} MiB at its peak"
         return f"{speed}, with {needs} against eager's {(history.eager_peak_memory or 0) / 2**20:.0f} MiB."
     if not history.eager_fits:
-        return f"{speed}, verified, and it keeps the memory limit, which eager passes."
+        limit = "latency" if history.eager_fits_memory else "memory"
+        return f"{speed}, verified, and it keeps the {limit} limit, which eager passes."
     if break_even is None or break_even.mid < 1:
         paid = "with nothing to pay back"
     else:
@@ -140,6 +144,19 @@ def _compare_with_closest(chosen: Trial, history: History) -> str:
     if rival is None:
         return ""
     return f" Timed beside {rival} in one process, it has {ratios[rival]} times its speed."
+
+
+def _describe_batch(history: History, plan: Plan) -> str:
+    """Say what a call takes at the batch size that was chosen under a limit of latency, and its samples per second."""
+    batch, limit_s = history.workload.batch, history.workload.latency_limit
+    if batch is None or limit_s is None:
+        return ""
+    call_s = history.seconds_of(plan)
+    return (
+        f" A call of batch {batch.size} takes {seconds(call_s)}, {count(batch.size / call_s)} samples a second. "
+        f"The limit of {seconds(limit_s)} leaves {seconds(history.workload.call_limit_s)}, as a request may wait for "
+        "the batch before its own."
+    )
 
 
 def _waits(history: History, chosen: Plan = EAGER) -> str:
@@ -184,6 +201,8 @@ def _loss(chosen: Trial) -> str:
 def _why_eager(history: History) -> str:
     economics = history.economics
     verified = [t for t in history.trials if t.is_verified and history.fits(t)]
+    if history.eager_fits_memory and not history.eager_fits:
+        return "Stay with eager, which passes the latency limit: no verified plan keeps it either."
     if not history.eager_fits:
         limit = f"the limit of {(history.workload.memory_limit or 0) / 2**20:.0f} MiB"
         took = f"{(history.eager_peak_memory or 0) / 2**20:.0f} MiB"

@@ -134,12 +134,20 @@ class History:
         return eager_peak_memory(self.inspection.peak_memory, beside)
 
     def fits(self, trial: Trial) -> bool:
-        """Return whether a trial's plan keeps the memory limit, which an unknown peak never does."""
+        """Return whether a trial's plan keeps the limits of memory, which an unknown peak never does, and latency."""
         limit, peak = self.workload.memory_limit, trial.costs.peak_memory if trial.costs else None
-        return limit is None or (peak is not None and peak <= limit)
+        if limit is not None and (peak is None or peak > limit):
+            return False
+        longest_s = self.workload.call_limit_s
+        return longest_s == math.inf or trial.speedup is None or self.economics.seconds_per_call(trial).mid <= longest_s
 
     @property
     def eager_fits(self) -> bool:
+        """Whether eager keeps the limits of memory and latency."""
+        return self.eager_fits_memory and self.economics.baseline_s <= self.workload.call_limit_s
+
+    @property
+    def eager_fits_memory(self) -> bool:
         """Whether eager keeps the memory limit, which an unknown peak is assumed to do."""
         limit, peak = self.workload.memory_limit, self.eager_peak_memory
         return limit is None or peak is None or peak <= limit

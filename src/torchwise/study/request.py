@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from torchwise.errors import InputError, UnsupportedError, is_positive
-from torchwise.parsing import to_bytes
+from torchwise.parsing import to_bytes, to_seconds
 from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.space import numerics_of
@@ -86,6 +86,7 @@ class Request:
             restarts=options.restarts,
             seed=seed,
             memory_limit=None if options.memory_limit is None else to_bytes(options.memory_limit, "memory limit"),
+            latency_limit=None if options.latency_limit is None else to_seconds(options.latency_limit, "latency limit"),
         )
         return cls(
             workload,

@@ -36,6 +36,7 @@ from torchwise.records.listener import Listener
 from torchwise.records.structure_differences import another_model
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage, StudyKey
+from torchwise.study.batch_search import search_batch
 from torchwise.study.caches import Caches, keep_heartbeat
 from torchwise.study.decision import decide
 from torchwise.study.history import History
@@ -72,8 +73,8 @@ def run_study(
 ) -> Study:
     """Tune: inspect, try candidates until nothing more is worth it, decide, and store everything.
 
-    A study of the same workload, machine and rules is continued. If nothing more is worth trying for the requested
-    calls, the decision comes from the stored trials.
+    With a limit of latency, batch size and plan are found together. A study of the same workload, machine and rules is
+    continued. If nothing more is worth trying for the requested calls, the decision comes from the stored trials.
 
     Args:
         here: the environment of the measurements if the launcher's workers run elsewhere, or None for this machine.
@@ -85,6 +86,24 @@ def run_study(
         KeyboardInterrupt: the user interrupted. Finished trials are kept, and the same request goes on from there.
     """
     is_local, here = here is None, here or environment.detect(request.workload.device)
+    run = partial(
+        _run_study, storage=storage, launcher=launcher, listener=listener, here=here, is_local=is_local, caches=caches
+    )
+    if request.workload.latency_limit is not None and request.workload.batch is None:
+        return search_batch(request, storage, launcher, listener, here, run)
+    return run(request)
+
+
+def _run_study(
+    request: Request,
+    *,
+    storage: Storage,
+    launcher: Launcher,
+    listener: Listener,
+    here: Environment,
+    is_local: bool,
+    caches: Caches | None,
+) -> Study:
     spent = Stopwatch(listener.stage)
     max_trials = EFFORTS[request.effort].max_trials if request.plans is None else len(request.plans)
     listener.start_search(request.search_s, max_trials)

@@ -65,7 +65,7 @@ class Harness:
         self._job, self._goes_on = job, goes_on
         self.workload = with_optimizer_state(load(job))
         self.device, self.mode = job.workload.device, job.workload.mode
-        self._clock = Clock(self.device, each=job.workload.objective != "throughput")
+        self._clock = Clock(self.device, each=job.workload.times_each_call)
         with self.gradients():
             self._state = _make_start_state(self.workload) if Trait.STATEFUL in job.traits and not goes_on else None
         self.eager = self.runners(self.subject())

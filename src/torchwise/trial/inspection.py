@@ -78,7 +78,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         named = job.identity_of(identity(workload, mode, model))
     if job.reads and not _is_read_by_cpp(workload):
         reads.keep(job.reads, named)
-    clock = Clock(job.workload.device, each=job.workload.objective != "throughput")
+    clock = Clock(job.workload.device, each=job.workload.times_each_call)
     stage(WorkerStage.RUN_EAGER)
     instruments = Instruments(lambda: check_plainly(workload))
     with torch.set_grad_enabled(mode == "training"):

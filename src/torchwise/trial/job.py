@@ -82,7 +82,7 @@ class Job:
         rival: the other plan of a duel.
         expected_s: in a duel, seconds per call of the plan and of its rival in their trials.
         cold: whether a "warm" start, or a contest, times with cold processor caches as well.
-        batch: run on the first example alone, at this batch size, or None for the examples as they are.
+        batch: run on the first example alone, at this batch size, or None for that of the workload.
         reads: file for what loading the target reads (`trial/loading_reads.py`), or "" for none.
     """
 

@@ -42,7 +42,8 @@ def load(job: Job) -> Workload:
         workload = replace(workload, call=RepeatableStep.from_step(workload.step))
     if workload.step and job.workload.mode != "training":
         raise InputError("the workload is a training step, but mode is 'inference': use mode 'training'")
-    return workload if job.batch is None else scale_batch(workload, job.batch)
+    batch = job.batch or job.workload.batch
+    return workload if batch is None else scale_batch(workload, batch)
 
 
 class RepeatableStep(TrainStep):

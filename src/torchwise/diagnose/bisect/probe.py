@@ -176,7 +176,7 @@ def _verdict(workload: Workload, candidate: Callable[..., Any], probe: Probe) ->
 
 def _measure(workload: Workload, candidate: Callable[..., Any], probe: Probe) -> Measurement:
     spec = probe.job.workload
-    clock = Clock(spec.device, each=spec.objective != "throughput")
+    clock = Clock(spec.device, each=spec.times_each_call)
 
     def make_runner(call: Callable[..., Any], example: Example) -> Callable[[], Any]:
         return runner(call, example, spec.mode, original=workload.call, restores=bool(probe.job.traits))

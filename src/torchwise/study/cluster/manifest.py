@@ -32,13 +32,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     effort: str = "standard"
     budget: float | None = None
     memory_limit: float | str | None = None
+    latency_limit: float | str | None = None
     seed: int = 0
     plan: tuple[str, ...] = ()
     cold: bool = False
     wait: bool = False
 
 
-AS_THEY_ARE = ("calls", "restarts", "allow", "effort", "budget", "objective", "mode", "cold", "wait")
+AS_THEY_ARE = ("calls", "restarts", "allow", "effort", "budget", "objective", "latency_limit", "mode", "cold", "wait")
 """Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB."""
 
 

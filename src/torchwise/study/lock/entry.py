@@ -37,7 +37,7 @@ SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
 Key = tuple[str, str, str]
 Range = tuple[float, float, float]
 """Low, middle and high of an interval."""
-_REQUESTED = ("objective", "calls", "restarts", "seed", "memory_limit")
+_REQUESTED = ("objective", "calls", "restarts", "seed", "memory_limit", "latency_limit", "batch")
 """Fields of a section that its request has as well."""
 _DECIDED = ("reason", "baseline_s", "saved_s", "cold_s", "warm_s", "error", "inputs", "identity", "structure")
 """Fields of a section that its decision has as well."""
@@ -125,6 +125,8 @@ class _Section:
     restarts: int
     seed: int
     memory_limit: int | None = None
+    latency_limit: float | None = None
+    batch: dict[str, int] | None = None
     speedup: Range | None = None
     plan_s: Range | None = None
     baseline_s: float
@@ -150,6 +152,7 @@ def section_of(entry: Entry) -> dict[str, Any]:
     values = {
         **{name: getattr(decision.workload, name) for name in _REQUESTED},
         **{name: getattr(decision, name) for name in _DECIDED},
+        "batch": decision.workload.batch and asdict(decision.workload.batch),
         "plan": plan,
         "verdict": entry.verdict,
         "numerics": numerics_of(decision.plan).value,

@@ -1,0 +1,153 @@
+"""Find a batch size: the one that a plan runs best at, and batch size and plan together under a limit of latency."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torchwise.environment import Environment
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan, Trait
+from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import BatchDim
+from torchwise.records import Decision, Study, Trial
+from torchwise.records.format import seconds
+from torchwise.records.listener import Listener
+from torchwise.records.scale import BatchFit, SizeTried
+from torchwise.store import Storage
+from torchwise.study.history import History
+from torchwise.study.one_plan import PlanStudy
+from torchwise.study.request import Request
+from torchwise.trial import Launcher
+
+REFINEMENTS = 2
+"""Sizes tried between the largest that fitted and the smallest that did not, each halfway."""
+MAX_BATCH = 65_536
+MAX_ROUNDS = 3
+"""Searches for a plan at one batch size. Each is followed by a search for the batch size of its plan."""
+RunStudy = Callable[[Request], Study]
+
+
+def fit_sizes(study: PlanStudy, start: int, largest: int, tell: Callable[[str], None] = lambda _: None) -> BatchFit:
+    """Try the plan of a study at doubling batch sizes until one fails or passes a limit, and then between.
+
+    Args:
+        start: the smallest size to try.
+        largest: no larger one is tried.
+        tell: called with each size and its result.
+    """
+    tried: dict[int, SizeTried] = {}
+
+    def is_good(size: int) -> bool:
+        tried[size] = _judge_size(study, size, study.try_plan(batch=BatchDim(0, size)))
+        tell(f"batch {size}: {tried[size]}")
+        return not tried[size].problem
+
+    size, good, bad = start, 0, 0
+    while size <= largest and not bad:
+        if is_good(size):
+            good, size = size, size * 2
+        else:
+            bad = size
+    for _ in range(REFINEMENTS if good and bad else 0):
+        between = (good + bad) // 2
+        if between in tried:
+            break
+        good, bad = (between, bad) if is_good(between) else (good, between)
+    spec = study.job.workload
+    found = tuple(tried[size] for size in sorted(tried))
+    return BatchFit(spec.target, study.job.plan, found, spec.memory_limit, spec.latency_limit)
+
+
+def _judge_size(study: PlanStudy, size: int, trial: Trial) -> SizeTried:
+    spec, peak = study.job.workload, trial.costs.peak_memory if trial.costs else None
+    if not trial.is_verified or trial.measurement is None:
+        return SizeTried(size, peak_memory=peak, problem=trial.reason)
+    call, problem = trial.measurement.candidate_time, ""
+    if spec.memory_limit is not None and (peak is None or peak > spec.memory_limit):
+        shown = "an unknown amount" if peak is None else f"{peak / 2**20:.0f} MiB"
+        problem = f"takes {shown}, above the limit of {spec.memory_limit / 2**20:.0f} MiB"
+    elif call.mid > spec.call_limit_s:
+        problem = f"a call takes {seconds(call.mid)}, above the {seconds(spec.call_limit_s)} that the limit leaves"
+    return SizeTried(size, size / call.mid, peak, problem)
+
+
+def search_batch(
+    request: Request, storage: Storage, launcher: Launcher, listener: Listener, here: Environment, run: RunStudy
+) -> Study:
+    """Find batch size and plan together, and return the study at the chosen size.
+
+    The size is found under eager, the plan at that size, and then the size under that plan, until neither changes.
+
+    Args:
+        run: runs the study of a request at its batch size.
+
+    Raises:
+        InputError: the inputs have no batch, as their first dimension is not common.
+    """
+    if not request.fresh and (stored := _find_decided(request, storage, here)):
+        study = run(replace(request, workload=stored.workload, identity=None))
+        if study.decision and study.decision.identity == stored.identity:
+            return study
+    return _BatchSearch(request, launcher, listener, run).find()
+
+
+def _find_decided(request: Request, storage: Storage, here: Environment) -> Decision | None:
+    """Return the latest decision for the same request on this machine."""
+    for decision in storage.decisions(target=request.workload.target):
+        is_same = replace(decision.workload, batch=None) == request.workload and decision.workload.batch is not None
+        if is_same and request.structure in (None, decision.structure) and not decision.environment.differences(here):
+            return decision
+    return None
+
+
+@dataclass
+class _BatchSearch:
+    request: Request
+    launcher: Launcher
+    listener: Listener
+    run: RunStudy
+
+    def find(self) -> Study:
+        self._end_s = time.monotonic() + self.request.search_s
+        size, study = self._fit(EAGER, 1, frozenset()), None
+        studies: dict[int, Study] = {}
+        for _ in range(MAX_ROUNDS):
+            studies[size] = study = self._run(size, fresh=self.request.fresh)
+            plan = study.decision.plan if study.decision else EAGER
+            if plan.is_eager or time.monotonic() > self._end_s:
+                break
+            size = self._fit(plan, size, study.inspection.traits)
+            if size in studies:
+                break
+        best = max(studies, key=lambda size: _samples_per_s(studies[size]))
+        # The decision of the best size is made last, so that the latest decision for the target is that one.
+        return studies[best] if studies[best] is study else self._run(best, fresh=False)
+
+    def _run(self, size: int, *, fresh: bool) -> Study:
+        self.listener.note(f"searching for a plan at batch {size}")
+        workload = replace(self.request.workload, batch=BatchDim(0, size))
+        left_s = max(self._end_s - time.monotonic(), 1e-3)
+        return self.run(replace(self.request, workload=workload, budget_s=left_s, fresh=fresh, identity=None))
+
+    def _fit(self, plan: Plan, start: int, traits: frozenset[Trait]) -> int:
+        """Return the batch size of most samples per second from `start` on, or `start` if none keeps the limits."""
+        job = replace(self.request.make_job("try"), plan=plan, effort=EFFORTS["quick"], traits=traits)
+        study = PlanStudy(job, self.launcher, self.request.trial_s, self.listener.stage)
+        found = fit_sizes(study, start, MAX_BATCH, self.listener.note)
+        first = found.tried[0]
+        if plan.is_eager and first.samples_per_s is None:
+            raise InputError(f"a batch size is wanted, but batch {first.size} fails: {first.problem}")
+        return found.best or start
+
+
+def _samples_per_s(study: Study) -> float:
+    """Return the samples per second of the decided plan, or 0 if it passes a limit."""
+    workload = study.workload
+    assert workload.batch is not None
+    history = History(workload, study.inspection, study.trials)
+    plan = study.decision.plan if study.decision else EAGER
+    trial = history.find_trial(plan)
+    fits = history.eager_fits if trial is None else history.fits(trial)
+    return workload.batch.size / history.seconds_of(plan) if fits else 0.0
