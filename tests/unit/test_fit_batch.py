@@ -28,11 +28,14 @@ class Device:
         self.holds = holds
         self.sizes: list[int] = []
 
+    def seconds(self, size: int) -> float:
+        return 1e-3 + 1e-5 * size
+
     def run(self, told: Any, limits: Any, on_stage: Callable[[str], None]) -> str | Failure:
         self.sizes.append(told.batch.size)
         if told.batch.size > self.holds:
             return Failure(FailureKind.OUT_OF_MEMORY, "compile", "CUDA out of memory")
-        seconds = 1e-3 + 1e-5 * told.batch.size
+        seconds = self.seconds(told.batch.size)
         timed = Measurement((seconds, seconds), (seconds, seconds))
         found = Attempt(Costs(0.0, peak_memory=1024 * told.batch.size), PASSED, timed)
         return codec.to_json(found)
@@ -83,6 +86,8 @@ def test_it_is_json() -> None:
             lambda: fit_linear(Device(), memory_limit="8G"),
             "memory limit is '8G', but must be a finite size of at least one byte",
         ),
+        (lambda: fit_linear(Device(), latency_limit=0), "latency limit is 0, but must be a positive duration such as"),
+        (lambda: fit_linear(Device(), latency_limit="20m"), "latency limit is '20m', but must be a positive duration"),
         (lambda: fit_linear(Device(), largest=3), "largest is 3, but must be at least 4"),
         (lambda: torchwise.fit_batch("zoo:tutorial.branch"), "but must be the step, module, function or Workload"),
         (lambda: torchwise.fit_batch(torch.add, (X, X[0])), "the inputs differ in dimension 0"),
@@ -91,3 +96,22 @@ def test_it_is_json() -> None:
 def test_bad_input_is_refused(call: Callable[[], Any], said: str) -> None:
     with pytest.raises((InputError, torchwise.TorchwiseError), match=said):
         call()
+
+
+def test_a_request_waits_for_two_calls_so_a_call_gets_half_of_the_latency_limit() -> None:
+    device = Device()
+    found = fit_linear(device, latency_limit="3ms")
+    assert found.largest == 48, "which takes 1.48 ms"
+    assert device.sizes == [4, 8, 16, 32, 64, 64, 48, 56, 56], "a size that is too slow is tried once more"
+    assert {one.size: one.problem for one in found.tried}[64] == (
+        "a call takes 1.64 ms, above the 1.50 ms that the limit leaves"
+    )
+    assert found.latency_limit == 3e-3
+
+
+def test_a_size_that_other_load_made_slow_is_good() -> None:
+    class Busy(Device):
+        def seconds(self, size: int) -> float:
+            return 1.0 if self.sizes.count(size) == 1 and size == 32 else super().seconds(size)
+
+    assert fit_linear(Busy(), latency_limit=3e-3).largest == 48

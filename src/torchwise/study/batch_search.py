@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,35 +30,52 @@ MAX_ROUNDS = 3
 RunStudy = Callable[[Request], Study]
 
 
-def fit_sizes(study: PlanStudy, start: int, largest: int, tell: Callable[[str], None] = lambda _: None) -> BatchFit:
+def fit_sizes(
+    study: PlanStudy,
+    start: int,
+    largest: int,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+    end_s: float = math.inf,
+) -> BatchFit:
     """Try the plan of a study at doubling batch sizes until one fails or passes a limit, and then between.
 
     Args:
         start: the smallest size to try.
         largest: no larger one is tried.
         tell: called with each size and its result.
+        end_s: time of the monotonic clock after which no further size is tried.
     """
     tried: dict[int, SizeTried] = {}
 
     def is_good(size: int) -> bool:
-        tried[size] = _judge_size(study, size, study.try_plan(batch=BatchDim(0, size)))
+        tried[size] = _try_size(study, size)
         tell(f"batch {size}: {tried[size]}")
         return not tried[size].problem
 
     size, good, bad = start, 0, 0
-    while size <= largest and not bad:
+    while size <= largest and not bad and not (tried and time.monotonic() > end_s):
         if is_good(size):
             good, size = size, size * 2
         else:
             bad = size
     for _ in range(REFINEMENTS if good and bad else 0):
         between = (good + bad) // 2
-        if between in tried:
+        if between in tried or time.monotonic() > end_s:
             break
         good, bad = (between, bad) if is_good(between) else (good, between)
     spec = study.job.workload
     found = tuple(tried[size] for size in sorted(tried))
     return BatchFit(spec.target, study.job.plan, found, spec.memory_limit, spec.latency_limit)
+
+
+def _try_size(study: PlanStudy, size: int) -> SizeTried:
+    """Try the plan at a batch size. A size that is too slow is tried once more, as other load only ever adds time."""
+    found = _judge_size(study, size, study.try_plan(batch=BatchDim(0, size)))
+    if not found.samples_per_s or size / found.samples_per_s <= study.job.workload.call_limit_s:
+        return found
+    again = _judge_size(study, size, study.try_plan(batch=BatchDim(0, size)))
+    return max(found, again, key=lambda one: one.samples_per_s or 0.0)
 
 
 def _judge_size(study: PlanStudy, size: int, trial: Trial) -> SizeTried:
@@ -111,16 +129,14 @@ class _BatchSearch:
 
     def find(self) -> Study:
         self._end_s = time.monotonic() + self.request.search_s
-        size, study = self._fit(EAGER, 1, frozenset()), None
+        plan, size = EAGER, self._fit(EAGER, 1, frozenset())
         studies: dict[int, Study] = {}
-        for _ in range(MAX_ROUNDS):
+        while size not in studies and len(studies) < MAX_ROUNDS:
             studies[size] = study = self._run(size, fresh=self.request.fresh)
-            plan = study.decision.plan if study.decision else EAGER
-            if plan.is_eager or time.monotonic() > self._end_s:
+            decided = study.decision.plan if study.decision else EAGER
+            if decided == plan or time.monotonic() > self._end_s:
                 break
-            size = self._fit(plan, size, study.inspection.traits)
-            if size in studies:
-                break
+            plan, size = decided, self._fit(decided, size, study.inspection.traits)
         best = max(studies, key=lambda size: _samples_per_s(studies[size]))
         # The decision of the best size is made last, so that the latest decision for the target is that one.
         return studies[best] if studies[best] is study else self._run(best, fresh=False)
@@ -135,7 +151,9 @@ class _BatchSearch:
         """Return the batch size of most samples per second from `start` on, or `start` if none keeps the limits."""
         job = replace(self.request.make_job("try"), plan=plan, effort=EFFORTS["quick"], traits=traits)
         study = PlanStudy(job, self.launcher, self.request.trial_s, self.listener.stage)
-        found = fit_sizes(study, start, MAX_BATCH, self.listener.note)
+        now_s = time.monotonic()
+        end_s = now_s + (self._end_s - now_s) / 2  # the rest is for plans
+        found = fit_sizes(study, start, MAX_BATCH, tell=self.listener.note, end_s=end_s)
         first = found.tried[0]
         if plan.is_eager and first.samples_per_s is None:
             raise InputError(f"a batch size is wanted, but batch {first.size} fails: {first.problem}")

@@ -1,0 +1,153 @@
+"""The requests per second that a model answers within a limit of latency, one by one and in batches.
+
+Requests of one sample arrive at random (Poisson), whether earlier ones are answered or not. The rate rises until the
+99th percentile of the latency passes the limit. A latency counts from the time at which the request was due, so that a
+late sender hides nothing. The model is a chain of layers whose weights are far larger than a sample. So a call of one
+sample mostly reads weights, and batching pays.
+
+Run it: python benchmarks/serve_batched.py --limit-ms 50
+
+With --tune, batch size and plan are those of `torchwise.tune(objective="throughput", latency_limit=…)`. It exits with 1
+if batches do not answer at least twice the requests of batch 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torchwise
+
+STEP = 1.3
+"""Ratio of one rate to the next."""
+MISSES = 3
+"""Rates in a row that must miss the limit to end the search, as one may be another program's fault."""
+WANTED = 2.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """A rate, asked for and answered, in requests per second, and the latency of its requests in milliseconds."""
+
+    asked: float
+    answered: float
+    p50_ms: float
+    p99_ms: float
+    batch: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--limit-ms", type=float, default=50.0)
+    parser.add_argument("--max-batch", type=int, default=32)
+    parser.add_argument("--max-wait-ms", type=float, default=2.0)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each rate")
+    parser.add_argument("--tune", action="store_true", help="find batch size and plan first")
+    parser.add_argument("--threads", type=int, help="of an operator on a CPU")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model, sample = make_model(options.width, options.layers, options.device)
+    fast: Any = model
+    if options.tune:
+        limit = f"{options.limit_ms}ms"
+        fast = torchwise.optimize(model, (sample,), objective="throughput", latency_limit=limit, calls=10**8)
+        options.max_batch = fast.decision.workload.batch.size
+        print(fast.decision.reason)
+    warm_up(fast, sample, options.max_batch)
+    print(f"{options.layers} layers of {options.width} on {options.device}, p99 within {options.limit_ms:g} ms")
+    one = search("batch 1", model, sample, options, 1, 0.0)
+    many = search(f"batches up to {options.max_batch}", fast, sample, options, options.max_batch, options.max_wait_ms)
+    ratio = many.answered / one.answered if one.answered else float("inf")
+    print(f"batches answer {ratio:.1f} times the requests of batch 1 within the limit")
+    return 0 if ratio >= WANTED else 1
+
+
+def make_model(width: int, layers: int, device: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """Return the chain of layers, and one sample."""
+    torch.manual_seed(0)
+    chain = [part for _ in range(layers) for part in (torch.nn.Linear(width, width), torch.nn.GELU())]
+    return torch.nn.Sequential(*chain).eval().to(device), torch.randn(1, width, device=device)
+
+
+def warm_up(fast: Any, sample: torch.Tensor, largest: int) -> None:
+    """Call the model at sizes that will come, so that nothing compiles or grows under load."""
+    with torch.no_grad():
+        for size in sorted({1, 2, 4, largest // 2 or 1, largest}):
+            for _ in range(3):
+                fast(sample.expand(size, -1).contiguous())
+
+
+def search(
+    name: str, fast: Any, sample: torch.Tensor, options: argparse.Namespace, max_batch: int, max_wait_ms: float
+) -> Load:
+    """Return the load of the highest rate whose 99th percentile keeps the limit."""
+    rate, best, misses = 0.5 / seconds_per_call(fast, sample), Load(0.0, 0.0, 0.0, 0.0, 0.0), 0
+    while misses < MISSES:
+        with torchwise.serve_batched(fast, max_batch=max_batch, max_wait_ms=max_wait_ms) as server:
+            found = send(server, sample, rate, options.seconds)
+        is_kept = found.p99_ms <= options.limit_ms
+        print(
+            f"  {name}: {found.asked:8,.0f} requests/s asked, {found.answered:8,.0f} answered, p50 {found.p50_ms:.2f} ms, "
+            f"p99 {found.p99_ms:.2f} ms, {found.batch:.1f} samples a batch{'' if is_kept else ', too late'}",
+            flush=True,
+        )
+        if is_kept and found.answered > best.answered:
+            best = found
+        misses = 0 if is_kept else misses + 1
+        rate *= STEP
+    print(f"{name}: {best.answered:,.0f} requests/s within the limit, p99 {best.p99_ms:.2f} ms")
+    return best
+
+
+def seconds_per_call(fast: Any, sample: torch.Tensor) -> float:
+    """Return the median seconds of a call of one sample."""
+    took = []
+    with torch.no_grad():
+        for _ in range(21):
+            start = time.perf_counter()
+            fast(sample).cpu()
+            took.append(time.perf_counter() - start)
+    return sorted(took)[10]
+
+
+def send(server: Any, sample: torch.Tensor, rate: float, seconds: float) -> Load:
+    """Send requests at random times of a mean rate, and return how they were answered."""
+    draw, took, lock = random.Random(0), [], threading.Lock()
+    futures: list[Future[Any]] = []
+
+    def note(due: float) -> Any:
+        def done(_: Future[Any]) -> None:
+            late = time.perf_counter() - due
+            with lock:
+                took.append(late)
+
+        return done
+
+    start = due = time.perf_counter()
+    while (due := due + draw.expovariate(rate)) < start + seconds:
+        if (ahead := due - time.perf_counter()) > 0:
+            time.sleep(ahead)
+        futures.append(server.submit(sample))
+        futures[-1].add_done_callback(note(due))
+    for future in futures:
+        future.result()
+    elapsed = time.perf_counter() - start
+    took.sort()
+    at = lambda share: 1e3 * took[min(int(share * len(took)), len(took) - 1)]  # noqa: E731
+    counts = server.statistics
+    return Load(rate, len(futures) / elapsed, at(0.5), at(0.99), counts.samples / max(counts.batches, 1))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,161 @@
+"""`objective="throughput"` with a limit of latency: batch size and plan are found together, and found again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_study import GOOD, INDUCTOR, samples
+
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec
+from torchwise.records import Costs, Failure, FailureKind, Inspection, Measurement, Study, codec
+from torchwise.records.listener import Listener
+from torchwise.report.facts import command_line, describe_request
+from torchwise.store import Storage, open_storage
+from torchwise.study import Request, run_study
+from torchwise.study.cluster.manifest import Task
+from torchwise.trial.job import Attempt, Job, Restart
+
+
+class Server:
+    """A launcher whose eager takes 1 ms a call and 0.1 ms a sample. Inductor is `speedup` times as fast."""
+
+    def __init__(self, speedup: float = 2.0, holds: int = 10_000) -> None:
+        self.speedup, self.holds, self.code = speedup, holds, "code"
+        self.ran: list[tuple[str, Plan, int]] = []
+
+    def run(self, job: Job, limits: Any, on_stage: Any) -> str | Failure:
+        batch = job.batch or job.workload.batch
+        assert batch is not None, "every worker runs at a batch size"
+        self.ran.append((job.task, job.plan, batch.size))
+        eager = samples(1e-3 + 1e-4 * batch.size)
+        if batch.size > self.holds:
+            return Failure(FailureKind.RAISED, "load", "the inputs differ in dimension 0")
+        if job.task == "inspect":
+            timed = Measurement(eager, eager)
+            name = f"identity of {self.code} at {batch.size}"
+            return codec.to_json(Inspection(name, self.code, "Net", ("x",), frozenset({"module"}), timed, 0.1))
+        speed = self.speedup if job.plan == INDUCTOR else 1.0 if job.plan == EAGER else 0.5
+        timed = Measurement(tuple(second / speed for second in eager), eager)
+        if job.task in ("warm", "duel"):
+            return codec.to_json(Restart(0.1, timed) if job.task == "warm" else timed)
+        return codec.to_json(Attempt(Costs(0.1), GOOD, timed))
+
+    def sizes(self, task: str, plan: Plan) -> list[int]:
+        return [size for which, tried, size in self.ran if (which, tried) == (task, plan)]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    with open_storage(str(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+def search(storage: Storage, server: Server, limit_s: float = 10.2e-3, **options: Any) -> Study:
+    workload = WorkloadSpec("zoo:any", objective="throughput", latency_limit=limit_s, calls=10**7)
+    return run_study(Request(workload, **options), storage, server, Listener())
+
+
+def batch_of(study: Study) -> tuple[Plan, int]:
+    assert study.decision is not None
+    assert study.decision.workload.batch is not None
+    assert study.workload.batch == study.decision.workload.batch
+    return study.decision.plan, study.decision.workload.batch.size
+
+
+def test_the_faster_plan_gets_the_larger_batch(storage: Storage) -> None:
+    server = Server()
+    study = search(storage, server)
+    assert batch_of(study) == (INDUCTOR, 80)
+    eager = [1, 2, 4, 8, 16, 32, 64, 64, 48, 48, 40]
+    assert server.sizes("try", EAGER) == eager, "a call of 40 takes 5.0 ms, and two of them fit"
+    assert server.sizes("inspect", EAGER) == [40, 80]
+    assert study.decision is not None
+    assert "it keeps the latency limit, which eager passes" in study.decision.reason
+    assert study.decision.reason.endswith(
+        " A call of batch 80 takes 4.50 ms, 17,800 samples a second. The limit of 10.2 ms leaves 5.10 ms, as a request "
+        "may wait for the batch before its own."
+    )
+
+
+def test_where_no_plan_is_faster_eager_gets_its_own_batch(storage: Storage) -> None:
+    assert batch_of(search(storage, Server(speedup=0.9))) == (EAGER, 40)
+
+
+def test_a_stored_decision_is_found_by_profiling_at_its_batch_alone(storage: Storage) -> None:
+    found = search(storage, Server())
+    again = Server()
+    assert batch_of(search(storage, again)) == batch_of(found)
+    assert again.ran == [("inspect", EAGER, 80)]
+
+
+@pytest.mark.parametrize("how", ["fresh", "code", "limit"])
+def test_what_the_stored_decision_does_not_hold_for_is_searched_anew(storage: Storage, how: str) -> None:
+    search(storage, Server())
+    again = Server()
+    again.code = "other" if how == "code" else "code"
+    study = search(storage, again, 20.2e-3 if how == "limit" else 10.2e-3, fresh=how == "fresh")
+    assert len(again.sizes("try", EAGER)) > 5
+    assert batch_of(study) == (INDUCTOR, 160 if how == "limit" else 80)
+
+
+def test_a_limit_that_nothing_keeps_is_said(storage: Storage) -> None:
+    study = search(storage, Server(), 1e-3)
+    assert batch_of(study) == (EAGER, 1)
+    assert study.decision is not None
+    assert "Stay with eager, which passes the latency limit: no verified plan keeps it either." in study.decision.reason
+
+
+def test_a_limit_that_a_plan_alone_keeps_is_kept(storage: Storage) -> None:
+    assert batch_of(search(storage, Server(), 2e-3)) == (INDUCTOR, 10)
+
+
+def test_inputs_without_a_batch_are_refused(storage: Storage) -> None:
+    with pytest.raises(InputError, match=r"batch 1 fails: .*the inputs differ in dimension 0"):
+        search(storage, Server(holds=0))
+
+
+def test_the_latest_decision_of_the_target_is_the_one_returned(storage: Storage) -> None:
+    study = search(storage, Server())
+    assert storage.decisions(target="zoo:any")[0] == study.decision
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("20ms", 0.02), ("0.5s", 0.5), ("250 us", 250e-6), (0.02, 0.02), ("1", 1.0)]
+)
+def test_a_limit_is_a_duration(given: float | str, seconds: float) -> None:
+    options = TuneOptions(objective="throughput", latency_limit=given)
+    assert Request.from_options(options, "zoo:any", "cpu").workload.latency_limit == pytest.approx(seconds)
+    task = Task("zoo:any", "cpu", objective="throughput", latency_limit=given)
+    assert task.request().workload.latency_limit == pytest.approx(seconds)
+    assert f"--latency-limit={given}" in task.arguments()
+
+
+@pytest.mark.parametrize(
+    ("limit", "objective", "said"),
+    [
+        ("fast", "throughput", "latency limit is 'fast', but must be a duration such as 20ms or 0.5s"),
+        ("20", "latency", "a latency limit is given with objective 'latency', but is only for throughput"),
+        (0, "throughput", "latency limit is 0.0 s, but must be above 0"),
+        ("-3ms", "throughput", "latency limit is -0.003 s, but must be above 0"),
+        ("nan", "throughput", "latency limit is nan s, but must be above 0"),
+        (float("inf"), "throughput", "latency limit is inf s, but must be above 0"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(limit: Any, objective: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Request.from_options(TuneOptions(objective=objective, latency_limit=limit), "zoo:any", "cpu")
+
+
+def test_reports_name_the_limit_and_the_command_leaves_the_batch_to_the_search(storage: Storage) -> None:
+    spec = search(storage, Server()).workload
+    assert "for throughput within 10.2 ms at batch 80" in str(describe_request(spec, "Net"))
+    assert "--latency-limit 0.0102" in command_line("tune", spec)
+    assert "batch" not in command_line("tune", spec)
+    assert not replace(spec, latency_limit=None).times_each_call
+    assert spec.times_each_call, "a server waits for each call"
