@@ -98,8 +98,8 @@ def search(
             found = send(server, sample, rate, options.seconds)
         is_kept = found.p99_ms <= options.limit_ms
         print(
-            f"  {name}: {found.asked:8,.0f} requests/s asked, {found.answered:8,.0f} answered, p50 {found.p50_ms:.2f} ms, "
-            f"p99 {found.p99_ms:.2f} ms, {found.batch:.1f} samples a batch{'' if is_kept else ', too late'}",
+            f"  {name}: {found.asked:8,.0f} requests/s asked, {found.answered:8,.0f} answered, "
+            f"p50 {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms, {found.batch:.1f} samples a batch{'' if is_kept else ', too late'}",
             flush=True,
         )
         if is_kept and found.answered > best.answered:

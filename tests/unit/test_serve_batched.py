@@ -217,6 +217,19 @@ def test_too_many_waiting_requests_are_refused() -> None:
     assert server.statistics.refused == 1
 
 
+def test_operators_run_on_as_many_threads_as_in_the_callers_thread() -> None:
+    def tell(_: torch.Tensor) -> str:
+        return torch.__config__.parallel_info()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torchwise.serve_batched(tell, max_batch=1) as server:
+            assert "omp_get_max_threads() : 1\n" in server(rows(1)), "OpenMP has a number for each thread"
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

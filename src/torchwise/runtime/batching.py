@@ -52,7 +52,7 @@ class BatchServer:
         self._queue = BatchQueue(max_batch, max_wait_s)
         self._changed = threading.Condition()
         self._is_closed = False
-        self._pid = os.getpid()
+        self._pid, self._threads = os.getpid(), torch.get_num_threads()
         self._thread = threading.Thread(target=self._serve, name="torchwise-batches", daemon=True)
         self._thread.start()
 
@@ -119,6 +119,7 @@ class BatchServer:
         return f"<BatchServer, {state}: {counts.requests} requests in {counts.batches} batches{p99}>"
 
     def _serve(self) -> None:
+        torch.set_num_threads(self._threads)  # OpenMP has a number for each thread, by default that of all cores
         with torch.no_grad():
             while batch := self._wait_for_batch():
                 if running := [request for request in batch if request.future.set_running_or_notify_cancel()]:
