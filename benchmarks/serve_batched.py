@@ -97,11 +97,10 @@ def search(
         with torchwise.serve_batched(fast, max_batch=max_batch, max_wait_ms=max_wait_ms) as server:
             found = send(server, sample, rate, options.seconds)
         is_kept = found.p99_ms <= options.limit_ms
-        print(
-            f"  {name}: {found.asked:8,.0f} requests/s asked, {found.answered:8,.0f} answered, "
-            f"p50 {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms, {found.batch:.1f} samples a batch{'' if is_kept else ', too late'}",
-            flush=True,
-        )
+        late = "" if is_kept else ", too late"
+        rates = f"{found.asked:8,.0f} requests/s asked, {found.answered:8,.0f} answered"
+        times = f"p50 {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms, {found.batch:.1f} samples a batch"
+        print(f"  {name}: {rates}, {times}{late}", flush=True)
         if is_kept and found.answered > best.answered:
             best = found
         misses = 0 if is_kept else misses + 1
