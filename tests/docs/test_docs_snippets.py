@@ -17,6 +17,9 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.example import Example
 
 ONLY_READ = {
+    ("docs/howto/batching.md", "fast = torchwise.optimize("): "needs a search; test_batch_search",
+    ("docs/howto/batching.md", "import litserve"): "needs LitServe, which is not installed",
+    ("docs/howto/batching.md", "import torch\nimport torchwise\nfrom ray"): "needs a Ray cluster",
     ("docs/loops.md", "optimizer = torch.optim.AdamW("): "needs CUDA; run by tests/gpu/test_loop_and_step.py",
     ("docs/training-loops.md", "import torch\nimport torch.distributed"): "needs ranks; test_training_loops_ranks",
     ("docs/training-loops.md", "options = {"): "needs ranks; test_training_loops_ranks",
