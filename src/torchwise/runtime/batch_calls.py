@@ -128,8 +128,12 @@ def split_answer(answer: Any, sizes: list[int], total: int) -> list[Any]:
         if leaf is not None and (not shape or shape[0] != total):
             found = f"type {type(leaf).__name__}" if shape is None else f"shape {shape}"
             raise InputError(f"output {path} is of {found}, but must be a tensor with {total} samples to be split")
-    spans = [slice(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
-    return [pytree.map_tensors(lambda tensor, span=span: tensor[span].clone(), answer) for span in spans]
+    ends = itertools.accumulate(sizes)
+    return [_take(answer, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _take(answer: Any, span: slice) -> Any:
+    return pytree.map_tensors(lambda tensor: tensor[span].clone(), answer)
 
 
 def find_preparation(fast: Callable[..., Any]) -> Callable[[Call], Prepared]:

@@ -212,16 +212,15 @@ def serve_batched(
         max_batch = decision.workload.batch.size
     if not callable(fast):
         raise InputError(f"fast is of type {type(fast).__name__}, but must be a model or a function")
-    if not is_count(max_batch):
+    if max_batch is None or not is_count(max_batch):
         way_out = "" if max_batch else ", as no search with latency_limit has found one"
         raise InputError(f"max_batch is {max_batch!r}, but must be a whole number of at least 1{way_out}")
     if max_wait_ms != 0 and not (is_positive(max_wait_ms) and max_wait_ms < math.inf):
         raise InputError(f"max_wait_ms is {max_wait_ms!r}, but must be a number of at least 0")
     if not is_count(max_waiting) or max_waiting < max_batch:
         raise InputError(f"max_waiting is {max_waiting!r}, but must be at least max_batch, which is {max_batch}")
-    if pad_to is None:
-        pad_to = () if decision is None or decision.plan.is_eager or pads_batch(fast) else (max_batch,)
-    sizes = tuple(pad_to)
+    has_sizes = decision is not None and not decision.plan.is_eager and not pads_batch(fast)
+    sizes = tuple(pad_to) if pad_to is not None else (max_batch,) if has_sizes else ()
     if bad := [size for size in sizes if not is_count(size)]:
         raise InputError(f"pad_to has {bad[0]!r}, but must hold whole numbers of at least 1")
     return BatchServer(fast, max_batch, max_wait_ms / 1e3, sizes, max_waiting)

@@ -46,8 +46,8 @@ def decide(history: History, environment: Environment) -> Decision:
         reason = _why_eager(history) + _describe_batch(history, EAGER) + _waits(history)
         return replace(stay, reason=reason, answer=Answer.NO)
     plan = chosen.plan
-    reasons = _why(chosen, history), _compare_with_closest(chosen, history), _loss(chosen)
-    reasons += _describe_batch(history, plan), _waits(history, plan)
+    reasons = [_why(chosen, history), _compare_with_closest(chosen, history), _loss(chosen)]
+    reasons += [_describe_batch(history, plan), _waits(history, plan)]
     return replace(choose(stay, chosen, economics, "".join(reasons)), answer=Answer.YES)
 
 
