@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,9 +18,14 @@ import pytest
 import torch
 
 import torchwise
+from live_decisions import make_decision
 from torchwise.errors import InputError, QueueFullError
+from torchwise.plan import Plan
 from torchwise.runtime.batch_calls import BatchQueue, Request
 from torchwise.runtime.batching import BatchServer
+from torchwise.runtime.bucketing import Padding, apply_buckets, verify_padding
+from torchwise.workload import Example
+from torchwise.workload.identity import describe_example
 
 
 class Recorder:
@@ -334,3 +340,37 @@ def test_under_real_poisson_load_threads_get_their_own_answers_in_time() -> None
     p50 = server.statistics.latency_s(0.5)
     assert p50 is not None
     assert p50 < 0.2
+
+
+def serve_buckets(dim: int, seen: list[tuple[int, ...]]) -> Any:
+    """Return a function with a plan whose buckets of 4 and 8 pad a dimension. It notes the shapes of its calls."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(x.shape))
+        return 2 * x
+
+    x, plan = torch.randn(8, 8), Plan(threads=torch.get_num_threads() + 1)
+    proof = verify_padding(double, (x,), padding=Padding({"x": dim}), buckets=(4, 8))
+    shapes = itertools.product(range(1, 9), repeat=2)
+    inputs = tuple(describe_example(Example((torch.randn(shape),))) for shape in shapes)
+    fast = apply_buckets(double, replace(make_decision(double, plan, x), inputs=inputs), proof)
+    seen.clear()
+    return fast
+
+
+def test_buckets_of_another_dimension_let_requests_of_unlike_sizes_share_a_batch() -> None:
+    seen: list[tuple[int, ...]] = []
+    with torchwise.serve_batched(serve_buckets(1, seen), max_batch=8, max_wait_ms=5_000) as server:
+        futures = [server.submit(rows(n, n, width)) for n, width in ((1, 2), (2, 3), (5, 4))]
+        for future, (n, width) in zip(futures, ((1, 2), (2, 3), (5, 4)), strict=True):
+            assert torch.equal(future.result(20), 2 * rows(n, n, width))
+    assert seen == [(8, 4)]
+
+
+def test_buckets_of_the_batch_pad_it_by_themselves() -> None:
+    seen: list[tuple[int, ...]] = []
+    with torchwise.serve_batched(serve_buckets(0, seen), max_batch=8, max_wait_ms=50) as server:
+        futures = [server.submit(rows(1, n, 8)) for n in range(3)]
+        assert [future.result(20)[0, 0].item() for future in futures] == [0.0, 2.0, 4.0]
+    assert seen == [(4, 8)]
+    assert server.statistics.padding == 0
