@@ -139,12 +139,12 @@ def test_a_limit_is_a_duration(given: float | str, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("limit", "objective", "said"),
     [
-        ("fast", "throughput", "latency limit is 'fast', but must be a duration such as 20ms or 0.5s"),
+        ("fast", "throughput", "latency limit is 'fast', but must be a positive duration such as 20ms"),
         ("20", "latency", "a latency limit is given with objective 'latency', but is only for throughput"),
-        (0, "throughput", "latency limit is 0.0 s, but must be above 0"),
-        ("-3ms", "throughput", "latency limit is -0.003 s, but must be above 0"),
-        ("nan", "throughput", "latency limit is nan s, but must be above 0"),
-        (float("inf"), "throughput", "latency limit is inf s, but must be above 0"),
+        (0, "throughput", "latency limit is 0, but must be a positive duration"),
+        ("-3ms", "throughput", "latency limit is '-3ms', but must be a positive duration"),
+        ("nan", "throughput", "latency limit is 'nan', but must be a positive duration"),
+        (float("inf"), "throughput", "latency limit is inf, but must be a positive duration"),
     ],
 )
 def test_a_limit_that_is_none_is_refused(limit: Any, objective: str, said: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -20,7 +18,7 @@ from torchwise.store import Storage
 from torchwise.study.history import History
 from torchwise.study.one_plan import PlanStudy
 from torchwise.study.request import Request
-from torchwise.trial import Launcher
+from torchwise.trial import Launcher, Stopwatch
 
 REFINEMENTS = 2
 """Sizes tried between the largest that fitted and the smallest that did not, each halfway."""
@@ -36,7 +34,7 @@ def fit_sizes(
     largest: int,
     *,
     tell: Callable[[str], None] = lambda _: None,
-    end_s: float = math.inf,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> BatchFit:
     """Try the plan of a study at doubling batch sizes until one fails or passes a limit, and then between.
 
@@ -44,7 +42,7 @@ def fit_sizes(
         start: the smallest size to try.
         largest: no larger one is tried.
         tell: called with each size and its result.
-        end_s: time of the monotonic clock after which no further size is tried.
+        is_over: whether the time for sizes is spent, so that no further one is tried.
     """
     tried: dict[int, SizeTried] = {}
 
@@ -54,14 +52,14 @@ def fit_sizes(
         return not tried[size].problem
 
     size, good, bad = start, 0, 0
-    while size <= largest and not bad and not (tried and time.monotonic() > end_s):
+    while size <= largest and not bad and not (tried and is_over()):
         if is_good(size):
             good, size = size, size * 2
         else:
             bad = size
     for _ in range(REFINEMENTS if good and bad else 0):
         between = (good + bad) // 2
-        if between in tried or time.monotonic() > end_s:
+        if between in tried or is_over():
             break
         good, bad = (between, bad) if is_good(between) else (good, between)
     spec = study.job.workload
@@ -128,13 +126,13 @@ class _BatchSearch:
     run: RunStudy
 
     def find(self) -> Study:
-        self._end_s = time.monotonic() + self.request.search_s
+        self._spent, self._end_s = Stopwatch(self.listener.stage), self.request.search_s
         plan, size = EAGER, self._fit(EAGER, 1, frozenset())
         studies: dict[int, Study] = {}
         while size not in studies and len(studies) < MAX_ROUNDS:
             studies[size] = study = self._run(size, fresh=self.request.fresh)
             decided = study.decision.plan if study.decision else EAGER
-            if decided == plan or time.monotonic() > self._end_s:
+            if decided == plan or self._spent.seconds > self._end_s:
                 break
             plan, size = decided, self._fit(decided, size, study.inspection.traits)
         best = max(studies, key=lambda size: _samples_per_s(studies[size]))
@@ -144,16 +142,15 @@ class _BatchSearch:
     def _run(self, size: int, *, fresh: bool) -> Study:
         self.listener.note(f"searching for a plan at batch {size}")
         workload = replace(self.request.workload, batch=BatchDim(0, size))
-        left_s = max(self._end_s - time.monotonic(), 1e-3)
+        left_s = max(self._end_s - self._spent.seconds, 1e-3)
         return self.run(replace(self.request, workload=workload, budget_s=left_s, fresh=fresh, identity=None))
 
     def _fit(self, plan: Plan, start: int, traits: frozenset[Trait]) -> int:
         """Return the batch size of most samples per second from `start` on, or `start` if none keeps the limits."""
         job = replace(self.request.make_job("try"), plan=plan, effort=EFFORTS["quick"], traits=traits)
-        study = PlanStudy(job, self.launcher, self.request.trial_s, self.listener.stage)
-        now_s = time.monotonic()
-        end_s = now_s + (self._end_s - now_s) / 2  # the rest is for plans
-        found = fit_sizes(study, start, MAX_BATCH, tell=self.listener.note, end_s=end_s)
+        study = PlanStudy(job, self.launcher, self.request.trial_s, self._spent.stage)
+        end_s = (self._spent.seconds + self._end_s) / 2  # the rest is for plans
+        found = fit_sizes(study, start, MAX_BATCH, tell=self.listener.note, is_over=lambda: self._spent.seconds > end_s)
         first = found.tried[0]
         if plan.is_eager and first.samples_per_s is None:
             raise InputError(f"a batch size is wanted, but batch {first.size} fails: {first.problem}")
