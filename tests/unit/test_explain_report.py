@@ -11,15 +11,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from builders import samples
 from explain_samples import explanation, make_finding, price
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import Interval
+from torchwise.records import Interval, Measurement
 from torchwise.records.explanation import Basis, Explanation, FixTrial, Kernel, Saving, Stage, rank_findings
 from torchwise.records.saving import describe_saving as words
 from torchwise.report.explanation import next_steps, render_explanation, render_explanation_html, write_explanation
 from torchwise.report.plots.explanation import plots
+
+KERNELS = {"aten::mm": 0.5, "aten::unknown": None, "aten::add": 0.1}
 
 
 def render_text(told: Explanation, width: int = 120) -> str:
@@ -169,6 +172,40 @@ def test_each_plot_has_its_figures() -> None:
     assert timeline.table == (("graph capture", "3.00 s", "75 %"), ("compilation", "1.00 s", "25 %"))
     assert [line[0] for line in latency.table] == ["torch.compile", "eager"]
     assert all(plot.svg.startswith("<svg") for plot in (roofline, timeline, latency))
+
+
+def test_the_points_of_the_roofline_have_the_numbers_of_the_table() -> None:
+    named = tuple(Kernel(name, 1.0, 9e-6 / n, 1e4, None, share) for n, (name, share) in enumerate(KERNELS.items(), 1))
+    told = explanation(kernels=named)
+    assert [line[:2] for line in plots(told)[0].table] == [("1", "aten::mm"), ("3", "aten::add")]
+    page = render_explanation_html(told)
+    for number, name in enumerate(KERNELS, 1):
+        assert re.search(rf"<span>{number}</span></td>\s*<th[^>]*>{name}</th>", page)
+    assert "#" not in render_text(told), "a terminal has no plot to refer to"
+
+
+def test_the_one_stage_in_another_colour_is_the_longest() -> None:
+    stages = tuple(Stage(f"stage {n}", n, "", "") for n in (1.0, 3.0, 2.0))
+    bars = [
+        re.findall(r"var\(--(c\d)\)", plot.svg) for plot in plots(explanation(stages=stages)) if plot.key == "stages"
+    ]
+    assert bars == [["c1", "c2", "c1"]]
+
+
+def test_code_in_a_sentence_of_a_page_is_marked_and_escaped() -> None:
+    page = render_explanation_html(explanation(make_finding(title="`x.item()` waits", cause="a `b<c>` and a lone `")))
+    assert "<code>x.item()</code> waits" in page
+    assert "a <code>b&lt;c&gt;</code> and a lone `" in page
+
+
+@pytest.mark.parametrize(("speed", "look"), [(1.5, ""), (0.5, " caution"), (None, " none")])
+def test_the_frame_of_the_call_is_green_only_if_it_is_faster_and_grey_if_nobody_can_tell(
+    speed: float | None, look: str
+) -> None:
+    times = samples(0.02, 60)
+    base = samples(0.02, 4, noise=0.5) if speed is None else tuple(time * speed for time in times)
+    page = render_explanation_html(explanation(measurement=Measurement(times[: len(base)], base)))
+    assert f'class="decision{look}"' in page
 
 
 def test_what_was_not_compiled_has_no_time_line_and_what_has_no_work_no_roofline() -> None:

@@ -85,7 +85,7 @@ def _advice_panel(analysis: Analysis) -> doc.Panel:
             *([doc.Only(doc.Medium.PAGE, (doc.Facts(figures),))] if figures else []),
             describe_scope(analysis.workload, analysis.environment),
         ),
-        doc.Tone.GOOD if analysis.answer is Answer.YES else doc.Tone.WARNING,
+        doc.answer_tone(analysis.answer),
     )
 
 

@@ -67,7 +67,7 @@ def _bench_document(benchmark: Benchmark, steps: Sequence[doc.Step], plots: Sequ
     is_reliable = trust is not None and trust.reliability is not Reliability.UNUSABLE
     head, *rest = found or ["No row was timed." if benchmark.rows else NOTHING]
     panel = doc.Panel(
-        "Summary", head, (doc.Items(tuple(rest)),) if rest else (), doc.Tone.GOOD if is_reliable else doc.Tone.WARNING
+        "Summary", head, (doc.Items(tuple(rest)),) if rest else (), doc.Tone.GOOD if is_reliable else doc.Tone.MUTED
     )
     ending: tuple[doc.Block, ...] = (
         *([doc.Text(NOTHING, tone=doc.Tone.STRONG)] if not benchmark.rows else []),

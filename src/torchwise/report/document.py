@@ -11,7 +11,7 @@ from enum import StrEnum
 from itertools import compress
 
 from torchwise.records import format as show
-from torchwise.records.answer import Change, Reliability, Trust
+from torchwise.records.answer import Answer, Change, Reliability, Trust
 
 Fact = tuple[str, str]
 """A name and a value."""
@@ -153,7 +153,7 @@ class Table:
     """A table.
 
     Attributes:
-        columns: from left to right. The first names the rows.
+        columns: from left to right. The first that holds no figures names the rows.
         note: a warning about the whole table, or empty.
         notes_title: heading of the notes below it, or empty.
         limit: maximum number of rows on a terminal, or None.
@@ -212,7 +212,10 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The result, in a frame: a headline, and the blocks that belong to it. Its tone is good if it is certain."""
+    """The result, in a frame: a headline, and the blocks that belong to it.
+
+    Its tone is good if it is certain, and muted if it is inconclusive.
+    """
 
     title: str
     headline: str
@@ -314,6 +317,11 @@ def trust_text(trust: Trust, prefix: str = "") -> Text:
     """Return the first line of an output: how reliable its figures are."""
     tone = Tone.MUTED if trust.reliability is Reliability.GOOD else Tone.WARNING
     return Text(f"{prefix}{show.one_line(trust.sentence)}", tone=tone)
+
+
+def answer_tone(answer: Answer) -> Tone:
+    """Return the tone of a panel whose result is an answer."""
+    return {Answer.YES: Tone.GOOD, Answer.NO: Tone.WARNING, Answer.INCONCLUSIVE: Tone.MUTED}[answer]
 
 
 def change_tone(change: Change) -> Tone:

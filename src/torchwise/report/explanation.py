@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from torchwise.records import format as show
-from torchwise.records.answer import Answer
+from torchwise.records.answer import Answer, exceeds
 from torchwise.records.explanation import Explanation, Finding, FixTrial, Kernel, SourceLocation, Stage
 from torchwise.records.files import write_atomically, write_json
 from torchwise.records.saving import UNMEASURED, describe_saving
@@ -27,7 +27,11 @@ LEGEND = (
     "upper bound."
 )
 STAGES = (*doc.text_columns("stage"), *doc.figure_columns("time"), *doc.text_columns("in", "out"))
-KERNELS = (*doc.text_columns("kernel"), *doc.figure_columns("calls", "time", "bytes", "FLOPs", "roofline"))
+KERNELS = (
+    doc.Column("#", is_figure=True, medium=doc.Medium.PAGE),  # the numbers of the roofline's points
+    *doc.text_columns("kernel"),
+    *doc.figure_columns("calls", "time", "bytes", "FLOPs", "roofline"),
+)
 
 
 def render_explanation(explanation: Explanation, store: str | None = None) -> RenderableType:
@@ -67,7 +71,8 @@ def _explanation_document(
     explanation = explanation.make_consistent()
     trust, scope = explanation.trust, describe_run(explanation)
     findings = [_describe_finding(number, one) for number, one in enumerate(explanation.findings, 1)]
-    panel = doc.Panel("The call", describe_call(explanation), tone=doc.Tone.GOOD if findings else doc.Tone.WARNING)
+    is_faster = exceeds(explanation.measurement.speedup)
+    panel = doc.Panel("The call", describe_call(explanation), tone=doc.answer_tone(is_faster))
     sentences = (describe_execution(explanation), describe_capture(explanation))
     return doc.Document(
         title=explanation.workload.target,
@@ -140,12 +145,13 @@ def _name_artifacts(explanation: Explanation) -> Iterator[doc.Block]:
 def _kernel_table(kernels: Sequence[Kernel]) -> doc.Table:
     left = kernels[MAX_KERNELS:]
     more = f"and {len(left):,} more, {show.seconds(sum(kernel.seconds for kernel in left))} together"
-    rows = tuple(map(doc.Row, map(_kernel_cells, kernels)))
+    rows = tuple(doc.Row(_kernel_cells(number, kernel)) for number, kernel in enumerate(kernels, 1))
     return doc.Table("Kernels of one call", KERNELS, rows, limit=MAX_KERNELS, more=more)
 
 
-def _kernel_cells(kernel: Kernel) -> tuple[str, ...]:
+def _kernel_cells(number: int, kernel: Kernel) -> tuple[str, ...]:
     return (
+        str(number),
         show.one_line(kernel.name),
         show.three(kernel.calls),
         show.seconds(kernel.seconds),

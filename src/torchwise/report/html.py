@@ -11,10 +11,13 @@ import xml.etree.ElementTree as ElementTree
 from html import escape
 from importlib.resources import files
 from itertools import count
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torchwise.records import format as show
 from torchwise.report.document import Document
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 Theme = Literal["light", "dark"]
 TEMPLATE = "page.html.j2"
@@ -79,9 +82,17 @@ def _render(document: Document, css: str, *, is_part: bool) -> str:
         lstrip_blocks=True,
     )
     environment.filters["kind"] = lambda block: type(block).__name__
+    environment.filters["prose"] = _mark_code
     numbers = count(1)
     context = {"document": document, "css": Markup(css), "is_part": is_part, "number": lambda: next(numbers)}
     return environment.get_template(TEMPLATE).render(context)
+
+
+def _mark_code(text: str) -> Markup:
+    """Return a sentence with its code, which stands in backticks, as such. All of it is escaped."""
+    from markupsafe import Markup
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(show.plain(text))))
 
 
 def _sanitize(value: Any) -> Any:

@@ -95,10 +95,12 @@ LEGEND = "Drift: the time changed together with eager's. Inconclusive: the measu
 def render_study_diff(first: Study, second: Study, theme: Theme) -> str:
     """Return two studies side by side as a part of a page. See `render_part`."""
     plans, targets = compare_studies(first, second), (first.workload.target, second.workload.target)
+    why_not = incomparable(first, second)
+    tone = doc.Tone.MUTED if why_not else doc.Tone.WARNING
     blocks: tuple[doc.Block, ...] = (
         doc.trust_text(first.trust, "First: "),
         doc.trust_text(second.trust, "Second: "),
-        doc.Panel("Summary", summarize_diff(plans, incomparable(first, second))),
+        doc.Panel("Summary", summarize_diff(plans, why_not), tone=tone),
         *doc.list_section("Differences", differences(first, second) or ["none"]),
         doc.Table("Plan by plan", DIFF, tuple(map(_diff_row, plans))),
     )
@@ -149,7 +151,8 @@ def render_history(target: str, studies: Iterable[Study], theme: Theme) -> str:
     lines = history(studies)
     plots = [history_plot(line, number) for number, line in enumerate(lines) if len(line.points) > 1]
     result = summarize_history(lines)
-    panel = doc.Panel("Summary", result, tone=doc.Tone.GOOD if "no regression" in result else doc.Tone.WARNING)
+    tone = doc.Tone.WARNING if any(line.regressions for line in lines) else doc.Tone.MUTED
+    panel = doc.Panel("Summary", result, tone=doc.Tone.GOOD if "no regression" in result else tone)
     slower = "Slower: the time per call and its ratio to eager's both grew by more than 5 %, beyond their intervals."
     document = doc.Document(
         target,

@@ -95,6 +95,7 @@ def study_document(
 ) -> doc.Document:
     """Return a study as a document. Give it the plots if it is for a page, which has all details of each trial too."""
     candidates, spec = rows(study), workload_of(study)
+    steps = tuple(next_steps(study, name, store, is_page=plots is not None))
     took = f"The search took {show.seconds(study.seconds)}. " if study.seconds else ""
     return doc.Document(
         title=spec.target,
@@ -109,7 +110,7 @@ def study_document(
             *doc.plot_section(plots or ()),
             *doc.list_section("Not tried", study.excluded, MAX_EXCLUDED),
             *doc.list_section("Notes", notes(study)),
-            doc.Section("Next", (doc.Commands(tuple(next_steps(study, name, store))),)),
+            *([doc.Section("Next", (doc.Commands(steps),))] if steps else []),
             *(() if plots is None else _list_evidence(study, candidates)),
         ),
         footer=f"{took}With another GPU, driver, PyTorch or model, this decision is stale, and plans must be verified "
@@ -127,6 +128,7 @@ def _list_evidence(study: Study, candidates: Sequence[Candidate]) -> Iterator[do
 
 def _decision_panel(decision: Decision, more: Sequence[str]) -> doc.Panel:
     is_reliable = decision.speedup is not None and decision.speedup.is_usable
+    tone = doc.Tone.GOOD if is_reliable else doc.Tone.WARNING
     return doc.Panel(
         "Inconclusive" if decision.is_inconclusive else "Decision",
         decision.reason,
@@ -135,7 +137,7 @@ def _decision_panel(decision: Decision, more: Sequence[str]) -> doc.Panel:
             *map(doc.Text, more),
             describe_scope(decision.workload, decision.environment),
         ),
-        doc.Tone.GOOD if is_reliable else doc.Tone.WARNING,
+        doc.Tone.MUTED if decision.is_inconclusive else tone,
     )
 
 
@@ -228,13 +230,16 @@ def inspection_facts(study: Study) -> list[doc.Fact]:
     return [(name, show.one_line(value) or show.NONE) for name, value in facts]
 
 
-def next_steps(study: Study, name: str | None = None, store: str | None = None) -> list[doc.Step]:
+def next_steps(
+    study: Study, name: str | None = None, store: str | None = None, *, is_page: bool = False
+) -> list[doc.Step]:
     """Return the next commands, the most useful first.
 
     Args:
         study: the results.
         name: the user's name of the study, such as a file, or None for its number in the store.
         store: location of the study's store, or None for the default store.
+        is_page: whether they stand in a page, so that there is none to write.
     """
     spec, decision = workload_of(study), study.decision
     live = is_live(spec)
@@ -258,8 +263,10 @@ def next_steps(study: Study, name: str | None = None, store: str | None = None) 
             f"torchwise plans show {named}", "shows the decision; with --json FILE, for torchwise.apply in your program"
         )
         steps.append(applied if live else shown)
-    page = f"torchwise report {named} --html report.html"
-    return [*steps, doc.Step(page, "writes a page with plots, and a command for each trial")]
+    if not is_page:
+        page = f"torchwise report {named} --html report.html"
+        steps.append(doc.Step(page, "writes a page with plots, and a command for each trial"))
+    return steps
 
 
 def _may_be_lowered(study: Study) -> bool:

@@ -71,14 +71,16 @@ def _latency(explanation: Explanation) -> Plot | None:
 
 def roofline_plot(kernels: Sequence[Kernel], limits: Limits | None) -> Plot | None:
     """Return the plot of the longest kernels whose work is known, or None if there are none."""
-    known = [kernel for kernel in kernels if kernel.share and kernel.seconds][:MAX_COUNT]
-    if limits is None or not known:
+    if limits is None:
         return None
     marks = [
-        _Mark(i, kernel, kernel.seconds * (kernel.share or 0.0), limits.is_compute_bound(kernel))
-        for i, kernel in enumerate(known, 1)
-    ]
-    first = known[0]
+        _Mark(number, kernel, kernel.seconds * kernel.share, limits.is_compute_bound(kernel))
+        for number, kernel in enumerate(kernels, 1)
+        if kernel.share and kernel.seconds
+    ][:MAX_COUNT]
+    if not marks:
+        return None
+    first = marks[0].kernel
     summary = f"{show.truncate(first.name, 60)}, the longest, reaches {show.percent(first.share)} of the roofline."
     return Plot(
         key="roofline",
@@ -86,8 +88,8 @@ def roofline_plot(kernels: Sequence[Kernel], limits: Limits | None) -> Plot | No
         summary=summary,
         caption=f"Measured here: copies of {show.three(limits.bandwidth / 1e9)} GB/s, matrix products of "
         f"{show.three(limits.flops / 1e9)} GFLOP/s. The solid line is the roofline, for data that no cache holds. "
-        "Kernels that are high up and far from the line have the largest potential saving. The numbers refer to the "
-        "table.",
+        "Kernels that are high up and far from the line have the largest potential saving. The numbers are those of "
+        "the table of kernels.",
         svg=draw("roofline", summary, 4.0, lambda axes: _paint_roofline(axes, marks)),
         header=("", "kernel", "time", "minimum", "share", "bound by"),
         table=tuple(map(_roofline_cells, marks)),
@@ -135,21 +137,22 @@ def timeline_plot(stages: Sequence[Stage]) -> Plot | None:
         key="stages",
         title="Stages of compiling",
         summary=summary,
-        caption="Each stage begins at the end of the one before it. If several graphs are compiled, each bar is the "
-        "sum of a stage's time over all graphs.",
-        svg=draw("stages", summary, height(len(stages)), lambda axes: _paint_stages(axes, stages, total)),
+        caption="Orange is the longest stage. Each begins at the end of the one before it. If several "
+        "graphs are compiled, each bar is the sum of a stage's time over all graphs.",
+        svg=draw("stages", summary, height(len(stages)), lambda axes: _paint_stages(axes, stages, longest)),
         header=("stage", "time", "share"),
         table=tuple((s.name, show.seconds(s.seconds), show.percent(s.seconds / total)) for s in stages),
     )
 
 
-def _paint_stages(axes: Axes, stages: Sequence[Stage], total: float) -> None:
+def _paint_stages(axes: Axes, stages: Sequence[Stage], longest: Stage) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     begins = accumulate((stage.seconds for stage in stages[:-1]), initial=0.0)
     for position, (stage, begin) in enumerate(zip(stages, begins, strict=True)):
-        axes.barh(position + 0.05, stage.seconds, left=begin, height=0.3, color=COLORS[position % len(COLORS)])
-    axes.set_xlim(0, total * 1.02)
+        color = COLORS[1 if stage is longest else 0]
+        axes.barh(position + 0.05, stage.seconds, left=begin, height=0.3, color=color)
+    axes.set_xlim(0, sum(stage.seconds for stage in stages) * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show.tick(value)))
     axes.set_xlabel("seconds of compiling", color=MUTED)
