@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from analysis_samples import an_analysis
+from bench_samples import a_benchmark, some_rows
 from builders import CREATED_AT, HERE, a_measurement, a_plan, a_study, a_trial, an_inspection
 from explain_samples import explanation, make_finding, price
 from torchwise.plan.workload_spec import WorkloadSpec
@@ -35,7 +37,7 @@ def some_processes(speed: float) -> tuple[Measurement, ...]:
 
 
 def a_filled_store(path: Path) -> str:
-    """Fill a store with studies 1 to 5, of which 5 runs, and one explanation. Return its URL."""
+    """Fill a store with studies 1 to 5, of which 5 runs, and one report of each kind. Return its URL."""
     with open_storage(str(path)) as storage:
         for month, (torch, speed) in enumerate(SPEEDS.items()):
             storage.import_study(a_version(torch, speed, month))
@@ -51,5 +53,7 @@ def a_filled_store(path: Path) -> str:
             assert claimed is not None
             if speed:
                 storage.finish_trial(running.id, a_trial(claimed.number, plan, speed))
-        storage.keep_explanation(explanation(make_finding("guards", price(2e-3))))
+        benchmark = a_benchmark((*some_rows(TARGET), *some_rows("my.module:factory")))
+        for report in (explanation(make_finding("guards", price(2e-3))), an_analysis(), benchmark):
+            storage.keep_report(report)
     return str(path)

@@ -21,6 +21,7 @@ from sqlalchemy import create_engine, text
 
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Standing, StudyState
+from torchwise.records.benchmark import Benchmark
 from torchwise.store import LeaseOwner, open_storage
 from torchwise.store.location import locate
 from torchwise.testing.records import FASTER as FASTER
@@ -116,6 +117,7 @@ def dump() -> str:
             )
             storage.store_approval(a_ruling(TUNED, Standing.PINNED))
             storage.keep_explanation(an_explanation(TUNED))
+            storage.keep_report(Benchmark(HERE, 1e9))
         connection = sqlite3.connect(path)
         lines = "\n".join(connection.iterdump()) + "\n"
         connection.close()

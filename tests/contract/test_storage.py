@@ -63,7 +63,7 @@ class DatabaseContract(StorageContract):
     def test_a_broken_ruling_or_explanation_is_named_with_its_way_out(self, storage: Storage) -> None:
         storage.store_approval(make_approval())
         kept = storage.keep_explanation(make_explanation())
-        for table in ("rulings", "explanations"):
+        for table in ("rulings", "reports"):
             spoil(storage, f"UPDATE torchwise_{table} SET record = '{{}}'")
         with pytest.raises(
             StorageError, match=rf"the approval of plan {INDUCTOR.id} of zoo:.* cannot be .*withdraw it"

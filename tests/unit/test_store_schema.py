@@ -14,6 +14,7 @@ from sqlalchemy import Connection, inspect, text
 from postgres_server import PostgresServer
 from store_samples import (
     FASTER,
+    HERE,
     INDUCTOR,
     PASSED,
     TUNED,
@@ -28,7 +29,8 @@ from torchwise.errors import StorageError
 from torchwise.plan import EAGER
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Interval, Standing, StudyState, TrialState
-from torchwise.store import downgrade_storage, migrate, open_storage
+from torchwise.records.benchmark import Benchmark
+from torchwise.store import ReportKind, downgrade_storage, migrate, open_storage
 from torchwise.store.database import Database
 from torchwise.store.location import locate
 from torchwise.store.schema import HEAD, VERSION_TABLE, metadata
@@ -103,11 +105,21 @@ def test_nothing_is_lost_on_the_way_back_unless_somebody_says_so(url: str) -> No
     with open_storage(url) as storage:
         storage.store_approval(a_ruling())
         storage.keep_explanation(an_explanation())
+        storage.keep_report(Benchmark(HERE, 1e9))
         with pytest.raises(
-            StorageError, match=r"schema 0002 cannot hold all data of .*: 1 approval, 1 explanation; .* --delete-data"
+            StorageError,
+            match=r"schema 0002 cannot hold .*: 1 approval, 1 explanation, 1 other report; .* --delete-data",
         ):
             downgrade_storage(url, "0002")
         assert storage.approvals() == [a_ruling()]
+        assert storage.reports(ReportKind.BENCHMARK)
+    downgrade_storage(url, "0004", lose=True)
+    with pytest.raises(StorageError, match=r"schema 0002 cannot hold all data of .*: 1 approval, 1 explanation; .*"):
+        downgrade_storage(url, "0002")
+    with open_storage(url) as again:
+        (told,) = again.explanations()
+        assert again.get_explanation(told.id) == an_explanation()
+        assert again.keep_explanation(an_explanation(TUNED)) > told.id
     downgrade_storage(url, "0002", lose=True)
     with open_storage(url) as again:
         assert again.approvals() == []
@@ -214,3 +226,4 @@ def test_an_old_store_still_opens(dump: Path, tmp_path: Path) -> None:
         assert storage.approvals() == ([a_ruling(TUNED, Standing.PINNED)] if since else [])
         told = [storage.get_explanation(summary.id) for summary in storage.explanations()]
         assert told == ([an_explanation(TUNED)] if since else [])
+        assert len(storage.reports(ReportKind.BENCHMARK)) == (dump.stem >= "store_v5")

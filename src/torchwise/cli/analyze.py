@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from torchwise.cli import options as opt
-from torchwise.cli.common import interruptible, resolve_plan
+from torchwise.cli.common import interruptible, keep_report, resolve_plan
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 LIMIT_S = 600.0
@@ -42,6 +42,7 @@ def analyze(
     device: opt.Device = "",
     seed: opt.Seed = 0,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one phase.")] = LIMIT_S,
+    keep: opt.Keep = True,
     store: opt.Store = None,
     json: Annotated[Path | None, opt.json_option("Write the analysis as JSON (schema torchwise.analysis/1)")] = None,
     html: Annotated[Path | None, opt.html_option("Write the analysis as a self-contained page.")] = None,
@@ -78,6 +79,8 @@ def analyze(
         write_json(analysis, json)
     if html:
         write_atomically(render_analysis_html(analysis, place), html)
+    if keep:
+        keep_report(analysis, store)
     if analysis.answer is Answer.INCONCLUSIVE:
         raise typer.Exit(EXIT_INCONCLUSIVE)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchwise.cli.common import check_writable, resolve_plan
-from torchwise.cli.options import Allow, Calls, Cold, Device, Effort, html_option, json_option
+from torchwise.cli.common import check_writable, keep_report, resolve_plan
+from torchwise.cli.options import Allow, Calls, Cold, Device, Effort, Keep, Store, html_option, json_option
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def bench(
     plots: Annotated[Path | None, typer.Option(help="Folder for plots as PNG and SVG.")] = None,
     html: Annotated[Path | None, html_option("Write the results as a self-contained page.")] = None,
     resume: Resume = None,
+    keep: Keep = True,
+    store: Store = None,
 ) -> None:
     """Compare Torchwise with other ways to compile, on many targets.
 
@@ -107,10 +110,10 @@ def bench(
         limit,
         budget,
         warm=not no_warm,
-        plans=tuple(resolve_plan(name, resolved, None) for name in plan or ()),
+        plans=tuple(resolve_plan(name, resolved, store) for name in plan or ()),
         cold=cold,
     )
-    _run(request, earlier, files)
+    _run(request, earlier, files, (lambda done: keep_report(done, store)) if keep else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +160,13 @@ class Files:
             check_writable(next(folder for folder in folders if folder.exists()) / "speedup.png")
 
 
-def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None:
-    """Run, store every row as soon as it is done, and show and write all rows, even after an interrupt."""
+def _run(
+    request: BenchRequest, earlier: Benchmark | None, files: Files, keep: Callable[[Benchmark], None] | None
+) -> None:
+    """Run, store every row as soon as it is done, and show and write all rows, even after an interrupt.
+
+    `keep` saves the timed rows in the store. It is None if that is unwanted.
+    """
     from torchwise.bench import run_benchmark
     from torchwise.errors import StorageError
     from torchwise.records.answer import EXIT_INCONCLUSIVE
@@ -179,6 +187,8 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
         raise
     if done:
         _show(done, request, files)
+    if done and keep and any(row.performance for row in done.rows):
+        keep(done)
     if interrupted:
         typer.echo(f"torchwise: interrupted; {_describe_interruption(done, files)}", err=True)
         raise typer.Exit(130)

@@ -15,6 +15,7 @@ from torchwise.errors import InputError
 if TYPE_CHECKING:
     from torchwise.plan import Plan
     from torchwise.records import Decision, Study
+    from torchwise.store import Report
 
 MIN_ID = 6
 """Digits of the id of a plan from which they name it, so that a short number is that of a study."""
@@ -94,6 +95,19 @@ def show_study(study: Study, json: Path | None, html: Path | None, **named: str 
         write_json(study, json)
     if html:
         write_atomically(render_html(study, **named), html)
+
+
+def keep_report(report: Report, store: str | None) -> None:
+    """Save a result in the store, where the dashboard finds it. If that fails, it is still shown."""
+    from torchwise.errors import StorageError
+    from torchwise.store import open_storage
+    from torchwise.store.reports import row_of
+
+    try:
+        with open_storage(store) as storage:
+            storage.keep_report(report)
+    except StorageError as error:
+        typer.echo(f"torchwise: this {row_of(report)['kind']} is not saved: {error}", err=True)
 
 
 def find_study(name: str, store: str | None) -> Study:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from torchwise.cli.common import interruptible, resolve_plan
+from torchwise.cli.common import interruptible, keep_report, resolve_plan
 from torchwise.cli.options import (
     PLAN_HELP,
     Device,
+    Keep,
     Mode,
     Store,
     Target,
@@ -20,9 +21,6 @@ from torchwise.cli.options import (
     json_option,
 )
 from torchwise.plan.workload_spec import DEFAULT_CALLS
-
-if TYPE_CHECKING:
-    from torchwise.records.explanation import Explanation
 
 BUDGET_S = 45.0
 """The same as `torchwise.diagnose.explain.BUDGET_S`, whose import would load the launcher."""
@@ -45,7 +43,7 @@ def explain(
     artefacts: Annotated[Path | None, former_option("--artefacts", "--artifacts")] = None,
     json: Annotated[Path | None, json_option("Write the explanation as JSON (schema torchwise.explanation/1)")] = None,
     html: Annotated[Path | None, html_option("Write the explanation as a self-contained page.")] = None,
-    keep: Annotated[bool, typer.Option(help="Save the explanation in the store, where the dashboard finds it.")] = True,
+    keep: Keep = True,
     store: Store = None,
 ) -> None:
     """Explain where a compiled model spends its time.
@@ -81,16 +79,4 @@ def explain(
     Console(highlight=False).print(render_explanation(explanation, location))
     write_explanation(explanation, html=html, json=json, store=location)
     if keep:
-        _keep(explanation, store)
-
-
-def _keep(explanation: Explanation, store: str | None) -> None:
-    """Store the explanation. If that fails, it is still shown."""
-    from torchwise.errors import StorageError
-    from torchwise.store import open_storage
-
-    try:
-        with open_storage(store) as storage:
-            storage.keep_explanation(explanation)
-    except StorageError as error:
-        typer.echo(f"torchwise: this explanation is not saved: {error}", err=True)
+        keep_report(explanation, store)

@@ -102,6 +102,9 @@ Address = Annotated[
 Store = Annotated[
     str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
 ]
+Keep = Annotated[
+    bool, typer.Option("--keep/--no-keep", help="Save the result in the store, where the dashboard finds it.")
+]
 PLAN_HELP = "eager, a mode of torch.compile, a plan as JSON, the id of a decided plan, or a study's number or latest."
 LockFile = Annotated[Path, typer.Option("--lock", help="The lock file.")]
 

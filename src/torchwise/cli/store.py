@@ -59,7 +59,10 @@ def downgrade(
     ],
     delete_data: Annotated[
         bool,
-        typer.Option("--delete-data", help="Delete data that the older schema cannot hold: approvals, explanations."),
+        typer.Option(
+            "--delete-data",
+            help="Delete data that the older schema cannot hold: approvals, explanations, other reports.",
+        ),
     ] = False,
     lose: Annotated[bool, typer.Option("--lose", hidden=True)] = False,
     store: Store = None,

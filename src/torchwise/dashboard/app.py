@@ -6,6 +6,10 @@ import contextlib
 import getpass
 import sys
 import time
+from collections.abc import Callable, Mapping
+from datetime import date
+from functools import partial
+from typing import Any, TypeVar
 
 import streamlit as st
 
@@ -13,17 +17,36 @@ from torchwise.dashboard.serve import READ_ONLY
 from torchwise.errors import TorchwiseError
 from torchwise.plan import Plan
 from torchwise.records import Standing, Study, StudyState
+from torchwise.records import format as show
 from torchwise.records.candidates import Row, rows
+from torchwise.report.analysis import render_analysis_part
+from torchwise.report.bench import render_bench_part
 from torchwise.report.explanation import render_explanation_part
 from torchwise.report.facts import when
 from torchwise.report.html import Theme
-from torchwise.report.studies import progress, render_approvals, render_history, render_studies, render_study_diff
+from torchwise.report.studies import (
+    Order,
+    progress,
+    render_approvals,
+    render_history,
+    render_studies,
+    render_study_diff,
+    select_studies,
+    to_csv,
+)
 from torchwise.report.study import render_html_part
-from torchwise.store import Storage, StudySummary, default_url, open_storage
+from torchwise.store import ReportKind, ReportSummary, Storage, StudySummary, default_url, open_storage
+from torchwise.store.reports import COMMANDS
 from torchwise.study.apply_approvals import apply_approvals, make_approval
 
+T = TypeVar("T")
+
 MAX_COUNT = 200
-"""Maximum number of studies in a list. A filter by target finds older ones."""
+"""Maximum number of studies in a list. Filters find others."""
+MAX_TARGET = 80
+"""Maximum characters of a target in a choice. A benchmark may have many targets."""
+SUBJECTS = ("study", "first", "second", "target", *ReportKind)
+"""Parameters of a URL that name its subject, and so belong in the title."""
 LIST_EVERY_S = 5
 STUDY_EVERY_S = 2
 AUTOMATIC = "automatic"
@@ -62,25 +85,38 @@ def list_studies(target: str | None = None) -> list[StudySummary]:
     return open_store().list_studies(target, limit=MAX_COUNT)
 
 
-def choose_study(label: str, found: list[StudySummary], parameter: str, default: int = 0) -> Study:
-    """Let the visitor choose a study. The URL of the page keeps the choice, so that it can be shared.
+def choose(label: str, names: Mapping[T, str], parameter: str, default: int = 0) -> T:
+    """Let the visitor choose one of several things. The URL of the page keeps the choice, so that it can be shared.
 
     Args:
         label: label of the choice.
-        found: the studies to choose from, at least one.
-        parameter: parameter of the URL, which may name another study.
-        default: position of the first choice.
+        names: the names of the things by their keys, at least one.
+        parameter: parameter of the URL.
+        default: position of the first choice, if the URL has none.
     """
+    keys, key = list(names), f"choose-{parameter}"
+    requested = st.query_params.get(parameter)
+    first = next((place for place, one in enumerate(keys) if str(one) == requested), min(default, len(keys) - 1))
+    chosen = st.selectbox(
+        label, keys, index=first, format_func=names.__getitem__, key=key, on_change=_remember, args=(parameter, key)
+    )
+    assert chosen is not None
+    st.query_params[parameter] = str(chosen)
+    return chosen
+
+
+def _remember(parameter: str, key: str) -> None:
+    """Put a choice into the URL before the page is drawn, as its title names it."""
+    st.query_params[parameter] = str(st.session_state[key])
+
+
+def choose_study(label: str, found: list[StudySummary], parameter: str, default: int = 0) -> Study:
+    """Let the visitor choose a study. The URL may name an older one than those found. See `choose`."""
     names = {summary.id: name_of(summary) for summary in found}
     requested = st.query_params.get(parameter, "")
     if requested.isdecimal() and int(requested) not in names:
         names = {int(requested): f"study {requested}"} | names
-    ids = list(names)
-    first = ids.index(int(requested)) if requested.isdecimal() else min(default, len(ids) - 1)
-    chosen = st.selectbox(label, ids, index=first, format_func=names.__getitem__, key=f"choose-{parameter}")
-    assert isinstance(chosen, int)
-    st.query_params[parameter] = str(chosen)
-    return open_store().get_study(chosen)
+    return open_store().get_study(choose(label, names, parameter, default))
 
 
 def name_of(summary: StudySummary) -> str:
@@ -92,17 +128,18 @@ def name_of(summary: StudySummary) -> str:
 
 def main() -> None:
     """Show the requested page, or the store's own error message."""
-    st.set_page_config(page_title="Torchwise", layout="wide")
-    page = st.navigation(
-        [
-            st.Page(show_studies, title="Studies", url_path="studies", default=True),
-            st.Page(show_study, title="Study", url_path="study"),
-            st.Page(show_compare, title="Compare", url_path="compare"),
-            st.Page(show_history, title="History", url_path="history"),
-            st.Page(show_kernels, title="Kernels and stages", url_path="kernels"),
-        ],
-        position="top",
+    pages = (
+        st.Page(show_studies, title="Studies", url_path="studies", default=True),
+        st.Page(show_study, title="Study", url_path="study"),
+        st.Page(show_compare, title="Compare", url_path="compare"),
+        st.Page(show_history, title="History", url_path="history"),
+        st.Page(show_kernels, title="Kernels and stages", url_path="kernels"),
+        st.Page(show_analyses, title="Analyses", url_path="analyses"),
+        st.Page(show_benchmarks, title="Benchmarks", url_path="benchmarks"),
     )
+    page = st.navigation(list(pages), position="top")
+    subjects = [st.query_params[name] for name in SUBJECTS if name in st.query_params]
+    st.set_page_config(page_title=f"Torchwise: {' '.join([page.title, *subjects])}", layout="wide")
     try:
         page.run()
     except TorchwiseError as error:
@@ -111,13 +148,37 @@ def main() -> None:
 
 def show_studies() -> None:
     """Draw the list every few seconds, as a search elsewhere may start at any time."""
-    target = st.text_input("Target", placeholder="all targets", help="Show the studies of this target only.") or None
-    st.fragment(run_every=LIST_EVERY_S)(_draw_list)(target)
+    places = st.columns(4, vertical_alignment="bottom")
+    with places[0]:
+        target = filter_by(partial(st.text_input, placeholder="all targets"), "Target", "target", str) or None
+    with places[1]:
+        since = filter_by(partial(st.date_input, format="YYYY-MM-DD"), "From (UTC)", "since", date.fromisoformat)
+    with places[2]:
+        until = filter_by(partial(st.date_input, format="YYYY-MM-DD"), "To (UTC)", "until", date.fromisoformat)
+    with places[3]:
+        order = choose("Order", {order: order.value for order in Order}, "order")
+    st.fragment(run_every=LIST_EVERY_S)(_draw_list)(target, since, until, order)
+    exported = to_csv(select_studies(open_store().list_studies(target), since, until, order))
+    st.download_button("Export CSV", exported, "studies.csv", "text/csv")
 
 
-def _draw_list(target: str | None) -> None:
-    found = list_studies(target)
-    st.html(render_studies(found, open_store().place, read_theme(), target=target, max_count=MAX_COUNT))
+def filter_by(draw: Callable[..., Any], label: str, parameter: str, read: Callable[[str], T]) -> T | None:
+    """Draw an input for a filter, which the URL keeps, and return its value, or None without one."""
+    given = None
+    with contextlib.suppress(ValueError):
+        given = read(st.query_params[parameter]) if parameter in st.query_params else None
+    found: T | None = draw(label, given, key=f"filter-{parameter}")
+    if found:
+        st.query_params[parameter] = str(found)
+    else:
+        st.query_params.pop(parameter, None)
+    return found
+
+
+def _draw_list(target: str | None, since: date | None, until: date | None, order: Order) -> None:
+    store = open_store()
+    found = select_studies(store.list_studies(target), since, until, order)
+    st.html(render_studies(found, store.place, read_theme(), target=target, max_count=MAX_COUNT, order=order))
 
 
 def show_study() -> None:
@@ -219,16 +280,14 @@ def show_compare() -> None:
 
 def show_history() -> None:
     """Draw the history of the target in the URL, or of the newest study's target."""
-    targets = list(dict.fromkeys(summary.target for summary in list_studies()))
     requested = st.query_params.get("target")
+    targets = dict.fromkeys(summary.target for summary in list_studies())
     if requested and requested not in targets:
-        targets.insert(0, requested)
+        targets = {requested: None} | targets
     if not targets:
         st.text("The store holds no study yet: torchwise tune TARGET creates one.")
         return
-    target = st.selectbox("Target", targets, index=targets.index(requested) if requested else 0)
-    assert target is not None
-    st.query_params["target"] = target
+    target = choose("Target", {target: target for target in targets}, "target")
     decided = [summary for summary in list_studies(target) if summary.state is StudyState.DECIDED]
     if not decided:
         st.text(f"No study of {target} is decided yet.")
@@ -241,19 +300,38 @@ def show_history() -> None:
 
 def show_kernels() -> None:
     """Draw the explanation in the URL, or the newest one."""
-    found = open_store().explanations(limit=MAX_COUNT)
+    _show_report(ReportKind.EXPLANATION, render_explanation_part)
+
+
+def show_analyses() -> None:
+    """Draw the analysis in the URL, or the newest one."""
+    _show_report(ReportKind.ANALYSIS, render_analysis_part)
+
+
+def show_benchmarks() -> None:
+    """Draw the benchmark in the URL, or the newest one."""
+    _show_report(ReportKind.BENCHMARK, render_bench_part)
+
+
+def _show_report(kind: ReportKind, render: Callable[[Any, Theme], str]) -> None:
+    found = open_store().reports(kind, limit=MAX_COUNT)
     if not found:
-        st.text("The store holds no explanation yet: torchwise explain TARGET creates one.")
+        st.text(f"The store holds no {kind} yet: torchwise {COMMANDS[kind]} TARGET creates one.")
         return
-    names = {
-        one.id: f"{one.target}, {one.plan or 'torch.compile'} on {one.device}, {when(one.created_at)}" for one in found
-    }
-    requested = st.query_params.get("explanation", "")
-    first = list(names).index(int(requested)) if requested.isdecimal() and int(requested) in names else 0
-    chosen = st.selectbox("Explanation", list(names), index=first, format_func=names.__getitem__)
-    assert isinstance(chosen, int)
-    st.query_params["explanation"] = str(chosen)
-    st.html(render_explanation_part(open_store().get_explanation(chosen), read_theme()))
+    chosen = choose(kind.capitalize(), {one.id: _name_report(kind, one) for one in found}, kind.value)
+    st.html(_render_report(chosen, kind, render, read_theme()))
+
+
+def _name_report(kind: ReportKind, one: ReportSummary) -> str:
+    plan = one.plan or ("" if kind is ReportKind.BENCHMARK else "torch.compile")
+    target = show.truncate(one.target, MAX_TARGET)
+    return f"{one.id}: {', '.join(filter(None, (target, plan)))} on {one.device}, {when(one.created_at)}"
+
+
+@st.cache_data(show_spinner=False, max_entries=32)
+def _render_report(report_id: int, kind: ReportKind, _render: Callable[[Any, Theme], str], theme: Theme) -> str:
+    """Return the page of a report, which never changes under its id. It is cached as in `_render_page`."""
+    return _render(open_store().get_report(kind, report_id), theme)
 
 
 if __name__ == "__main__":

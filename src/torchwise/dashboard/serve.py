@@ -5,13 +5,25 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import os
+import re
 import socket
 from pathlib import Path
+from typing import get_args
 
 from torchwise.errors import InputError, UnsupportedError
+from torchwise.report.html import Theme, read_colors
 
 APP = Path(__file__).with_name("app.py")
 READ_ONLY = "--read-only"
+COLORS = {
+    "backgroundColor": "page",
+    "secondaryBackgroundColor": "card",
+    "textColor": "ink",
+    "borderColor": "line",
+    "linkColor": "link",
+    "primaryColor": "link",
+}
+"""Streamlit's colours, and those of `torchwise.report` that they take."""
 
 
 def serve(store: str, host: str, port: int, *, read_only: bool, browser: bool) -> None:
@@ -35,6 +47,7 @@ def serve(store: str, host: str, port: int, *, read_only: bool, browser: bool) -
         )
     _check_free(host, port)
     os.environ["TORCHWISE_STORE"] = store
+    os.environ.update(build_theme() | os.environ)
     from streamlit.web.cli import main
 
     main([*build_arguments(host, port, browser=browser), "--", *([READ_ONLY] if read_only else [])])
@@ -51,9 +64,27 @@ def build_arguments(host: str, port: int, *, browser: bool) -> list[str]:
         "--server.showEmailPrompt=false",  # otherwise the first start asks for an email address
         "--server.fileWatcherType=none",
         "--browser.gatherUsageStats=false",
+        "--runner.magicEnabled=false",  # otherwise it shows every docstring of a constant
         "--client.toolbarMode=viewer",
         "--client.showErrorDetails=none",
     ]
+
+
+def build_theme() -> dict[str, str]:
+    """Return environment variables that give Streamlit the colours of the pages, and no empty band above them.
+
+    Versions of Streamlit that lack one of these options ignore its variable, but would refuse an argument.
+    """
+    options = {"theme.paddingTop": "1rem"}
+    for theme in get_args(Theme):
+        colors = read_colors(theme)
+        options |= {f"theme.{theme}.{name}": colors[color] for name, color in COLORS.items()}
+    return {_name_variable(option): value for option, value in options.items()}
+
+
+def _name_variable(option: str) -> str:
+    words = re.sub(r"([A-Z])", r"_\1", option.replace(".", "_"))
+    return f"STREAMLIT_{words}".upper()
 
 
 def is_this_machine(host: str) -> bool:

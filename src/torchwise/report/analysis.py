@@ -26,7 +26,7 @@ from torchwise.report.facts import (
     name_report,
     notes,
 )
-from torchwise.report.html import render_page
+from torchwise.report.html import Theme, render_page, render_part
 from torchwise.report.terminal import render_terminal
 
 
@@ -40,6 +40,13 @@ def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
     from torchwise.report.plots.analysis import plots
 
     return render_page(analysis_document(analysis, store, plots(analysis)))
+
+
+def render_analysis_part(analysis: Analysis, theme: Theme) -> str:
+    """Return an analysis as a part of a page. See `render_part`."""
+    from torchwise.report.plots.analysis import plots
+
+    return render_part(analysis_document(analysis, plots=plots(analysis)), theme)
 
 
 def analysis_document(analysis: Analysis, store: str | None = None, plots: Sequence[doc.Plot] = ()) -> doc.Document:

@@ -17,7 +17,7 @@ from torchwise.records.scale import Scale, ScaledRow, scale_of, trust_of
 from torchwise.records.suite_summary import describe_summary, summarize, why_no_duel
 from torchwise.report import document as doc
 from torchwise.report.facts import environment_section, hot_and_cold, name_report, place, when
-from torchwise.report.html import render_page
+from torchwise.report.html import Theme, render_page, render_part
 from torchwise.report.terminal import render_terminal
 
 WIDE, MEDIUM = 124, 80
@@ -49,6 +49,13 @@ def render_bench_html(benchmark: Benchmark) -> str:
     from torchwise.report.plots.bench import plots
 
     return render_page(_bench_document(benchmark, [COMPARE], plots(benchmark)))
+
+
+def render_bench_part(benchmark: Benchmark, theme: Theme) -> str:
+    """Return a benchmark as a part of a page. See `render_part`."""
+    from torchwise.report.plots.bench import plots
+
+    return render_part(_bench_document(benchmark, [COMPARE], plots(benchmark)), theme)
 
 
 def describe_machine(benchmark: Benchmark) -> str:

@@ -34,7 +34,7 @@ def render_part(document: Document, theme: Theme) -> str:
     HTML sanitisers accept it, since drawings are images, and one element holds all styles of this part.
     """
     part = _render(document, _part_css(theme), is_part=True)
-    colors = _colors(theme)
+    colors = read_colors(theme)
     return re.sub(r"<svg .*?</svg>", lambda found: _image(found[0], colors), part, flags=re.DOTALL)
 
 
@@ -42,7 +42,7 @@ def _css() -> str:
     return files("torchwise.report").joinpath("templates/report.css").read_text(encoding="utf-8")
 
 
-def _colors(theme: Theme) -> dict[str, str]:
+def read_colors(theme: Theme) -> dict[str, str]:
     """Return the colours of a theme by the names of their variables. The dark theme inherits missing ones."""
     light, dark = _css().split("@media", 1)
     found = light if theme == "light" else light + dark.split("@media")[0]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from torchwise.records import Approval, Standing, Study, StudyState
@@ -11,6 +14,7 @@ from torchwise.records.answer import Change
 from torchwise.records.candidates import Row as Candidate
 from torchwise.records.study_diff import Line, PlanDiff, Point, compare_studies, differences, history, incomparable
 from torchwise.report import document as doc
+from torchwise.report.bench_files import render_csv
 from torchwise.report.facts import when
 from torchwise.report.html import Theme, render_part
 
@@ -18,6 +22,10 @@ if TYPE_CHECKING:
     from torchwise.store import StudySummary
 
 STUDIES = doc.text_columns("study", "target", "where", "state", "trials", "plan", "speed-up (95 %)", "when")
+RAW = (
+    *("study", "target", "mode", "device", "state", "trials", "plan"),
+    *("speedup_ratio", "speedup_low_ratio", "speedup_high_ratio", "created_at"),
+)
 APPROVALS = doc.text_columns("plan", "status", "by", "reason", "time")
 
 
@@ -42,19 +50,67 @@ def _format_elapsed(then: float, now: float) -> str:
     return show.seconds(max(now - then, 0.0)) if then > 0 else "some time"
 
 
+class Order(StrEnum):
+    """An order of studies."""
+
+    NEWEST = "newest first"
+    OLDEST = "oldest first"
+    FASTEST = "largest speed-up first"
+    SLOWEST = "smallest speed-up first"
+    TARGET = "by target"
+
+
+def select_studies(
+    summaries: Iterable[StudySummary], since: date | None, until: date | None, order: Order
+) -> list[StudySummary]:
+    """Return the studies of these days (UTC), both included, in an order. Those without a speed-up come last."""
+    found = [one for one in summaries if (since or date.min) <= _day_of(one) <= (until or date.max)]
+    found.sort(key=lambda one: one.created_at, reverse=order is not Order.OLDEST)
+    if order is Order.TARGET:
+        found.sort(key=lambda one: one.target)
+    elif order in (Order.FASTEST, Order.SLOWEST):
+        sign = -1 if order is Order.FASTEST else 1
+        found.sort(key=lambda one: sign * one.speedup.mid if one.speedup else math.inf)
+    return found
+
+
+def _day_of(summary: StudySummary) -> date:
+    return datetime.fromtimestamp(summary.created_at, UTC).date()
+
+
+def to_csv(summaries: Iterable[StudySummary]) -> str:
+    """Return a line for each study, with raw figures. Times are in UTC."""
+    rows = tuple(doc.Row(_raw_cells(summary)) for summary in summaries)
+    return render_csv(doc.Document("", (doc.Table("Studies", doc.text_columns(*RAW), rows),)))
+
+
+def _raw_cells(one: StudySummary) -> tuple[doc.Value, ...]:
+    speedup = (one.speedup.mid, one.speedup.low, one.speedup.high) if one.speedup else (None, None, None)
+    created_at = datetime.fromtimestamp(one.created_at, UTC).isoformat()
+    plan = show.one_line(one.plan) if one.plan else None
+    return (one.id, show.one_line(one.target), one.mode, one.device, one.state, one.trials, plan, *speedup, created_at)
+
+
 def render_studies(
-    summaries: Sequence[StudySummary], place: str, theme: Theme, *, target: str | None, max_count: int
+    summaries: Sequence[StudySummary],
+    place: str,
+    theme: Theme,
+    *,
+    target: str | None,
+    max_count: int,
+    order: Order = Order.NEWEST,
 ) -> str:
-    """Return studies, newest first, as a part of a page. There may be more of them than `max_count`.
+    """Return studies, which are in this order, as a part of a page. At most `max_count` of them are shown.
 
     See `render_part`.
     """
-    blocks: list[doc.Block] = [doc.Table("Newest first", STUDIES, tuple(map(_study_row, summaries)))]
+    shown = tuple(map(_study_row, summaries[:max_count]))
+    blocks: list[doc.Block] = [doc.Table(order.capitalize(), STUDIES, shown)]
     if not summaries:
         of_target = f" of {target}" if target else ""
         blocks = [doc.Text(f"No study yet{of_target}: torchwise tune {target or 'TARGET'} creates one.")]
-    elif len(summaries) == max_count:
-        note = f"These are the newest {max_count} studies. Filter by target to find older ones."
+    elif len(summaries) > max_count:
+        note = f"These are the first {max_count:,} of {len(summaries):,} studies. Filter them to find others."
         blocks.insert(0, doc.Text(note, tone=doc.Tone.MUTED))
     return render_part(doc.Document("Studies", tuple(blocks), brand=place), theme)
 

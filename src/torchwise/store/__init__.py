@@ -12,15 +12,17 @@ from torchwise.former_packages import load_attributes
 if TYPE_CHECKING:
     from torchwise.store.claims import LeaseOwner
     from torchwise.store.copy import CopyResult
-    from torchwise.store.explanations import ExplanationSummary
     from torchwise.store.location import default_url
+    from torchwise.store.reports import Report, ReportKind, ReportSummary
     from torchwise.store.schema import StudyKey, StudySummary
     from torchwise.store.storage import Storage, downgrade_storage, open_storage, read_storage
 
 _HOMES = {
     "CopyResult": "copy",
-    "ExplanationSummary": "explanations",
     "LeaseOwner": "claims",
+    "Report": "reports",
+    "ReportKind": "reports",
+    "ReportSummary": "reports",
     "Storage": "storage",
     "StudyKey": "schema",
     "StudySummary": "schema",
@@ -32,8 +34,10 @@ _HOMES = {
 
 __all__ = [
     "CopyResult",
-    "ExplanationSummary",
     "LeaseOwner",
+    "Report",
+    "ReportKind",
+    "ReportSummary",
     "Storage",
     "StudyKey",
     "StudySummary",

@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from torchwise.errors import InputError
 from torchwise.parsing import parse_json
 from torchwise.records import StudyState, TrialState
-from torchwise.store import approvals, explanations
+from torchwise.store import approvals, reports
 from torchwise.store.claims import require
 from torchwise.store.database import Database
 from torchwise.store.schema import StudyKey, decisions, dump, studies, trials
@@ -72,8 +72,8 @@ def write(database: Database, found: StudyRows) -> CopyResult:
 
 
 def write_others(here: Database, there: Database) -> None:
-    """Add the approvals and explanations that `there` lacks or has in an older version, one per transaction."""
-    for kind in (approvals, explanations):
+    """Add the approvals and reports that `there` lacks or has in an older version, one per transaction."""
+    for kind in (approvals, reports):
         for row in here.read(kind.rows):
             there.write(partial(kind.merge, row=row))
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, func, inspect, select, text
+from sqlalchemy import Connection, func, inspect, select, table, text
 
 from torchwise.errors import StorageError
 from torchwise.store import engines
 from torchwise.store.database import Database
-from torchwise.store.schema import HEAD, VERSION_TABLE, decisions, explanations, rulings
+from torchwise.store.schema import HEAD, VERSION_TABLE, decisions, reports, rulings
 
 LOCK_TIMEOUT_S = 60.0
 SCRIPTS = Path(__file__).parent / "migrations"
@@ -60,16 +60,19 @@ def take_back(database: Database, revision: str, *, lose: bool = False) -> None:
 def _list_lost_data(connection: Connection, revision: str) -> list[str]:
     """Return descriptions of the data of a store that the schema `revision` cannot hold."""
     existing = inspect(connection).get_table_names()
+    is_explanation = reports.c.kind == "explanation"
     additional = func.count() - func.count(decisions.c.study_id.distinct())
     contents = (
         (rulings, func.count(), "approval", "0003"),
-        (explanations, func.count(), "explanation", "0003"),
+        (table("torchwise_explanations"), func.count(), "explanation", "0003"),  # up to schema 0004
+        (reports, func.count().filter(is_explanation), "explanation", "0003"),
+        (reports, func.count().filter(~is_explanation), "other report", "0005"),
         (decisions, additional, "additional decision", "0004"),
     )
     found = []
-    for table, counted, noun, since in contents:
-        if revision < since and table.name in existing:
-            count = connection.execute(select(counted).select_from(table)).scalar_one()
+    for source, counted, noun, since in contents:
+        if revision < since and source.name in existing:
+            count = connection.execute(select(counted).select_from(source)).scalar_one()
             found += [f"{count} {noun}{'s' * (count > 1)}"] if count else []
     return found
 

@@ -24,7 +24,7 @@ State = TypeVar("State", bound=StrEnum)
 
 WAY_OUT = "delete the study, or read it with the version of Torchwise that wrote it"
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest migration: the schema that this version reads and writes."""
 
 VERSION_TABLE = "torchwise_schema"
@@ -105,21 +105,22 @@ rulings = Table(
     Column("record", Text, nullable=False),
 )
 
-explanations = Table(
-    "torchwise_explanations",
+reports = Table(
+    "torchwise_reports",
     metadata,
     Column("id", Integer, primary_key=True),
+    Column("kind", Text, nullable=False),
     Column("target", Text, nullable=False),
     Column("device", Text, nullable=False),
     Column("mode", Text, nullable=False),
-    Column("plan_id", Text, nullable=False),  # "" for torch.compile with its defaults
+    Column("plan_id", Text, nullable=False),  # "" for torch.compile with its defaults, and benchmarks
     Column("plan", Text),
     Column("fingerprint", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("format", Text, nullable=False),
     Column("record", Text, nullable=False),
-    UniqueConstraint("target", "mode", "fingerprint", "plan_id", name="torchwise_explanations_key"),
-    Index("torchwise_explanations_created", "created_at"),
+    UniqueConstraint("kind", "target", "mode", "fingerprint", "plan_id", name="torchwise_reports_key"),
+    Index("torchwise_reports_created", "created_at"),
     sqlite_autoincrement=True,  # as with studies
 )
 

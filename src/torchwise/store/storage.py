@@ -15,14 +15,14 @@ from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Approval, Decision, Duel, Failure, Measurement, Study, StudyState, Trial
 from torchwise.records.explanation import Explanation
-from torchwise.store import approvals, claims, copy, explanations, studies
+from torchwise.store import approvals, claims, copy, reports, studies
 from torchwise.store.claims import LeaseOwner
 from torchwise.store.copy import CopyResult
 from torchwise.store.database import Database
 from torchwise.store.db_errors import UnreachableError
-from torchwise.store.explanations import ExplanationSummary
 from torchwise.store.location import check_exists, default_url, locate
 from torchwise.store.migrate import bring_to_head, revision_of, take_back
+from torchwise.store.reports import Report, ReportKind, ReportSummary
 from torchwise.store.schema import HEAD, StudyKey, StudySummary
 
 PROMPT_S = 3.0
@@ -86,7 +86,7 @@ def downgrade_storage(url: str | None, schema: str, *, lose: bool = False) -> st
 
 
 class Storage:
-    """Studies with trials and decisions, approvals and explanations, shared between processes, threads and forks.
+    """Studies with trials and decisions, approvals and reports, shared between processes, threads and forks.
 
     Each method is one transaction. When it returns, its changes survive `kill -9` and a power failure. When it raises,
     it has written nothing. A store without write permission can be read. If a server is lost, methods wait for some
@@ -296,22 +296,39 @@ class Storage:
         """Return the approvals for this target, mode and hardware, or for any, newest first."""
         return self._database.read(lambda c: approvals.read(c, target, mode, hardware))
 
-    def keep_explanation(self, explanation: Explanation) -> int:
-        """Store an explanation and return its id. It replaces the one of the same target, mode, machine and plan."""
-        row = explanations.row_of(explanation)
-        return self._database.write(lambda c: explanations.keep(c, row))
+    def keep_report(self, report: Report) -> int:
+        """Store an explanation, an analysis or a benchmark, and return its id.
 
-    def explanations(self, target: str | None = None, limit: int | None = None) -> list[ExplanationSummary]:
-        """List the explanations of `target`, or all, newest first, and at most `limit`. No record is read."""
-        return self._database.read(lambda c: explanations.summaries(c, target, limit))
+        It replaces the one of its kind with the same target (or targets), mode, machine and plan.
+        """
+        row = reports.row_of(report)
+        return self._database.write(lambda c: reports.keep(c, row))
 
-    def get_explanation(self, explanation_id: int) -> Explanation:
-        """Return the explanation with this id.
+    def reports(self, kind: ReportKind, target: str | None = None, limit: int | None = None) -> list[ReportSummary]:
+        """List the reports of a kind, of `target` or all, newest first, and at most `limit`. No record is read."""
+        return self._database.read(lambda c: reports.summaries(c, kind, target, limit))
+
+    def get_report(self, kind: ReportKind, report_id: int) -> Report:
+        """Return the report of a kind with this id.
 
         Raises:
             StorageError: there is none.
         """
-        return self._database.read(lambda c: explanations.get(c, explanation_id))
+        return self._database.read(lambda c: reports.get(c, kind, report_id))
+
+    def keep_explanation(self, explanation: Explanation) -> int:
+        """Store an explanation and return its id. See `keep_report`."""
+        return self.keep_report(explanation)
+
+    def explanations(self, target: str | None = None, limit: int | None = None) -> list[ReportSummary]:
+        """List explanations. See `reports`."""
+        return self.reports(ReportKind.EXPLANATION, target, limit)
+
+    def get_explanation(self, explanation_id: int) -> Explanation:
+        """Return the explanation with this id. See `get_report`."""
+        found = self.get_report(ReportKind.EXPLANATION, explanation_id)
+        assert isinstance(found, Explanation)
+        return found
 
     def size(self) -> tuple[int, int]:
         """Return the numbers of studies and of trials, running ones included."""
@@ -322,7 +339,7 @@ class Storage:
 
         Each study is one transaction. Existing data of `other` stay, so copying again continues an interrupted or an
         old copy. If both stores have a study, its trials are merged, and the later decision for each target counts.
-        Approvals and explanations are copied last, and the later one of each plan counts.
+        Approvals and reports are copied last, and the later one of each plan counts.
         """
         for study_id in self._database.read(copy.ids):
             if (found := self._database.read(partial(copy.read, study_id=study_id))) is not None:

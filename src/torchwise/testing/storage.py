@@ -13,7 +13,8 @@ from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Approval, Standing, Study, StudyState
-from torchwise.store import ExplanationSummary, Storage, StudyKey
+from torchwise.records.benchmark import Benchmark
+from torchwise.store import ReportKind, ReportSummary, Storage, StudyKey
 from torchwise.testing.records import (
     HERE,
     INDUCTOR,
@@ -180,9 +181,7 @@ class StorageContract(StudyContract, DecisionContract, TrialContract):
         kept = storage.keep_explanation(told)
         assert storage.get_explanation(kept) == told
         assert storage.explanations() == [
-            ExplanationSummary(
-                kept, told.workload.target, "cpu", "inference", TUNED.id, str(TUNED), HERE.fingerprint, 1e9
-            )
+            ReportSummary(kept, told.workload.target, "cpu", "inference", TUNED.id, str(TUNED), HERE.fingerprint, 1e9)
         ]
 
     def test_the_last_explanation_of_a_plan_on_a_machine_is_kept(self, storage: Storage) -> None:
@@ -210,6 +209,18 @@ class StorageContract(StudyContract, DecisionContract, TrialContract):
         kept = storage.keep_explanation(make_explanation())
         with pytest.raises(StorageError, match=f"there is no explanation 4711; the newest are {kept}"):
             storage.get_explanation(4711)
+
+    def test_reports_of_other_kinds_are_kept_beside_explanations(self, storage: Storage) -> None:
+        told, timed = make_explanation(), Benchmark(HERE, 2e9)
+        kept, other = storage.keep_report(told), storage.keep_report(timed)
+        assert storage.get_report(ReportKind.EXPLANATION, kept) == told
+        assert storage.get_report(ReportKind.BENCHMARK, other) == timed
+        found = [[summary.id for summary in storage.reports(kind)] for kind in ReportKind]
+        assert found == [[kept], [], [other]]
+        with pytest.raises(StorageError, match=f"there is no benchmark {kept}; the newest are {other}"):
+            storage.get_report(ReportKind.BENCHMARK, kept)
+        storage.keep_report(replace(timed, created_at=3e9))
+        assert [summary.created_at for summary in storage.reports(ReportKind.BENCHMARK)] == [3e9]
 
 
 def standings(rulings: list[Approval]) -> dict[Plan, str]:
