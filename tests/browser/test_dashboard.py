@@ -18,6 +18,7 @@ import pytest
 from builders import a_trial
 from dashboard_samples import EVIL, LAST, TARGET, a_filled_store, a_version
 from torchwise.records import Standing
+from torchwise.report.html import read_colors
 from torchwise.store import open_storage
 
 pytest.importorskip("streamlit", reason="these tests need: pip install 'torchwise[dashboard]'")
@@ -29,7 +30,10 @@ PAGES = {
     "history": f"history?target={TARGET}",
     "kernels": "kernels",
 }
+TITLES = {"studies": "Studies", "study": "Study 3", "compare": "Compare 1 and 3", "history": f"History {TARGET}"}
 VIEWS = [(400, "light"), (1400, "dark")]
+LIKE_OTHERS = [("analyses", 1400, "dark"), ("benchmarks", 400, "light")]
+"""Pages that are drawn as that of kernels is: one view of each is enough."""
 HEIGHT = 1000
 START_S, SHOWN_MS = 60, 30_000
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -96,32 +100,48 @@ def is_inside(sent: str, url: str) -> bool:
     return re.match(rf"(https?|ws)://{re.escape(host)}/", sent) is not None or sent.startswith(("data:", "blob:"))
 
 
-@pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [*((name, *view) for name in PAGES for view in VIEWS), *LIKE_OTHERS],
+)
 def test_each_page_fits_and_fetches_nothing(
     name: str, width: int, scheme: str, served: Served, browser: Any, folder: Path
 ) -> None:
-    seen = look(browser, served.url + PAGES[name], width, scheme)
+    seen = look(browser, served.url + PAGES.get(name, name), width, scheme)
     page = seen.page
     page.wait_for_function("[...document.images].every(image => image.complete)", timeout=SHOWN_MS)
     page.screenshot(path=folder / f"dashboard-{name}-{width}-{scheme}.png")
     assert page.evaluate(OVERFLOW) <= 0
     assert page.evaluate(SCROLLED) <= 0
     assert page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
+    assert page.title().startswith(f"Torchwise: {TITLES.get(name, '')}")
+    assert page.get_by_text("Maximum number").count() == 0, "a docstring of the code"
+    first = page.locator("[data-testid=stMain] [data-testid=stVerticalBlock]").first.bounding_box()
+    assert first["y"] < 90, "an empty band above the page"
     ground, ink = page.evaluate(
         "[document.querySelector('.stApp'), document.querySelector('.torchwise h1')]"
         ".map((e, i) => getComputedStyle(e)[i ? 'color' : 'backgroundColor'])"
     )
-    assert (brightness(ink) > brightness(ground)) == (scheme == "dark")
-    assert abs(brightness(ink) - brightness(ground)) > 125
+    assert (ground, ink) == tuple(as_computed(read_colors(scheme)[name]) for name in ("page", "ink"))
     assert seen.outside == []
     assert seen.errors == []
     page.context.close()
 
 
-def brightness(color: str) -> float:
-    """Return 0 to 255 of a computed colour."""
-    return sum(map(float, re.findall(r"[\d.]+", color)[:3])) / 3
+def as_computed(color: str) -> str:
+    """Return a colour such as #14171b as a browser computes it."""
+    return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
+
+
+def test_the_list_is_filtered_and_sorted_and_exported_by_its_address(served: Served, browser: Any) -> None:
+    page = look(browser, f"{served.url}?target={TARGET}&until=2026-03-31&order=smallest+speed-up+first").page
+    page.get_by_role("heading", name="Smallest speed-up first").wait_for(timeout=SHOWN_MS)
+    assert page.locator(".torchwise tbody th").all_inner_texts() == ["1", "2"]
+    with page.expect_download(timeout=SHOWN_MS) as exported:
+        page.get_by_role("button", name="Export CSV").click()
+    lines = exported.value.path().read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["study", "1", "2"]
+    page.context.close()
 
 
 def test_a_study_of_ill_will_is_shown_and_not_run(served: Served, browser: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from builders import WRONG, a_plan, a_trial
 from dashboard_samples import LAST, PLAIN, TARGET, a_filled_store, a_version
 from torchwise.dashboard.serve import READ_ONLY
 from torchwise.records import Standing
+from torchwise.report.studies import Order
 from torchwise.store import open_storage
 
 HARDWARE = a_version("2.11.0", 1.5).environment.hardware
@@ -125,11 +128,29 @@ def test_a_history_marks_its_regressions() -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_kernels_and_stages_of_a_kept_explanation() -> None:
-    assert "graph capture" in html(the_page("kernels"))
+def test_the_list_is_sorted_and_filtered_by_date() -> None:
+    drawn = the_page("studies", since="2026-03-01", order="oldest first", until="no date")
+    assert re.findall(r'href="study\?study=(\d)">\d', html(drawn)) == ["2", "3"]
+    drawn.date_input[1].set_value(date(2026, 3, 31)).run()
+    assert re.findall(r'href="study\?study=(\d)">\d', html(drawn)) == ["2"]
+    assert drawn.query_params["until"] == "2026-03-31"
+    drawn.date_input[0].set_value(None).run()
+    drawn.selectbox[0].select(Order.FASTEST).run()
+    assert re.findall(r'href="study\?study=(\d)">\d', html(drawn)) == ["2", "4", "1", "5"]
+    assert "since" not in drawn.query_params
 
 
-@pytest.mark.parametrize("page", ["study", "compare", "history", "kernels"])
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("name", "text"), [("kernels", "graph capture"), ("analyses", "Recommendation"), ("benchmarks", "side by side")]
+)
+def test_kept_reports_of_each_kind_are_shown(name: str, text: str) -> None:
+    drawn = the_page(name)
+    assert text in html(drawn)
+    assert len(drawn.selectbox[0].options) == 1
+
+
+@pytest.mark.parametrize("page", ["study", "compare", "history", "kernels", "analyses", "benchmarks"])
 def test_an_empty_store_says_what_fills_it(page: str, store: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TORCHWISE_STORE", str(tmp_path / "empty.db"))
     assert "torchwise" in texts(the_page(page))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import xml.etree.ElementTree as ElementTree
+from datetime import date
 from typing import Literal
 
 import pytest
@@ -13,10 +14,11 @@ from builders import CREATED_AT, a_study, a_trial
 from dashboard_samples import EVIL, LAST, PLAIN
 from explain_samples import explanation, make_finding, price
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import TrialState
+from torchwise.records import Interval, StudyState, TrialState
 from torchwise.report.explanation import render_explanation_part
-from torchwise.report.studies import progress, render_studies
+from torchwise.report.studies import Order, progress, render_studies, select_studies, to_csv
 from torchwise.report.study import render_html_part
+from torchwise.store import StudySummary
 
 
 @pytest.fixture(scope="module", params=["light", "dark"])
@@ -72,6 +74,22 @@ def test_an_explanation_is_a_part_too(theme: Literal["light", "dark"]) -> None:
 def test_no_study_yet_is_said_with_what_makes_one() -> None:
     assert "torchwise tune TARGET" in render_studies([], "here", "light", target=None, max_count=9)
     assert "No study yet of zoo:x" in render_studies([], "here", "light", target="zoo:x", max_count=9)
+
+
+def test_a_list_that_is_cut_says_so_and_its_export_is_whole() -> None:
+    found = [
+        StudySummary(n, "=a,b", "cpu", "inference", StudyState.DECIDED, 2, "eager", speedup, n * 86_400.0)
+        for n, speedup in ((1, None), (2, Interval(1.0, 1.5, 2.0)))
+    ]
+    oldest = select_studies(found, None, None, Order.OLDEST)
+    page = render_studies(oldest, "here", "light", target=None, max_count=1, order=Order.OLDEST)
+    assert "Oldest first" in page
+    assert "These are the first 1 of 2 studies." in page
+    assert "study?study=2" not in page
+    assert to_csv(select_studies(found, date(1970, 1, 3), date(1970, 1, 3), Order.NEWEST)).splitlines()[1:] == [
+        '2,"=a,b",inference,cpu,decided,2,eager,1.5,1.0,2.0,1970-01-03T00:00:00+00:00'
+    ]
+    assert [one.id for one in select_studies(found, None, None, Order.SLOWEST)] == [2, 1]
 
 
 def test_how_far_a_search_is_in_a_sentence() -> None:

@@ -139,7 +139,7 @@ def main() -> None:
     )
     page = st.navigation(list(pages), position="top")
     subjects = [st.query_params[name] for name in SUBJECTS if name in st.query_params]
-    st.set_page_config(page_title=f"Torchwise: {' '.join([page.title, *subjects])}", layout="wide")
+    st.set_page_config(page_title=f"Torchwise: {page.title} {' and '.join(subjects)}".strip(), layout="wide")
     try:
         page.run()
     except TorchwiseError as error:
@@ -325,7 +325,8 @@ def _show_report(kind: ReportKind, render: Callable[[Any, Theme], str]) -> None:
 def _name_report(kind: ReportKind, one: ReportSummary) -> str:
     plan = one.plan or ("" if kind is ReportKind.BENCHMARK else "torch.compile")
     target = show.truncate(one.target, MAX_TARGET)
-    return f"{one.id}: {', '.join(filter(None, (target, plan)))} on {one.device}, {when(one.created_at)}"
+    subject = ", ".join(filter(None, (target, plan)))
+    return ", ".join(filter(None, (f"{one.id}: {subject} on {one.device}", when(one.created_at))))
 
 
 @st.cache_data(show_spinner=False, max_entries=32)
