@@ -24,7 +24,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.analysis import Analysis
 from torchwise.records.files import write_json
-from torchwise.store import open_storage
+from torchwise.store import ReportKind, open_storage
 
 TARGET = "zoo:tutorial.fusion_demo@small"
 app = typer.Typer()
@@ -64,11 +64,16 @@ def test_every_option_reaches_the_phases(asked: list[Any], tmp_path: Path) -> No
     assert "</html>" in (tmp_path / "a.html").read_text()
 
 
-def test_what_cannot_be_told_ends_with_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    unsure = an_analysis(steady=a_steady(0.2))
+def test_what_cannot_be_told_ends_with_4_and_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    unsure, store = an_analysis(steady=a_steady(0.2)), str(tmp_path / "store.db")
     monkeypatch.setattr(phases, "run_analysis", lambda *_: unsure)
-    result = run(TARGET, "--device", "cpu")
+    assert run(TARGET, "--device", "cpu", "--no-keep", "--store", store).exit_code == 4
+    assert not Path(store).exists()
+    result = run(TARGET, "--device", "cpu", "--store", store)
     assert result.exit_code == 4
+    with open_storage(store) as storage:
+        (kept,) = storage.reports(ReportKind.ANALYSIS)
+        assert storage.get_report(ReportKind.ANALYSIS, kept.id) == unsure
     assert "Inconclusive: the speed-up of inductor over eager, " in " ".join(result.output.replace("│", " ").split())
 
 

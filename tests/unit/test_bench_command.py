@@ -24,8 +24,9 @@ from torchwise.bench.request import LIMIT_S
 from torchwise.errors import StorageError, TargetError
 from torchwise.plan import Numerics, Plan
 from torchwise.records import Measurement
-from torchwise.records.benchmark import Benchmark
+from torchwise.records.benchmark import Benchmark, RowState
 from torchwise.report import export, read_benchmark
+from torchwise.store import ReportKind, open_storage
 
 TARGET = "zoo:tutorial.fusion_demo@small"
 
@@ -104,6 +105,22 @@ def test_every_option_reaches_the_loop(loop: Loop) -> None:
         ("eager", "thunder"),
         *("cpu", "training", "throughput", "quick", 7, Numerics.LOWER_PRECISION, 3, 20.0, 540.0, False),
     )
+
+
+def test_the_last_benchmark_of_the_same_targets_is_kept_unless_nothing_was_timed(loop: Loop, tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    assert run(TARGET, "--no-keep", "--store", store) == 0
+    loop.rows, rows = (a_row("eager", None, state=RowState.FAILED),), loop.rows
+    run(TARGET, "--store", store)
+    assert not Path(store).exists()
+    loop.rows = rows
+    for _ in range(2):
+        assert run(TARGET, "--store", store) == 0
+    with open_storage(store) as storage:
+        (kept,) = storage.reports(ReportKind.BENCHMARK)
+        assert storage.get_report(ReportKind.BENCHMARK, kept.id) == a_benchmark()
+    Path(store).write_text("no database")
+    assert run(TARGET, "--store", store) == 0, "a store that cannot be used costs a warning alone"
 
 
 def test_a_benchmark_that_tells_nothing_ends_with_4_and_is_shown(loop: Loop, tmp_path: Path, capsys) -> None:

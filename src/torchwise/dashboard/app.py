@@ -177,7 +177,9 @@ def filter_by(draw: Callable[..., Any], label: str, parameter: str, read: Callab
 
 def _draw_list(target: str | None, since: date | None, until: date | None, order: Order) -> None:
     store = open_store()
-    found = select_studies(store.list_studies(target), since, until, order)
+    is_plain = order is Order.NEWEST and not (since or until)  # in the store's own order, whose end nobody needs
+    listed = store.list_studies(target, limit=MAX_COUNT + 1 if is_plain else None)
+    found = select_studies(listed, since, until, order)
     st.html(render_studies(found, store.place, read_theme(), target=target, max_count=MAX_COUNT, order=order))
 
 

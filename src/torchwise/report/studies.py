@@ -110,7 +110,7 @@ def render_studies(
         of_target = f" of {target}" if target else ""
         blocks = [doc.Text(f"No study yet{of_target}: torchwise tune {target or 'TARGET'} creates one.")]
     elif len(summaries) > max_count:
-        note = f"These are the first {max_count:,} of {len(summaries):,} studies. Filter them to find others."
+        note = f"These are the first {max_count:,} studies. Filter them to find others. The export has all."
         blocks.insert(0, doc.Text(note, tone=doc.Tone.MUTED))
     return render_part(doc.Document("Studies", tuple(blocks), brand=place), theme)
 
