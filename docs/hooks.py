@@ -1,9 +1,11 @@
-"""Two things that MkDocs leaves to its user; it calls `on_…` by their names (`hooks:` in mkdocs.yml).
+"""Three things that MkDocs leaves to its user; it calls `on_…` by their names (`hooks:` in mkdocs.yml).
 
 Links to files outside docs/, written as a code host needs them (`../README.md`), would lead out of the site: such files
 go along below `repository/`. A link to a file that is not there stays as it is, and MkDocs refuses it.
 
 Code gets its colours from Pygments, for light and dark screens.
+
+The search works without a server, too: its index is a script (`search.js`).
 """
 
 from __future__ import annotations
@@ -42,6 +44,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(
         lambda link: posixpath.relpath(to_site_path(target(own, link[1])), posixpath.dirname(own)), markdown
     )
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Replace MkDocs's search, which a browser refuses to run from a folder."""
+    folder = Path(config.site_dir) / "search"
+    index = (folder / "search_index.json").read_text()
+    (folder / "index.js").write_text(f"const searchIndex = {index};\n")
+    (folder / "main.js").write_text((Path(config.docs_dir) / "search.js").read_text())
+    for unused in ("search_index.json", "worker.js"):
+        (folder / unused).unlink()
 
 
 def target(page: str, link: str) -> str:

@@ -46,6 +46,20 @@ def test_no_page_needs_a_network_to_be_read(site: Path) -> None:
     assert [page.name for page in site.rglob("*.html") if loaded.search(page.read_text())] == []
 
 
+def test_the_search_needs_no_server(site: Path) -> None:
+    page, script = (site / "reference" / "plans.html").read_text(), (site / "search" / "main.js").read_text()
+    assert 'src="../search/main.js"' in page
+    assert 'id="mkdocs-search-query"' in page
+    assert "Worker(" not in script
+    assert not re.search(r"fetch\(|XMLHttpRequest", script)
+    assert "reference/plans.html#torchwise.Plan" in (site / "search" / "index.js").read_text()
+
+
+def test_wide_tables_scroll_on_a_phone(site: Path) -> None:
+    assert 'href="../site.css"' in (site / "reference" / "plans.html").read_text()
+    assert "overflow-x: auto" in (site / "site.css").read_text()
+
+
 def test_the_reference_has_every_public_name_once() -> None:
     pages = (ROOT / "docs" / "reference").glob("*.md")
     named = [name for page in pages for name in re.findall(r"^::: torchwise\.(\w+)$", page.read_text(), re.MULTILINE)]
