@@ -134,6 +134,8 @@ def test_the_list_is_sorted_and_filtered_by_date() -> None:
     drawn.date_input[1].set_value(date(2026, 3, 31)).run()
     assert re.findall(r'href="study\?study=(\d)">\d', html(drawn)) == ["2"]
     assert drawn.query_params["until"] == "2026-03-31"
+    drawn.date_input[0].set_value(date(2026, 3, 31)).run()
+    assert "No study is of these days." in texts(drawn)
     drawn.date_input[0].set_value(None).run()
     drawn.selectbox[0].select(Order.FASTEST).run()
     assert re.findall(r'href="study\?study=(\d)">\d', html(drawn)) == ["2", "4", "1", "5"]

@@ -76,7 +76,7 @@ def dashboard(
 ) -> None:
     """Show the store in a browser, and approve plans there.
 
-    It has live progress, decisions, comparisons, histories, kernels and approvals.
+    It has live progress, decisions, comparisons, histories, kernels, approvals, analyses and benchmarks.
 
     Exit codes: 0 stopped by the user, 1 the extra `dashboard` is missing, 2 invalid input.
     """

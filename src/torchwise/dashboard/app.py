@@ -180,6 +180,9 @@ def _draw_list(target: str | None, since: date | None, until: date | None, order
     is_plain = order is Order.NEWEST and not (since or until)  # in the store's own order, whose end nobody needs
     listed = store.list_studies(target, limit=MAX_COUNT + 1 if is_plain else None)
     found = select_studies(listed, since, until, order)
+    if listed and not found:
+        st.text("No study is of these days.")
+        return
     st.html(render_studies(found, store.place, read_theme(), target=target, max_count=MAX_COUNT, order=order))
 
 
